@@ -23,7 +23,7 @@ from e2e.trees import TOP
 from e2e.witness import RUNC, settings
 from fakehost import Host
 from gpushim.ground.errors import BUNDLE, FAILED, INVENTORY, ROOTFS
-from gpushim.inventory.ldcache_list import libraries
+from gpushim.inventory.loader import libraries
 from unit.gpuhook.sandbox import as_root
 
 CAPABILITIES = {"shim": "all", "hook": "compute"}

@@ -82,7 +82,7 @@ def _a_tenant_with_little(place: Place, tmp_path: Path) -> None:
     assert not (scene.state / "failure").exists()  # which tells all who wait
 
 
-STAMP = "shim/gpushim/inventory/stamp.py"
+STAMP = "shim/gpushim/inventory/ensure.py"
 TIMES_ALONE = """
 _real = node
 def node(path):
@@ -101,7 +101,7 @@ BUILDS = {
         {STAMP: "alive = lambda *_: True"}, _beside_a_lost_gpu, 'scene.ask("all")'
     ),
     "T-fresh numbers GPUs as NVML does now": Build(
-        {"shim/gpushim/inventory/indices.py": "known = lambda state: []"}, _after_one_is_gone, 'scene.ask("0")'
+        {"shim/gpushim/inventory/earlier.py": "settled = lambda state: []"}, _after_one_is_gone, 'scene.ask("0")'
     ),
     "T-fresh gives fewer for all": Build(
         {"shim/gpushim/oci/selection.py": "unusable = lambda inventory: []"}, _beside_a_lost_gpu, 'scene.ask("all")'
@@ -115,6 +115,6 @@ BUILDS = {
         "_mounted(scene)",
     ),
     "T-fresh passes a tenant's limits on": Build(
-        {"shim/gpushim/inventory/scarce.py": "lack = lambda error: None"}, _a_tenant_with_little, "failure"
+        {"shim/gpushim/inventory/failure.py": "scarce = lambda error: None"}, _a_tenant_with_little, "failure"
     ),
 }

@@ -22,7 +22,7 @@ from gpuplugin.book.page import FORM, checked, grown
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.ground.logs import logger
-from gpushim.inventory import save, scarce
+from gpushim.inventory import failure, save
 from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
@@ -229,7 +229,7 @@ def _content(path: str) -> bytes | None:
         with open(path, "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | _FLAGS)) as file:
             return file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except OSError as error:
-        if error.errno in scarce.ERRNOS:  # which says nothing of the book
+        if error.errno in failure.ERRNOS:  # which says nothing of the book
             raise GpushimError(f"{path} cannot be read now: {error.strerror}", FAILED) from None
         return None
 

@@ -1,7 +1,7 @@
 """Which GPUs' calls hang, told to whoever looks at the host: a file, which outlives this process.
 
 The child that polls finds it out, tries such a GPU again by itself, and so renews the entry or ends it.
-Out of scope: what a look at the host makes of it (gpushim.inventory.hung).
+Out of scope: what a look at the host makes of it (gpushim.inventory.earlier).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.ground import system
 from gpushim.ground.logs import logger
-from gpushim.inventory import hung
+from gpushim.inventory import earlier
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def hangs(uuid: str) -> bool:
     Returns:
         whether that was not known.
     """
-    gpus = hung.known(system.state_dir())
+    gpus = earlier.hanging(system.state_dir())
     new = gpus.pop(uuid, None) is None
     gpus[uuid] = system.clock()
     _write(dict([*gpus.items()][-MOST:]))
@@ -37,14 +37,14 @@ def hangs(uuid: str) -> bool:
 
 def answer(uuids: Iterable[str]) -> None:
     """Say that GPUs have answered."""
-    gpus = hung.known(system.state_dir())
+    gpus = earlier.hanging(system.state_dir())
     left = {uuid: at for uuid, at in gpus.items() if uuid not in uuids}
     if left != gpus:
         _write(left)
 
 
 def _write(gpus: dict[str, float]) -> None:
-    path = f"{system.state_dir()}/{hung.NAME}"
+    path = f"{system.state_dir()}/{earlier.HUNG}"
     try:
         if gpus:
             replace(path, json.dumps({"boot": system.boot(), "gpus": gpus}).encode(), 0o600, durable=False)

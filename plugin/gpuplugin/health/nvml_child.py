@@ -56,7 +56,7 @@ def command(
     Args:
         mode: EVENTS or POLLS.
         snapshot: what the host has; GPUs whose UUID it does not tell are not watched.
-        proc: stamp.proc_dir.
+        proc: ensure.proc_dir.
         suspects: UUIDs of GPUs whose calls hung.
         heard: by UUID, until when GPUs were listened to; none of those that never were.
     """

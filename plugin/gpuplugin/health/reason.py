@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.settings import xids
 from gpushim.ground import system
-from gpushim.inventory import hung
+from gpushim.inventory import earlier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -94,7 +94,7 @@ def reasons(causes: Iterable[Cause]) -> list[Reason]:
 def texts(found: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str, str]:
     """Say why devices are not given out, by UUID: of one that does not answer what the snapshot says of that."""
     problem = {gpu["index"]: gpu["problem"] or "" for gpu in snapshot["gpus"]}
-    problem = {index: text for index, text in problem.items() if hung.FAILS in text or hung.HANGS in text}
+    problem = {index: text for index, text in problem.items() if earlier.FAILS in text or earlier.HANGS in text}
     gpus = {gpu["uuid"]: gpu["index"] for gpu in snapshot["gpus"]}
     gpus.update((mig["uuid"], mig["gpu"]) for mig in snapshot["mig"])
     return {uuid: _sentence(why, problem.get(gpus.get(uuid, -1), "")) for uuid, why in found.items()}

@@ -17,7 +17,7 @@ from gpuplugin.health.nvml_lines import EVENTS, HUNG, NEVER, POLLS
 from gpuplugin.processes.child import Child
 from gpuplugin.settings import xids
 from gpushim.ground import system
-from gpushim.inventory import stamp
+from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -64,7 +64,7 @@ class Watchers:
         def words(suspects: Collection[str]) -> list[str]:
             assert self._snapshot is not None
             heard = self._health.listened.until(system.clock()) if mode == EVENTS else None
-            proc = stamp.proc_dir(self._snapshot["inputs"]["root"])
+            proc = ensure.proc_dir(self._snapshot["inputs"]["root"])
             return nvml_child.command(mode, self._snapshot, proc, suspects, heard)
 
         def mark_unwatched(why: str, gpu: str) -> None:
@@ -103,7 +103,7 @@ class Watchers:
             return
         heard = self._health.listened.until(system.clock())
         gpus = [(gpu["pci"], gpu["uuid"], heard.get(gpu["uuid"], NEVER)) for gpu in snapshot["gpus"] if gpu["uuid"]]
-        log = kmsg.Log(kmsg.path(stamp.proc_dir(snapshot["inputs"]["root"])))
+        log = kmsg.Log(kmsg.path(ensure.proc_dir(snapshot["inputs"]["root"])))
         try:
             for line in await asyncio.to_thread(lambda: [*kmsg.missed(log, gpus)]):
                 self._heard(EVENTS, line)

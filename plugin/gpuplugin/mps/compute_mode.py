@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.health import nvml_child
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, nvml, renew
+from gpushim.inventory import ensure, failure, nvml
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) ->
     answer = ask.program(words, seconds)
     if answer.code is None:
         raise GpushimError(
-            f"NVML has not set the compute mode of the GPUs of MPS after {seconds:g} s; {renew.SLOW}", INVENTORY
+            f"NVML has not set the compute mode of the GPUs of MPS after {seconds:g} s; {failure.SLOW}", INVENTORY
         )
     try:
         found: dict[str, Any] = json.loads(answer.out.strip().rpartition("\n")[2])

@@ -18,7 +18,7 @@ from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.ground.logs import logger
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure, failure, renew
 from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 from gpushim.refresh import plugin_requests
@@ -118,9 +118,9 @@ class Renewal:
     def _judge(self, why: GpushimError | None) -> None:
         """Say what is wrong if nothing has come of asking for as long as it takes."""
         state, waited = system.state_dir(), system.clock() - self._asked
-        failure = ensure.own(f"{state}/{renew.FAILURE}")
-        if isinstance(failure.get("at"), int) and failure["at"] / 1e9 > self._asked:
-            self.problem = GpushimError(str(failure.get("sentence")), INVENTORY)
+        found = ensure.own(f"{state}/{failure.FAILURE}")
+        if isinstance(found.get("at"), int) and found["at"] / 1e9 > self._asked:
+            self.problem = GpushimError(str(found.get("sentence")), INVENTORY)
         elif waited > longest() or (waited > ANSWER and not lock.is_held(f"{state}/{renew.LOCK}")):
             path = f"{state}/{ensure.SNAPSHOT}"
             silent = GpushimError(f"{path} was asked for and is not renewed; {node_snapshot.RENEWED}", INVENTORY)

@@ -1,7 +1,7 @@
 """The saved snapshot, without a look at the host: a pod does not see what a stamp is made of.
 
 Trusted as everywhere (gpushim.inventory.ensure), and believed while it is of this boot and its life goes on. Another
-version of gpushim may have written it, as during a roll-out: gpushim.inventory.form says what of it can be read.
+version of gpushim may have written it, as during a roll-out: gpushim.inventory.save says what of it can be read.
 Out of scope: asking for another one (node_requests.py), and whether it is true.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpushim import __version__
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, INVENTORY, GpushimError, quote
-from gpushim.inventory import ensure, form, renew, stamp
+from gpushim.inventory import ensure, renew, save
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
             sentence = f"{path} cannot be read, or others than root can write to it; remove it; {RENEWED}"
             return None, GpushimError(sentence, INVENTORY)
         return None, GpushimError(f"there is no {path}; {RENEWED}", INVENTORY)
-    if not form.understood(found):
+    if not save.understood(found):
         theirs = quote(str(found.get("gpushim")))
         return None, GpushimError(
             f"{path} is written by gpushim {theirs}, and this is {__version__}, which reads another form: have the "
@@ -52,8 +52,8 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
             INVENTORY,
         )
     try:
-        well = found["stamp"]["boot"] == system.boot() and stamp.alive(found)
-        found = form.completed(found)
+        well = found["stamp"]["boot"] == system.boot() and ensure.alive(found)
+        found = save.completed(found)
     except (KeyError, TypeError):
         return None, GpushimError(f"{path} is no snapshot of gpushim's; remove it; {RENEWED}", INVENTORY)
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)

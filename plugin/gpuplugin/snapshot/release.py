@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.ground.logs import logger
-from gpushim.inventory import ensure, renew, save
+from gpushim.inventory import ensure, failure, save
 from gpushim.paths import trust
 from gpushim.paths.replace import replace
 from gpushim.refresh import plugin_requests
@@ -124,7 +124,7 @@ class Release:
         replace(self.path, json.dumps({"since": since, **driver}).encode(), 0o600)
 
     def _back(self, now: dict[str, Any]) -> bool:
-        """Say whether the driver is another since then; numbers of bindings never come again (stamp.driver)."""
+        """Say whether the driver is another since then; numbers of bindings never come again (ensure.driver)."""
         if now["module"] is None or not now["gpus"]:
             return False
         rebound = bool(self._then["gpus"]) and set(now["gpus"]).isdisjoint(self._then["gpus"])
@@ -133,5 +133,5 @@ class Release:
 
 def _driver() -> dict[str, Any]:
     """Gather what changes when the driver is unloaded and loaded: its version, the bindings of GPUs to it."""
-    facts: Stamp = renew.facts(system.config_path())["stamp"]
+    facts: Stamp = failure.facts(system.config_path())["stamp"]
     return {"module": facts["module"], "gpus": sorted(one for one in facts["gpus"].values() if one is not None)}

@@ -11,7 +11,8 @@ from gpushim.cli.sections import Commands
 from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
-from gpushim.inventory import make_nodes, procfs, stamp
+from gpushim.inventory import ensure, procfs
+from gpushim.inventory.nodes import link, make, missing_links, missing_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +47,8 @@ def create_device_nodes(dev_root: str, dry_run: bool, form: str) -> None:
     Numbers, mode and owner are those that the loaded driver tells in /proc. Nodes that are right stay as they are.
     """
     _run(
-        lambda root, proc: make_nodes.missing_nodes(root, proc) + _links(root, proc),
-        make_nodes.make,
+        lambda root, proc: missing_nodes(root, proc) + _links(root, proc),
+        make,
         dev_root,
         dry_run,
         form,
@@ -64,7 +65,7 @@ def create_dev_char_links(dev_root: str, dry_run: bool, form: str) -> None:
     Some releases of systemd and runc look for a device by this link; without it a container loses its GPU at the next
     systemctl daemon-reload.
     """
-    _run(_links, make_nodes.link, dev_root, dry_run, form)
+    _run(_links, link, dev_root, dry_run, form)
 
 
 def _places(dev_root: str) -> tuple[str, str]:
@@ -72,7 +73,7 @@ def _places(dev_root: str) -> tuple[str, str]:
     if dev_root and not dev_root.startswith("/"):
         raise click.UsageError(f"--dev-root {dev_root} is a relative path; give the whole path")
     driver = policy.load(system.config_path())["driver"]
-    proc = stamp.proc_dir(driver["root"])
+    proc = ensure.proc_dir(driver["root"])
     if procfs.module_version(proc) is None:
         raise GpushimError(
             f"no NVIDIA driver is loaded ({proc}/driver/nvidia/version is not there): load it (modprobe nvidia)",
@@ -82,7 +83,7 @@ def _places(dev_root: str) -> tuple[str, str]:
 
 
 def _links(root: str, proc: str) -> list[str]:
-    return [host for host, _, _ in make_nodes.missing_links(root, proc)]
+    return [host for host, _, _ in missing_links(root, proc)]
 
 
 def _run(missing: _Listing, make: _Listing, dev_root: str, dry_run: bool, form: str) -> None:

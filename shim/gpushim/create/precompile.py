@@ -24,7 +24,7 @@ CREATE = """
     gpushim.paths. gpushim.paths.trust gpushim.paths.logfile
     gpushim.oci. gpushim.oci.bundle gpushim.oci.authorization gpushim.oci.selection gpushim.oci.require
     gpushim.oci.request gpushim.oci.edits gpushim.oci.hookargs
-    gpushim.inventory. gpushim.inventory.stamp gpushim.inventory.ensure
+    gpushim.inventory. gpushim.inventory.ensure
     gpushim.decision. gpushim.decision.plan gpushim.decision.decide gpushim.create. gpushim.create.create
 """
 HOOK = """

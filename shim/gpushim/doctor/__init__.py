@@ -1,7 +1,7 @@
 """Find out what is wrong with this host: checks that look and change nothing.
 
 A check is a function that takes a Host and yields what it found; checks.py lists them by name and runs them, each
-within a deadline. Programs that a check starts have deadlines of their own (refresh_socket.py).
+within a deadline. Programs that a check starts have deadlines of their own (renew.py).
 Out of scope: printing (cli/doctor.py); fixing, which the findings tell how to do.
 """
 
@@ -17,7 +17,7 @@ from gpushim.engines.processes import kubelets, programs, running, table, units
 from gpushim.engines.settings.setup import HOOK, PROGRAM
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import modules, platforms, procfs, stamp
+from gpushim.inventory import ensure, modules, platforms, procfs
 from gpushim.paths import rooted
 from gpushim.refresh import keep_lock
 
@@ -111,7 +111,7 @@ class Host:
     @property
     def proc(self) -> str:
         """Where the procfs that shows the driver is mounted."""
-        return stamp.proc_dir(self.driver["root"])
+        return ensure.proc_dir(self.driver["root"])
 
     @property
     def sys(self) -> str:

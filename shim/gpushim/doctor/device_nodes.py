@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, ok, skipped, some, warning
 from gpushim.doctor.driver import NO_DRIVER
-from gpushim.inventory import ensure, hung, make_nodes, nodes, procfs
+from gpushim.inventory import earlier, ensure, nodes, procfs
 from gpushim.paths.rooted import inside
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def existing(host: Host) -> Iterator[Finding]:
         yield ok(f"{len(_expected(host))} nodes of the driver are there and right")
 
 
-def _expected(host: Host) -> list[make_nodes.Expected]:
+def _expected(host: Host) -> list[nodes.Expected]:
     """List the nodes; without a particular mode where /proc does not tell the driver's device files."""
-    silent = hung.now(host.state, host.proc, host.sys)  # the kernel's words of them hang, too
-    expected = list(make_nodes.expected(host.proc, silent))
-    known = nodes.majors(host.proc)
+    silent = earlier.hung_now(host.state, host.proc, host.sys)  # the kernel's words of them hang, too
+    expected = list(nodes.due(host.proc, silent))
+    known = procfs.majors(host.proc)
     if procfs.device_files(host.proc) is None:
-        named = {ensure.CONTROL_NODE: make_nodes.CONTROL, ensure.UVM_NODES[0]: make_nodes.UVM}
-        named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], hung.instead(silent)))
+        named = {ensure.CONTROL_NODE: nodes.CONTROL, ensure.UVM_NODES[0]: nodes.UVM}
+        named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], earlier.instead(silent)))
         for path, minor in named.items():
             expected += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
     return expected

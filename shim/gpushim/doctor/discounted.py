@@ -9,7 +9,7 @@ import os
 import stat
 
 from gpushim import __version__
-from gpushim.inventory import ensure, stamp
+from gpushim.inventory import ensure
 from gpushim.paths import trust
 
 
@@ -33,7 +33,7 @@ def why(path: str, config: str) -> str:
     try:
         if found["inputs"]["config"] != config:
             return f"it was made with {found['inputs']['config']}"
-        if found["stamp"]["config"] != stamp.current(found["inputs"])["config"]:
+        if found["stamp"]["config"] != ensure.current(found["inputs"])["config"]:
             return f"{config} has changed since"
         if found["told"] != ensure.launcher_facts(os.path.dirname(path)):
             return "a file beside it, which launcher or hook read, has changed"

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, ok, skipped, some, text, warning
 from gpushim.engines.processes import ask
-from gpushim.inventory import files, gpus, libraries, modules, nodes, procfs
+from gpushim.inventory import files, gpus, modules, procfs
 from gpushim.inventory.data_files import PERSISTENCED
+from gpushim.inventory.loader import CACHE, TELLTALES, Loader, read_cache
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def module(host: Host) -> Iterator[Finding]:
 
 def more_modules(host: Host) -> Iterator[Finding]:
     """Check that CUDA's kernel module, and that for graphics, are loaded."""
-    known = nodes.majors(host.proc)
+    known = procfs.majors(host.proc)
     there = modules.loaded(host.proc)
     if not host.has_driver():
         yield skipped(NO_DRIVER)
@@ -92,7 +93,7 @@ def agreement(host: Host) -> Iterator[Finding]:
         yield skipped(NO_DRIVER)
         return
     found = files.versions(root)
-    if any(files.library(root, name, version) for name in files.TELLTALES):
+    if any(files.library(root, name, version) for name in TELLTALES):
         others = [each for each in found if each != version]
         if others:
             yield warning(
@@ -172,21 +173,21 @@ def cache(host: Host) -> Iterator[Finding]:
         yield skipped(NO_DRIVER)
         return
     notes: list[str] = []
-    data = libraries.read_cache(root, notes)
-    loader = libraries.Loader(root, "", data, notes)
-    known = [rooted.resolve(root, path) or "" for name in libraries.TELLTALES for path in loader.cached.get(name, ())]
+    data = read_cache(root, notes)
+    loader = Loader(root, "", data, notes)
+    known = [rooted.resolve(root, path) or "" for name in TELLTALES for path in loader.cached.get(name, ())]
     if notes:
         yield from (warning(note, _cached(host, "")) for note in notes)
     elif not data:
-        yield skipped(f"{rooted.inside(root, libraries.CACHE)} is not there; known directories are searched instead")
+        yield skipped(f"{rooted.inside(root, CACHE)} is not there; known directories are searched instead")
     elif any(path.endswith("." + version) for path in known):
         yield ok("the library cache has the driver's libraries")
     else:
-        found = next(filter(None, (files.library(root, name, version) for name in files.TELLTALES)), "")
+        found = next(filter(None, (files.library(root, name, version) for name in TELLTALES)), "")
         folder = os.path.dirname(found)
         searched = any(f"{each}/".encode() in data for each in (folder, folder.removeprefix("/usr")))  # merged or not
         yield warning(
-            f"{rooted.inside(root, libraries.CACHE)} has no libcuda.so of {version}",
+            f"{rooted.inside(root, CACHE)} has no libcuda.so of {version}",
             _cached(host, "" if searched else folder),
         )
 

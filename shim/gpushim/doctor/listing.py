@@ -30,7 +30,7 @@ def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
         "persistence": true, false or null (not known) for each GPU.
     """
     from gpushim.ground.errors import GpushimError
-    from gpushim.inventory import files, gpus, hung, indices, modules, nvml
+    from gpushim.inventory import earlier, files, gpus, modules, nvml
 
     notes: list[str] = []
     found: dict[str, Any] = {"seconds": 0.0, "error": "", "persistence": [], "notes": notes}
@@ -41,8 +41,8 @@ def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
             session = path and stack.enter_context(nvml.session(files.inside(root, path), lambda what: None))
         found["seconds"] = time.monotonic() - begin
         try:  # initialised, it costs nothing
-            silent = hung.now(state, proc, modules.sys_dir(root))
-            found.update(gpus.read(root, proc, version, notes, lambda what: None, indices.known(state), silent))
+            silent = earlier.hung_now(state, proc, modules.sys_dir(root))
+            found.update(gpus.read(root, proc, version, notes, lambda what: None, earlier.settled(state), silent))
         except GpushimError as error:
             found["error"] = str(error)
             return found

@@ -31,8 +31,8 @@ from gpushim.engines.processes import ask, table
 from gpushim.engines.settings import setup
 from gpushim.ground import seen, system
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import ensure, stamp
-from gpushim.inventory.refresh_socket import NAME, SOCKET
+from gpushim.inventory import ensure
+from gpushim.inventory.renew import SOCKET, UNIT
 from gpushim.paths import logfile, trust
 from gpushim.refresh import keep_lock
 
@@ -109,7 +109,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
     found, stale = ensure.last(host.config, host.state)
     changed: list[str] = []
     if stale == "host":  # none, if it has only expired
-        then, now = dict(found["stamp"]), dict(stamp.current(found["inputs"]))
+        then, now = dict(found["stamp"]), dict(ensure.current(found["inputs"]))
         changed = [words for fact, words in FACTS.items() if then[fact] != now[fact]]
     if os.path.lexists(host.state) and not trust.ours(host.state):
         yield skipped(f"{path} does not count, for state-directory is broken")
@@ -238,15 +238,15 @@ def yaml(host: Host) -> Iterator[Finding]:
 def units(host: Host) -> Iterator[Finding]:
     """Check that refreshes are run, by systemd or by `gpushim refresh --keep`."""
     if host.unit("gpushim-refresh.service"):
-        asked = f"{system.STATE_DIR}/{NAME}"
-        unit = host.unit(SOCKET)  # masked, it is not wanted
+        asked = f"{system.STATE_DIR}/{SOCKET}"
+        unit = host.unit(UNIT)  # masked, it is not wanted
         if os.path.realpath(unit or os.devnull) == os.devnull or os.path.lexists(host.top + asked):
             yield ok("gpushim-refresh.service is installed")
         else:
             yield warning(
-                f"{SOCKET} is installed, and {asked} is not there: a container that finds the list of GPUs out of "
+                f"{UNIT} is installed, and {asked} is not there: a container that finds the list of GPUs out of "
                 "date lists them itself, within the limits of its tenant",
-                f"systemctl enable {SOCKET} && systemctl restart {SOCKET}",
+                f"systemctl enable {UNIT} && systemctl restart {UNIT}",
             )
     elif keep_lock.runs(host.state):
         yield ok("gpushim refresh --keep runs" + (", by gpushim-node" if host.by_node else ""))

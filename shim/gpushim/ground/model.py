@@ -11,9 +11,9 @@ from typing import Optional, TypedDict, Union, final
 
 Node = list[int]  # of the host: major, minor, mode bits, uid, gid
 Identity = list[int]  # of a file, as trust.identity returns it
-NodeFacts = list[int]  # as stamp.node returns them
+NodeFacts = list[int]  # as ensure.node returns them
 Mig = dict[str, dict[str, dict[str, Optional[list[int]]]]]  # GPU, GPU instance, compute instance
-LauncherFacts = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.told returns it
+LauncherFacts = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.launcher_facts returns it
 
 DriverPolicy = TypedDict(
     "DriverPolicy",
@@ -206,7 +206,7 @@ class Failure(TypedDict):
 
 
 class Inputs(TypedDict):
-    """What stamp.current looks at."""
+    """What ensure.current looks at."""
 
     config: str
     root: str
@@ -216,7 +216,7 @@ class Inputs(TypedDict):
 
 
 class DriverFacts(TypedDict):
-    """What stamp.driver returns."""
+    """What ensure.driver returns."""
 
     module: Optional[str]
     majors: list[str]
@@ -225,7 +225,7 @@ class DriverFacts(TypedDict):
 
 
 class Stamp(DriverFacts):
-    """What stamp.current returns."""
+    """What ensure.current returns."""
 
     boot: Optional[str]
     config: Optional[Identity]

@@ -10,7 +10,7 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
 
     version, form               ensure.READABLE, the form that a reader must know at least; ensure.FORM, that it has
     gpushim, written            version of gpushim; time in UTC. A create takes another version's for stale.
-    inputs, stamp               what stamp.current reads, and the facts that it returned
+    inputs, stamp               what ensure.current reads, and the facts that it returned
     looked, life                seconds since boot when the survey ended; seconds that it holds, 0: without end
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is wrong
@@ -26,7 +26,7 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
     gpus                        [{"index", "nvml", "uuid", "minor", "pci", "model", "brand", "arch", "memory", "mig",
                                   "mig_capable", "vgpu", "pci_class", "fabric", "numa", "peers", "node", "drm",
                                   "links", "problem"}]
-                                index: the same from its first listing until the next boot (indices.py); nvml: what
+                                index: the same from its first listing until the next boot (earlier.py); nvml: what
                                 NVML and nvidia-smi have now, -1 if they do not list it
                                 memory: in MiB, 0 if NVML does not tell it
                                 mig: it is in MIG mode, which it may be if it is mig_capable; vgpu: a virtual GPU
@@ -48,6 +48,6 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
                                 be a directory of sockets, and is writable; links: "target::path of the link";
                                 in: the directory below "hardlinks" that a container gets instead of the file
     hardlinks                   path on the host, if library-directory is set and hard links could be made
-    told                        facts about what the launcher reads, from ensure.told after it was written
+    told                        facts about what the launcher reads, from ensure.launcher_facts after it was written
     policy, runtime             the policy with all defaults; path of the low-level runtime
 """

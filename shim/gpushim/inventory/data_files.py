@@ -1,6 +1,6 @@
 """The driver's files other than libraries: programs, firmware, sockets, configuration, X.Org modules.
 
-Out of scope: libraries (libraries.py); the contents of files, except which machine an X.Org module is for.
+Out of scope: libraries (files.py); the contents of files, except which machine an X.Org module is for.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import sonames
+from gpushim.inventory.loader import soname
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.ground.model import File
-    from gpushim.inventory.libraries import Loader
+    from gpushim.inventory.loader import Loader
 
 BINARIES = {
     "utility": (
@@ -104,7 +104,7 @@ def xorg(loader: Loader, version: str) -> list[File]:
         paths = [f"{folder}/{place}/{name}" for folder in folders for place in places]
         for entry in _hits(loader.root, [(path, path) for path in paths], "data"):
             try:
-                sonames.soname(rooted.inside(loader.root, entry["path"]), loader.machine)
+                soname(rooted.inside(loader.root, entry["path"]), loader.machine)
             except (OSError, ValueError):
                 continue
             if name.endswith(version):

@@ -1,11 +1,15 @@
-"""The driver's files that containers get, by capability, from libraries.py and data_files.py.
+"""The driver's files that containers get, by capability: its libraries, and those of data_files.py.
 
+A library with the driver's version counts only if its file name ends with the version of the loaded kernel module: a
+container must never get libraries of two versions. For the few with versions of their own, the loader's choice
+counts. Unlisted libraries of the driver's version come too: new drivers have libraries that no list can know.
 All paths are as seen inside the driver root, and links never lead out of it.
-Out of scope: device nodes (nodes.py); how containers get the files (plan.py).
+Out of scope: where the loader finds them (loader.py); device nodes (nodes.py); how containers get them (plan.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -13,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from gpushim.ground.elf import ForeignError
 from gpushim.ground.errors import quote
-from gpushim.inventory import data_files, sonames
+from gpushim.inventory import data_files
 from gpushim.inventory.data_files import SOCKETS as SOCKETS
-from gpushim.inventory.libraries import LIBRARIES, Loader, read_cache
-from gpushim.inventory.libraries import TELLTALES as TELLTALES
+from gpushim.inventory.loader import BELOW, Loader, read_cache, soname
+from gpushim.inventory.loader import TELLTALES as TELLTALES
 from gpushim.paths import rooted, trust
 from gpushim.paths.rooted import inside as inside
 from gpushim.paths.rooted import resolve as resolve
@@ -26,6 +30,73 @@ if TYPE_CHECKING:
 
     from gpushim.ground.model import File
 
+# By capability: libraries whose file names end with the driver's version.
+LIBRARIES = {
+    "utility": ("libnvidia-ml.so", "libnvidia-cfg.so", "libnvidia-nscq.so"),
+    "compute": (
+        "libcuda.so",
+        "libcudadebugger.so",
+        "libnvidia-opencl.so",
+        "libnvidia-gpucomp.so",
+        "libnvidia-ptxjitcompiler.so",
+        "libnvidia-fatbinaryloader.so",
+        "libnvidia-allocator.so",
+        "libnvidia-compiler.so",
+        "libnvidia-pkcs11.so",
+        "libnvidia-pkcs11-openssl3.so",
+        "libnvidia-nvvm.so",
+        "libnvidia-tileiras.so",
+    ),
+    "video": ("libvdpau_nvidia.so", "libnvidia-encode.so", "libnvidia-opticalflow.so", "libnvcuvid.so"),
+    "graphics": (
+        "libnvidia-eglcore.so",
+        "libnvidia-glcore.so",
+        "libnvidia-tls.so",
+        "libnvidia-glsi.so",
+        "libnvidia-fbc.so",
+        "libnvidia-ifr.so",
+        "libnvidia-rtcore.so",
+        "libnvoptix.so",
+        "libGLX_nvidia.so",
+        "libEGL_nvidia.so",
+        "libGLESv2_nvidia.so",
+        "libGLESv1_CM_nvidia.so",
+        "libnvidia-glvkspirv.so",
+        "libnvidia-cbl.so",
+        "libnvidia-vulkan-producer.so",
+        "libnvidia-vksc-core.so",
+        "libnvidia-gpucomp.so",  # the others load it since 545; a container for graphics alone needs it too
+        "libnvidia-allocator.so",  # it is the driver's back end of GBM
+    ),
+    "ngx": ("libnvidia-ngx.so",),
+    "display": ("libnvidia-gtk2.so", "libnvidia-gtk3.so", "libnvidia-wayland-client.so"),  # nvidia-settings' windows
+}
+# By capability: libraries with versions of their own.
+OWN_VERSION = {
+    "compute": ("libnvidia-nvvm70.so",),
+    "graphics": (
+        "libnvidia-egl-gbm.so",
+        "libnvidia-egl-wayland.so",
+        "libnvidia-egl-wayland2.so",
+        "libnvidia-egl-xcb.so",
+        "libnvidia-egl-xlib.so",
+        "libnvidia-api.so",
+    ),
+}
+UNLISTED = ("compute", "graphics")  # capabilities that get the driver's unlisted libraries
+# Not only the driver's: an image has its own, which dispatches to whichever driver it finds.
+NEUTRAL = ("libGL.so", "libEGL.so", "libGLESv1_CM.so", "libGLESv2.so")
+LISTED = frozenset(name for lists in (LIBRARIES, OWN_VERSION) for names in lists.values() for name in names)
+BEGINNINGS = tuple({name[:6].encode() for name in LISTED})  # for a cache with thousands of others
+# Links that programs need and a host may lack; the driver's installer or ldconfig makes them. "file": to the file
+# itself, as an image's own SONAME link may lead elsewhere.
+ALWAYS = {
+    "libcuda.so": ("libcuda.so", "soname"),
+    "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so", "soname"),
+    "libGLX_nvidia.so": ("libGLX_indirect.so.0", "file"),
+    "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", "file"),
+}
+GBM = "gbm/nvidia-drm_gbm.so"  # libgbm's name for the allocator, where it looks for its back ends
 CAPABILITIES = tuple(LIBRARIES)
 # Libraries without which the others are useless, and what containers lack then.
 LOST = {
@@ -42,11 +113,11 @@ def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: s
     """Return the snapshot's "files": `mps` is the MPS pipe directory, "" for none; `machine`, "" for this one."""
     machine = machine or platform.machine()
     cache = read_cache(root, notes)
-    loader = Loader(root, machine, cache, notes)
+    loader = Loader(root, machine, cache, notes, BEGINNINGS)
     loader.settle(version)
     found = {"any": data_files.firmware(root, version)}
     for capability in CAPABILITIES:
-        found[capability] = loader.entries(capability, version, notes)
+        found[capability] = entries(loader, capability, version, notes)
         found[capability] += data_files.binaries(root, capability)
         found[capability] += data_files.configs(root, capability, machine)
     found["utility"] += data_files.sockets(root)
@@ -54,11 +125,11 @@ def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: s
     found["gds"] = data_files.gds(root)
     found["mps"] = data_files.mps(root, mps)
     if machine in WITH_32:
-        narrow = Loader(root, "i386", cache, notes)
+        narrow = Loader(root, "i386", cache, notes, BEGINNINGS)
         narrow.settle(version)
         for capability in CAPABILITIES:
-            entries = narrow.entries(capability, version, notes)
-            found[capability + "32"] = entries + data_files.configs(root, capability + "32", "i686")
+            found[capability + "32"] = entries(narrow, capability, version, notes)
+            found[capability + "32"] += data_files.configs(root, capability + "32", "i686")
     return found
 
 
@@ -74,56 +145,102 @@ def watched(root: str, version: str, found: dict[str, list[File]], busy: Contain
         found: the driver's files.
         busy: the host's paths of directories that changed while they were read, as a package manager's do.
     """
-    lasting = [entry for entries in found.values() for entry in entries if entry["kind"] in LASTING]
+    lasting = [entry for listed in found.values() for entry in listed if entry["kind"] in LASTING]
     libraries = {os.path.dirname(entry["path"]) for entry in lasting if entry["kind"] == "library"}
     paths = {entry["path"] for entry in lasting}
-    listed: set[str] = set()
+    watched: set[str] = set()
     for path in paths | data_files.places(root, version, libraries.union(data_files.XORG_DIRS)):
         above, _, name = path.rpartition("/")
         folder = rooted.nearest(root, above)
         if not rooted.mistrust(root, folder):
             crowded = folder in CROWDED or inside(root, folder) in busy
-            listed.add(f"{folder.rstrip('/')}/{name}" if crowded else folder)
-    return sorted(listed)
+            watched.add(f"{folder.rstrip('/')}/{name}" if crowded else folder)
+    return sorted(watched)
 
 
-def of_root(root: str, found: dict[str, list[File]], notes: list[str]) -> dict[str, list[File]]:
-    """Leave out programs and data that others than root could replace or take away, with a note for each.
+def usable(found: dict[str, list[File]], notes: list[str], root: str = "") -> dict[str, list[File]]:
+    """Leave out what no config.json can spell, and what others than root could change below a root; a note says so.
 
-    Libraries are the loader's, as for root's own programs; sockets and MPS's directory have rules of their own.
+    The latter are programs and data. Libraries are the loader's, as for root's own programs; sockets and MPS's
+    directory have rules of their own.
     """
-    trusted: dict[str, list[File]] = {}
+    kept: dict[str, list[File]] = {}
     for capability, entries in found.items():
-        trusted[capability] = []
-        for entry in entries:
-            problem = _mistrust(root, entry["path"]) if entry["kind"] in WRITTEN else ""
-            trusted[capability] += [] if problem else [entry]
-            notes += [f"{entry['path']} is left out: {problem}"] if problem else []
-    return trusted
+        problems = [_unspelled(entry) or (root and _mistrust(root, entry)) for entry in entries]
+        kept[capability] = [entry for entry, problem in zip(entries, problems) if not problem]
+        notes += [problem for problem in dict.fromkeys(problems) if problem and problem not in notes]
+    return kept
 
 
-def _mistrust(root: str, path: str) -> str:
-    real = rooted.resolve(root, path) or path
+def _unspelled(entry: File) -> str:
     try:
-        others = trust.others_may(os.lstat(inside(root, real)))
-    except OSError:
-        others = False
-    return rooted.mistrust(root, os.path.dirname(real)) or (f"others than root may change {real}" if others else "")
+        "\0".join([entry["path"], entry.get("soname", ""), *entry.get("links", [])]).encode()
+    except UnicodeEncodeError:
+        return f"{quote(entry['path'])} is left out: its name or a link to it is not UTF-8; rename it"
+    return ""
 
 
-def in_utf8(found: dict[str, list[File]], notes: list[str]) -> dict[str, list[File]]:
-    """Leave out files with names that are not UTF-8, which no config.json can spell, with a note for each."""
-    trusted: dict[str, list[File]] = {}
-    for capability, entries in found.items():
-        trusted[capability] = []
-        for entry in entries:
-            try:
-                "\0".join([entry["path"], entry.get("soname", ""), *entry.get("links", [])]).encode()
-                trusted[capability].append(entry)
-            except UnicodeEncodeError:
-                note = f"{quote(entry['path'])} is left out: its name or a link to it is not UTF-8; rename it"
-                notes += [] if note in notes else [note]
-    return trusted
+def _mistrust(root: str, entry: File) -> str:
+    if entry["kind"] not in WRITTEN:
+        return ""
+    real = rooted.resolve(root, entry["path"]) or entry["path"]
+    problem = rooted.mistrust(root, os.path.dirname(real))
+    with contextlib.suppress(OSError):
+        if not problem and trust.others_may(os.lstat(inside(root, real))):
+            problem = f"others than root may change {real}"
+    return problem and f"{entry['path']} is left out: {problem}"
+
+
+def entries(loader: Loader, capability: str, version: str, notes: list[str]) -> list[File]:
+    """List a capability's libraries, as the snapshot has them."""
+    named = [(name, version) for name in LIBRARIES.get(capability, ())]
+    named += [(name, "") for name in OWN_VERSION.get(capability, ())]
+    named += [(name, version) for name in _unlisted(loader, version) if capability in UNLISTED]
+    found: dict[str, File] = {}
+    for name, ending in named:
+        chosen = loader.first(name, ending, notes)
+        if chosen:
+            found[name] = {"path": chosen[0], "kind": loader.kind, "soname": chosen[1]}
+            links = _links(loader, name, *chosen)
+            if links:
+                found[name]["links"] = links
+    if "libEGL_nvidia.so" in found and "libnvidia-allocator.so" in found:
+        # Not with the allocator: compute lists it too, and one entry of a path would hide the other.
+        link = _gbm_link(loader, found["libnvidia-allocator.so"])
+        found["libEGL_nvidia.so"].setdefault("links", []).append(link)
+    return list(found.values())
+
+
+def _unlisted(loader: Loader, version: str) -> list[str]:
+    """List the unlisted libraries of exactly the driver's version in its directories."""
+    found = {name for folder in loader.folders for name, all_ in loader.versions(folder).items() if version in all_}
+    return sorted(name for name in found - LISTED if name.startswith("lib") and name not in NEUTRAL)
+
+
+def _links(loader: Loader, name: str, path: str, soname: str) -> list[str]:
+    folder, file = os.path.split(path)
+    links = []
+    always, target = ALWAYS.get(name, ("", ""))
+    if always and always != file:
+        links.append(f"{file if target == 'file' else soname}::{folder}/{always}")
+    # Other such links serve to link programs, and come only where the host has them.
+    if name not in (soname, file, always) and rooted.resolve(loader.root, f"{folder}/{name}") == path:
+        links.append(f"{soname}::{folder}/{name}")
+    if name in BELOW:  # programs look for this name one directory up
+        above = os.path.dirname(folder)
+        if rooted.resolve(loader.root, f"{above}/{name}") == path:
+            links.append(f"{os.path.basename(folder)}/{file}::{above}/{name}")
+    return links
+
+
+def _gbm_link(loader: Loader, allocator: File) -> str:
+    path, beside = allocator["path"], os.path.dirname(allocator["path"])
+    for folder in (beside, *loader.folders):
+        if rooted.resolve(loader.root, f"{folder}/{GBM}") == path:
+            break
+    else:
+        folder = beside
+    return f"{path if folder != beside else '../' + allocator['soname']}::{folder}/{GBM}"
 
 
 def lacking(root: str, version: str) -> list[str]:
@@ -135,9 +252,9 @@ def lacking(root: str, version: str) -> list[str]:
     ]
 
 
-def versions(root: str, machine: str = "") -> list[str]:
+def versions(root: str) -> list[str]:
     """List the installed versions of the driver's libraries, the loader's choice first."""
-    loader = Loader(root, machine, read_cache(root, []), [])
+    loader = Loader(root, "", read_cache(root, []), [], BEGINNINGS)
     found = []
     for name in TELLTALES:
         for path in loader.candidates(name, ""):
@@ -147,12 +264,12 @@ def versions(root: str, machine: str = "") -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def library(root: str, name: str, version: str, machine: str = "") -> str | None:
+def library(root: str, name: str, version: str) -> str | None:
     """Find one library of a version; returns its path inside the root, even if it is damaged."""
-    loader = Loader(root, machine, read_cache(root, []), [])
+    loader = Loader(root, "", read_cache(root, []), [], BEGINNINGS)
     for path in loader.candidates(name, version):
         try:
-            sonames.soname(rooted.inside(root, path), machine)
+            soname(rooted.inside(root, path))
         except ForeignError:
             continue
         except (OSError, ValueError):

@@ -9,15 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpushim.ground.errors import DRIVER, GpushimError
-from gpushim.inventory import entries, files, nvml, peers, procfs
-from gpushim.inventory.hung import FAILS, instead
-from gpushim.inventory.indices import Indices
+from gpushim.inventory import files, nvml, procfs
+from gpushim.inventory.earlier import FAILS, Indices, instead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gpushim.ground.model import Gpu, Known, Listed, MigInstance
-    from gpushim.inventory.hung import Hung
+    from gpushim.inventory.earlier import Hung
 
 
 def read(
@@ -64,11 +63,8 @@ def _by_proc(
     missing += [f"the MIG instances of GPU {gpu['index']} ({gpu['pci']}) are not listed: {why}" for gpu in divided]
     notes += missing
     return {
-        "source": "proc",
-        "version": version,
-        "cuda": "",
+        **procfs.listed_none(version),
         "gpus": sorted(known, key=lambda gpu: gpu["index"]),
-        "mig": [],
         "missing": missing,
         "absent": indices.absent,
     }
@@ -112,7 +108,7 @@ def _ask(
         except (session.NVMLError, UnicodeDecodeError) as error:
             sick[index] = str(error)
     waiting("NVML to tell how GPUs are connected")
-    peers.add(session, gpus, handles, {gpu["pci"] for gpu in [*known, *gpus]})
+    nvml.add_peers(session, gpus, handles, {gpu["pci"] for gpu in [*known, *gpus]})
     gpus += spared
     left = [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}]
     gpus += _sick_gpus(sick, left, indices, notes, missing)
@@ -154,22 +150,15 @@ def _spared(hung: Sequence[Hung], indices: Indices, notes: list[str]) -> tuple[l
 def _gpu(session: Any, index: int, handle: Any) -> Gpu:
     minor = session.nvmlDeviceGetMinorNumber(handle)
     mode = _mig_mode(session, handle)
-    return entries.gpu(
-        index,
-        f"/dev/nvidia{minor}",
-        nvml=index,
-        uuid=session.nvmlDeviceGetUUID(handle),
-        minor=minor,
-        pci=procfs.pci_address(session.nvmlDeviceGetPciInfo(handle).busId),
-        model=session.nvmlDeviceGetName(handle),
-        brand=nvml.brand(session, handle),
-        arch=nvml.arch(session, handle),
-        memory=nvml.memory(session, handle),
-        mig=bool(mode),
-        mig_capable=mode is not None,
-        vgpu=nvml.is_vgpu(session, handle),
-        fabric=nvml.fabric(session, handle),
-    )
+    return {
+        **nvml.gpu(session, index, handle, f"/dev/nvidia{minor}"),
+        "minor": minor,
+        "pci": procfs.pci_address(session.nvmlDeviceGetPciInfo(handle).busId),
+        "mig": bool(mode),
+        "mig_capable": mode is not None,
+        "vgpu": nvml.is_vgpu(session, handle),
+        "fabric": nvml.fabric(session, handle),
+    }
 
 
 def _sick_gpus(

@@ -1,6 +1,8 @@
-"""Load the driver's missing kernel modules, as a boot without an X server leaves some unloaded.
+"""The driver's kernel modules: load the missing ones, and wait while they change.
 
-Costs one short read when all are loaded. Out of scope: device nodes (make_nodes.py), unloading, and building modules.
+A boot without an X server leaves some unloaded; to look costs one short read. An installer unloads them one after the
+other, and fails if anybody opens a GPU or loads one meanwhile; it calls ldconfig, which starts an unattended refresh.
+Out of scope: device nodes (nodes.py), unloading and building modules; creates, which somebody waits for.
 """
 
 from __future__ import annotations
@@ -8,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import nodes
-from gpushim.paths import trust
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import ensure, loader, procfs
+from gpushim.paths import rooted, trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gpushim.ground.model import Snapshot
 
 # In this order, as the others need the first; each with its possible names in /proc/devices.
 MODULES = {
@@ -28,6 +34,10 @@ CHROOT = "/usr/sbin/chroot"
 SECONDS = 10  # for one module; the driver needs about two with eight GPUs
 OUTPUT_LIMIT = 300  # bytes of modprobe's output
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+REST = 3.0  # seconds without a change; unloading all modules takes less
+LIMIT = 60.0  # seconds; then the host is surveyed although it keeps changing
+PAUSE = 0.2
+LIVE = "Live"  # state of a module, the fifth word of its line in /proc/modules
 
 
 def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
@@ -48,7 +58,7 @@ def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
 
 
 def sys_dir(root: str) -> str:
-    """Return the /sys that shows the GPUs of a driver root, by the same rule as stamp.proc_dir."""
+    """Return the /sys that shows the GPUs of a driver root, by the same rule as ensure.proc_dir."""
     return root + "/sys" if root != "/" and os.path.isdir(root + "/sys/bus/pci/devices") else "/sys"
 
 
@@ -60,28 +70,29 @@ def has_gpu(sys: str) -> bool:
     except OSError:
         return False
     places = (f"{folder}/{name}" for name in names)
-    return any(_text(f"{p}/vendor").strip() == VENDOR and _text(f"{p}/class").startswith(DISPLAY) for p in places)
+    facts = [[procfs.text(f"{place}/{name}") or "" for name in ("vendor", "class")] for place in places]
+    return any(vendor.strip() == VENDOR and category.startswith(DISPLAY) for vendor, category in facts)
 
 
-def loaded(proc: str) -> set[str] | None:
-    """Return the names of the loaded modules; None if this kernel cannot load any."""
-    try:
-        with open(proc + "/modules", encoding="ascii", errors="replace") as file:
-            return {line.partition(" ")[0] for line in file}
-    except OSError:
+def loaded(proc: str) -> dict[str, str] | None:
+    """Return the loaded modules, each with its state; None if this kernel cannot load any."""
+    text = procfs.text(proc + "/modules")
+    if text is None:
         return None
+    rows = [line.split() for line in text.splitlines()]
+    return {row[0]: row[4] if len(row) > 4 else LIVE for row in rows if row}
 
 
 def missing(proc: str) -> list[str]:
     """List the modules that `load` would load."""
     there = loaded(proc)
     absent = [name for name in MODULES if there is not None and name not in there]
-    majors = nodes.majors(proc) if absent else {}
+    majors = procfs.majors(proc) if absent else {}
     return [name for name in absent if not any(device in majors for device in MODULES[name])]
 
 
 def _program() -> str:
-    path = _text(HELPER).strip()
+    path = (procfs.text(HELPER) or "").strip()
     return path if path.startswith("/") else USUAL_HELPER
 
 
@@ -112,9 +123,52 @@ def _abandon(child: subprocess.Popen[bytes]) -> None:
         child.wait(0.2)
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(4096)
-    except OSError:
-        return ""
+def wait(root: str, proc: str) -> None:
+    """Wait until the driver's modules and the library caches have been the same for a while.
+
+    Raises:
+        GpushimError: after LIMIT, a module is still being loaded or unloaded.
+    """
+    began = since = time.monotonic()
+    seen = _facts(root, proc)
+    while (now := time.monotonic()) - since < REST and now - began < LIMIT:
+        time.sleep(PAUSE)
+        found = _facts(root, proc)
+        if found != seen or _change(found[0]):
+            seen, since = found, time.monotonic()
+    if _change(seen[0]):
+        raise GpushimError(
+            "the driver's kernel module is being loaded or unloaded, for a minute now; run gpushim refresh later",
+            INVENTORY,
+        )
+
+
+def untouched(snapshot: Snapshot, proc: str) -> bool:
+    """Say whether the driver is as a snapshot has it, though GPUs, MIG instances or their nodes may not be.
+
+    Who upgrades it takes modules away first, and with them lines of /proc/devices and the nodes in /dev/dri.
+
+    Args:
+        snapshot: the last one, or {}.
+        proc: ensure.proc_dir.
+    """
+    if not snapshot or _change(_states(proc)):
+        return False
+    paths, then, now = snapshot["inputs"]["nodes"], snapshot["stamp"], ensure.current(snapshot["inputs"])
+    facts = zip(paths, then["nodes"], now["nodes"])
+    others = [(one, other) for path, one, other in facts if "/dev/" not in path or "/dev/dri" in path]
+    driver = [(one["boot"], one["module"], one["majors"], one["libraries"]) for one in (then, now)]
+    return then["module"] is not None and driver[0] == driver[1] and all(one == other for one, other in others)
+
+
+def _facts(root: str, proc: str) -> tuple[dict[str, str], object]:
+    caches = {loader.CACHE, rooted.inside(root, loader.CACHE)}
+    return _states(proc), (procfs.module_version(proc), [ensure.node(path) for path in sorted(caches)])
+
+
+def _change(states: dict[str, str]) -> bool:
+    return any(state != LIVE for state in states.values())
+
+
+def _states(proc: str) -> dict[str, str]:
+    return {name: state for name, state in (loaded(proc) or {}).items() if name.startswith("nvidia")}

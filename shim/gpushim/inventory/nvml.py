@@ -1,6 +1,6 @@
-"""A session with NVML: the library of one driver root, initialised and shut down, and what its numbers mean.
+"""A session with NVML: the library of one driver root, and what its answers mean, also how near GPUs are.
 
-Out of scope: what to do when NVML hangs (deadline.py), which GPUs there are (gpus.py, wsl.py).
+Out of scope: what to do when NVML hangs (failure.py), which GPUs there are (gpus.py, platforms.py).
 """
 
 from __future__ import annotations
@@ -8,10 +8,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import uuid
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from gpushim.inventory import procfs
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from gpushim.ground.model import Gpu
 
 # nvml.h, nvmlBrandType_t; NVIDIA_REQUIRE_* compares these names without regard to case.
 BRANDS = (
@@ -30,6 +35,8 @@ ATTRIBUTES = {
     "engines.jpeg": "sharedJpegCount",
     "engines.ofa": "sharedOfaCount",
 }
+NVLINKS = 36  # of a GPU at most (NVML_NVLINK_MAX_LINKS of nvml.h)
+FURTHEST = 50  # NVML_TOPOLOGY_SYSTEM
 FAILS = "NVML"  # begins a sentence about an NVML that is there and does not work
 
 
@@ -79,6 +86,19 @@ def session(library: str, waiting: Callable[[str], None]) -> Iterator[Any]:
     finally:
         with contextlib.suppress(nvml.NVMLError):  # a GPU is lost; nothing is left to do
             nvml.nvmlShutdown()
+
+
+def gpu(nvml: Any, index: int, handle: Any, node: str) -> Gpu:
+    """Return what NVML tells of a GPU on any platform; the rest is empty."""
+    return {
+        **procfs.unknown(index, node),
+        "nvml": index,
+        "uuid": nvml.nvmlDeviceGetUUID(handle),
+        "model": nvml.nvmlDeviceGetName(handle),
+        "brand": brand(nvml, handle),
+        "arch": arch(nvml, handle),
+        "memory": memory(nvml, handle),
+    }
 
 
 def cuda(nvml: Any) -> str:
@@ -133,3 +153,41 @@ def attributes(nvml: Any, handle: Any) -> dict[str, int]:
         found = nvml.nvmlDeviceGetAttributes_v2(handle)
         return {name: int(getattr(found, member)) for name, member in ATTRIBUTES.items()}
     return {}
+
+
+def add_peers(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any], known: set[str]) -> None:
+    """Fill in the member "peers" of GPUs, for whoever hands out several: how near they are; none fails a listing.
+
+    Args:
+        nvml: a session.
+        gpus: that answer.
+        handles: NVML's, by index.
+        known: PCI addresses of all GPUs, also of those that do not answer: what else a link leads to is a switch.
+    """
+    links = {gpu["index"]: _links(nvml, handles[gpu["index"]]) for gpu in gpus}
+    switched = {index: sum(count for pci, count in ends.items() if pci not in known) for index, ends in links.items()}
+    for gpu in gpus:
+        one = gpu["index"]
+        for peer in gpus:
+            other = peer["index"]
+            if other != one:  # links to switches lead to every GPU that has such links
+                count = links[one][peer["pci"]] + min(switched[one], switched[other])
+                gpu["peers"].append([other, _level(nvml, handles[one], handles[other]), count])
+
+
+def _level(nvml: Any, one: Any, other: Any) -> int:
+    """Return nvmlGpuTopologyLevel_t of two GPUs: 0 is one board, FURTHEST are two sockets."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        return int(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+    return FURTHEST
+
+
+def _links(nvml: Any, handle: Any) -> Counter[str]:
+    """Count a GPU's NVLinks that are up, by the PCI address of what they lead to."""
+    found: Counter[str] = Counter()
+    for link in range(NVLINKS):
+        # No such link, no NVLink at all, no such function in an old driver or old bindings, or a garbled answer.
+        with contextlib.suppress(nvml.NVMLError, AttributeError, UnicodeDecodeError):
+            if nvml.nvmlDeviceGetNvLinkState(handle, link):
+                found[procfs.pci_address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)] += 1
+    return found

@@ -1,28 +1,288 @@
-"""Systems whose GPUs are not PCI cards under NVIDIA's kernel module: WSL2 and Tegra.
+"""Systems whose GPUs are not PCI cards under NVIDIA's kernel module: WSL2 and Tegra (Jetson).
 
-Out of scope: what is particular to one of them (wsl.py, tegra.py).
+WSL2 has Windows' driver behind one node, /dev/dxg, which serves all GPUs, so a container cannot be limited to some.
+Windows mounts its libraries below /usr/lib/wsl: lib/ has what programs load, drivers/ (the "driver store") what those
+libraries load. On Tegra, NVIDIA's CSV files name the nodes and files that containers get; one line is `type,path`.
+This follows descriptions and is tested on fixture trees, never on such a machine.
+
+Out of scope: MIG and CUDA forward compatibility, which WSL2 does not have; a discrete GPU beside Tegra's integrated
+one; CSV files other than LISTS, by which old releases mounted the host's CUDA and cuDNN into containers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import fnmatch
+import os
+import stat
+from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import tegra, wsl
+from gpushim.inventory import loader, nvml, procfs
+from gpushim.inventory.nodes import node
+from gpushim.paths import rooted
+from gpushim.paths.rooted import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from gpushim.ground.model import DriverPolicy, Listed, Platform
+    from gpushim.ground.model import DriverPolicy, File, Gpu, Listed, Node, Platform
+
+
+# WSL2.
+NODE = "/dev/dxg"
+LIB = "/usr/lib/wsl/lib"
+STORE = "/usr/lib/wsl/drivers"
+DXCORE = "libdxcore.so"
+NVML, CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
+LIBRARIES = {
+    "any": (DXCORE,),
+    "utility": (NVML,),
+    "compute": (CUDA,),
+    "video": ("libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-opticalflow.so.1"),
+    "graphics": ("libnvoptix.so.1", "libnvoptix_loader.so.1", "libnvwgf2umx.so", "libd3d12.so", "libd3d12core.so"),
+}
+# What the libraries above load from the driver store, by its own path; there is a store for each adapter, and
+# NVIDIA's have the first of these.
+STORED = (
+    "libcuda.so.1.1",
+    "libcuda_loader.so",
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ml_loader.so",
+    "libnvdxgdmal.so.1",
+    "nvcubins.bin",
+    "nvidia-smi",
+)
+STORE_LIMIT = 1024  # adapters, graphics and others; a laptop has three
+# Tegra.
+RELEASE = "/etc/nv_tegra_release"
+FAMILY = "/sys/devices/soc0/family"
+MODEL = "/proc/device-tree/model"
+LISTS = ("devices.csv", "drivers.csv", "l4t.csv")
+TYPES = ("dev", "dir", "lib", "sym")
+LIST_LIMIT = 1 << 20  # bytes of one CSV file; real ones have some 20 KiB
+ENTRY_LIMIT = 4096  # nodes and files in all
+PATH_LIMIT = 1024  # characters
+NOTE_LIMIT = 32  # lines with a note of their own
+_GLOB = "*?["
 
 
 def find(driver: DriverPolicy, notes: list[str]) -> Platform | None:
     """Find nodes and files, if this is such a system; a stat and two short reads tell that it is none."""
     root, dev_root = driver["root"], driver["dev-root"]
-    return wsl.find(root, dev_root, notes) or tegra.find(root, dev_root, driver["csv-directory"], notes)
+    return wsl(root, dev_root, notes) or tegra(root, dev_root, driver["csv-directory"], notes)
 
 
 def gpus(found: Platform, root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
     """List the GPUs of such a system."""
     if found["platform"] == "wsl":
-        return wsl.gpus(root, notes, waiting)
-    return tegra.gpus(root, found["nodes"])
+        return wsl_gpus(root, notes, waiting)
+    return tegra_gpus(root, found["nodes"])
+
+
+def wsl(root: str, dev_root: str, notes: list[str]) -> Platform | None:
+    """Find the node and the files of a WSL2 system; None if this is none."""
+    place = rooted.inside(dev_root, NODE)
+    try:
+        status = os.lstat(place)
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    if not is_file(root, f"{LIB}/{DXCORE}"):
+        notes.append(f"there is {place}, but no {rooted.inside(root, LIB)}/{DXCORE}: update WSL, if this is WSL2")
+        return None
+    return {
+        "platform": "wsl",
+        "nodes": {NODE: node(status)},
+        "files": _wsl_files(root, notes),
+        "watched": [place, rooted.inside(root, LIB), rooted.inside(root, STORE)],
+    }
+
+
+def wsl_gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
+    """Ask NVML for the GPUs; where it cannot be used, list one of which nothing is known."""
+    found = procfs.listed_none()
+    if not any(is_file(root, f"{LIB}/{name}") for name in (NVML, CUDA)):
+        notes.append(f"there is neither {CUDA} nor {NVML} in {LIB}: install NVIDIA's driver in Windows")
+        return found
+    try:
+        with nvml.session(rooted.inside(root, f"{LIB}/{NVML}"), waiting) as session:
+            version, cuda = session.nvmlSystemGetDriverVersion(), nvml.cuda(session)
+            listed = [_gpu(session, index, waiting) for index in range(session.nvmlDeviceGetCount())]
+            return {**found, "source": "nvml", "version": version, "cuda": cuda, "gpus": listed}
+    except nvml.UnusableError as error:
+        notes.append(f"{error}: this system's GPUs are listed as one")
+        return {**found, "gpus": [procfs.unknown(0, NODE)]}
+
+
+def _wsl_files(root: str, notes: list[str]) -> dict[str, list[File]]:
+    found: dict[str, list[File]] = {
+        capability: [entry for name in names for entry in _library(root, f"{LIB}/{name}", notes)]
+        for capability, names in LIBRARIES.items()
+    }
+    stores = [f"{STORE}/{name}" for name in rooted.listing(root, STORE)[:STORE_LIMIT]]
+    stores = [store for store in stores if is_file(root, f"{store}/{STORED[0]}")]
+    if not stores:
+        notes.append(f"no directory below {STORE} has {STORED[0]}: CUDA will not find NVIDIA's driver")
+    found["any"] += [
+        {"path": f"{store}/{name}", "kind": "data"}
+        for store in stores
+        for name in STORED
+        if is_file(root, f"{store}/{name}")
+    ]
+    for folder in (LIB, *stores):
+        if is_file(root, f"{folder}/nvidia-smi"):
+            link = f"{folder}/nvidia-smi::/usr/bin/nvidia-smi"
+            found["utility"].append({"path": f"{folder}/nvidia-smi", "kind": "binary", "links": [link]})
+            break
+    return found
+
+
+def _library(root: str, path: str, notes: list[str]) -> Iterator[File]:
+    real = rooted.resolve(root, path)
+    if real is None or rooted.kind(root, real) != stat.S_IFREG:
+        return
+    folder, _, name = path.rpartition("/")
+    try:
+        soname = loader.soname(rooted.inside(root, real)) or name
+    except (OSError, ValueError) as error:
+        notes.append(f"{rooted.inside(root, real)} is left out: {getattr(error, 'strerror', None) or error}")
+        return
+    links = [f"{soname}::{folder}/libcuda.so"] if soname == CUDA else []  # programs dlopen that name too
+    yield {"path": real, "kind": "library", "soname": soname, "links": links}
+
+
+def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
+    waiting(f"GPU {index} to answer NVML")
+    return nvml.gpu(session, index, session.nvmlDeviceGetHandleByIndex(index), NODE)
+
+
+def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Platform | None:
+    """Find what containers get on a Tegra system; None if this is none."""
+    if not _is_tegra(root):
+        return None
+    lists = [path for path in (f"{csv_directory}/{name}" for name in LISTS) if is_file(root, path)]
+    if not lists:
+        notes.append(f"this is a Tegra system, but none of {', '.join(LISTS)} is in {csv_directory}")
+        return None
+    left_out: list[str] = []
+    lines = dict.fromkeys(line for path in lists for line in _lines(root, path, left_out))
+    nodes, found = _tegra_listed(root, dev_root, list(lines), left_out)
+    notes += [f"left out of the Tegra CSV files: {line}" for line in left_out[:NOTE_LIMIT]]
+    if left_out[NOTE_LIMIT:]:
+        notes.append(f"left out of the Tegra CSV files: {len(left_out) - NOTE_LIMIT} more")
+    watched = [rooted.inside(root, path) for path in (csv_directory, *lists)]
+    return {
+        "platform": "tegra",
+        "nodes": nodes,
+        "files": {"any": found},
+        "watched": watched + [rooted.inside(dev_root, path) for path in nodes],
+    }
+
+
+def tegra_gpus(root: str, nodes: dict[str, Node]) -> Listed:
+    """Return the one GPU of a Tegra system, which is named after its model."""
+    model = _text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
+    gpu: Gpu = {**procfs.unknown(0, next(iter(nodes), "")), "model": model}
+    return {**procfs.listed_none(), "gpus": [gpu]}
+
+
+def _tegra_listed(
+    root: str, dev_root: str, lines: list[tuple[str, str]], left_out: list[str]
+) -> tuple[dict[str, Node], list[File]]:
+    """Find what the lines name; one list serves many boards, so what is missing gets no note."""
+    nodes: dict[str, Node] = {}
+    found: dict[str, File] = {}
+    _add_file(root, RELEASE, found, left_out)
+    for kind, pattern in lines:
+        for path in _expand(dev_root if kind == "dev" else root, pattern):
+            if len(nodes) + len(found) >= ENTRY_LIMIT:
+                left_out.append(f"{path} and what follows: there are more than {ENTRY_LIMIT} nodes and files")
+                return nodes, list(found.values())
+            if kind == "dev":
+                _add_node(dev_root, path, nodes, left_out)
+            else:
+                _add_file(root, path, found, left_out)
+    return nodes, list(found.values())
+
+
+def _is_tegra(root: str) -> bool:
+    return is_file(root, RELEASE) or _text(root, FAMILY, 64).lower().startswith("tegra")
+
+
+def _text(root: str, path: str, limit: int) -> str:
+    """Read the beginning of a file; nothing if there is none."""
+    real = rooted.resolve(root, path)
+    if real is None:
+        return ""
+    try:
+        with open(rooted.inside(root, real), "rb", opener=rooted.nonblocking) as file:
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _lines(root: str, path: str, left_out: list[str]) -> Iterator[tuple[str, str]]:
+    text = _text(root, path, LIST_LIMIT + 1)
+    if len(text) > LIST_LIMIT:
+        left_out.append(f"{path}: it is larger than {LIST_LIMIT >> 20} MiB")
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        kind, comma, name = (part.strip() for part in line.partition(","))
+        if (not kind and not comma) or kind.startswith("#"):
+            continue
+        parts = name.split("/")
+        usable = kind in TYPES and name.startswith("/") and len(name) <= PATH_LIMIT and name.isprintable()
+        if usable and not {".", ".."} & set(parts) and all(parts[1:]) and "::" not in name:
+            yield kind, name
+        else:
+            left_out.append(f"{path}, line {number}: it is not one of {', '.join(TYPES)}, a comma and a path")
+
+
+def _expand(root: str, pattern: str) -> list[str]:
+    """List the paths that match; only the last component may be a pattern (/dev/dri/card*)."""
+    folder, _, name = pattern.rpartition("/")
+    if not any(letter in name for letter in _GLOB):
+        return [pattern]
+    return [f"{folder}/{one}" for one in rooted.listing(root, folder) if fnmatch.fnmatchcase(one, name)]
+
+
+def _add_node(dev_root: str, path: str, nodes: dict[str, Node], left_out: list[str]) -> None:
+    try:
+        status = os.lstat(rooted.inside(dev_root, path))
+    except OSError:
+        return
+    if not path.startswith("/dev/") or not stat.S_ISCHR(status.st_mode):
+        left_out.append(f"{path}: it is not a character device below /dev")
+        return
+    nodes[path] = node(status)
+
+
+def _add_file(root: str, path: str, found: dict[str, File], left_out: list[str]) -> None:
+    """Add what a path leads to, and the path itself as a link where it is one."""
+    real = rooted.resolve(root, path)
+    if real is None:
+        return
+    if real not in found:
+        kind = rooted.kind(root, real)
+        if kind == stat.S_IFDIR and real != "/":
+            found[real] = {"path": real, "kind": "directory"}
+        elif kind == stat.S_IFREG:
+            found[real] = _file(root, real)
+        else:
+            left_out.append(f"{path}: it is neither a file nor a directory")
+            return
+    if path != real:
+        found[real].setdefault("links", []).append(f"{real}::{path}")
+
+
+def _file(root: str, path: str) -> File:
+    """Tell libraries from programs and data, which lib lines also name and the loader's cache must not have."""
+    host = rooted.inside(root, path)
+    name = os.path.basename(host)
+    if ".so" in name:
+        try:
+            return {"path": path, "kind": "library", "soname": loader.soname(host) or name}
+        except (OSError, ValueError):
+            pass  # a linker script, or a library for another machine
+    return {"path": path, "kind": "data"}

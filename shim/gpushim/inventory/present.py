@@ -38,11 +38,11 @@ def anyhow(notes: list[str]) -> Snapshot:
 
 def look(settings: Policy) -> Snapshot:
     """Survey the host and save nothing; like a refresh that takes too long, it ends the process."""
-    from gpushim.inventory import deadline, hung, indices, survey  # slow to import, and rarely needed
+    from gpushim.inventory import earlier, failure, survey  # slow to import, and rarely needed
 
     config, state, seconds = system.config_path(), system.state_dir(), settings["refresh"]["deadline-seconds"]
-    with deadline.deadline(seconds, config, lambda error: None) as waiting:
-        return survey.survey(config, settings, waiting, indices.known(state), hung.Spared(state).gpus())
+    with failure.deadline(seconds, config, lambda error: None) as waiting:
+        return survey.survey(config, settings, waiting, earlier.settled(state), earlier.Spared(state).gpus())
 
 
 def age(config: str, state: str) -> tuple[str, str]:

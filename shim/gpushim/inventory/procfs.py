@@ -1,21 +1,20 @@
-"""What the kernel module tells about itself, its GPUs and its MIG instances in /proc/driver/nvidia.
+"""What the kernel tells of GPUs and MIG instances: NVIDIA's module in /proc/driver/nvidia, PCI and DRM in sysfs.
 
 Out of scope: NVML (gpus.py), device nodes (nodes.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import entries
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from gpushim.ground.model import Gpu
+    from gpushim.ground.model import Gpu, Listed
 
 FILE_LIMIT = 1 << 20  # bytes; mig-minors, the longest, has about 0.3 MiB
 UNASKED = "GPUs come from /proc/driver/nvidia, and MIG instances are not listed"  # why NVML is not used stands before
@@ -24,15 +23,17 @@ DEFAULT_MODE = 0o666  # of the driver's nodes
 _MAY_MODIFY = re.compile(r"^(ModifyDeviceFiles:\s*)1$", re.MULTILINE)
 # The first line of the version file: "... Kernel Module  535.183.01  <date>", and more words for the open module.
 _NONE: Mapping[str, Gpu] = MappingProxyType({})
+DRI = "/dev/dri"
+_DRM = re.compile(r"card\d+|renderD\d+")
 _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 
 def module_version(proc: str) -> str | None:
     """Read the version of the loaded kernel module; None if none is loaded, "" if its file is not understood."""
-    text = _text(proc + "/driver/nvidia/version")
-    if text is None:
+    version = text(proc + "/driver/nvidia/version")
+    if version is None:
         return None
-    match = _VERSION.search(text)
+    match = _VERSION.search(version)
     return match[1] if match else ""
 
 
@@ -41,8 +42,8 @@ def restricted_params(proc: str) -> str:
 
     NVIDIA's libraries make and change device nodes under ModifyDeviceFiles: 1, which they must not in a container.
     """
-    text = _text(proc + "/driver/nvidia/params") or ""
-    return _MAY_MODIFY.sub(r"\g<1>0", text) if _MAY_MODIFY.search(text) else ""
+    params = text(proc + "/driver/nvidia/params") or ""
+    return _MAY_MODIFY.sub(r"\g<1>0", params) if _MAY_MODIFY.search(params) else ""
 
 
 def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> list[Gpu]:
@@ -60,7 +61,7 @@ def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> lis
         if pci_address(name) in instead:
             found.append(instead[pci_address(name)])
             continue
-        fields = _fields(_text(f"{folder}/{name}/information") or "")
+        fields = _fields(f"{folder}/{name}/information")
         if fields.get("GPU Excluded") == "Yes":
             continue  # by an administrator (NVreg_ExcludedGpus); NVML does not list it either
         minor = fields.get("Device Minor", "")
@@ -68,17 +69,74 @@ def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> lis
             notes.append(f"GPU {name} is left out: {folder}/{name}/information does not tell its minor number")
             continue
         uuid = fields.get("GPU UUID", "")
-        found.append(
-            entries.gpu(
-                len(found),
-                f"/dev/nvidia{int(minor)}",
-                uuid="" if "?" in uuid else uuid,  # unknown until the GPU is first used
-                minor=int(minor),
-                pci=pci_address(fields.get("Bus Location", name)),
-                model=fields.get("Model", ""),
-                mig=bool(_names(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig", "gi")),
-            )
-        )
+        divided = bool(_names(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig", "gi"))
+        gpu: Gpu = {
+            **unknown(len(found), f"/dev/nvidia{int(minor)}"),
+            "uuid": "" if "?" in uuid else uuid,  # unknown until the GPU is first used
+            "minor": int(minor),
+            "pci": pci_address(fields.get("Bus Location", name)),
+            "model": fields.get("Model", ""),
+            "mig": divided,
+            "mig_capable": divided,
+        }
+        found.append(gpu)
+    return found
+
+
+def listed_none(version: str = "") -> Listed:
+    """Return what is listed where there is no GPU."""
+    return {"source": "proc", "version": version, "cuda": "", "gpus": [], "mig": [], "missing": [], "absent": []}
+
+
+def unknown(index: int, node: str) -> Gpu:
+    """Return a GPU as the snapshot has one of which no more is known; all else is empty."""
+    return {
+        "index": index,
+        "nvml": -1,
+        "uuid": "",
+        "minor": 0,
+        "pci": "",
+        "model": "",
+        "brand": "",
+        "arch": "",
+        "memory": 0,
+        "mig": False,
+        "mig_capable": False,
+        "vgpu": False,
+        "pci_class": "",
+        "fabric": "",
+        "numa": -1,
+        "peers": [],
+        "node": node,
+        "drm": [],
+        "links": [],
+        "problem": None,
+    }
+
+
+def add_sysfs(gpus: Iterable[Gpu], sys: str, dev_root: str) -> None:
+    """Fill in what sysfs knows of GPUs: DRM nodes with udev's links to them, PCI class, NUMA node."""
+    links = _links(dev_root)
+    for gpu in gpus:
+        folder = f"{sys}/bus/pci/devices/{sysfs_name(gpu['pci'])}"
+        names = [name for name in _names(f"{folder}/drm") if _DRM.fullmatch(name)]
+        gpu["drm"] = [f"{DRI}/{name}" for name in names]
+        gpu["links"] = [f"{target}::{path}" for target, path in links if target[len("../") :] in names]
+        gpu["pci_class"] = (text(f"{folder}/class") or "").strip()
+        with contextlib.suppress(ValueError):
+            gpu["numa"] = max(int(text(f"{folder}/numa_node") or ""), -1)
+
+
+def _links(dev_root: str) -> list[tuple[str, str]]:
+    """List udev's links by path: the target of each, and its path in a container."""
+    folder = f"{DRI}/by-path"
+    host = folder if dev_root == "/" else dev_root + folder
+    found = []
+    for name in _names(host):
+        with contextlib.suppress(OSError):  # it is no link
+            target = os.readlink(f"{host}/{name}")
+            if re.fullmatch(r"\.\./\w+", target):
+                found.append((target, f"{folder}/{name}"))
     return found
 
 
@@ -87,7 +145,7 @@ def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:
     gpu = f"gpu{minor}"
     numbers = []
     for place in (f"gi{gi}/access", f"gi{gi}/ci{ci}/access"):
-        fields = _fields(_text(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{place}") or "")
+        fields = _fields(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{place}")
         number = fields.get("DeviceFileMinor") or _listed_minor(proc, f"{gpu}/{place}")
         if _number(number) >= 0:
             numbers.append(_number(number))
@@ -102,7 +160,7 @@ def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
     """
     base = proc + "/driver/nvidia/capabilities"
     for place in ("mig/config", "mig/monitor", *_accesses(base)):
-        fields = _fields(_text(f"{base}/{place}") or "")
+        fields = _fields(f"{base}/{place}")
         minor, mode = fields.get("DeviceFileMinor", ""), fields.get("DeviceFileMode", "")
         if _number(minor) >= 0:
             bits = _number(mode) & 0o777 if _number(mode) >= 0 else DEFAULT_MODE
@@ -111,7 +169,7 @@ def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
 
 def device_files(proc: str) -> tuple[int, int, int] | None:
     """Return mode bits, uid and gid that the module wants its nodes to have; None if nobody may change them."""
-    fields = _fields(_text(proc + "/driver/nvidia/params") or "")
+    fields = _fields(proc + "/driver/nvidia/params")
     if fields.get("ModifyDeviceFiles", "1") == "0":
         return None
     keys = (("DeviceFileMode", DEFAULT_MODE), ("DeviceFileUID", 0), ("DeviceFileGID", 0))
@@ -120,9 +178,16 @@ def device_files(proc: str) -> tuple[int, int, int] | None:
     return mode & 0o777, uid, gid
 
 
-def pci_address(text: str) -> str:
+def majors(proc: str) -> dict[str, int]:
+    """Read the character devices of /proc/devices: lines of a number and a name, up to the block devices."""
+    lines = (text(proc + "/devices") or "").partition("Block devices:")[0].splitlines()
+    rows = [line.split() for line in lines]
+    return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdecimal() and len(row[0]) < 10}
+
+
+def pci_address(address: str) -> str:
     """Return a PCI address as NVML writes it, in lower case: eight digits of domain."""
-    domain, _, rest = text.strip().lower().partition(":")
+    domain, _, rest = address.strip().lower().partition(":")
     return f"{domain:0>8}:{rest}"
 
 
@@ -142,30 +207,31 @@ def _accesses(base: str) -> Iterator[str]:
 
 def _listed_minor(proc: str, place: str) -> str:
     """Look a capability up in the list of all possible ones: thousands of lines of a place and its minor."""
-    _, found, tail = (f"\n{_text(proc + '/driver/nvidia-caps/mig-minors') or ''}").partition(f"\n{place} ")
+    _, found, tail = (f"\n{text(proc + '/driver/nvidia-caps/mig-minors') or ''}").partition(f"\n{place} ")
     return tail.partition("\n")[0] if found else ""
 
 
-def _names(folder: str, prefix: str) -> list[str]:
+def _names(folder: str, prefix: str = "") -> list[str]:
     try:
         return sorted(name for name in os.listdir(folder) if name.startswith(prefix))
     except OSError:
         return []
 
 
-def _number(text: str) -> int:
+def _number(word: str) -> int:
     """Read an unsigned number of 32 bits, -1 if it is none."""
-    plain = text.isascii() and text.isdigit() and len(text) <= 10  # isdigit() alone takes superscripts
-    return int(text) if plain and int(text) < 1 << 32 else -1
+    plain = word.isascii() and word.isdigit() and len(word) <= 10  # isdigit() alone takes superscripts
+    return int(word) if plain and int(word) < 1 << 32 else -1
 
 
-def _fields(text: str) -> dict[str, str]:
-    """Split lines of "Key: value"."""
-    pairs = (line.partition(":") for line in text.splitlines())
+def _fields(path: str) -> dict[str, str]:
+    """Read lines of "Key: value" from a file; none if it cannot be read."""
+    pairs = (line.partition(":") for line in (text(path) or "").splitlines())
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 
 
-def _text(path: str) -> str | None:
+def text(path: str) -> str | None:
+    """Read a file of the kernel's, as far as FILE_LIMIT; None if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:

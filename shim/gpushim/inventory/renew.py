@@ -1,24 +1,24 @@
 """Renew the snapshot for a create that found it stale: ask the service for a refresh, or start one.
 
 One refresh runs at a time: whoever holds the lock surveys the host, be it a unit, a person or the child of a create.
-What is for all is the service's (refresh_socket.py), for a create may have the limits of the tenant whose container
-it makes.
+What is for all is the service's, which runs under nobody's limits; a create may have those of the tenant whose
+container it makes. STATE/refresh.sock is of gpushim-refresh.socket. Who connects says by which config.toml and state
+it goes (`question`); AGREED says that the service goes by the same; the end of the connection, that there has been a
+refresh, or will be none. What came of it, the snapshot and `failure` say.
+
 Only where no service goes by this configuration and state, as in a checkout or with rootless engines, or none
 answers, does a create start a child. The child inherits the lock and goes on when the create gives up, so that a host
 that takes longer than an engine waits has its snapshot in the end. For that it has a session, a working directory and
 descriptors of its own: most engines end no other process when a create fails. Where one does (a unit that runs
 `podman run` and is stopped), the kernel releases the lock and the next create starts another refresh.
-
-Everyone who waited for a refresh gets the error that it tells. How its process ended, and what it lacked for itself,
-is nobody else's: the next create tries again. Out of scope: what a refresh does (refresh.py).
+Out of scope: what a refresh does (refresh.py), the service (on_demand.py), whose failure is passed on (failure.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -26,24 +26,23 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from gpushim.config import policy
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, modules, refresh_socket, scarce, stamp
+from gpushim.inventory import ensure, failure
 from gpushim.paths import trust
-from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from gpushim.ground.model import Belongs, Inputs, Snapshot
+    from collections.abc import Callable
 
-LOCK, FAILURE = "lock", "failure"  # in the state directory
+    from gpushim.ground.model import Snapshot
+
+LOCK, SOCKET = "lock", "refresh.sock"  # in the state directory
+UNIT = "gpushim-refresh.socket"
+AGREED = b"y"
+AGREEMENT = 10.0  # seconds for the service to start, which takes half a second on a host at rest, and to agree
 STDERR_LIMIT = 8192  # bytes at the end of the child's stderr
 WHAT_LIMIT = 256  # bytes of what a refresh is waiting for
-PREFIX = "gpushim: "  # of a refusal on stderr
 ATTEMPTS = 2
 PAUSE = 0.01  # seconds between two attempts to lock
 LEAST = 1  # second that everyone waits before config.toml is read for the deadline
-SLOW = (
-    "GPUs that must be initialised first, or are stuck, take that long: turn on persistence mode "
-    "(nvidia-persistenced, or nvidia-smi -pm 1)"
-)
 
 
 def snapshot(config: str, state: str) -> Snapshot:
@@ -81,56 +80,23 @@ def command() -> list[str]:
     return [sys.executable or "/usr/bin/python3", "-IB", stub, "refresh"]
 
 
-def facts(config: str) -> Belongs:
-    """Gather the facts about host and configuration for which a failure counts, and no others."""
-    try:
-        root = policy.load(config)["driver"]["root"]
-    except GpushimError:
-        root = "/"
-    inputs: Inputs = {"config": config, "root": root, "sys": modules.sys_dir(root), "times": False, "nodes": []}
-    return {"inputs": inputs, "stamp": stamp.current(inputs)}
-
-
-def record(state: str, belongs: Belongs, error: GpushimError) -> None:
-    """Tell those who wait why a refresh failed that began with these `facts`; the caller holds the lock."""
-    failure = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
-    with contextlib.suppress(OSError):  # then each of them tries for itself
-        if trust.ours(state):
-            replace(f"{state}/{FAILURE}", json.dumps(failure).encode(), 0o600)
-
-
 def _outcome(config: str, state: str, wait: _Wait) -> Snapshot | None:
-    """Return what another refresh has made; refuse as `_pass_on` does; None if there was none."""
+    """Return what another refresh has made; refuse as `failure.pass_on` does; None if there was none."""
     found = ensure.read(config, state)
     if found is None:
-        _pass_on(state, config, wait.began)
+        failure.pass_on(state, config, wait.began)
     return found
-
-
-def _pass_on(state: str, config: str, since: int) -> None:
-    """Refuse with the error of a refresh that failed while this create waited, unless the host has changed since."""
-    failure = ensure.own(f"{state}/{FAILURE}")
-    try:
-        counts = since <= failure["at"] <= _now() and failure["inputs"]["config"] == config
-        if counts and stamp.current(failure["inputs"]) == failure["stamp"]:
-            raise GpushimError(str(failure["sentence"]), int(failure["code"]))
-    except (KeyError, IndexError, TypeError, ValueError):  # none, or of another version
-        return
-
-
-def _now() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # the same for all processes; nobody sets it
 
 
 class _Wait:
     """How long a create has waited, of what config.toml allows."""
 
     def __init__(self, config: str) -> None:
-        self.config, self.began, self.seconds = config, _now(), 0
+        self.config, self.began, self.seconds = config, failure.now(), 0
 
     def a_moment(self, lock: int | None) -> None:
         """Sleep; refuse after too long, with what the refresh is waiting for."""
-        waited = (_now() - self.began) / 1e9
+        waited = (failure.now() - self.began) / 1e9
         if waited > LEAST and not self.seconds:
             self.seconds = _seconds(self.config)
         if self.seconds and waited > self.seconds:
@@ -138,7 +104,8 @@ class _Wait:
             raise GpushimError(
                 f"listing the host's GPUs has waited {self.seconds} s for "
                 f"{str(what, 'utf-8', 'replace').strip() or 'its process'}, and goes on without this container: try "
-                f"again later; {SLOW}; deadline-seconds under [refresh] in {self.config} is how long a start waits",
+                f"again later; {failure.SLOW}; deadline-seconds under [refresh] in {self.config} is how long a start "
+                "waits",
                 INVENTORY,
             )
         time.sleep(PAUSE)
@@ -149,7 +116,7 @@ def _served(config: str, state: str, lock: int | None, wait: _Wait) -> _Wait:
     service hangs without the lock.
     """
     try:
-        refresh_socket.refreshed(config, state, lambda: wait.a_moment(lock))
+        served(config, state, lambda: wait.a_moment(lock))
     except GpushimError:
         if lock is None or not _taken(lock):
             raise
@@ -199,7 +166,7 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
             raise
         if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
             return
-        _pass_on(state, config, wait.began)  # recorded by the child
+        failure.pass_on(state, config, wait.began)  # recorded by the child
         raise _why(child.returncode, _last_words(output.fileno()))
 
 
@@ -213,7 +180,9 @@ def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> sub
             words, stdin=given, stdout=nothing, stderr=output, env=environment, cwd="/", start_new_session=True
         )
     except OSError as error:
-        raise scarce.lack(error) or GpushimError(f"gpushim refresh cannot be started: {error}", INVENTORY) from None
+        raise failure.scarce(error) or GpushimError(
+            f"gpushim refresh cannot be started: {error}", INVENTORY
+        ) from None
 
 
 def _why(code: int, output: str) -> GpushimError:
@@ -228,4 +197,43 @@ def _last_words(fd: int) -> str:
     size = os.fstat(fd).st_size
     tail = os.pread(fd, STDERR_LIMIT, max(0, size - STDERR_LIMIT))
     line = str(tail, "utf-8", "replace").strip().rpartition("\n")[2]
-    return line[len(PREFIX) :] if line.startswith(PREFIX) else line
+    return line[len(failure.PREFIX) :] if line.startswith(failure.PREFIX) else line
+
+
+def question(config: str, state: str) -> bytes:
+    """Return what one that goes by these paths says, and one that serves it."""
+    return os.fsencode(f"{config}\0{state}")
+
+
+def served(config: str, state: str, waiting: Callable[[], None]) -> bool:
+    """Ask for a refresh, and wait for its end.
+
+    Args:
+        config: path of config.toml, absolute.
+        state: gpushim's state directory, absolute.
+        waiting: is called again and again meanwhile; it sleeps a moment, and may raise.
+
+    Returns:
+        whether a service has agreed; if not, there is none for this configuration and state, or it does not answer.
+    """
+    if not trust.ours(state):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as asking:
+        try:
+            asking.connect(f"{state}/{SOCKET}")
+            asking.send(question(config, state))
+        except OSError:  # nobody listens, or too many wait; root listens, and this is another user
+            return False
+        agreed, until = False, time.monotonic() + AGREEMENT
+        while agreed or time.monotonic() < until:
+            try:
+                answer = asking.recv(len(AGREED))
+            except BlockingIOError:
+                waiting()
+                continue
+            except OSError:
+                return agreed
+            if not answer:
+                return agreed
+            agreed = True
+        return False

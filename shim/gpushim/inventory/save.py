@@ -1,6 +1,10 @@
-"""Save a snapshot, and the small files that launcher and hook read.
+"""The saved snapshot: save it, with the small files that launcher and hook read; read one of another version's.
 
-Out of scope: what is in the snapshot (survey.py), reading it (ensure.py), CDI specs (gpushim.cdi.generate.publish).
+While a cluster is updated, versions of gpushim meet. A snapshot says its "form", and as "version" the form that its
+reader must know at least. A form that only adds members asks no more of readers than the one before: they ignore what
+they do not know, and `completed` has a default for what an older form lacks. So "version" is raised only where an old
+reader would misunderstand. A create, and whoever else lists GPUs itself, goes by its own version's alone (ensure.py).
+Out of scope: what is in the snapshot (survey.py), CDI specs (gpushim.cdi.generate.publish).
 """
 
 from __future__ import annotations
@@ -8,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpushim.config import policy
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, procfs, renew, stamp
+from gpushim.inventory import ensure, failure, procfs
 from gpushim.paths import trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
+
+
+OLDEST = 10  # the oldest form that `completed` can complete
 
 
 def prepare(state: str) -> None:
@@ -58,13 +65,13 @@ def for_hook(snapshot: Snapshot) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(driver["empty"], 0o555)
     if driver["params"]:
-        _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
+        _replace(driver["params"], procfs.restricted_params(ensure.proc_dir(driver["root"])))
 
 
 def save(state: str, snapshot: Snapshot) -> None:
     """Save a snapshot, after the files that the launcher reads: if it is true, so are they."""
     _tell_launcher(state, snapshot)
-    _remove(f"{state}/{renew.FAILURE}")
+    _remove(f"{state}/{failure.FAILURE}")
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
 
 
@@ -128,3 +135,29 @@ def _remove(path: str) -> None:
 def _replace(path: str, text: str, time: int | None = None) -> None:
     """Replace a file of the state directory; `time` is its mtime in nanoseconds."""
     replace(path, os.fsencode(text), time=time)
+
+
+def understood(found: Any) -> bool:
+    """Say whether a JSON object is a snapshot of a form that this version can read."""
+    least = found.get("version")
+    form = found.get("form", least)  # 10 and those before did not say it
+    return isinstance(least, int) and isinstance(form, int) and least <= ensure.FORM and form >= OLDEST
+
+
+def completed(found: Any) -> Snapshot:
+    """Add what forms since OLDEST have added to a snapshot that is understood."""
+    gpus = [{"nvml": gpu["index"], **gpu} for gpu in found["gpus"]]
+    return {"form": found["version"], "absent": [], **found, "gpus": gpus}  # type: ignore[typeddict-item]
+
+
+def of_another(config: str, state: str) -> Snapshot | None:
+    """Return the saved snapshot if another version has written it, and it is true as far as this one can say."""
+    found: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else {}
+    try:
+        if not understood(found) or found["inputs"]["config"] != config or not ensure.alive(found):
+            return None
+        then, now = found["stamp"], ensure.current(found["inputs"])
+        same = all(then.get(name) == fact for name, fact in now.items())
+        return completed(found) if same and found["told"] == ensure.launcher_facts(state) else None
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return None

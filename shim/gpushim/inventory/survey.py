@@ -1,6 +1,6 @@
 """Survey the host: make a whole snapshot.
 
-Out of scope: what is where (gpus.py, nodes.py, drm.py, files.py), changing anything on the host, saving (save.py).
+Out of scope: what is where (gpus.py, nodes.py, files.py), changing anything on the host, saving (save.py).
 """
 
 from __future__ import annotations
@@ -13,20 +13,8 @@ from gpushim import __version__
 from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import (
-    data_files,
-    drm,
-    ensure,
-    files,
-    gpus,
-    modules,
-    nodes,
-    peers,
-    platforms,
-    procfs,
-    stamp,
-)
-from gpushim.inventory.hung import still
+from gpushim.inventory import data_files, ensure, files, gpus, modules, nodes, platforms, procfs
+from gpushim.inventory.earlier import still
 from gpushim.paths import rooted
 from gpushim.paths.logfile import now
 
@@ -45,7 +33,7 @@ if TYPE_CHECKING:
         Snapshot,
         Stamp,
     )
-    from gpushim.inventory.hung import Hung
+    from gpushim.inventory.earlier import Hung
 
 ATTEMPTS = 3  # when the host changes during a survey, as it does when NVML makes device nodes
 MOMENT = 0.02  # seconds, longer than a tick of the kernel's clock for files
@@ -101,17 +89,17 @@ def survey(
     except GpushimError as problem:  # only containers need one
         notes.append(str(problem))
     root = settings["driver"]["root"]
-    proc, sys = stamp.proc_dir(root), modules.sys_dir(root)
+    proc, sys = ensure.proc_dir(root), modules.sys_dir(root)
     times = keeps_times(proc, sys)
     busy: set[str] = set()
     for _ in range(ATTEMPTS):
-        before, started = stamp.driver(proc, sys, times), system.clock()
+        before, started = ensure.driver(proc, sys, times), system.clock()
         snapshot, other = _begun(settings, proc, waiting, settled, still(spared, before))
         paths = _watched(snapshot, other, proc, busy)
         paths += [*_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
         inputs: Inputs = {"config": config, "root": root, "sys": sys, "times": times, "nodes": paths}
         # The driver's facts are older than its answers: a change meanwhile makes the snapshot stale, never wrong.
-        then: Stamp = {**stamp.current(inputs), **before}
+        then: Stamp = {**ensure.current(inputs), **before}
         snapshot["inputs"], snapshot["stamp"], snapshot["runtime"] = inputs, then, runtime
         snapshot["notes"] += notes
         _add_nodes_and_files(snapshot, proc)
@@ -119,7 +107,7 @@ def survey(
         # What somebody asks for meanwhile it has not seen; and a life is not over before it can be gone by.
         snapshot["looked"], lasts = started, life(snapshot, took)
         snapshot["life"] = lasts and lasts + round(took)
-        after = stamp.current(inputs)
+        after = ensure.current(inputs)
         if then == after:
             break
         busy |= _busy(paths, then["nodes"], after["nodes"])
@@ -164,10 +152,10 @@ def keeps_times(proc: str, sys: str) -> bool:
 
     Of a kernel that keeps them two looks may differ all the same, while somebody makes other MIG instances.
     """
-    before = stamp.driver(proc, sys, True)
+    before = ensure.driver(proc, sys, True)
     for _ in range(LOOKS if before["mig"] else 0):
         time.sleep(MOMENT)
-        now = stamp.driver(proc, sys, True)
+        now = ensure.driver(proc, sys, True)
         if now["mig"] == before["mig"]:
             return True
         before = now
@@ -186,7 +174,7 @@ def _begun(
     notes: list[str] = []
     platform_notes: list[str] = []  # another platform's come when its files are listed, below
     version = procfs.module_version(proc)
-    found = _nothing(version or "")
+    found = procfs.listed_none(version or "")
     other: Platform | None = None
     error: Failure | None = None
     try:
@@ -203,15 +191,10 @@ def _begun(
                 "gone on purpose, run gpushim refresh --accept-indices"
                 for one in found["absent"]
             ]
-            drm.add(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
-            peers.add_place(found["gpus"], modules.sys_dir(driver["root"]))
+            procfs.add_sysfs(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
     except GpushimError as problem:
         error = {"sentence": str(problem), "code": problem.exit_code}
     return _snapshot(settings, found, other, error, notes, proc), other
-
-
-def _nothing(version: str) -> Listed:
-    return {"source": "proc", "version": version, "cuda": "", "gpus": [], "mig": [], "missing": [], "absent": []}
 
 
 def _snapshot(
@@ -301,7 +284,7 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
     driver, notes = snapshot["driver"], snapshot["notes"]
     other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
     if other:
-        snapshot["nodes"], snapshot["files"] = other["nodes"], files.in_utf8(other["files"], notes)
+        snapshot["nodes"], snapshot["files"] = other["nodes"], files.usable(other["files"], notes)
         return
     found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
@@ -322,5 +305,5 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
             snapshot["mps"] = data_files.mps_problem(driver["root"], pipes)
             notes += [snapshot["mps"]] if snapshot["mps"] else []
         found_files = files.find(driver["root"], driver["version"], notes, mps=pipes)
-        snapshot["files"] = files.of_root(driver["root"], files.in_utf8(found_files, notes), notes)
+        snapshot["files"] = files.usable(found_files, notes, driver["root"])
         notes += files.lacking(driver["root"], driver["version"])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
-from gpushim.inventory import ensure, form, renew, stamp
+from gpushim.inventory import ensure, failure, renew, save
 from gpushim.paths import trust
 from gpushim.refresh import keep_lock, plugin_requests
 
@@ -103,18 +103,18 @@ class Keep:
         if self._request() not in (None, self._served):
             return True
         found = ensure.read(self.config, self.state) or self._newer()
-        return found is None or not stamp.alive(found, min(AHEAD, found["life"] / 2))
+        return found is None or not ensure.alive(found, min(AHEAD, found["life"] / 2))
 
     def _newer(self) -> Snapshot | None:
         """Return a true snapshot that another version has made meanwhile: two that renew each other's never end."""
-        found = form.of_another(self.config, self.state)
+        found = save.of_another(self.config, self.state)
         return found if found and found["looked"] > self._began else None
 
     def _allowed(self) -> bool:
         """Say whether the host is worth another try."""
         if time.monotonic() >= self._again:
             return True
-        if renew.facts(self.config) == self._failed_for and self._request() in (None, self._served):
+        if failure.facts(self.config) == self._failed_for and self._request() in (None, self._served):
             return False
         self._pause = FIRST
         return True
@@ -123,7 +123,7 @@ class Keep:
         return trust.identity(f"{self.state}/{plugin_requests.NAME}")
 
     def _start(self) -> None:
-        self._failed_for, self._served = renew.facts(self.config), self._request()
+        self._failed_for, self._served = failure.facts(self.config), self._request()
         try:
             self._child = _Child([*renew.command(), "--unattended"])
         except OSError as error:
@@ -184,7 +184,7 @@ class _Child:
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
         if not self.late and time.monotonic() > self._until:
             self.late = True
-            logger.warning("gpushim refresh has not ended after %g s and is killed; %s", DEADLINE, renew.SLOW)
+            logger.warning("gpushim refresh has not ended after %g s and is killed; %s", DEADLINE, failure.SLOW)
             self.kill()
         return None
 

@@ -1,7 +1,7 @@
 """`gpushim refresh --asked`: one refresh for the creates that have asked gpushim-refresh.socket for it.
 
 A process does it once, for NVML's library stays loaded; who asks meanwhile is served by the next. How it failed,
-those who wait read where every refresh says it (renew.record). Out of scope: asking (inventory/refresh_socket.py).
+those who wait read where every refresh says it (failure.record). Out of scope: asking (inventory/renew.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 from gpushim.ground import system
 from gpushim.ground.errors import USAGE, GpushimError
-from gpushim.inventory import refresh_socket
+from gpushim.inventory import renew
 from gpushim.refresh import refresh
 
 SECONDS = 2.0  # for the first to say what it wants: its tenant may have little of a processor
@@ -32,7 +32,7 @@ def serve() -> None:
     """
     if (os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")) != (str(os.getpid()), "1"):
         raise GpushimError("--asked is for gpushim-refresh.socket; leave it out", USAGE)
-    ours = refresh_socket.question(system.config_path(), system.state_dir())
+    ours = renew.question(system.config_path(), system.state_dir())
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.socket(fileno=FIRST))
         listening.set_inheritable(False)
@@ -58,7 +58,7 @@ def _gather(listening: socket.socket, ours: bytes, stack: contextlib.ExitStack) 
                         ready.register(stack.enter_context(one.accept()[0]), selectors.EVENT_READ)
                         continue
                     ready.unregister(one)
-                    if one.recv(LONGEST) == ours and one.send(refresh_socket.AGREED):
+                    if one.recv(LONGEST) == ours and one.send(renew.AGREED):
                         until = until or time.monotonic() + LATEST
                         agreed += 1
                         continue

@@ -17,23 +17,9 @@ from typing import TYPE_CHECKING
 from gpushim.cdi.generate import publish
 from gpushim.config import policy
 from gpushim.ground import logs, system
-from gpushim.ground.errors import FAILED, GpushimError
-from gpushim.inventory import (
-    ensure,
-    hardlinks,
-    hung,
-    indices,
-    make_nodes,
-    modules,
-    nvml,
-    renew,
-    save,
-    scarce,
-    stamp,
-    still,
-    survey,
-)
-from gpushim.inventory.deadline import deadline, say
+from gpushim.ground.errors import GpushimError
+from gpushim.inventory import earlier, ensure, failure, hardlinks, modules, nodes, nvml, renew, save, survey
+from gpushim.inventory.failure import deadline, say
 from gpushim.oci.selection import SHOWN, unusable
 from gpushim.paths import trust
 from gpushim.refresh import plugin_requests
@@ -102,7 +88,7 @@ def refresh(
     """
     config, state = system.config_path(), system.state_dir()
     ahead = None if force else early
-    with _recorded(state, config) as failed:
+    with failure.recorded(state, config) as failed:
         identity = trust.identity(config)  # before it is read: a later change makes the snapshot stale
         settings, old_names = policy.loaded(config)
         logs.start(settings["log"]["format"], settings["log"]["level"])
@@ -110,7 +96,7 @@ def refresh(
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)
-        spared = hung.Spared(state)
+        spared = earlier.Spared(state)
         without = None if accept else spared
         with deadline(seconds, config, failed, spared.hopeless) as waiting:
             for _ in range(ATTEMPTS):
@@ -140,10 +126,10 @@ def unattended(load: bool) -> Snapshot | None:
     force = plugin_requests.serve(state)
     for _ in range(ROUNDS):
         root = policy.load(config)["driver"]["root"]
-        proc = stamp.proc_dir(root)
-        true = _saved(config, state, AHEAD) or still.untouched(ensure.last(config, state)[0], proc)
+        proc = ensure.proc_dir(root)
+        true = _saved(config, state, AHEAD) or modules.untouched(ensure.last(config, state)[0], proc)
         if not true or (load and modules.missing(proc)):
-            still.wait(root, proc)
+            modules.wait(root, proc)
         try:
             snapshot = refresh(force, load=load, patient=True, early=AHEAD, yielding=True)
         except ReleasedError:
@@ -162,7 +148,7 @@ def problem(snapshot: Snapshot) -> str:
 def _saved(config: str, state: str, ahead: float) -> Snapshot | None:
     """Return the saved snapshot if it is true for so many seconds longer."""
     found = ensure.read(config, state)
-    return found if found is not None and stamp.alive(found, ahead) else None
+    return found if found is not None and ensure.alive(found, ahead) else None
 
 
 def _renewed(
@@ -173,7 +159,7 @@ def _renewed(
     lock: int | None,
     load: bool,
     ahead: float | None,
-    spared: hung.Spared | None,
+    spared: earlier.Spared | None,
     yielding: bool,
 ) -> Snapshot:
     """Survey the host under the lock, unless a saved snapshot holds for `ahead` more seconds (None: in any case).
@@ -195,11 +181,11 @@ def _renewed(
             publish.on_refresh(saved)  # its spec may have been removed since
             return saved
         snapshot = _surveyed(config, settings, _discreet(telling, settings), silent, spared is None)
-        if lock is not None and (lack := scarce.among(snapshot["notes"])):
+        if lock is not None and (lack := failure.among(snapshot["notes"])):
             raise lack  # rather than have it be everybody's
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
-        indices.save(state, snapshot)  # before anybody goes by them
+        earlier.save_indices(state, snapshot)  # before anybody goes by them
         hardlinks.add(snapshot)
         save.for_hook(snapshot)
         published = copy.copy(snapshot)
@@ -215,12 +201,12 @@ def _renewed(
 
 
 def _surveyed(
-    config: str, settings: Policy, waiting: Callable[[str], None], silent: list[hung.Hung], accept: bool
+    config: str, settings: Policy, waiting: Callable[[str], None], silent: list[earlier.Hung], accept: bool
 ) -> Snapshot:
     """Survey the host, with the indices that are settled, or again if that is wished and NVML tells the order."""
     snapshot = survey.survey(config, settings, waiting) if accept else None
     if snapshot is None or snapshot["source"] != "nvml":
-        snapshot = survey.survey(config, settings, waiting, indices.known(system.state_dir()), silent)
+        snapshot = survey.survey(config, settings, waiting, earlier.settled(system.state_dir()), silent)
     return snapshot
 
 
@@ -231,44 +217,21 @@ def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str
     return lambda what: telling(f"the driver to answer ({SHOWN} for which GPU)")
 
 
-def _complete(driver: DriverPolicy, load: bool, waiting: Callable[[str], None], silent: list[hung.Hung]) -> list[str]:
+def _complete(
+    driver: DriverPolicy, load: bool, waiting: Callable[[str], None], silent: list[earlier.Hung]
+) -> list[str]:
     """Load missing modules and make missing nodes; returns notes about failures."""
     if policy.absent(driver):
         return []  # the survey reports it
-    proc = stamp.proc_dir(driver["root"])
+    proc = ensure.proc_dir(driver["root"])
     notes = modules.load(driver["root"], proc, waiting) if load and driver["load-kernel-modules"] else []
-    same = hung.still(silent, stamp.driver(proc, modules.sys_dir(driver["root"]), False))
-    return notes + make_nodes.make(driver["dev-root"], proc, same)
+    same = earlier.still(silent, ensure.driver(proc, modules.sys_dir(driver["root"]), False))
+    return notes + nodes.make(driver["dev-root"], proc, same)
 
 
 def _warn(notes: list[str]) -> None:
     for note in dict.fromkeys(notes):
         logs.logger.warning("%s", note)
-
-
-@contextlib.contextmanager
-def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]]:
-    """Record for those who wait why the body failed; yields the function to call before the process is ended.
-
-    What this process lacked is its own trouble, and not recorded.
-    """
-    belongs = renew.facts(config)
-
-    def failed(error: GpushimError) -> None:
-        renew.record(state, belongs, error)
-
-    try:
-        yield failed
-    except (GpushimError, OSError, MemoryError, RuntimeError) as error:
-        if lack := scarce.lack(error):
-            raise lack from None
-        if isinstance(error, GpushimError):
-            failed(error)
-        elif isinstance(error, OSError):
-            unsaved = GpushimError(f"the snapshot cannot be saved: {error}", FAILED)
-            failed(unsaved)
-            raise unsaved from None
-        raise
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpuhook.finish.ldcache import FLAGS, compare, merge
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import ldcache_list
+from gpushim.inventory import loader
 from unit.gpuhook.caches import image, ldconfig
 
 OURS = FLAGS["x86_64"]
@@ -93,8 +93,8 @@ def _in_order(cache: Cache) -> bool:
 
 def _listed(data: bytes) -> None:
     try:
-        for name, path in ldcache_list.libraries(data, "x86_64"):
-            assert len(name) + len(path) <= 2 * ldcache_list.NAME_LIMIT
+        for name, path in loader.libraries(data, "x86_64"):
+            assert len(name) + len(path) <= 2 * loader.NAME_LIMIT
     except ValueError:
         pass
 

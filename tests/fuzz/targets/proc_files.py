@@ -6,7 +6,7 @@ import json
 import re
 
 from fuzz.oracles import scratch
-from gpushim.inventory import modules, nodes, procfs, stamp
+from gpushim.inventory import ensure, modules, procfs
 
 # The files, in the order in which the parts of an input go into them.
 PLACES = (
@@ -42,7 +42,7 @@ def one(data: bytes) -> None:
     proc = str(PROC)
     notes: list[str] = []
     found = procfs.gpus(proc, notes)
-    json.dumps([found, stamp.driver(proc, proc, True), procfs.restricted_params(proc)])
+    json.dumps([found, ensure.driver(proc, proc, True), procfs.restricted_params(proc)])
     assert len(found) + len(notes) == 1
     for gpu in found:
         assert 0 <= gpu["minor"] < 1000
@@ -57,5 +57,5 @@ def one(data: bytes) -> None:
     assert mode == mode & 0o777
     assert 0 <= uid < 2**32
     assert 0 <= gid < 2**32
-    assert all(0 <= major < 2**32 for major in nodes.majors(proc).values())
+    assert all(0 <= major < 2**32 for major in procfs.majors(proc).values())
     assert modules.loaded(proc) is not None

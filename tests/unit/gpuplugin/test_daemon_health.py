@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from gpuplugin.health import watch_children
-from gpushim.inventory import hung
+from gpushim.inventory import earlier
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, sliced, top, wanted
@@ -239,15 +239,15 @@ def test_a_gpu_whose_call_hangs_is_told_and_has_the_node_asked_once(top: Path, h
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             FakeChild.all["polls"].mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
-            assert [*hung.known(state)] == [uuid(1)]
+            assert [*earlier.hanging(state)] == [uuid(1)]
             first = wanted(top).read_text()
             for child in FakeChild.all.values():
                 child.mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
             assert wanted(top).read_text() == first
             FakeChild.all["polls"].heard(poll(0))
-            assert [*hung.known(state)] == [uuid(1)]
+            assert [*earlier.hanging(state)] == [uuid(1)]
             FakeChild.all["polls"].heard(poll(0, 1))
-            assert not hung.known(state)
+            assert not earlier.hanging(state)
 
     asyncio.run(run())
 

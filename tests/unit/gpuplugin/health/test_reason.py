@@ -10,7 +10,7 @@ from gpuplugin.health import reason
 from gpuplugin.health.causes import Cause
 from gpuplugin.settings import xids
 from gpushim.ground import system
-from gpushim.inventory import hung
+from gpushim.inventory import earlier
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
 
@@ -66,7 +66,7 @@ def test_a_long_sentence_is_not_said_of_each_device(sentence: str, said: str) ->
     assert reason.brief(sentence) == said
 
 
-HUNG = f"GPU 1 (00000000:11:00.0) {hung.HANGS}; a reset may help"
+HUNG = f"GPU 1 (00000000:11:00.0) {earlier.HANGS}; a reset may help"
 
 
 @pytest.mark.parametrize(

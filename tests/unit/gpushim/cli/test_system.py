@@ -11,7 +11,7 @@ import pytest
 from gpushim.cli.system import nodes
 from gpushim.config import policy
 from gpushim.ground.errors import FAILED, INVENTORY
-from gpushim.inventory import make_nodes
+from gpushim.inventory.nodes import make
 from unit.gpushim.cli.looking import run
 from unit.gpushim.inventory.boot import Boot
 
@@ -46,7 +46,7 @@ def test_what_was_made_as_json(boot: Boot) -> None:
 
 def test_links_to_nodes_that_are_there(boot: Boot) -> None:
     assert run(nodes, "create-dev-char-links").stdout == "nothing is missing\n"
-    make_nodes.make(boot.root, boot.proc)
+    make(boot.root, boot.proc)
     expected = boot.links()
     for name in expected:
         os.unlink(f"{boot.root}/dev/char/{name}")
@@ -66,7 +66,7 @@ def test_another_dev_root(boot: Boot, tmp_path: Path) -> None:
 
 
 def test_a_link_that_cannot_be_made(boot: Boot) -> None:
-    make_nodes.make(boot.root, boot.proc)
+    make(boot.root, boot.proc)
     os.unlink(f"{boot.root}/dev/char/195:0")
     os.mkdir(f"{boot.root}/dev/char/195:0")
     os.mkdir(f"{boot.root}/dev/char/195:0/x")

@@ -559,7 +559,7 @@ IMPORTS = {
     "gpushim.ground.system", "gpushim.paths", "gpushim.paths.trust", "gpushim.paths.logfile", "gpushim.oci",
     "gpushim.oci.bundle", "gpushim.oci.authorization", "gpushim.oci.selection", "gpushim.oci.require",
     "gpushim.oci.request", "gpushim.oci.edits", "gpushim.oci.hookargs", "gpushim.inventory",
-    "gpushim.inventory.stamp", "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.plan",
+    "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.plan",
     "gpushim.decision.decide", "gpushim.create", "gpushim.create.create", "_json", "__future__",
 }  # fmt: skip
 

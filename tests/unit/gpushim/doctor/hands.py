@@ -15,7 +15,7 @@ from pathlib import Path
 
 import fakehost.platforms
 from gpushim.doctor import driver
-from gpushim.inventory import hung
+from gpushim.inventory import earlier
 from gpushim.paths import trust
 from gpushim.refresh import keep_lock
 from unit.gpushim.doctor.patient import Patient
@@ -101,7 +101,7 @@ def reset(patient: Patient) -> None:
 def reset_what_hangs(patient: Patient) -> None:
     """The plugin finds out that it answers."""
     patient.gpus.hang(None)
-    os.unlink(f"{patient.state}/{hung.NAME}")
+    os.unlink(f"{patient.state}/{earlier.HUNG}")
 
 
 @by(SENTENCES, "no_pynvml")

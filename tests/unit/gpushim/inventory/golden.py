@@ -35,7 +35,7 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 import fakehost
 from fakehost import smallelf
 from gpushim.ground.model import File
-from gpushim.inventory import files, ldcache_list, sonames
+from gpushim.inventory import files, loader
 from gpushim.paths import rooted
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "inventory"
@@ -114,24 +114,24 @@ class Root:
                 real = rooted.resolve(self.settings["root"], f"{folder}/{name}")
                 for machine in ("i386", self.machine):
                     try:
-                        soname = sonames.soname(self._at(real or ""), machine)
+                        soname = loader.soname(self._at(real or ""), machine)
                     except (OSError, ValueError):
                         continue
                     if soname == name or name.endswith(".so"):
-                        entries.append((ldcache_list.ABIS[machine] | LIBC6, name, f"{folder}/{name}"))
+                        entries.append((loader.ABIS[machine] | LIBC6, name, f"{folder}/{name}"))
         fs.create_file(self._at("/etc/ld.so.cache"), contents=loader_cache(entries))
 
 
 def loader_cache(entries: list[tuple[int, str, str]]) -> bytes:
     """Return an ld.so.cache in the new layout."""
-    start = ldcache_list.NEW_HEADER + len(entries) * ldcache_list.NEW_ENTRY
+    start = loader.NEW_HEADER + len(entries) * loader.NEW_ENTRY
     table, strings = b"", b""
     for flags, name, path in entries:
         key = start + len(strings)
         strings += name.encode() + b"\0"
         table += struct.pack("=iIIIQ", flags, key, start + len(strings), 0, 0)
         strings += path.encode() + b"\0"
-    header = ldcache_list.NEW_MAGIC + struct.pack("=IIIIIII", len(entries), len(strings), 0, 0, 0, 0, 0)
+    header = loader.NEW_MAGIC + struct.pack("=IIIIIII", len(entries), len(strings), 0, 0, 0, 0, 0)
     return header + table + strings
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import fakehost
 from gpushim.ground import system
-from gpushim.inventory import hung, renew
+from gpushim.inventory import earlier, renew
 from gpushim.refresh import refresh
 from unit.gpuhook.sandbox import forked
 
@@ -45,7 +45,7 @@ def told(state: str, *uuids: str, ago: float = 0.0, **more: Any) -> None:
     """Tell that calls of GPUs hang, as the plugin does."""
     Path(state, "device-plugin").mkdir(mode=0o700, parents=True, exist_ok=True)
     gpus = dict.fromkeys(uuids, system.clock() - ago)
-    Path(state, hung.NAME).write_text(json.dumps({"boot": system.boot(), "gpus": gpus, **more}))
+    Path(state, earlier.HUNG).write_text(json.dumps({"boot": system.boot(), "gpus": gpus, **more}))
 
 
 class Machine:

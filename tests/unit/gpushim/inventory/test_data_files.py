@@ -13,7 +13,7 @@ import fakehost
 from fakehost import smallelf
 from gpushim.ground.model import File
 from gpushim.inventory import data_files
-from gpushim.inventory.libraries import Loader
+from gpushim.inventory.loader import Loader
 
 VERSION = "535.183.01"
 

@@ -10,7 +10,7 @@ import pytest
 
 from fakehost import gpus as described
 from fakehost import kernel, tree
-from gpushim.inventory import drm, nodes, procfs
+from gpushim.inventory import nodes, procfs
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def gpu(index: int, count: int = 3) -> Any:
 
 
 def add(host: Path, *gpus: Any) -> None:
-    drm.add(list(gpus), f"{host}/sys", str(host))
+    procfs.add_sysfs(list(gpus), f"{host}/sys", str(host))
 
 
 def test_nodes_and_links_of_one_gpu(host: Path) -> None:

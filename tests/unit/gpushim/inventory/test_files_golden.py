@@ -12,7 +12,7 @@ import pytest
 from pyfakefs.fake_filesystem import FakeFilesystem
 
 import fakehost
-from gpushim.inventory import files, ldcache_list
+from gpushim.inventory import files, loader
 from unit.gpushim.inventory import golden
 from unit.gpushim.inventory.machine import Machine
 
@@ -79,8 +79,8 @@ def test_a_full_driver_in_time(tmp_path: Path) -> None:
     cache = f"{host.root}/etc/ld.so.cache"
     with open(cache, "rb") as file:
         data = file.read()
-    own = [(0x0303, *entry) for entry in ldcache_list.libraries(data, "x86_64")]
-    own += [(0x0003, *entry) for entry in ldcache_list.libraries(data, "i386")]
+    own = [(0x0303, *entry) for entry in loader.libraries(data, "x86_64")]
+    own += [(0x0003, *entry) for entry in loader.libraries(data, "i386")]
     more = []
     for number in range(3000):  # a desktop has as many other libraries
         os.symlink("libcuda.so.1", f"{host.lib_path}/libnvidia-other{number}.so.1")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.settings import resources
-from gpushim.inventory import ensure, form
+from gpushim.inventory import ensure, save
 from unit.gpushim.inventory.machine import Machine
 
 DATA = Path(__file__).parents[3] / "data/snapshots"
@@ -70,9 +70,9 @@ def test_the_reader_before_reads_what_is_newer(newer: int) -> None:
 
 @pytest.mark.parametrize("number", FORMS)
 def test_this_reader_reads_all_since_the_oldest(number: int) -> None:
-    assert FORMS[0] == form.OLDEST
-    assert form.understood(saved(number))
-    found = form.completed(saved(number))
+    assert FORMS[0] == save.OLDEST
+    assert save.understood(saved(number))
+    found = save.completed(saved(number))
     assert lacks(shape(saved(FORMS[-1])), shape(found)) == []
     devices = resources.find(found, "mixed", [], [])
     assert {name: len(row) for name, row in devices.items()} == {"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1}
@@ -85,13 +85,13 @@ def test_this_reader_reads_all_since_the_oldest(number: int) -> None:
         ({"form": ensure.FORM + 1, "colours": ["green"]}, True),
         ({"form": ensure.FORM + 9, "version": ensure.FORM}, True),
         ({"form": ensure.FORM + 1, "version": ensure.FORM + 1}, False),
-        ({"form": form.OLDEST - 1, "version": form.OLDEST - 1}, False),
+        ({"form": save.OLDEST - 1, "version": save.OLDEST - 1}, False),
         ({"version": None}, False),
         ({"form": "11"}, False),
     ],
 )
 def test_what_is_understood(change: dict[str, Any], read: bool) -> None:
-    assert form.understood({**saved(FORMS[-1]), **change}) == read
+    assert save.understood({**saved(FORMS[-1]), **change}) == read
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,6 @@ def test_one_of_another_version_is_true_as_long_as_the_host_is_the_same(
     path = Path(machine.state, ensure.SNAPSHOT)
     path.write_text(json.dumps({**found, "stamp": {**found["stamp"], "a new fact": 1}, **change}))
     assert ensure.read(machine.config, machine.state) is None  # a create takes its own version's alone
-    assert (form.of_another(machine.config, machine.state) is not None) == true
+    assert (save.of_another(machine.config, machine.state) is not None) == true
     Path(machine.config).write_text("[log]\n")
-    assert form.of_another(machine.config, machine.state) is None
+    assert save.of_another(machine.config, machine.state) is None

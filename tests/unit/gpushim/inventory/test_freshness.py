@@ -20,7 +20,7 @@ import pytest
 
 from fakehost import Host, tree
 from fakehost.gpus import H100, describe
-from gpushim.inventory import ensure, indices, renew, survey
+from gpushim.inventory import earlier, ensure, renew, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -283,7 +283,7 @@ def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: st
     given = renew.snapshot(machine.config, machine.state)  # what a create is told
     another = Path(f"{machine.state}-of-another")
     another.mkdir()
-    shutil.copy(f"{machine.state}/{indices.NAME}", another)  # of this boot
+    shutil.copy(f"{machine.state}/{earlier.INDICES}", another)  # of this boot
     true = renew.snapshot(machine.config, str(another))  # what a first look tells
     assert column(true, name) != column(before, name)
     assert column(given, name) == column(true, name)

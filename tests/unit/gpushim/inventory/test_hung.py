@@ -12,7 +12,7 @@ import pytest
 
 from fakehost import Host
 from gpushim.ground.errors import INVENTORY
-from gpushim.inventory import hung, procfs, survey
+from gpushim.inventory import earlier, procfs, survey
 from unit.gpushim.inventory.machine import Machine, told
 
 MIGS = [{}, {"mig": ["1g.5gb", "1g.5gb"]}, {}]
@@ -44,7 +44,7 @@ def test_what_the_kernel_tells_of_it_is_not_read_for_that_hangs_too(machine: Mac
     name = procfs.sysfs_name(machine.saved()["gpus"][1]["pci"])
     Path(machine.root, "proc/driver/nvidia/gpus", name, "information").write_text("")
     notes: list[str] = []
-    found = procfs.gpus(f"{machine.root}/proc", notes, hung.instead(hung.Spared(machine.state).gpus()))
+    found = procfs.gpus(f"{machine.root}/proc", notes, earlier.instead(earlier.Spared(machine.state).gpus()))
     assert ([gpu["uuid"] for gpu in found], notes) == ([gpu.uuid for gpu in host.gpus], [])
 
 
@@ -72,13 +72,13 @@ def test_where_nvml_fails_it_keeps_its_reason(machine: Machine, host: Host) -> N
 def test_it_is_asked_again_when_nobody_says_that_it_hangs(machine: Machine, host: Host) -> None:
     machine.refreshed("--force")
     host.hang(None)
-    Path(machine.state, hung.NAME).unlink()
+    Path(machine.state, earlier.HUNG).unlink()
     assert not any(gpu["problem"] for gpu in machine.refreshed("--force")["gpus"])
 
 
 def test_a_look_that_waits_for_it_ends_when_it_is_told(machine: Machine, host: Host) -> None:
     """Who began it has it begun again; nobody is told of a failure."""
-    Path(machine.state, hung.NAME).unlink()
+    Path(machine.state, earlier.HUNG).unlink()
     looking = machine.start("--force")
     try:
         waits = Path(machine.state, "lock")
@@ -111,26 +111,26 @@ def ended(process: subprocess.Popen[str]) -> None:
     ("more", "ago", "there"),
     [
         ({}, 0.0, True),
-        ({}, hung.GOOD - 10, True),
-        ({}, hung.GOOD, False),
+        ({}, earlier.GOOD - 10, True),
+        ({}, earlier.GOOD, False),
         ({}, -60.0, False),
         ({"boot": "another"}, 0.0, False),
         ({"gpus": [1]}, 0.0, False),
         ({"gpus": {"GPU-1": "x"}}, 0.0, False),
-        ({"more": "x" * hung.LIMIT}, 0.0, False),
+        ({"more": "x" * earlier.HUNG_LIMIT}, 0.0, False),
     ],
     ids=["now", "soon old", "old", "of later", "another boot", "no object", "no time", "long"],
 )
 def test_what_counts(tmp_path: Path, more: dict[str, Any], ago: float, there: bool) -> None:
     told(str(tmp_path), "GPU-1", ago=ago, **more)
-    assert [*hung.known(str(tmp_path))] == ["GPU-1"] * there
+    assert [*earlier.hanging(str(tmp_path))] == ["GPU-1"] * there
 
 
-@pytest.mark.parametrize("place", [".", "device-plugin", hung.NAME])
+@pytest.mark.parametrize("place", [".", "device-plugin", earlier.HUNG])
 def test_what_others_may_write_does_not_count(tmp_path: Path, place: str) -> None:
     told(str(tmp_path), "GPU-1")
     (tmp_path / place).chmod(0o777)
-    assert not hung.known(str(tmp_path))
+    assert not earlier.hanging(str(tmp_path))
 
 
 @pytest.mark.parametrize("what", ["binding", "unbound", "module", "gone"])
@@ -139,15 +139,15 @@ def test_one_to_which_the_driver_is_bound_anew_is_another(what: str) -> None:
     one: Any = {"gpu": {"pci": "00000000:3b:00.0", "minor": 0}, "mig": [], "then": facts}
     changed: dict[str, Any] = {"binding": {"0000:3b:00.0": 8}, "unbound": {"0000:3b:00.0": None}, "gone": {}}
     now: Any = {**facts, "module": "2"} if what == "module" else {**facts, "gpus": changed[what]}
-    assert hung.still([one], facts) == [one]
-    assert hung.still([one], now) == []
+    assert earlier.still([one], facts) == [one]
+    assert earlier.still([one], now) == []
 
 
 def test_instances_that_were_made_anew_are_not_known() -> None:
     facts: Any = {"module": "1", "majors": [], "gpus": {"0000:3b:00.0": 7}, "mig": {"gpu0": {"gi1": {"ci0": [1, 2]}}}}
     one: Any = {"gpu": {"pci": "00000000:3b:00.0", "minor": 0}, "mig": [{"gi": 1}], "then": facts}
     now: Any = {**facts, "mig": {"gpu0": {"gi1": {"ci0": [1, 3]}}}}
-    assert hung.still([one], now) == [{**one, "mig": []}]
+    assert earlier.still([one], now) == [{**one, "mig": []}]
 
 
 def test_a_look_of_the_first_boot_asks_all(machine: Machine) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fakehost import Gpu, Host
 from gpushim.ground import system
-from gpushim.inventory import ensure, entries, indices
+from gpushim.inventory import earlier, ensure, procfs
 from unit.gpushim.inventory.machine import Machine
 
 A, B, C = [{"index": number, "uuid": f"GPU-{number}", "pci": f"pci{number}"} for number in range(3)]
@@ -19,8 +19,8 @@ A, B, C = [{"index": number, "uuid": f"GPU-{number}", "pci": f"pci{number}"} for
 
 def settled(known: list[Any], *gpus: tuple[int, str, str]) -> list[tuple[int, str]]:
     """Settle GPUs that NVML lists as number, UUID and PCI address; return the numbers and UUIDs that they get."""
-    numbers = indices.Indices(known)
-    found = [entries.gpu(number, "/dev/nvidia0", uuid=uuid, pci=pci) for number, uuid, pci in gpus]
+    numbers = earlier.Indices(known)
+    found: list[Any] = [{**procfs.unknown(number, ""), "uuid": uuid, "pci": pci} for number, uuid, pci in gpus]
     for one in found:
         numbers.settle(one)
     return [(one["index"], one["uuid"]) for one in found]
@@ -105,7 +105,7 @@ def test_a_first_look_by_proc_settles_nothing(machine: Machine) -> None:
     host.behave(fail=9)
     last = host.gpus[1]
     machine.refresh()
-    assert not Path(machine.state, indices.NAME).exists()
+    assert not Path(machine.state, earlier.INDICES).exists()
     has(host, last)
     host.behave()
     assert meant(look(machine)) == {0: last.uuid}
@@ -132,12 +132,12 @@ def test_where_two_are_left_nobody_guesses_which_is_sick(machine: Machine) -> No
 
 LOSSES: dict[str, Callable[[Path], object]] = {
     "the snapshot": lambda state: (state / ensure.SNAPSHOT).unlink(),
-    "the file": lambda state: (state / indices.NAME).unlink(),
-    "damaged": lambda state: (state / indices.NAME).write_text('{"boot": "'),
-    "no numbers": lambda state: (state / indices.NAME).write_text(
+    "the file": lambda state: (state / earlier.INDICES).unlink(),
+    "damaged": lambda state: (state / earlier.INDICES).write_text('{"boot": "'),
+    "no numbers": lambda state: (state / earlier.INDICES).write_text(
         json.dumps({"boot": system.boot(), "gpus": [{"index": True, "uuid": "", "pci": "x"}]})
     ),
-    "others may write": lambda state: (state / indices.NAME).chmod(0o666),
+    "others may write": lambda state: (state / earlier.INDICES).chmod(0o666),
     "by proc": lambda state: None,
 }
 
@@ -156,7 +156,7 @@ def test_what_is_lost_is_known_from_the_other(machine: Machine, host: Host, loss
 
 def test_another_boot_begins_anew(machine: Machine, host: Host) -> None:
     second, third = host.gpus[1:]
-    for name in (indices.NAME, ensure.SNAPSHOT):
+    for name in (earlier.INDICES, ensure.SNAPSHOT):
         path = Path(machine.state, name)
         path.write_text(path.read_text().replace(json.dumps(system.boot()), '"another"'))
     has(host, second, third)
@@ -183,6 +183,6 @@ def test_an_upgrade_while_the_host_runs_knows_what_the_form_before_had(machine: 
     for gpu in before["gpus"]:
         del gpu["nvml"]
     path.write_text(json.dumps(before))
-    Path(machine.state, indices.NAME).unlink()
+    Path(machine.state, earlier.INDICES).unlink()
     has(host, second, third)
     assert meant(look(machine)) == {1: second.uuid, 2: third.uuid}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fakehost
-from gpushim.inventory import ldcache_list
+from gpushim.inventory import loader
 from unit.gpushim.inventory.golden import loader_cache
 
 
@@ -23,7 +23,7 @@ def printed(cache: Path) -> list[tuple[str, str]]:
 def test_agrees_with_ldconfig(tmp_path: Path, layout: str) -> None:
     cache = tmp_path / "cache"
     subprocess.run(["/sbin/ldconfig", "-X", "-c", layout, "-C", cache], check=True, stderr=subprocess.DEVNULL)
-    assert ldcache_list.libraries(cache.read_bytes(), "x86_64") == printed(cache)
+    assert loader.libraries(cache.read_bytes(), "x86_64") == printed(cache)
     assert printed(cache)
 
 
@@ -31,12 +31,12 @@ def test_old_layout_alone_is_refused(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     subprocess.run(["/sbin/ldconfig", "-X", "-c", "old", "-C", cache], check=True, stderr=subprocess.DEVNULL)
     with pytest.raises(ValueError, match="no new-layout header"):
-        ldcache_list.libraries(cache.read_bytes())
+        loader.libraries(cache.read_bytes())
 
 
 def test_other_machines_libraries_are_not_listed(tmp_path: Path) -> None:
     fakehost.build(str(tmp_path), 1)
-    assert ldcache_list.libraries((tmp_path / "etc/ld.so.cache").read_bytes(), "aarch64") == []
+    assert loader.libraries((tmp_path / "etc/ld.so.cache").read_bytes(), "aarch64") == []
 
 
 def test_32_bit_libraries_agree_with_ldconfig(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_32_bit_libraries_agree_with_ldconfig(tmp_path: Path) -> None:
     text = subprocess.run(["/sbin/ldconfig", "-p", "-C", cache], capture_output=True, text=True, check=True).stdout
     listed = re.findall(r"^\t(\S+) \((?:libc6|ELF)\) => (\S+)$", text, re.MULTILINE)
     assert ("libcuda.so.1", "/usr/lib/i386-linux-gnu/libcuda.so.1") in listed
-    assert ldcache_list.libraries(cache.read_bytes(), "i386") == listed
+    assert loader.libraries(cache.read_bytes(), "i386") == listed
 
 
 @pytest.mark.parametrize(
@@ -55,26 +55,26 @@ def test_32_bit_libraries_agree_with_ldconfig(tmp_path: Path) -> None:
 def test_types_and_abis(flags: int, listed: list[str]) -> None:
     data = loader_cache([(flags, "libcuda.so.1", "/lib/libcuda.so.1")])
     machines = ("x86_64", "aarch64", "i386")
-    assert [machine for machine in machines if ldcache_list.libraries(data, machine)] == listed
+    assert [machine for machine in machines if loader.libraries(data, machine)] == listed
 
 
 def test_every_truncation_is_refused_or_lists_what_is_whole(tmp_path: Path) -> None:
     fakehost.build(str(tmp_path), 1)
     data = (tmp_path / "etc/ld.so.cache").read_bytes()
-    whole = ldcache_list.libraries(data)
+    whole = loader.libraries(data)
     for size in range(len(data)):
         for beginnings in ((b"",), (b"libcuda", b"libnvi")):
             wanted = [entry for entry in whole if entry[0].encode().startswith(beginnings)]
             try:  # if it is not refused, only what follows the last of their strings is missing
-                assert ldcache_list.libraries(data[:size], beginnings=beginnings) == wanted
+                assert loader.libraries(data[:size], beginnings=beginnings) == wanted
             except ValueError:
                 pass
 
 
 @pytest.mark.parametrize("count", [1, 1 << 31, (1 << 32) - 1])
 def test_absurd_counts(count: int) -> None:
-    header = ldcache_list.NEW_MAGIC + struct.pack("=I", count) + bytes(24)
+    header = loader.NEW_MAGIC + struct.pack("=I", count) + bytes(24)
     with pytest.raises(ValueError, match="entries"):
-        ldcache_list.libraries(header)
+        loader.libraries(header)
     with pytest.raises(ValueError, match="header"):
-        ldcache_list.libraries(ldcache_list.OLD_MAGIC + b"\0" + struct.pack("=I", count))
+        loader.libraries(loader.OLD_MAGIC + b"\0" + struct.pack("=I", count))

@@ -11,8 +11,8 @@ import pytest
 import fakehost
 from fakehost import smallelf
 from gpushim.ground.model import File
-from gpushim.inventory import files, libraries
-from gpushim.inventory.ldcache_list import ABIS
+from gpushim.inventory import files
+from gpushim.inventory.loader import ABIS, BELOW, Loader, read_cache
 from unit.gpushim.inventory.golden import LIBC6, loader_cache
 
 VERSION = "535.183.01"
@@ -31,20 +31,19 @@ def cache(root: Path, *entries: tuple[str, str, str]) -> None:
 
 
 def entries(root: Path, capability: str, machine: str = "x86_64") -> dict[str, File]:
-    data = libraries.read_cache(str(root), [])
-    loader = libraries.Loader(str(root), machine, data, [])
+    loader = Loader(str(root), machine, read_cache(str(root), []), [])
     loader.settle(VERSION)
-    return {os.path.basename(entry["path"]): entry for entry in loader.entries(capability, VERSION, [])}
+    return {os.path.basename(entry["path"]): entry for entry in files.entries(loader, capability, VERSION, [])}
 
 
-@pytest.mark.parametrize("capability", libraries.LIBRARIES)
+@pytest.mark.parametrize("capability", files.LIBRARIES)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "i386"])
 def test_every_library_of_the_list(tmp_path: Path, machine: str, capability: str) -> None:
     folder = tmp_path / f"usr/lib/{machine}-linux-gnu"
-    for name in libraries.LIBRARIES[capability]:
-        library(Path(f"{folder}{libraries.BELOW.get(name, '')}/{name}.{VERSION}"), f"{name}.1", machine)
+    for name in files.LIBRARIES[capability]:
+        library(Path(f"{folder}{BELOW.get(name, '')}/{name}.{VERSION}"), f"{name}.1", machine)
     found = entries(tmp_path, capability, machine)
-    assert list(found) == [f"{name}.{VERSION}" for name in libraries.LIBRARIES[capability]]
+    assert list(found) == [f"{name}.{VERSION}" for name in files.LIBRARIES[capability]]
     assert {entry["kind"] for entry in found.values()} == {"library32" if machine == "i386" else "library"}
 
 
@@ -187,7 +186,7 @@ def test_found_beside_the_main_libraries(tmp_path: Path) -> None:
     assert "libnvidia-egl-gbm.so.1.1.0" in entries(root, "graphics")
 
 
-@pytest.mark.parametrize("capability", libraries.LIBRARIES)
+@pytest.mark.parametrize("capability", files.LIBRARIES)
 @pytest.mark.parametrize("machine", ["x86_64", "i386"])
 def test_a_library_that_no_list_knows(tmp_path: Path, machine: str, capability: str) -> None:
     """A new driver's new library, which its others may load, comes with what computes and with what draws."""

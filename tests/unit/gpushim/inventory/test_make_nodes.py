@@ -12,7 +12,7 @@ import pytest
 
 import scratch
 from fakehost import ci_cap, gi_cap
-from gpushim.inventory import make_nodes
+from gpushim.inventory import nodes
 from gpushim.paths import trust
 from unit.gpushim.inventory.boot import CAPS_MAJOR, UVM_MAJOR, Boot
 
@@ -37,7 +37,7 @@ def boot(tmp_path: Path) -> Boot:
 
 
 def make(boot: Boot) -> list[str]:
-    return make_nodes.make(boot.root, boot.proc)
+    return nodes.make(boot.root, boot.proc)
 
 
 @pytest.mark.parametrize("version", ["535.183.01", "570.86.10"])
@@ -234,10 +234,10 @@ def test_another_user_says_what_is_missing_and_nothing_about_links(boot: Boot) -
     for folder in (top, *top.parents):
         if folder.is_relative_to(scratch.TOP):
             folder.chmod(0o755)
-    shim = Path(make_nodes.__file__).parents[2]
+    shim = Path(nodes.__file__).parents[2]
     code = (
         f"import sys, os; sys.path.insert(0, {str(shim)!r}); os.setuid(65534)\n"
-        f"from gpushim.inventory import make_nodes; print(make_nodes.make({boot.root!r}, {boot.proc!r}))"
+        f"from gpushim.inventory import nodes; print(nodes.make({boot.root!r}, {boot.proc!r}))"
     )
     command = ["/usr/bin/python3", "-IB", "-c", code]
     first = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -10,7 +10,8 @@ import pytest
 
 from fakehost import Host
 from fakehost.gpus import describe
-from gpushim.inventory import peers
+from gpushim.inventory import nvml as session
+from gpushim.inventory import procfs
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -88,7 +89,7 @@ def test_numa_node_that_is_not_told_is_none(tmp_path: Path, content: str | None)
     if content is not None:
         (folder / "numa_node").write_text(content, encoding="latin-1")
     gpu: Any = {"pci": "00000000:07:00.0", "numa": -1}
-    peers.add_place([gpu], str(tmp_path))
+    procfs.add_sysfs([gpu], str(tmp_path), str(tmp_path))
     assert gpu["numa"] == -1
 
 
@@ -109,5 +110,5 @@ class Garbled(OldBindings):
 @pytest.mark.parametrize("nvml", [OldBindings, Garbled])
 def test_bindings_without_these_functions_are_no_trouble(nvml: Any) -> None:
     gpus: Any = [{"index": index, "pci": f"00000000:0{index}:00.0", "peers": []} for index in range(2)]
-    peers.add(nvml, gpus, {0: None, 1: None}, {gpu["pci"] for gpu in gpus})
+    session.add_peers(nvml, gpus, {0: None, 1: None}, {gpu["pci"] for gpu in gpus})
     assert [gpu["peers"] for gpu in gpus] == [[[1, SYSTEM, 0]], [[0, SYSTEM, 0]]]

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from fakehost import Host, build, platforms
+from fakehost import Host, build
+from fakehost import platforms as simulated
 from gpushim.decision import plan
 from gpushim.ground.model import File, Listed
-from gpushim.inventory import tegra, wsl
+from gpushim.inventory import platforms
 from gpushim.oci import request
 from unit.gpushim.inventory.machine import Machine
 
@@ -27,13 +28,13 @@ CSV = "/csv"
 @pytest.fixture
 def windows(tmp_path: Path) -> Host:
     host = build(str(tmp_path / "host"), 1)
-    platforms.to_wsl(host)
+    simulated.to_wsl(host)
     return host
 
 
 def find_wsl(host: Host) -> tuple[Any, list[str]]:
     notes: list[str] = []
-    return wsl.find(host.root, host.root, notes), notes
+    return platforms.wsl(host.root, host.root, notes), notes
 
 
 def names(entries: list[File]) -> list[str]:
@@ -50,7 +51,7 @@ def test_wsl_has_one_node_and_watches_it_and_its_directories(windows: Host) -> N
 @pytest.mark.parametrize(
     ("capability", "expected"),
     [
-        ("any", ["libdxcore.so", *wsl.STORED[:5], "nvcubins.bin"]),
+        ("any", ["libdxcore.so", *platforms.STORED[:5], "nvcubins.bin"]),
         ("utility", ["libnvidia-ml.so.1", "nvidia-smi"]),
         ("compute", ["libcuda.so.1"]),
         ("video", ["libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-opticalflow.so.1"]),
@@ -58,7 +59,7 @@ def test_wsl_has_one_node_and_watches_it_and_its_directories(windows: Host) -> N
     ],
 )
 def test_wsl_files(windows: Host, capability: str, expected: list[str]) -> None:
-    (Path(windows.root + platforms.STORE) / "nvidia-smi").unlink()
+    (Path(windows.root + simulated.STORE) / "nvidia-smi").unlink()
     assert names(find_wsl(windows)[0]["files"][capability]) == expected
 
 
@@ -66,14 +67,14 @@ def test_wsl_entries(windows: Host) -> None:
     found = find_wsl(windows)[0]["files"]
     cuda = {"path": "/usr/lib/wsl/lib/libcuda.so.1", "kind": "library", "soname": "libcuda.so.1"}
     assert found["compute"] == [{**cuda, "links": [CUDA_LINK]}]
-    assert {"path": f"{platforms.STORE}/libcuda.so.1.1", "kind": "data"} in found["any"]
+    assert {"path": f"{simulated.STORE}/libcuda.so.1.1", "kind": "data"} in found["any"]
     link = "/usr/lib/wsl/lib/nvidia-smi::/usr/bin/nvidia-smi"
     assert {"path": "/usr/lib/wsl/lib/nvidia-smi", "kind": "binary", "links": [link]} in found["utility"]
 
 
 def test_wsl_nvidia_smi_of_the_driver_store(windows: Host) -> None:
     Path(windows.root, "usr/lib/wsl/lib/nvidia-smi").unlink()
-    link = f"{platforms.STORE}/nvidia-smi::/usr/bin/nvidia-smi"
+    link = f"{simulated.STORE}/nvidia-smi::/usr/bin/nvidia-smi"
     assert find_wsl(windows)[0]["files"]["utility"][-1]["links"] == [link]
 
 
@@ -92,7 +93,7 @@ def test_a_file_in_the_place_of_dxg_is_no_wsl(windows: Host) -> None:
 
 
 def test_wsl_without_nvidias_driver_store(windows: Host) -> None:
-    shutil.rmtree(windows.root + platforms.STORE)
+    shutil.rmtree(windows.root + simulated.STORE)
     found, notes = find_wsl(windows)
     assert names(found["files"]["any"]) == ["libdxcore.so"]
     assert "no directory below /usr/lib/wsl/drivers has libcuda.so.1.1" in notes[0]
@@ -134,7 +135,7 @@ def wsl_gpus(host: Host, nvml: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Li
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(ctypes, "CDLL", lambda path, mode: path)
     notes: list[str] = []
-    return wsl.gpus(host.root, notes, lambda what: None), notes
+    return platforms.wsl_gpus(host.root, notes, lambda what: None), notes
 
 
 def test_wsl_gpus_through_nvml(windows: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,18 +180,18 @@ def board(tmp_path: Path) -> Path:
 def find_tegra(board: Path, *lines: str, name: str = "l4t.csv") -> tuple[Any, list[str]]:
     (board / "csv" / name).write_text("\n".join(lines) + "\n")
     notes: list[str] = []
-    return tegra.find(str(board), str(board), CSV, notes), notes
+    return platforms.tegra(str(board), str(board), CSV, notes), notes
 
 
 def test_tegra_of_the_fixture(tmp_path: Path) -> None:
     host = build(str(tmp_path), 1)
-    platforms.to_tegra(host)
+    simulated.to_tegra(host)
     notes: list[str] = []
-    found = tegra.find(host.root, host.root, platforms.CSV, notes)
+    found = platforms.tegra(host.root, host.root, simulated.CSV, notes)
     assert found is not None
     assert list(found["nodes"]) == ["/dev/nvhost-ctrl", "/dev/nvmap", "/dev/nvhost-gpu", "/dev/dri/card0"]
     assert found["nodes"]["/dev/nvhost-gpu"] == [501, 7, 0o660, 0, 44]
-    lib = platforms.TEGRA_LIB
+    lib = simulated.TEGRA_LIB
     real = f"{lib}/libcuda.so.1.1"
     links = [f"{real}::{lib}/libcuda.so", f"{real}::/usr/lib/aarch64-linux-gnu/libcuda.so"]
     assert found["files"]["any"][:4] == [
@@ -204,7 +205,7 @@ def test_tegra_of_the_fixture(tmp_path: Path) -> None:
         {"path": real, "kind": "library", "soname": "libcuda.so.1", "links": links},
     ]
     assert (len(found["files"]["any"]), notes) == (6, [])
-    (gpu,) = tegra.gpus(host.root, found["nodes"])["gpus"]
+    (gpu,) = platforms.tegra_gpus(host.root, found["nodes"])["gpus"]
     assert (gpu["index"], gpu["uuid"], gpu["model"]) == (0, "", "NVIDIA Jetson AGX Orin Developer Kit")
 
 
@@ -263,16 +264,16 @@ def test_tegra_pattern_of_names(board: Path) -> None:
 
 
 def test_tegra_lists_are_bounded(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tegra, "LIST_LIMIT", 100)
+    monkeypatch.setattr(platforms, "LIST_LIMIT", 100)
     found, notes = find_tegra(board, *["dev, /dev/nvmap"] * 10)
     assert (found["nodes"], len(notes)) == ({}, 1)
     monkeypatch.undo()
-    monkeypatch.setattr(tegra, "ENTRY_LIMIT", 2)
+    monkeypatch.setattr(platforms, "ENTRY_LIMIT", 2)
     found, notes = find_tegra(board, "dev, /dev/nvmap", "lib, /usr/lib/a.json")
     assert (list(found["nodes"]), names(found["files"]["any"])) == (["/dev/nvmap"], ["nv_tegra_release"])
     assert "more than 2 nodes and files" in notes[0]
     _, notes = find_tegra(board, *(f"bad{number}" for number in range(50)))
-    assert (len(notes), notes[-1]) == (tegra.NOTE_LIMIT + 1, "left out of the Tegra CSV files: 18 more")
+    assert (len(notes), notes[-1]) == (platforms.NOTE_LIMIT + 1, "left out of the Tegra CSV files: 18 more")
 
 
 @pytest.mark.parametrize("family", ["tegra234", "Tegra"])
@@ -290,7 +291,7 @@ def test_tegra_without_its_lists(board: Path) -> None:
     assert notes == ["this is a Tegra system, but none of devices.csv, drivers.csv, l4t.csv is in /csv"]
 
 
-PLATFORMS = {"wsl": platforms.to_wsl, "tegra": platforms.to_tegra}
+PLATFORMS = {"wsl": simulated.to_wsl, "tegra": simulated.to_tegra}
 
 
 @pytest.mark.slow
@@ -327,7 +328,7 @@ def test_change_makes_the_snapshot_stale(machine: Machine, platform: str) -> Non
     if platform == "wsl":
         Path(machine.root, "usr/lib/wsl/lib/libcuda.so.1").unlink()
     else:
-        with open(machine.root + platforms.CSV + "/devices.csv", "a", encoding="ascii") as file:
+        with open(machine.root + simulated.CSV + "/devices.csv", "a", encoding="ascii") as file:
             file.write("dev, /dev/null\n")
         os.mknod(f"{machine.root}/dev/null", 0o020666, os.makedev(1, 3))
     snapshot = machine.refreshed()

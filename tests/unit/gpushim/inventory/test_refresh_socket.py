@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import refresh_socket, renew
+from gpushim.inventory import renew
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ class Unit:
         self.began, self._over = 0, threading.Event()
         self._environment, self._service = machine.environment(), service
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind(f"{machine.state}/{refresh_socket.NAME}")
+        self._socket.bind(f"{machine.state}/{renew.SOCKET}")
         self._socket.listen()
         self._thread = threading.Thread(target=self._activate)
         self._thread.start()
@@ -123,9 +123,9 @@ def test_a_service_that_is_of_no_use(
     machine: Machine, log: Path, serve: Callable[..., Unit], monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     machine.build(1)
-    monkeypatch.setattr(refresh_socket, "SECONDS", 0.5)
+    monkeypatch.setattr(renew, "AGREEMENT", 0.5)
     serve(service)
-    assert not refresh_socket.refreshed(machine.config, machine.state, lambda: time.sleep(0.01))
+    assert not renew.served(machine.config, machine.state, lambda: time.sleep(0.01))
     assert snapshot(machine) == machine.saved()
     assert log.read_text() == "child\n"
 
@@ -133,9 +133,9 @@ def test_a_service_that_is_of_no_use(
 def test_a_service_that_never_starts(machine: Machine, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.build(1)
     Path(machine.state).mkdir()
-    monkeypatch.setattr(refresh_socket, "SECONDS", 0.5)
+    monkeypatch.setattr(renew, "AGREEMENT", 0.5)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.bind(f"{machine.state}/{refresh_socket.NAME}")
+        silent.bind(f"{machine.state}/{renew.SOCKET}")
         silent.listen()
         assert snapshot(machine) == machine.saved()
     assert log.read_text() == "child\n"
@@ -145,7 +145,7 @@ def agreeing(machine: Machine) -> socket.socket:
     """A service that agrees, and then hangs."""
     Path(machine.state).mkdir()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listening.bind(f"{machine.state}/{refresh_socket.NAME}")
+    listening.bind(f"{machine.state}/{renew.SOCKET}")
     listening.listen()
 
     def agree() -> None:
@@ -154,7 +154,7 @@ def agreeing(machine: Machine) -> socket.socket:
         except OSError:
             return
         with one:
-            one.send(refresh_socket.AGREED)
+            one.send(renew.AGREED)
             one.recv(1), one.recv(1)  # until it gives up
 
     threading.Thread(target=agree, daemon=True).start()
@@ -194,9 +194,9 @@ def test_who_says_nothing_holds_up_nobody(machine: Machine, serve: Callable[...,
     machine.build(1)
     serve()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as slow:
-        slow.connect(f"{machine.state}/{refresh_socket.NAME}")
+        slow.connect(f"{machine.state}/{renew.SOCKET}")
         began = time.monotonic()
-        assert refresh_socket.refreshed(machine.config, machine.state, lambda: time.sleep(0.01))
+        assert renew.served(machine.config, machine.state, lambda: time.sleep(0.01))
     assert snapshot(machine) == machine.saved()
     assert time.monotonic() - began < 30
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure, failure, renew
 from unit.gpushim.inventory.machine import Machine, running
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_later_create_looks_for_itself(machine: Machine, log: Path) -> None:
 def failing(machine: Machine, **changes: Any) -> None:
     """Record a failure of the time when the next create begins."""
     Path(machine.state).mkdir(exist_ok=True)
-    renew.record(machine.state, renew.facts(machine.config), GpushimError("sorry", 12))
+    failure.record(machine.state, failure.facts(machine.config), GpushimError("sorry", 12))
     path = Path(machine.state, "failure")
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
@@ -186,7 +186,7 @@ def failing(machine: Machine, **changes: Any) -> None:
 def test_a_failure_of_before_a_change_does_not_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.build(1)
     monkeypatch.setattr(
-        renew._Wait, "began", property(lambda self: renew._now() - 2 * 10**9, lambda *to: None), False
+        renew._Wait, "began", property(lambda self: failure.now() - 2 * 10**9, lambda *to: None), False
     )
     failing(machine)
     assert str(refusal(machine)) == "sorry"
@@ -201,14 +201,14 @@ def test_a_failure_of_before_a_change_does_not_count(machine: Machine, monkeypat
 def test_a_failure_that_is_not_of_this_wait_does_not_count(machine: Machine, changes: dict[str, Any]) -> None:
     machine.build(1)
     failing(machine, **changes)
-    renew._pass_on(machine.state, machine.config, 1)
+    failure.pass_on(machine.state, machine.config, 1)
 
 
 @pytest.mark.parametrize("mode", [0o757, 0o775])
 def test_a_failure_is_not_recorded_where_others_write(machine: Machine, mode: int) -> None:
     Path(machine.state).mkdir()
     os.chmod(machine.state, mode)
-    renew.record(machine.state, renew.facts(machine.config), GpushimError("sorry", 12))
+    failure.record(machine.state, failure.facts(machine.config), GpushimError("sorry", 12))
     assert os.listdir(machine.state) == []
 
 
@@ -216,7 +216,7 @@ def test_a_failure_that_others_may_have_written_does_not_count(machine: Machine)
     machine.build(1)
     failing(machine)
     os.chmod(f"{machine.state}/failure", 0o666)
-    renew._pass_on(machine.state, machine.config, 1)
+    failure.pass_on(machine.state, machine.config, 1)
 
 
 def test_refusal_of_the_child_is_passed_on(machine: Machine) -> None:

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import scarce
+from gpushim.inventory import failure
 
 
 def launcher_facts(*errors: BaseException) -> BaseException:
@@ -34,7 +34,7 @@ def launcher_facts(*errors: BaseException) -> BaseException:
     ids=str,
 )
 def test_what_one_process_lacks(error: BaseException) -> None:
-    assert "raise the limits of who creates this container" in str(scarce.lack(error))
+    assert "raise the limits of who creates this container" in str(failure.scarce(error))
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_what_one_process_lacks(error: BaseException) -> None:
     ids=str,
 )
 def test_what_is_everybodys(error: BaseException) -> None:
-    assert scarce.lack(error) is None
+    assert failure.scarce(error) is None
 
 
 def test_a_note_that_tells_of_it() -> None:
-    assert scarce.among(["a GPU is missing", "NVML cannot be used (Insufficient Memory): none was asked"])
-    assert scarce.among(["a GPU is missing"]) is None
+    assert failure.among(["a GPU is missing", "NVML cannot be used (Insufficient Memory): none was asked"])
+    assert failure.among(["a GPU is missing"]) is None

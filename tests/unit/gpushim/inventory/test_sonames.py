@@ -12,7 +12,7 @@ import pytest
 import fakehost
 from fakehost import smallelf
 from gpushim.ground.elf import ForeignError
-from gpushim.inventory.sonames import soname
+from gpushim.inventory.loader import soname
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from gpushim.doctor import state
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, GpushimError
 from gpushim.ground.model import Stamp
-from gpushim.inventory import stamp, survey
+from gpushim.inventory import ensure, survey
 from gpushim.paths import trust
 
 
@@ -61,7 +61,7 @@ def make_anew(folder: Path) -> None:
 def facts(tree: Path) -> Stamp:
     nodes = [f"{tree}/dev/{name}" for name in ("nvidia0", "nvidia1", "caps", "file")]
     root, sys = str(tree), f"{tree}/sys"
-    return stamp.current({"config": f"{root}/config.toml", "root": root, "sys": sys, "times": True, "nodes": nodes})
+    return ensure.current({"config": f"{root}/config.toml", "root": root, "sys": sys, "times": True, "nodes": nodes})
 
 
 def make_node(path: Path, minor: int) -> None:
@@ -180,7 +180,7 @@ def test_survives_json(tree: Path) -> None:
 
 def test_version_is_bounded(tree: Path) -> None:
     (tree / "proc/driver/nvidia/version").write_text("x" * 5000)
-    assert len(facts(tree)["module"] or "") == stamp.VERSION_LIMIT
+    assert len(facts(tree)["module"] or "") == ensure.VERSION_LIMIT
 
 
 def test_fifos_do_not_hang(tree: Path) -> None:
@@ -190,10 +190,10 @@ def test_fifos_do_not_hang(tree: Path) -> None:
 
 
 def test_proc_of_a_driver_root_without_its_own(tmp_path: Path) -> None:
-    assert stamp.proc_dir(str(tmp_path)) == "/proc"
+    assert ensure.proc_dir(str(tmp_path)) == "/proc"
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    assert stamp.proc_dir(str(tmp_path)) == f"{tmp_path}/proc"
-    assert stamp.proc_dir("/") == "/proc"
+    assert ensure.proc_dir(str(tmp_path)) == f"{tmp_path}/proc"
+    assert ensure.proc_dir("/") == "/proc"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_imports_nothing_slow() -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); import gpushim.inventory.ensure;"
         "print(*sorted({'os', 're', 'json', 'typing', 'subprocess', 'struct', 'enum'} & set(sys.modules)))"
     )
-    shim = stamp.__file__.rpartition("/gpushim/")[0]
+    shim = ensure.__file__.rpartition("/gpushim/")[0]
     done = subprocess.run([sys.executable, "-IS", "-c", code, shim], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 
@@ -246,7 +246,7 @@ def test_the_hosts_root_is_trusted_in_a_user_namespace_too(
 def test_owners_count_only_on_the_host(monkeypatch: pytest.MonkeyPatch, uid_map: str, same: bool) -> None:
     monkeypatch.setattr(system, "text", lambda path, limit: uid_map)
     here: list[Any] = [{**FACTS, "nodes": [[195, mode, 65534, 65534], None]} for mode in (0o20666, 0o20600)]
-    assert [stamp.same_from_here(FACTS, facts) for facts in here] == [same, False]
+    assert [ensure.same_from_here(FACTS, facts) for facts in here] == [same, False]
 
 
 @pytest.mark.parametrize(("life", "age", "alive"), [
@@ -257,14 +257,14 @@ def test_owners_count_only_on_the_host(monkeypatch: pytest.MonkeyPatch, uid_map:
 ])  # fmt: skip
 def test_a_life_is_counted_from_the_look(life: int, age: float, alive: bool) -> None:
     snapshot: Any = {"life": life, "looked": system.clock() - age}
-    assert stamp.alive(snapshot) is alive
+    assert ensure.alive(snapshot) is alive
 
 
 def test_without_times_an_instance_is_its_place(tree: Path) -> None:
     proc, sys = f"{tree}/proc", f"{tree}/sys"
-    before = stamp.driver(proc, sys, False)
+    before = ensure.driver(proc, sys, False)
     make_anew(tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0")
-    assert stamp.driver(proc, sys, False) == before
+    assert ensure.driver(proc, sys, False) == before
 
 
 def test_what_covers_a_member_is_a_fact(tree: Path) -> None:

@@ -18,7 +18,7 @@ import fakehost
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.model import Snapshot
-from gpushim.inventory import ensure, gpus, modules, still, survey
+from gpushim.inventory import ensure, gpus, modules, survey
 from gpushim.refresh import plugin_requests, refresh
 from unit.gpushim.inventory.machine import Machine
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def host(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> fakehost.Host:
     """A host that writes down when NVML is opened, and what is to be unattended there."""
-    monkeypatch.setattr(still, "REST", 0.5)
-    monkeypatch.setattr(still, "LIMIT", 3.0)
-    monkeypatch.setattr(still, "PAUSE", 0.05)
+    monkeypatch.setattr(modules, "REST", 0.5)
+    monkeypatch.setattr(modules, "LIMIT", 3.0)
+    monkeypatch.setattr(modules, "PAUSE", 0.05)
     monkeypatch.setitem(sys.modules, "pynvml", None)  # it would stay in this process, with this host's library
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
@@ -41,7 +41,7 @@ def host(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> fakehost.Host:
 
 def waited(host: fakehost.Host) -> float:
     began = time.monotonic()
-    still.wait(host.root, host.root + "/proc")
+    modules.wait(host.root, host.root + "/proc")
     return time.monotonic() - began
 
 
@@ -153,7 +153,7 @@ def test_a_snapshot_that_is_true_costs_no_wait_and_no_nvml(
 ) -> None:
     """As of the timer, every minute."""
     before = machine.refreshed()
-    monkeypatch.setattr(still, "wait", None)
+    monkeypatch.setattr(modules, "wait", None)
     monkeypatch.setattr(survey, "survey", None)
     assert refresh.unattended(load=False) == before
 
@@ -177,7 +177,7 @@ def test_only_what_may_be_an_upgrade_is_waited_for(
     machine.refreshed()
     change(host)
     calls: list[str] = []
-    monkeypatch.setattr(still, "wait", lambda *_: calls.append("wait"))
+    monkeypatch.setattr(modules, "wait", lambda *_: calls.append("wait"))
     refresh.unattended(load=False)
     assert bool(calls) is waits
 

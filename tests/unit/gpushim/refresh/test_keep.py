@@ -12,7 +12,7 @@ import pytest
 
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import ensure, form, renew, stamp
+from gpushim.inventory import ensure, renew, save
 from gpushim.refresh import keep, plugin_requests
 from gpushim.refresh.keep import Keep
 
@@ -82,8 +82,8 @@ def test_what_another_version_has_made_since_is_left_to_it(
 ) -> None:
     """A keeper and creates of two versions would renew each other's snapshots for ever."""
     found = alive(300, age)
-    monkeypatch.setattr(form, "of_another", lambda config, state: found)
-    monkeypatch.setattr(stamp, "alive", lambda snapshot, ahead=0: True)
+    monkeypatch.setattr(save, "of_another", lambda config, state: found)
+    monkeypatch.setattr(ensure, "alive", lambda snapshot, ahead=0: True)
     host["script"] = "exit 0"
     kept.look()
     kept.stop()

@@ -19,7 +19,7 @@ import pytest
 
 from gpushim.config import policy
 from gpushim.ground.errors import CONFIG, DRIVER, INVENTORY, GpushimError
-from gpushim.inventory import ensure, gpus, procfs, save, still, survey
+from gpushim.inventory import ensure, gpus, modules, procfs, save, survey
 from gpushim.refresh import plugin_requests, refresh
 from unit.gpushim.inventory.machine import Machine
 
@@ -116,13 +116,13 @@ def test_gpus_that_are_let_go_while_it_waits_are_not_opened(
     released = Path(machine.state, plugin_requests.RELEASED)
     released.parent.mkdir(parents=True)
     os.chmod(machine.state, 0o755)
-    monkeypatch.setattr(still, "wait", lambda *_: released.touch())
+    monkeypatch.setattr(modules, "wait", lambda *_: released.touch())
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
     assert refresh.unattended(True) is None
     assert not ensure.own(f"{machine.state}/{ensure.SNAPSHOT}")
     released.unlink()
-    monkeypatch.setattr(still, "wait", lambda *_: None)
+    monkeypatch.setattr(modules, "wait", lambda *_: None)
     assert refresh.unattended(True)
 
 
