@@ -175,9 +175,9 @@ class Decision:
         if self.inventory and line:
             append(self.inventory["policy"]["log"]["file"], fastjson.dumps({"time": now(), **line}))
         elif line:
-            from gpushim.decision import refusal as log  # imports json and more
+            from gpushim.decision import without_config  # as above
 
-            log.record(line)
+            without_config.record(line)
 
 
 def of_items(items: list[Item], inventory: Snapshot, hook: str, capabilities: Sequence[str]) -> list[Edit]:

@@ -1,8 +1,10 @@
-"""Whether a container could be asking for a GPU while the configuration cannot be read, or is wrong.
+"""What is decided without a snapshot, as while the configuration cannot be read: who could be asking for a GPU.
 
 Then nothing says which variables, annotations and mounts count. A container that could be asking under any
 configuration is refused, for it would start without its GPU; others are not affected: a variable or an annotation
-asks only if the file may name it, and its value may be a device. Out of scope: what is wrong (policy.py).
+asks only if the file may name it, and its value may be a device. And the refusal's line in the GPU log has to find
+that log. Not on the create path: only trouble pays for these imports. Out of scope: what is wrong (policy.py), other
+reports of a refusal (create.py), the line itself (decide.py).
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from gpushim.config import policy
+from gpushim.ground import fastjson, system
 from gpushim.ground.errors import GpushimError
+from gpushim.inventory import ensure
 from gpushim.oci import request, selection
+from gpushim.paths import trust
+from gpushim.paths.logfile import append, now
 
 if TYPE_CHECKING:
     from gpushim.ground.model import Policy
@@ -40,16 +46,16 @@ def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
 
 def _widest(spec: dict[str, Any], texts: list[str | None]) -> Policy:
     """Return the policy under which all counts that these texts may name; None may name anything."""
-    variables = {name for name, value in _variables(spec) if _is_device(value)}
-    annotations = [key for key, value in _annotations(spec) if _is_device(value, "cdi")]
+    names = {name for name, value in environment(spec) if _is_device(value)}
+    keys = [key for key, value in annotated(spec) if _is_device(value, "cdi")]
     known = [text for text in texts if text is not None]
     if len(known) == len(texts):
-        variables &= {word for text in known for word in _words(text)}
+        names &= {word for text in known for word in _words(text)}
         prefixes = tuple({word for text in known for word in _words(_strings(text))})
-        annotations = [key for key in annotations if key.startswith(prefixes)]
+        keys = [key for key in keys if key.startswith(prefixes)]
     settings = policy.defaults()
-    settings["requests"].update({"accept-volume-mounts": True, "swarm-variables": sorted(variables)})
-    settings["cdi"]["annotation-prefixes"] += annotations
+    settings["requests"].update({"accept-volume-mounts": True, "swarm-variables": sorted(names)})
+    settings["cdi"]["annotation-prefixes"] += keys
     settings["cdi"]["foreign-kinds"] = ["*"]
     return settings
 
@@ -100,15 +106,44 @@ def _kind(text: str) -> str:
     return items[0][0] if items else "none"
 
 
-def _variables(spec: dict[str, Any]) -> list[tuple[str, str]]:
+def environment(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """List the variables of a config.json, whatever else there is, with their values."""
     process = spec.get("process")
     env = process.get("env") if isinstance(process, dict) else None
     listed = env if isinstance(env, list) else ()
-    pairs = [entry.partition("=") for entry in listed if isinstance(entry, str)]
+    pairs = [entry.partition("=") for entry in listed if isinstance(entry, str) and "=" in entry]
     return [(name, value) for name, _, value in pairs]
 
 
-def _annotations(spec: dict[str, Any]) -> list[tuple[str, str]]:
+def annotated(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """List the annotations of a config.json that are texts, with their values."""
     found = spec.get("annotations")
     listed = found.items() if isinstance(found, dict) else ()
     return [(key, value) for key, value in listed if isinstance(value, str)]
+
+
+def record(line: dict[str, Any]) -> None:
+    """Write a refusal's line into the GPU log ([log] file), with the time added."""
+    try:
+        append(_log(), fastjson.dumps({"time": now(), **line}))
+    except Exception:  # noqa: BLE001, S110 - the refusal itself must reach the engine
+        pass
+
+
+def _log() -> str:
+    """Return the log's path in the configuration or, if that is wrong, in the last one.
+
+    Without either it is the default, for the system's configuration alone.
+    """
+    config = system.config_path()
+    default = config == system.CONFIG_FILE
+    try:
+        if default or os.path.exists(config):
+            return str(policy.load(config)["log"]["file"])
+    except GpushimError:
+        pass
+    try:
+        state = system.state_dir()
+        return str(ensure.own(f"{state}/{ensure.SNAPSHOT}")["policy"]["log"]["file"] if trust.ours(state) else "")
+    except (GpushimError, KeyError, TypeError):  # none yet
+        return str(policy.defaults()["log"]["file"]) if default else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.cdi import specs
 from gpushim.config import policy
 from gpushim.decision.decide import Decision, gone, of_bundle
+from gpushim.decision.without_config import annotated, environment
 from gpushim.explain import not_given
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
 from gpushim.inventory import present
@@ -172,10 +173,10 @@ def _looked_at(
         otherwise: the effect of what the decision did not come to.
     """
     prefixes, swarm = tuple(settings["cdi"]["annotation-prefixes"]), settings["requests"]["swarm-variables"]
-    annotations, mounts = sorted(_texts(spec.get("annotations"))), _mounts(spec)
-    found = [(f"annotation {key}", value, "") for key, value in annotations if key.startswith(prefixes)]
+    keys, mounts = sorted(annotated(spec)), _mounts(spec)
+    found = [(f"annotation {key}", value, "") for key, value in keys if key.startswith(prefixes)]
     found += [(f"mount {path}", source, "") for source, path in mounts if path.startswith(request.DEVICE_LIST + "/")]
-    found += _variables(_env(spec), swarm)
+    found += _variables(environment(spec), swarm)
     for what, value, effect in found:
         by = origins.get(f"{what}={value}") or origins.get(what.partition(" ")[2] or what, "config.json")
         effect = effect or decision.effects.get(what, otherwise)
@@ -192,13 +193,11 @@ def _looked_at(
         yield {"what": "CAP_SYS_ADMIN", "value": value, "from": "process.capabilities", "effect": effect}
 
 
-def _variables(env: list[str], swarm: list[str]) -> Iterator[tuple[str, str, str]]:
+def _variables(env: list[tuple[str, str]], swarm: list[str]) -> Iterator[tuple[str, str, str]]:
     """List variables with their values, of equal ones the last, and what those do that no decision has noted."""
-    entries = dict(enumerate(entry.partition("=") for entry in env if "=" in entry))
-    final = {entry: place for place, entry in entries.items()}
-    last = {name: place for place, (name, _, _) in entries.items()}
-    for place in sorted(final.values()):
-        name, _, value = entries[place]
+    final = {entry: place for place, entry in enumerate(env)}
+    last = {name: place for place, (name, _) in enumerate(env)}
+    for (name, value), place in sorted(final.items(), key=lambda each: each[1]):
         meant = not_given.meant(name, swarm)
         if name in authorization.VARIABLES or name in swarm or name.startswith(require.PREFIX):
             yield name, value, "" if last[name] == place else "set again below, which counts"
@@ -210,18 +209,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def _texts(members: Any) -> list[tuple[str, str]]:
-    found = members.items() if isinstance(members, dict) else ()
-    return [(key, value) for key, value in found if isinstance(value, str)]
-
-
 def _mounts(spec: dict[str, Any]) -> list[tuple[str, str]]:
     mounts = spec.get("mounts")
     entries = [entry for entry in (mounts if isinstance(mounts, list) else ()) if isinstance(entry, dict)]
     return [(str(entry.get("source", "")), str(entry.get("destination", ""))) for entry in entries]
-
-
-def _env(spec: dict[str, Any]) -> list[str]:
-    process = spec.get("process")
-    env = process.get("env") if isinstance(process, dict) else None
-    return [entry for entry in (env if isinstance(env, list) else ()) if isinstance(entry, str)]

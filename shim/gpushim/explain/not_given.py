@@ -7,6 +7,7 @@ Out of scope: what is given (decide.py).
 from __future__ import annotations
 
 import copy
+import difflib
 import posix
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from gpushim.oci.edits import Edit
 
     Rows = Iterator[dict[str, str]]
+
+CLOSE = 0.9  # of difflib's 1: two names of nine letters with one that differs
 
 
 def capabilities(decision: Decision, bundle: Bundle) -> Rows:
@@ -106,22 +109,12 @@ def meant(name: str, swarm: Iterable[str] = ()) -> str:
         swarm: variables that count beside those of the table.
 
     Returns:
-        one that differs by a letter, by two that are swapped, or by case and hyphens; "" if none does, or the name
-        counts itself.
+        one that differs little, as by a letter, or by case and hyphens; "" if none does, or the name counts itself.
     """
     known = [*authorization.VARIABLES, *swarm]
     if name in known or name.startswith(PREFIX):
         return ""
     plain = name.upper().replace("-", "_")
-    found = [each for each in known if _close(plain, each)]
-    ends = range(len(PREFIX) - 1, len(PREFIX) + 2)
-    return found[0] if found else PREFIX + "*" if any(_close(plain[:end], PREFIX) for end in ends) else ""
-
-
-def _close(one: str, other: str) -> bool:
-    """Say whether two texts are the same but for one letter that is another, missing or too many, or two swapped."""
-    if abs(len(one) - len(other)) > 1:
-        return False
-    same = next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
-    a, b = one[same:], other[same:]
-    return a[1:] == b[1:] or a == b[1:] or a[1:] == b or (a[:2] == b[1::-1] and a[2:] == b[2:])
+    found = difflib.get_close_matches(plain, known, 1, CLOSE)
+    ends = [plain[: len(PREFIX) + more] for more in (-1, 0, 1)]
+    return found[0] if found else PREFIX + "*" if difflib.get_close_matches(PREFIX, ends, 1, CLOSE) else ""

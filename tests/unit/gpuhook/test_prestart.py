@@ -290,7 +290,7 @@ def test_the_hook_alone_imports_nothing_of_the_runtimes_other_verbs() -> None:
     assert "gpushim.oci.edits" in found
     assert {
         "gpushim.create.update",
-        "gpushim.decision.refusal",
+        "gpushim.decision.without_config",
         "gpushim.config.policy",
         "json",
         "os",

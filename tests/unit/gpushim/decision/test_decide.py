@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.decision import refusal
+from gpushim.decision import without_config
 from gpushim.decision.decide import Decision, of_items
 from gpushim.ground import bounds, system
 from gpushim.ground.errors import INVENTORY, GpushimError
@@ -61,9 +61,9 @@ def test_one_that_gets_nothing_is_a_warning(last: list[Any]) -> None:
 
 
 def test_a_refusal_is_an_error_of_bounded_length(last: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an inventory, none of whose policy tells the log, refusal.py finds it."""
+    """Without an inventory, none of whose policy tells the log, without_config.py finds it."""
     disclosed: list[Any] = []
-    monkeypatch.setattr(refusal, "record", disclosed.append)
+    monkeypatch.setattr(without_config, "record", disclosed.append)
     Decision({"container": "x"}).record("w" * (bounds.LOG_TEXT + 1))
     assert disclosed == [{"level": "error", "msg": "w" * bounds.LOG_TEXT, "container": "x"}]
 
