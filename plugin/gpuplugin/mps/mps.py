@@ -6,7 +6,6 @@ container gets of it (allocation.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpushim.inventory import ensure
@@ -18,57 +17,29 @@ if TYPE_CHECKING:
     from gpuplugin.devices.division import MpsGroup
 
 
-@dataclass(frozen=True)
 class Place:
     """The directory of a group, root's alone.
 
     Args:
         state_dir: gpushim's state directory.
         group: the group's name.
+
+    Attributes:
+        top: the directory of all that follow.
+        pipe: where clients find the daemon.
+        log: where the daemon writes its logs.
+        private: a directory that root alone enters, so that no user of the host gets to what is in it.
+        shm: the /dev/shm of the daemon and its clients, which may all write to it.
+        lock: the file that a supervisor holds.
+        state: what a supervisor tells of a daemon that serves.
+        modes: the compute modes that the GPUs had before.
     """
 
-    state_dir: str
-    group: str
-
-    @property
-    def top(self) -> str:
-        """The directory of all that follow."""
-        return f"{self.state_dir}/mps/{self.group}"
-
-    @property
-    def pipe(self) -> str:
-        """Where clients find the daemon."""
-        return f"{self.top}/pipe"
-
-    @property
-    def log(self) -> str:
-        """Where the daemon writes its logs."""
-        return f"{self.top}/log"
-
-    @property
-    def private(self) -> str:
-        """A directory that root alone enters, so that no user of the host gets to what is in it."""
-        return f"{self.top}/private"
-
-    @property
-    def shm(self) -> str:
-        """The /dev/shm of the daemon and its clients, which may all write to it."""
-        return f"{self.private}/shm"
-
-    @property
-    def lock(self) -> str:
-        """The file that a supervisor holds."""
-        return f"{self.top}/lock"
-
-    @property
-    def state(self) -> str:
-        """What a supervisor tells of a daemon that serves."""
-        return f"{self.top}/state.json"
-
-    @property
-    def modes(self) -> str:
-        """The compute modes that the GPUs had before."""
-        return f"{self.top}/compute-modes.json"
+    def __init__(self, state_dir: str, group: str) -> None:
+        self.state_dir, self.group, self.top = state_dir, group, f"{state_dir}/mps/{group}"
+        self.pipe, self.log, self.private = f"{self.top}/pipe", f"{self.top}/log", f"{self.top}/private"
+        self.shm, self.lock = f"{self.private}/shm", f"{self.top}/lock"
+        self.state, self.modes = f"{self.top}/state.json", f"{self.top}/compute-modes.json"
 
 
 def unit(group: str) -> str:
