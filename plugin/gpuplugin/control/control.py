@@ -2,7 +2,7 @@
 
 One line of JSON each way. Whoever connects is known by the kernel's word, and can make nothing big or slow: few
 clients at a time, each with a deadline, and answers are made beside the loop that kubelet's calls run in.
-Out of scope: what is answered (daemon.py, status.py); the command (gpushim.cli.device_plugin).
+Out of scope: what is answered (commands.py); the command (gpushim.cli.device_plugin).
 """
 
 from __future__ import annotations

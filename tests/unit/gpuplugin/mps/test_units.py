@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.mps import units
-from gpuplugin.mps.units import Units
+from gpuplugin.mps import mps
+from gpuplugin.mps.mps import Units
 from gpuplugin.settings.settings import Settings
 from gpuplugin.settings.sharing import Group, Mps
 from gpuplugin.snapshot import release
@@ -43,7 +43,7 @@ def test_a_gpu_that_mps_cannot_share_any_more_ends_nothing(top: Path, host: Host
 
 
 def test_missing_units_are_started_once_in_a_while(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "SYSTEMD", str(top))
+    monkeypatch.setattr(mps, "SYSTEMD", str(top))
     started: list[Any] = []
 
     def start(work: Any) -> Any:
@@ -59,7 +59,7 @@ def test_missing_units_are_started_once_in_a_while(top: Path, host: Host, monkey
 
 
 def test_where_systemd_is_not_the_node_is_asked(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "SYSTEMD", str(top / "none"))
+    monkeypatch.setattr(mps, "SYSTEMD", str(top / "none"))
     release.prepare()
     Units(lambda work: work.close()).look(host.found, by_mps(top))
     asked = json.loads((top / "state/device-plugin/wanted").read_text())
