@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuplugin.allocation.offer import absent, offered
-from gpuplugin.book import book_state
-from gpuplugin.book.book import Book
+from gpuplugin.book import book
 from gpuplugin.limits import nvml_limits
 from gpuplugin.settings import sharing
 from gpuplugin.snapshot import node_snapshot
@@ -58,7 +57,7 @@ def tell(settings: Settings, others: Others) -> None:
     show.say(f"Containers are told by {', '.join(ways.ways)}; devices are named by {_names(ways.by_index)}.")
     if any(one.share and one.share.memory for devices in found.values() for one in devices):
         show.say(_limits(snapshot))
-    show.say(book_state.summary(Book()))
+    show.say(book.summary(book.Book()))
     if settings.values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(settings.values['exclude'])}.")
     if ways.features or ways.imex:

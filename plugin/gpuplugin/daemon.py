@@ -25,7 +25,7 @@ from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.limits.enforce import KernelLimits
 from gpuplugin.metrics.exporter import Exporter
-from gpuplugin.mps.units import Units
+from gpuplugin.mps.mps import Units
 from gpuplugin.processes import tasks
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch

@@ -2,7 +2,7 @@
 
 One line of JSON each way. Whoever connects is known by the kernel's word, and can make nothing big or slow: few
 clients at a time, each with a deadline, and answers are made beside the loop that kubelet's calls run in.
-Out of scope: what is answered (daemon.py, status.py); the command (gpushim.cli.device_plugin).
+Out of scope: what is answered (commands.py); the command (gpushim.cli.device_plugin).
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
-import struct
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.kubelet.sockets import identity, is_socket, listening, private
+from gpuplugin.kubelet.sockets import identity, is_socket, listening, of_root, private
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -33,8 +31,6 @@ LIMIT = 4096  # bytes of a question
 DEADLINE = 5.0  # seconds for a question, and for an answer to be read
 CLIENTS = 8  # at a time
 PATIENCE = 60.0  # seconds; an instance that is replaced has 30 s to end, as Kubernetes has it
-_ROOT = 0
-_UCRED = struct.Struct("3i")  # pid, uid, gid: SO_PEERCRED of unix(7)
 
 
 class Control:
@@ -113,8 +109,7 @@ class Control:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        who = _UCRED.unpack(writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-        if who not in (_ROOT, os.geteuid()):
+        if not of_root(writer.get_extra_info("socket")):
             return {"error": "only root may ask the device plugin"}
         if self._clients > CLIENTS:
             return {"error": "too many ask the device plugin at a time; try again"}

@@ -9,6 +9,7 @@ Budget: `heard` and `problems` look through the reasons of GPUs; a small file is
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,9 @@ from gpuplugin.health.causes import Cause, Known, Over
 from gpuplugin.health.reason import Reason
 from gpuplugin.settings import xids
 from gpushim.ground import system
-from gpushim.ground.errors import quote
+from gpushim.ground.errors import GpushimError, quote
 from gpushim.ground.logs import logger
-from gpushim.paths import trust
+from gpushim.paths import lock, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 GRACE = 10.0  # seconds that no GPU may be watched, as while a child starts again
 SAVES = 0.25  # seconds between two writes of the file
+LOCK, LOCKED = "health.lock", 0.5  # beside it; seconds that another instance may take
 
 
 class Health:
@@ -136,14 +138,18 @@ class Health:
         now = time.monotonic()
         if not self._unsaved or (not at_once and now - self._saved < SAVES):
             return
+        turn = f"{os.path.dirname(self.path)}/{LOCK}"
+        if not at_once and lock.is_held(turn):  # by another instance, which writes it just now
+            return
         self._saved = now
-        self._take_in()
-        self.listened.note(system.clock())
         try:
-            causes.save(self.path, self._state)
-            self._file = trust.identity(self.path)
+            with lock.held(turn, LOCKED):  # else what it has heard, and tells here alone, could be written over
+                self._take_in()
+                self.listened.note(system.clock())
+                causes.save(self.path, self._state)
+                self._file = trust.identity(self.path)
             self._unsaved = self._warned = False
-        except OSError as error:
+        except (OSError, GpushimError) as error:
             if not self._warned:
                 logger.warning(
                     "%s cannot be written, so a restart would forget why devices are unhealthy: %s", self.path, error

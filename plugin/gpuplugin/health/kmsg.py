@@ -85,11 +85,6 @@ class Log:
             os.close(self._fd)
             self._fd = -1
 
-    @property
-    def readable(self) -> bool:
-        """Whether the log can be read."""
-        return self._fd >= 0
-
     def xids(self) -> dict[tuple[str, int], float]:
         """Return when each GPU had each XID last, since the driver was loaded.
 

@@ -10,10 +10,10 @@ Only root's processes are believed. Out of scope: what follows (allocators.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import socket
-import struct
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
@@ -40,8 +40,6 @@ LIMIT = 1 << 14  # bytes of an answer
 LONGEST = 253  # characters of a name
 DEEPEST = 2  # directories in each other
 ASKED = 64  # sockets at a time: one that hangs costs three descriptors, and nodes have a dozen
-_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
-_ROOT = 0
 _SURROGATE = re.compile("[\ud800-\udfff]")  # of what is not UTF-8
 
 
@@ -121,19 +119,13 @@ def believed(path: str) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
             client.setblocking(False)
             client.connect(path)
-            who = _UCRED.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
+            return sockets.of_root(client)
     except BlockingIOError:
-        return _owner(path) in (_ROOT, os.geteuid())
+        with contextlib.suppress(OSError):
+            return os.lstat(path).st_uid in (0, os.geteuid())
     except OSError:
-        return False
-    return who in (_ROOT, os.geteuid())
-
-
-def _owner(path: str) -> int:
-    try:
-        return os.lstat(path).st_uid
-    except OSError:
-        return -1
+        pass
+    return False
 
 
 async def asked(path: str) -> Plugin | None:

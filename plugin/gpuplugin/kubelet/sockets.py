@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 CALLS = 64  # at a time, over all connections
+_ROOT = 0
+_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 NAMES = 4096  # of a directory that are looked at, most; one of kubelet's has a dozen
 
 
@@ -188,6 +191,12 @@ def is_socket(path: str) -> bool:
         return stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
         return False
+
+
+def of_root(connected: Any) -> bool:
+    """Say whether a process of root's, or of this one's user, is at the other end of a socket; the kernel knows."""
+    who = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
+    return who in (_ROOT, os.geteuid())
 
 
 def listening(path: str) -> bool:

@@ -1,74 +1,60 @@
-"""MPS as the plugin sees it: where a group of GPUs has its directories, and whether its control daemon serves.
+"""MPS as the plugin sees it: where a group of GPUs has its directories, whether its control daemon serves, its unit.
 
-Looked at with a few short reads, never by asking the daemon. Out of scope: running it (supervisor.py), and what a
-container gets of it (allocation.py).
+Looked at with a few short reads, never by asking the daemon. Units that are missing are started; where there is no
+systemd, as in a pod, the node is asked to (node_requests.py).
+Out of scope: running a daemon (supervisor.py), and what a container gets of it (allocation.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.devices import division
+from gpuplugin.processes import process
+from gpuplugin.snapshot import node_requests
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
 from gpushim.paths import lock, trust
+from gpushim.refresh.plugin_requests import SYSTEMCTL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import asyncio
+    from collections.abc import Callable, Iterable
 
     from gpuplugin.devices.division import MpsGroup
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+AGAIN = 10.0  # seconds between starts
 
 
-@dataclass(frozen=True)
 class Place:
     """The directory of a group, root's alone.
 
     Args:
         state_dir: gpushim's state directory.
         group: the group's name.
+
+    Attributes:
+        top: the directory of all that follow.
+        pipe: where clients find the daemon.
+        log: where the daemon writes its logs.
+        private: a directory that root alone enters, so that no user of the host gets to what is in it.
+        shm: the /dev/shm of the daemon and its clients, which may all write to it.
+        lock: the file that a supervisor holds.
+        state: what a supervisor tells of a daemon that serves.
+        modes: the compute modes that the GPUs had before.
     """
 
-    state_dir: str
-    group: str
-
-    @property
-    def top(self) -> str:
-        """The directory of all that follow."""
-        return f"{self.state_dir}/mps/{self.group}"
-
-    @property
-    def pipe(self) -> str:
-        """Where clients find the daemon."""
-        return f"{self.top}/pipe"
-
-    @property
-    def log(self) -> str:
-        """Where the daemon writes its logs."""
-        return f"{self.top}/log"
-
-    @property
-    def private(self) -> str:
-        """A directory that root alone enters, so that no user of the host gets to what is in it."""
-        return f"{self.top}/private"
-
-    @property
-    def shm(self) -> str:
-        """The /dev/shm of the daemon and its clients, which may all write to it."""
-        return f"{self.private}/shm"
-
-    @property
-    def lock(self) -> str:
-        """The file that a supervisor holds."""
-        return f"{self.top}/lock"
-
-    @property
-    def state(self) -> str:
-        """What a supervisor tells of a daemon that serves."""
-        return f"{self.top}/state.json"
-
-    @property
-    def modes(self) -> str:
-        """The compute modes that the GPUs had before."""
-        return f"{self.top}/compute-modes.json"
+    def __init__(self, state_dir: str, group: str) -> None:
+        self.state_dir, self.group, self.top = state_dir, group, f"{state_dir}/mps/{group}"
+        self.pipe, self.log, self.private = f"{self.top}/pipe", f"{self.top}/log", f"{self.top}/private"
+        self.shm, self.lock = f"{self.private}/shm", f"{self.top}/lock"
+        self.state, self.modes = f"{self.top}/state.json", f"{self.top}/compute-modes.json"
 
 
 def unit(group: str) -> str:
@@ -119,3 +105,56 @@ def missing(state_dir: str, groups: Iterable[MpsGroup]) -> list[str]:
         groups: by the settings in force.
     """
     return [unit(group.name) for group in groups if not lock.is_held(Place(state_dir, group.name).lock)]
+
+
+class Units:
+    """All of them.
+
+    Args:
+        start: starts a task, and sees to what it ends with.
+    """
+
+    def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
+        self._start = start
+        self._ready: list[str] = []
+        self._next = 0.0  # time.monotonic()
+
+    def look(self, snapshot: Snapshot, settings: Settings) -> bool:
+        """Have units started that are missing, and say whether what clients find has changed."""
+        groups, state = _groups(snapshot, settings), system.state_dir()
+        units = missing(state, groups) if groups and time.monotonic() >= self._next else []
+        if units:
+            self._next = time.monotonic() + AGAIN
+            self._begin(units)
+        before, self._ready = self._ready, [ready(state, group) for group in groups]
+        return self._ready != before
+
+    def _begin(self, units: list[str]) -> None:
+        if os.path.isdir(system.SYSTEMD):
+            self._start(_run([SYSTEMCTL, "start", "--no-block", *units]))
+            return
+        try:
+            node_requests.ask(units=units)
+        except OSError as error:
+            logger.warning("the node cannot be asked to start %s: %s", ", ".join(units), error.strerror)
+
+
+def _groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:
+    if snapshot["error"]:
+        return []
+    try:
+        return division.mps_groups(snapshot, settings)
+    except GpushimError:  # who offers the devices meets it, too, and says it
+        return []
+
+
+async def _run(words: list[str]) -> None:
+    """Run a command; systemd starts the units, and its journal says what becomes of them."""
+    try:
+        pid = process.spawn(words)
+    except OSError as error:
+        logger.warning("%s cannot be started: %s", words[0], error.strerror)
+        return
+    code = await process.gone(pid)
+    if code > 0:  # by a signal: who ends all children has ended it, too
+        logger.warning("%s has ended with %s", " ".join(words), code)

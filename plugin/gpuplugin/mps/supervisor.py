@@ -8,8 +8,6 @@ Out of scope: commands of the daemon (control_daemon.py), what the plugin makes 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import select
@@ -30,7 +28,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, renew
-from gpushim.paths import trust
+from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -164,27 +162,15 @@ def _alone(place: Place) -> Iterator[None]:
         os.makedirs(folder, 0o700 if folder == place.private else 0o755, exist_ok=True)
         if folder != place.shm and not trust.ours(folder):
             raise GpushimError(f"{folder} is not root's alone; remove it", INVENTORY)
-    fd = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        late = time.monotonic() + LOCKED
-        while not _locked(fd):
-            if time.monotonic() > late:
-                raise GpushimError(f"{place.group} has a supervisor that runs; stop it first", INVENTORY)
-            time.sleep(0.05)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(place.lock, LOCKED))
+        except GpushimError:
+            if lock.is_held(place.lock):
+                raise GpushimError(f"{place.group} has a supervisor that runs; stop it first", INVENTORY) from None
+            raise
         _mount(place.shm)
         yield
-    finally:
-        os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        return False
-    return True
 
 
 def _mount(folder: str) -> None:

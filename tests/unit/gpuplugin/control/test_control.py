@@ -84,7 +84,7 @@ def test_who_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
 def test_nobody_but_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(_: Control) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
-        monkeypatch.setattr(control, "_ROOT", 4343)
+        monkeypatch.setattr("gpuplugin.kubelet.sockets._ROOT", 4343)
         assert (await ask(tmp_path, b'{"do": "status"}\n'))["error"] == "only root may ask the device plugin"
 
     with_control(tmp_path, work)

@@ -14,6 +14,7 @@ from gpuplugin.health import causes, gaps, nvml_lines
 from gpuplugin.health.health import Health
 from gpuplugin.settings import xids
 from gpushim.ground import system
+from gpushim.paths import lock
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 T = 1_700_000_000.0
@@ -247,6 +248,18 @@ def test_what_one_of_two_instances_has_heard_counts_for_both(watched: Health, pa
     watched.save(at_once=True)
     found = {WHOLE: ["xid"], **{who: ["ecc", "xid"] for who in (PARENT, *MIGS)}}
     assert kinds(new, T + 5) == kinds(Health(path, boot="b"), T + 5) == found
+
+
+def test_one_writes_at_a_time_or_what_an_instance_heard_that_ends_could_be_lost(watched: Health, path: str) -> None:
+    other = Health(path, boot="b")
+    other.problems(HOST, T)
+    with lock.held(f"{Path(path).parent}/health.lock"):  # by one that has read the file, and is to write it
+        watched.heard({"xid": 79, "gpu": WHOLE}, T)
+        assert not Path(path).exists()
+        other._state.gpus[PARENT].causes["ecc"] = causes.Cause("ecc", T, T, ends=xids.ACTION)
+        causes.save(path, other._state)
+    watched.save()
+    assert kinds(Health(path, boot="b")) == {WHOLE: ["xid"], **{who: ["ecc"] for who in (PARENT, *MIGS)}}
 
 
 @pytest.mark.parametrize("again", [False, True])

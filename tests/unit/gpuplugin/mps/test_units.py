@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.mps.units import Units
+from gpuplugin.mps.mps import Units
 from gpuplugin.settings.settings import Settings
 from gpuplugin.settings.sharing import Group, Mps
 from gpuplugin.snapshot import release
