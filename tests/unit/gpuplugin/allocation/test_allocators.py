@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ import pytest
 from gpuplugin.allocation import allocators
 from gpuplugin.allocation.allocators import Allocator, Allocators
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
+from gpushim.containers import kubelet
 from gpushim.containers.claims import Claim
+from unit.gpuplugin.kubelet.registrar import driver
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU = "nvidia.com/gpu"
@@ -93,10 +96,32 @@ def test_people_are_told_since_when() -> None:
     async def told() -> Any:
         of = alone()
         of._listed = [claim()]
-        return of.added({}, NODE)
+        return of.added({}, NODE), of.state
 
-    ((_, [reason]),) = asyncio.run(told()).items()
+    reasons, state = asyncio.run(told())
+    ((_, [reason]),) = reasons.items()
+    assert ([row["device"] for row in state["claims"]], state["givers"]) == (["gpu-0"], [])
     assert reason.when == pytest.approx(time.time(), abs=10)
+
+
+def test_claims_that_kubelet_has_kept_tell_of_a_driver_too(folder: Path) -> None:
+    device = {"PoolName": "node", "DeviceName": uuid(0).lower(), "CDIDeviceIDs": []}
+    entry = {
+        "Namespace": "ns",
+        "ClaimName": "c",
+        "PodUIDs": [],
+        "DriverState": {"x.example.com": {"Devices": [device]}},
+    }
+
+    async def asked() -> list[list[str]]:
+        async with driver(folder / "plugins_registry/a", "x.example.com"):
+            before = await allocators.beside(str(folder), NODE)
+            (folder / kubelet.CLAIMS).write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": [entry]})}))
+            return [before, await allocators.beside(str(folder), NODE)]
+
+    before, (text,) = asyncio.run(asked())
+    assert not before
+    assert "the DRA driver x.example.com, which listens at" in text
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,12 @@ def text(path: Path) -> str:
     return "none"
 
 
-def test_once(server: ApiServer, tmp_path: Path) -> None:
-    path = tmp_path / "profile"
-    with process(server, f"--profile-file={path}", "--once") as started:
+def test_once(server: ApiServer, cluster: Cluster, tmp_path: Path) -> None:
+    path, labels = tmp_path / "profile", tmp_path / "labels"
+    labels.write_text("nvidia.com/gpu.count=2\n")
+    with process(server, f"--profile-file={path}", "--node-feature", f"--labels-file={labels}", "--once") as started:
         assert started.wait(20) == 0
-    assert path.read_text() == "small\n"
+    assert (path.read_text(), cluster.posted) == ("small\n", [])
 
 
 def test_label_and_labels(server: ApiServer, cluster: Cluster, tmp_path: Path) -> None:
