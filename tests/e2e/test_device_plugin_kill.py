@@ -24,7 +24,7 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.podgpus import GPU, gpus
 from fakehost import Host
 from gpuplugin.book.records import FORMER
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 
 SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "40"))
 SEED = os.environ.get("GPUSHIM_KILL_SEED") or str(time.time_ns())
@@ -153,7 +153,7 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
         assert sockets(node) == {"kubelet.sock"}
         # What a refresh that was killed has left, the next one takes away.
         run([str(trees.TOP / "bin/gpushim"), "refresh", "--force"], env={"PATH": SYSTEM_PATH, **gpushim_env})
-        assert {path.name for path in state.iterdir()} == files | {"device-plugin", keep_lock.NAME}
+        assert {path.name for path in state.iterdir()} == files | {"device-plugin", keep.KEEPER}
         assert "Traceback" not in one.said()
 
 

@@ -12,7 +12,7 @@ import pytest
 from gpuplugin.allocation import allocators
 from gpuplugin.allocation.allocators import Allocator, Allocators
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
-from gpushim.containers.claims import Claim
+from gpushim.containers.kubelet import Claim
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU = "nvidia.com/gpu"
