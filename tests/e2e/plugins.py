@@ -25,7 +25,7 @@ from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 
 PROGRAM = TOP / "bin" / "gpushim-device-plugin"
 ROOTS = ":".join(str(TOP / name) for name in ("plugin", "shim", "hook"))
@@ -211,7 +211,7 @@ def plugin(
 def kept(env: dict[str, str], log: Path) -> Iterator[None]:
     """Have the snapshot kept true for the block, unless that is done already; `log` gets what is said."""
     state = env["GPUSHIM_STATE"]
-    if keep_lock.runs(state):
+    if keep.runs(state):
         yield
         return
     command = [str(TOP / "bin" / "gpushim"), "refresh", "--keep"]
@@ -219,7 +219,7 @@ def kept(env: dict[str, str], log: Path) -> Iterator[None]:
         command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={"PATH": SYSTEM_PATH, **env}
     ) as process:  # fmt: skip
         try:
-            assert until(lambda: keep_lock.runs(state), SECONDS), log.read_text()
+            assert until(lambda: keep.runs(state), SECONDS), log.read_text()
             yield
         finally:
             process.terminate()

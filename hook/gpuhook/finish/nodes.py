@@ -1,7 +1,7 @@
 """Look at the GPUs' nodes in a container's /dev, and make links beside them.
 
 A link of /dev, such as those below /dev/dri/by-path, is made where the node that it leads to is in the container.
-It is written only on the rootfs's own mount and on a tmpfs that is the container's alone (owned.py): with
+It is written only on the rootfs's own mount and on a tmpfs that is the container's alone (roots.py): with
 `-v /dev:/dev` it is the host's, and nothing is written there.
 
 Out of scope: making nodes, which config.json brings or live.py. Hot path: builtin modules only.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.live.owned import own_dev
+from gpuhook.live.roots import own_dev
 from gpushim.ground.errors import ROOTFS, GpushimError
 from gpushim.paths.walk import CHARACTER, TYPE
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import posix
 
 from gpuhook.live import mounts, roots
-from gpuhook.live.owned import own_mounts
+from gpuhook.live.roots import own_mounts
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, Edit
 from gpushim.paths.trust import in_user_namespace

@@ -21,7 +21,7 @@ from gpuhook import prestart
 from gpuhook.confine import confine
 from gpuhook.finish import cover, nodes
 from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, folders_in
-from gpuhook.live import owned
+from gpuhook.live import roots
 from gpuhook.nvidia.container import Container, decode, encode, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
 from gpushim.paths.walk import OtherMountError, mount_id
@@ -122,12 +122,12 @@ def create_symlinks(work: Container, options: Options) -> None:
 def _own_dev(work: Container, path: str) -> set[bytes]:
     """Return the mounts besides the rootfs's own that a path may lead to: none but below /dev (nodes.py)."""
     words = path.split("/")
-    return owned.own_dev(work.root) if words[:2] == ["", "dev"] and ".." not in words else set()
+    return roots.own_dev(work.root) if words[:2] == ["", "dev"] and ".." not in words else set()
 
 
 def update_ldcache(work: Container, options: Options) -> None:
     """Tell the loader about the libraries in some folders, those of the image's newer CUDA before all others."""
-    from gpuhook.nvidia.folders import libraries  # other hooks do without
+    from gpuhook.nvidia.container import libraries  # other hooks do without
 
     machine = posix.uname().machine
     found: dict[int, Entries] = {32: [], 64: []}
@@ -145,7 +145,7 @@ def _chosen(work: Container) -> list[str]:
 
 def create_soname_symlinks(work: Container, options: Options) -> None:
     """Make the links that libraries are loaded by."""
-    from gpuhook.nvidia.folders import libraries
+    from gpuhook.nvidia.container import libraries
 
     for folder in options.get("folder", []):
         libraries(work, folder, posix.uname().machine)

@@ -3,7 +3,7 @@
 kubelet counts for each giver by itself, so that two of them give one GPU to two pods. While another one is there, its
 GPUs are not given out here, unless `other-givers` says so; what a claim has is not until kubelet lists it no more.
 All of it is asked off kubelet's calls, again when something comes or goes, and now and then.
-Out of scope: how they are asked (plugins.py, podresources.py), which GPU a claim's device is (claims.py).
+Out of scope: how they are asked (plugins.py, podresources.py), which GPU a claim's device is (kubelet.which).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed
 from gpuplugin.processes import tasks
 from gpuplugin.settings.resources import PREFIX
-from gpushim.containers import claims, kubelet
+from gpushim.containers import kubelet
 from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground import system
 from gpushim.ground.errors import quote
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpuplugin.allocation.registry import Registry
     from gpuplugin.kubelet.plugins import Plugin
     from gpuplugin.settings.settings import Settings
-    from gpushim.containers.claims import Claim, Which
+    from gpushim.containers.kubelet import Claim, Which
     from gpushim.ground.model import Snapshot
 
     Ids = Mapping[str, Collection[str]]  # by resource
@@ -71,9 +71,9 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
         held: claims that have or may have some, as `relevant` lists them.
         snapshot: what the node has.
     """
-    gave = {*claims.DRIVERS}
+    gave = {*kubelet.DRIVERS}
     for claim in held:
-        gpus = claims.which(claim, snapshot)
+        gpus = kubelet.which(claim, snapshot)
         gave.add(claim.driver)
         who = f"pod {claim.namespace}/{claim.pod}" if claim.pod else "a pod"
         has = f"{who} {'has it' if gpus else 'may have it'} by claim {quote(f'{claim.namespace}/{claim.name}')}"
@@ -88,7 +88,7 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
 
 def relevant(held: Iterable[Claim], snapshot: Snapshot) -> list[Claim]:
     """List the claims, of those of all drivers, that have or may have GPUs of this node."""
-    return [one for one in held if claims.which(one, snapshot) != frozenset()][:CLAIMS]
+    return [one for one in held if kubelet.which(one, snapshot) != frozenset()][:CLAIMS]
 
 
 def plugins(theirs: Ids, ours: Ids, known: Collection[str]) -> Iterator[Allocator]:

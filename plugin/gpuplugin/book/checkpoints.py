@@ -15,14 +15,14 @@ from gpuplugin.devices.changes import UNTOLD
 from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
-from gpushim.containers.claims import which
+from gpushim.containers.kubelet import which
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpuplugin.devices.changes import Units
     from gpuplugin.settings.resources import Device
-    from gpushim.containers.claims import Claim
+    from gpushim.containers.kubelet import Claim
     from gpushim.ground.model import Snapshot
 
 CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID

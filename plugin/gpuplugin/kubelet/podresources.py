@@ -15,7 +15,7 @@ from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
 from gpuplugin.kubelet.protobuf import WireError
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
-from gpushim.containers.claims import Claim
+from gpushim.containers.kubelet import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -44,7 +44,7 @@ class Listed(NamedTuple):
 
     Attributes:
         devices: of device plugins, of all resources.
-        claims: what DRA drivers gave, of all drivers; gpushim.containers.claims.which says which GPU that is.
+        claims: what DRA drivers gave, of all drivers; gpushim.containers.kubelet.which says which GPU that is.
         pods: all of them, as `held` names them, also those that have nothing.
     """
 

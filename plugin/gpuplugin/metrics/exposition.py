@@ -33,7 +33,7 @@ from gpuplugin.processes import counts
 from gpuplugin.settings.resources import GONE
 from gpuplugin.snapshot import release
 from gpushim import __version__
-from gpushim.containers import claims
+from gpushim.containers import kubelet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -227,7 +227,7 @@ def _by_claim(state: State) -> Iterator[tuple[str, Labels]]:
     """List what claims have; of one that may be any GPU nothing is said."""
     for claim in state.listed.claims if state.listed and state.snapshot else ():
         assert state.snapshot
-        for uuid in sorted(claims.which(claim, state.snapshot) or ()):
+        for uuid in sorted(kubelet.which(claim, state.snapshot) or ()):
             yield (
                 uuid,
                 dict(zip((*HELD, *CLAIM), (claim.namespace, claim.pod, claim.container, claim.name, claim.driver))),

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.replace import content, replace
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 
-PATH = keep_lock.RECORD
+PATH = keep.RECORD
 FORM = 1
 
 

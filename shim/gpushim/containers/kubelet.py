@@ -2,7 +2,8 @@
 
 kubelet writes them, as root, in a directory of its own; they are read as what somebody could have damaged.
 Source: pkg/kubelet/cm/devicemanager/checkpoint, pkg/kubelet/cm/dra/state and the device plugin API v1beta1 of
-Kubernetes.
+Kubernetes. A DRA driver's devices have names that mean something to it alone; what it tells the engine, CDI names,
+means something to the host (`which`).
 Out of scope: asking kubelet, which the device plugin does (gpuplugin.kubelet.podresources).
 """
 
@@ -11,16 +12,25 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-from gpushim.containers.claims import Claim
+from gpushim.ground.errors import GpushimError
+from gpushim.oci import selection
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
+    Which = Optional[frozenset[str]]
     from collections.abc import Iterator
 
+    from gpushim.ground.model import Device, Snapshot
+
+DRIVERS = ("gpu.nvidia.com",)  # drivers whose devices are GPUs of this host, whatever they are called
+# NVIDIA's DRA driver calls a GPU gpu-MINOR, and an instance gpu-MINOR-mig-PROFILE-ID-START.
+_MINOR = re.compile("gpu-([0-9]{1,5})(-mig-.*)?", re.ASCII)
+_UUID = re.compile("(gpu|mig)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PLUGINS, CLAIMS = "device-plugins", "dra_manager_state"  # in kubelet's directory
 CHECKPOINT = f"{PLUGINS}/kubelet_internal_checkpoint"
 LIMIT = 16 << 20  # bytes; 60 000 replicas need some 6 MiB
@@ -28,6 +38,72 @@ ENVS, MOUNTS, DEVICES, ANNOTATIONS, CDI = range(1, 6)  # fields of ContainerAllo
 _ENTRIES = "ClaimInfoStateList"
 _UNLIKE = (KeyError, TypeError, AttributeError, RecursionError)
 BYTES = 2  # of protobuf's wire types, the only one in that message's top
+
+
+class Claim(NamedTuple):
+    """A device that a claim has, and who has the claim.
+
+    Attributes:
+        namespace: of the claim, and so of its pods.
+        name: of the claim.
+        driver: that gave the device.
+        pool: of the driver's.
+        device: its name in the pool.
+        cdi: CDI names that containers get for it.
+        pod: the name; "" where only `uids` are known.
+        container: its name in the pod; "" if not known.
+        uids: of the pods that have the claim, where these are known.
+    """
+
+    namespace: str
+    name: str
+    driver: str
+    pool: str
+    device: str
+    cdi: tuple[str, ...]
+    pod: str = ""
+    container: str = ""
+    uids: frozenset[str] = frozenset()
+
+
+def which(claim: Claim, inventory: Snapshot) -> Which:
+    """Say which of a host's GPUs a claim has.
+
+    Args:
+        claim: of any driver.
+        inventory: the snapshot.
+    """
+    kind = inventory["policy"]["cdi"]["kind"]
+    own = [name.partition("=")[2] for name in claim.cdi if name.partition("=")[0] == kind]
+    found = {device["uuid"] for name in own for device in _called(name, inventory)}
+    for text in (*claim.cdi, claim.device):
+        found.update(device["uuid"] for device in _by_uuid(text, inventory))
+    if found or not (own or claim.driver in DRIVERS):
+        return frozenset(found)
+    minor = _MINOR.fullmatch(claim.device) if claim.driver in DRIVERS else None
+    gpus = [gpu["uuid"] for gpu in inventory["gpus"] if minor and gpu["minor"] == int(minor[1])]
+    return frozenset(gpus) if len(gpus) == 1 else None
+
+
+def _called(name: str, inventory: Snapshot) -> Iterator[Device]:
+    """List what a device of the host's own CDI spec is."""
+    if name == "all":
+        yield from inventory["gpus"]
+        return
+    kind = inventory["policy"]["cdi"]["kind"]
+    try:
+        items = selection.parse([f"{kind}={name}"], [kind])
+    except GpushimError:
+        return
+    for item in items or ():
+        yield from selection.find(item, inventory)
+
+
+def _by_uuid(text: str, inventory: Snapshot) -> Iterator[Device]:
+    """List what the UUIDs in a name are; names of Kubernetes' objects have small letters alone."""
+    for found in _UUID.finditer(text.lower()):
+        kind = "uuid" if found[1] == "gpu" else "mig-uuid"
+        yield from selection.find((kind, found[0], found[0]), inventory)
 
 
 class Given(NamedTuple):
@@ -68,7 +144,7 @@ def checkpoint(folder: str) -> Checkpoint:
         ValueError: it is not what kubelet writes; the text says why.
     """
     try:
-        found = _read(f"{folder}/{CHECKPOINT}")["Data"]
+        found = _json(f"{folder}/{CHECKPOINT}")["Data"]
         registered = {str(name): _texts(ids) for name, ids in (found["RegisteredDevices"] or {}).items()}
         return Checkpoint(registered, [_given(entry) for entry in found["PodDeviceEntries"] or ()])
     except _UNLIKE as error:
@@ -86,15 +162,15 @@ def claims(folder: str) -> list[Claim]:
         ValueError: it is not what kubelet writes; the text says why.
     """
     try:
-        found = json.loads(_read(f"{folder}/{CLAIMS}")["Data"])
-        return [one for entry in found[_ENTRIES] or () for one in _claims(entry)]
+        found = json.loads(_json(f"{folder}/{CLAIMS}")["Data"])
+        return [one for entry in found[_ENTRIES] or () for one in _of_entry(entry)]
     except FileNotFoundError:
         return []
     except _UNLIKE as error:
         raise _unlike(error) from None
 
 
-def _claims(entry: Any) -> Iterator[Claim]:
+def _of_entry(entry: Any) -> Iterator[Claim]:
     namespace, name, uids = str(entry["Namespace"]), str(entry["ClaimName"]), frozenset(_texts(entry["PodUIDs"]))
     for driver, state in (entry["DriverState"] or {}).items():
         for one in state["Devices"] or ():
@@ -102,7 +178,7 @@ def _claims(entry: Any) -> Iterator[Claim]:
             yield Claim(namespace, name, driver, pool, device, cdi, uids=uids)
 
 
-def _read(path: str) -> Any:
+def _json(path: str) -> Any:
     """Read a file of JSON; what that raises is in `checkpoint`, or in _UNLIKE."""
     with open(path, "rb", opener=rooted.nonblocking) as file:
         status = os.fstat(file.fileno())

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpushim.config import policy
-from gpushim.containers import claims, holders, names
+from gpushim.containers import holders, kubelet, names
 from gpushim.containers.kubelet import CLAIMS, PLUGINS, Given, checkpoint
 from gpushim.containers.kubelet import claims as saved_claims
 from gpushim.explain import explain
@@ -21,7 +21,7 @@ from gpushim.oci.request import NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.containers.claims import Claim
+    from gpushim.containers.kubelet import Claim
     from gpushim.containers.names import Pod
     from gpushim.ground.model import Snapshot
 
@@ -176,7 +176,7 @@ def _claimed(
     parts.update({gpu["uuid"]: str(gpu["index"]) for gpu in inventory["gpus"]})
     found = []
     for one in theirs if uid and devices else ():
-        gives = claims.which(one, inventory) if uid in one.uids else frozenset()
+        gives = kubelet.which(one, inventory) if uid in one.uids else frozenset()
         texts = {parts[uuid] for uuid in gives or ()}
         if gives is None or any({device, device.partition(":")[0]} & texts for device in devices):
             found.append({"namespace": one.namespace, "name": one.name, "driver": one.driver, "device": one.device})

@@ -19,7 +19,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, modules, platforms, procfs
 from gpushim.paths import rooted
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,7 +136,7 @@ class Host:
     @property
     def by_node(self) -> bool:
         """Whether gpushim-node has put gpushim here, and no package."""
-        return os.path.exists(self.top + keep_lock.RECORD)
+        return os.path.exists(self.top + keep.RECORD)
 
     def install(self, what: str) -> str:
         """Say how files of gpushim's that are missing come here; `what` they are, as the object of a clause."""

@@ -34,7 +34,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
 from gpushim.inventory.renew import SOCKET, UNIT
 from gpushim.paths import logfile, trust
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,7 +248,7 @@ def units(host: Host) -> Iterator[Finding]:
                 "date lists them itself, within the limits of its tenant",
                 f"systemctl enable {UNIT} && systemctl restart {UNIT}",
             )
-    elif keep_lock.runs(host.state):
+    elif keep.runs(host.state):
         yield ok("gpushim refresh --keep runs" + (", by gpushim-node" if host.by_node else ""))
     elif host.by_node:
         yield warning(

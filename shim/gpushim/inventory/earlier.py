@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from gpushim.ground.model import DriverFacts, Gpu, Known, MigInstance, Snapshot, Stamp
 
 INDICES = "indices"  # in the state directory
+HUNG = "device-plugin/hung"
+HUNG_LIMIT = 1 << 16  # bytes
+GOOD = 180.0  # seconds that an entry counts; the plugin tries such a GPU again every 15 to 80
+
+FAILS, HANGS = "does not answer NVML", "is not asked, for calls of it hang"  # what a snapshot says of such GPUs
 
 
 class Indices:
@@ -98,13 +103,6 @@ def _indices(found: Any) -> list[Known]:
 def _rows(gpus: Iterable[Any]) -> list[Known]:
     rows: list[Known] = [{"index": one["index"], "uuid": one["uuid"], "pci": one["pci"]} for one in gpus]
     return sorted(rows, key=lambda one: one["index"])
-
-
-HUNG = "device-plugin/hung"
-HUNG_LIMIT = 1 << 16  # bytes
-GOOD = 180.0  # seconds that an entry counts; the plugin tries such a GPU again every 15 to 80
-
-FAILS, HANGS = "does not answer NVML", "is not asked, for calls of it hang"  # what a snapshot says of such GPUs
 
 
 class Hung(TypedDict):

@@ -40,6 +40,8 @@ FORM = 11
 READABLE = 10
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 NONE: Snapshot = {}  # type: ignore[typeddict-item]
+VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
+DEVICES_LIMIT = 1 << 16  # bytes of /proc/devices, which has about 1 KiB
 
 
 def read(config: str, state: str) -> Snapshot | None:
@@ -117,10 +119,6 @@ def _trusted(path: str) -> bytes | None:
         return None
     finally:
         posix.close(fd)
-
-
-VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
-DEVICES_LIMIT = 1 << 16  # bytes of /proc/devices, which has about 1 KiB
 
 
 def current(inputs: Inputs) -> Stamp:

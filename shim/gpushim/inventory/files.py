@@ -252,9 +252,9 @@ def lacking(root: str, version: str) -> list[str]:
     ]
 
 
-def versions(root: str) -> list[str]:
+def versions(root: str, machine: str = "") -> list[str]:
     """List the installed versions of the driver's libraries, the loader's choice first."""
-    loader = Loader(root, "", read_cache(root, []), [], BEGINNINGS)
+    loader = Loader(root, machine, read_cache(root, []), [], BEGINNINGS)
     found = []
     for name in TELLTALES:
         for path in loader.candidates(name, ""):
@@ -264,12 +264,12 @@ def versions(root: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def library(root: str, name: str, version: str) -> str | None:
+def library(root: str, name: str, version: str, machine: str = "") -> str | None:
     """Find one library of a version; returns its path inside the root, even if it is damaged."""
-    loader = Loader(root, "", read_cache(root, []), [], BEGINNINGS)
+    loader = Loader(root, machine, read_cache(root, []), [], BEGINNINGS)
     for path in loader.candidates(name, version):
         try:
-            soname(rooted.inside(root, path))
+            soname(rooted.inside(root, path), machine)
         except ForeignError:
             continue
         except (OSError, ValueError):

@@ -70,6 +70,12 @@ _NEIGHBOURS = (
     (FEATURES["nvswitch"], "nvidia-nvswitch"),
 )
 FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/devices.txt)
+# Minor numbers that every driver has: nv.h, nvidia-modeset-os-interface.h, uvm_linux.h.
+CONTROL, MODESET, UVM, UVM_TOOLS = 255, 254, 0, 1
+FORBIDDEN = (errno.EPERM, errno.EACCES, errno.EROFS)
+FOLDER_MODE = 0o755
+
+Expected = tuple[str, int, int, int, int, int]  # path in a container, major, minor, mode bits, uid, gid
 
 
 def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) -> dict[str, Node]:
@@ -165,14 +171,6 @@ def _problem(path: str, status: os.stat_result, known: dict[str, int]) -> str:
     if number and int(number[1]) != minor:
         return f"its minor number is {minor}; remove it and make it again"
     return ""
-
-
-# Minor numbers that every driver has: nv.h, nvidia-modeset-os-interface.h, uvm_linux.h.
-CONTROL, MODESET, UVM, UVM_TOOLS = 255, 254, 0, 1
-FORBIDDEN = (errno.EPERM, errno.EACCES, errno.EROFS)
-FOLDER_MODE = 0o755
-
-Expected = tuple[str, int, int, int, int, int]  # path in a container, major, minor, mode bits, uid, gid
 
 
 def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:

@@ -1,6 +1,6 @@
 """Read which mounts a process sees: mountinfo (proc(5)).
 
-Out of scope: whose they are (owned.py). Hot path: builtin modules only.
+Out of scope: whose they are (roots.py). Hot path: builtin modules only.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ Reads and writes stay on the mount of the rootfs itself. With `-v /etc:/etc` the
 what root reads on a volume or a procfs, and writes into the image, the container could read without being allowed
 to. One mount has one file system, so what has its id is no procfs. The id is that of the O_PATH fd, which opens
 nothing: to open and close a file such as /proc/kmsg can already change it. Libraries that everybody may read are
-opened on volumes too, where the driver's are (`volumes`, for folders.py).
+opened on volumes too, where the driver's are (`volumes`, for gpuhook.nvidia.container).
 To follow a link, or to go through a directory, is to read it: where the next file comes to lie, or whether one is
 made, tells the container what it says. So the way leads through nothing on another mount that the container may not
 see by itself (Rootfs.way).
 
 Out of scope: mounts (mounts.py), device nodes, whether it is a container's root at all (roots.py), and what a
-container's own mounts are (owned.py).
+container's own mounts are (roots.py).
 Hot path: builtin modules only.
 """
 
@@ -227,7 +227,7 @@ class Rootfs:
         Args:
             path: in the container.
             create: whether what is missing is made.
-            also: ids of mounts that may be written to besides the rootfs's own (owned.py).
+            also: ids of mounts that may be written to besides the rootfs's own (roots.py).
 
         Raises:
             OSError: it is absent, no directory, or on another mount (OtherMountError).

@@ -3,11 +3,13 @@
 It looks every LOOK seconds, which costs as much as a create's look, and has a child list the GPUs, because NVML can
 hang: when the host has changed, when the snapshot's life nears its end, and when the device plugin asks for it. Not
 while that has let the GPUs go. What fails is tried more and more rarely, but at once when the host has changed.
-Out of scope: what the child does (refresh.unattended).
+Who keeps it holds a lock, which the kernel releases at the end of that process, in whatever namespaces it runs.
+Out of scope: what the child does (refresh.unattended), and the units that do it where a package is.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -20,7 +22,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, failure, renew, save
 from gpushim.paths import trust
-from gpushim.refresh import keep_lock, plugin_requests
+from gpushim.refresh import plugin_requests
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,6 +38,9 @@ GRACE = 0.5  # seconds that a child has to be gone when this process is to end
 ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TAIL = 16384  # bytes at the end of what a child says
 WHOLE = __file__.rpartition("/gpushim/")[0] + "/whole"  # last file of an installed version
+KEEPER = "keeper"  # in the state directory
+RECORD = f"{system.LASTING_DIR}/node.json"  # of what gpushim-node has laid down on this host, which then keeps it
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def keep() -> None:
@@ -71,7 +76,7 @@ class Keep:
 
     def __init__(self, config: str, state: str) -> None:
         self.config, self.state = config, state
-        self._lock = keep_lock.Lock(state)
+        self._lock = Lock(state)
         self._began = system.clock()
         self._child: _Child | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
@@ -212,3 +217,66 @@ def _message(line: str) -> str:
         return str(json.loads(line)["msg"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return line
+
+
+class Lock:
+    """The lock of one that keeps it.
+
+    Args:
+        state: gpushim's state directory, which may be removed and made again at any time.
+    """
+
+    def __init__(self, state: str) -> None:
+        self._state, self._path = state, f"{state}/{KEEPER}"
+        self._fd = -1
+
+    def take(self) -> None:
+        """See to it that it is held, as far as that can be: another may hold it, or there is no directory yet."""
+        if self._fd >= 0:
+            if _same(self._fd, self._path):
+                return
+            self.leave()
+        if not trust.ours(self._state):
+            return
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # doctor looks just now, another one runs, or the disk is full
+            self.leave()
+
+    def leave(self) -> None:
+        """Hold it no more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def runs(state: str) -> bool:
+    """Say whether somebody keeps the snapshot.
+
+    Args:
+        state: gpushim's state directory.
+
+    Raises:
+        PermissionError: this user may not know.
+    """
+    try:
+        fd = os.open(f"{state}/{KEEPER}", os.O_RDONLY | _FLAGS)
+    except PermissionError:
+        raise
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _same(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except OSError:
+        return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import click
 
-from gpushim.cdi.generate import modes, publish, write
+from gpushim.cdi.generate import publish, write
 from gpushim.cli import show
 from gpushim.cli.cdi import output
 from gpushim.config import policy
@@ -60,7 +60,7 @@ def _without_meaning(command: Callable[..., None]) -> Callable[..., None]:
     "--mode",
     "--discovery-mode",
     "mode",
-    type=click.Choice(modes.MODES),
+    type=click.Choice(write.MODES),
     default="auto",
     envvar="NVIDIA_CTK_CDI_GENERATE_MODE",
     show_default=True,
@@ -125,18 +125,18 @@ def generate(
     """
     settings = _settings(driver_root, dev_root, strategies)
     snapshot = _listed(settings)
-    kind = modes.kind(mode, settings["cdi"]["kind"], vendor, category)
+    kind = write.kind(mode, settings["cdi"]["kind"], vendor, category)
     if not is_qualified(kind + "=x"):
         raise click.UsageError(f"{kind} is not vendor/class, as CDI writes them")
     notes: list[str] = list(snapshot["notes"])
     hook = _hook(hook)
-    if mode == "auto" or mode in modes.PLATFORMS:
+    if mode == "auto" or mode in write.PLATFORMS:
         _check_platform(mode, snapshot)
         only = None if not ids or write.ALL in ids else ids
         names = settings["cdi"]["device-names"]
         spec = write.gpu_spec(snapshot, kind, names, notes, hook, only, not no_all_device)
     else:
-        spec = modes.spec(mode, snapshot, kind, not no_all_device, hook)
+        spec = write.mode_spec(mode, snapshot, kind, not no_all_device, hook)
     for note in notes:
         show.say(f"note: {note}", error=True)
     reason = "" if force or target in ("", "-") else publish.emptier(target, spec, snapshot["source"])
@@ -169,7 +169,7 @@ def _listed(settings: Policy) -> Any:
 
 
 def _check_platform(mode: str, snapshot: Snapshot) -> None:
-    platform = modes.PLATFORMS.get(mode, snapshot["platform"])
+    platform = write.PLATFORMS.get(mode, snapshot["platform"])
     if platform != snapshot["platform"]:
         raise GpushimError(f"--mode {mode} is for another platform: this host is {snapshot['platform']}; use auto")
 

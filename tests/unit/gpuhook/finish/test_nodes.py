@@ -12,7 +12,7 @@ import pytest
 from gpuhook.finish import finish, nodes
 from gpuhook.finish.options import Options
 from gpuhook.live import roots
-from gpuhook.live.owned import own_dev, own_mounts
+from gpuhook.live.roots import own_dev, own_mounts
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.sandbox import as_root, container, forked, picture
 from unit.gpuhook.trees import glibc_image, run

@@ -15,7 +15,7 @@ from gpuplugin.allocation import allocators
 from gpuplugin.allocation.allocators import Allocator, Allocators
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
 from gpushim.containers import kubelet
-from gpushim.containers.claims import Claim
+from gpushim.containers.kubelet import Claim
 from unit.gpuplugin.kubelet.registrar import driver
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 

@@ -33,7 +33,7 @@ from gpuplugin.settings import resources, settings
 from gpuplugin.settings.resources import WHOLE, Device, Share, replicated
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
-from gpushim.containers.claims import Claim
+from gpushim.containers.kubelet import Claim
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid

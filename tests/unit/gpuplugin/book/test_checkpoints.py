@@ -16,7 +16,7 @@ from gpuplugin.kubelet.v1beta1 import writer
 from gpuplugin.settings import resources
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
-from gpushim.containers.claims import Claim
+from gpushim.containers.kubelet import Claim
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU, DEV = "nvidia.com/gpu", "nvidia.com/gpu.dev"

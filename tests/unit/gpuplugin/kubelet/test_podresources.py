@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.kubelet import podresources
-from gpushim.containers.claims import Claim
+from gpushim.containers.kubelet import Claim
 from unit.gpuplugin.kubelet.fake import Kubelet
 
 GPU = "nvidia.com/gpu"

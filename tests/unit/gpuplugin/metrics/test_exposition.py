@@ -17,7 +17,7 @@ from gpuplugin.metrics.meter import Readings
 from gpuplugin.metrics.metrics import GPU, INSTANCE, PLUGIN
 from gpuplugin.settings.resources import GONE, Device
 from gpuplugin.snapshot.release import PROBLEM
-from gpushim.containers.claims import Claim
+from gpushim.containers.kubelet import Claim
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 TOP = Path(__file__).parents[4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushim.containers.claims import Claim, which
+from gpushim.containers.kubelet import Claim, which
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 HOST = snapshot([gpu(0, minor=3), gpu(1, mig=True, minor=0)], [mig(1, 0), mig(1, 1)])

@@ -17,7 +17,7 @@ import fakehost.platforms
 from gpushim.doctor import driver
 from gpushim.inventory import earlier
 from gpushim.paths import trust
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 from unit.gpushim.doctor.patient import Patient
 
 REAL_ACCESS, REAL_STATVFS = os.access, os.statvfs
@@ -190,7 +190,7 @@ def install_the_unit(patient: Patient) -> None:
 def let_the_pod_run(patient: Patient) -> None:
     (found,) = patient.said("units")
     assert "app.kubernetes.io/component=node" in found.fix
-    patient.keeper = keep_lock.Lock(patient.state)
+    patient.keeper = keep.Lock(patient.state)
     os.makedirs(patient.state, exist_ok=True)
     patient.keeper.take()
 

@@ -17,7 +17,7 @@ from typing import Any
 import gpushim
 from gpushim.containers.kubelet import CHECKPOINT
 from gpushim.doctor import device_plugin
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 from unit.gpushim.doctor.patient import Patient
 
 FAULTS: list[tuple[str, str, str, Callable[[Patient], None]]] = []
@@ -180,7 +180,7 @@ def nvidias_runs_beside_our_pod(patient: Patient) -> None:
 @fault("kubernetes-device-plugin", "warning", "no device plugin for GPUs has a socket")
 def a_node_without_a_pod_of_ours(patient: Patient) -> None:
     (patient.top / PLUGINS / "nvidia-gpu.sock").unlink()
-    patient.write(keep_lock.RECORD[1:], "{}")
+    patient.write(keep.RECORD[1:], "{}")
 
 
 @fault("kubernetes-device-plugin", "warning", "no device plugin for GPUs has a socket")

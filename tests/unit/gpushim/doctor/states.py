@@ -12,7 +12,7 @@ from pathlib import Path
 from gpushim.cdi.generate import written
 from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.doctor.test_faults import FAULTS, SPEC, fault, no_libcuda
 from unit.gpushim.inventory.machine import told
@@ -184,7 +184,7 @@ def no_programs(patient: Patient) -> None:
 
 @fault("programs", "broken", "is not an executable file")
 def no_programs_on_a_node(patient: Patient) -> None:
-    patient.write(keep_lock.RECORD[1:], "{}")
+    patient.write(keep.RECORD[1:], "{}")
     no_programs(patient)
 
 

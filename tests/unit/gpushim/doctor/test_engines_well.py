@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gpushim.nvidia.migrate import migrate
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, K3S, change, edit
 
@@ -88,7 +88,7 @@ def k3s_imports_it(patient: Patient) -> None:
 @well("units", "gpushim refresh --keep runs, by gpushim-node")
 def a_node_that_is_kept(patient: Patient) -> None:
     kept(patient)
-    patient.write(keep_lock.RECORD[1:], "{}")
+    patient.write(keep.RECORD[1:], "{}")
 
 
 @well("units", "gpushim-refresh.service is installed")
@@ -105,7 +105,7 @@ def a_host_with_another_init(patient: Patient) -> None:
 def kept(patient: Patient) -> None:
     (patient.top / "etc/systemd/system/gpushim-refresh.service").unlink()
     os.makedirs(patient.state, exist_ok=True)
-    patient.keeper = keep_lock.Lock(patient.state)
+    patient.keeper = keep.Lock(patient.state)
     patient.keeper.take()
 
 

@@ -13,7 +13,7 @@ import pytest
 from gpushim.doctor import checks
 from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
 pytestmark = pytest.mark.slow
@@ -277,7 +277,7 @@ def nobody_takes_requests(patient: Patient) -> None:
 @fault("units", "warning", "its gpushim refresh --keep does not run")
 def nobody_keeps_a_node(patient: Patient) -> None:
     no_unit(patient)
-    patient.write(keep_lock.RECORD[1:], "{}")
+    patient.write(keep.RECORD[1:], "{}")
 
 
 @fault("low-level-runtime", "broken", "no low-level runtime")

@@ -196,7 +196,7 @@ def test_a_name_that_is_not_utf_8_is_left_out(root: Path) -> None:
     (root / LIB / name).rename(odd / name)
     (root / LIB / name).symlink_to(f"../{odd.name}/{name}")
     found, notes = find(root)
-    kept = files.in_utf8(found, notes)
+    kept = files.usable(found, notes)
     assert not [file for group in kept.values() for file in group if f"{odd.name}/" in file["path"]]
     assert {file["path"] for file in kept["utility"]} == {file["path"] for file in found["utility"]}
     assert rf"/usr/lib/\udcff/{name} is left out: its name or a link to it is not UTF-8; rename it" in notes

@@ -12,7 +12,7 @@ import pytest
 
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import ensure, renew, save
+from gpushim.inventory import ensure, failure, renew, save
 from gpushim.refresh import keep, plugin_requests
 from gpushim.refresh.keep import Keep
 
@@ -23,7 +23,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"script": "exit 1", "snapshot": None, "facts": 1}
     command = ["/bin/sh", "-c"]
     monkeypatch.setattr(renew, "command", lambda: [*command, f"echo $0 >>{tmp_path}/runs; {found['script']}"])
-    monkeypatch.setattr(renew, "facts", lambda config: found["facts"])
+    monkeypatch.setattr(failure, "facts", lambda config: found["facts"])
     monkeypatch.setattr(ensure, "read", lambda config, state: found["snapshot"])
     monkeypatch.setattr(keep, "FIRST", 0.1)
     found["runs"] = lambda: len((tmp_path / "runs").read_text().split()) if (tmp_path / "runs").exists() else 0

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from gpushim.inventory import ensure
-from gpushim.refresh import keep_lock
+from gpushim.refresh import keep
 from gpushim.refresh.keep import Keep
 
 HOLD = """
 import sys
-from gpushim.refresh import keep_lock
-lock = keep_lock.Lock(sys.argv[1])
+from gpushim.refresh import keep
+lock = keep.Lock(sys.argv[1])
 lock.take()
 print(flush=True)
 input()
@@ -32,40 +32,40 @@ def test_one_of_another_pid_namespace_is_seen_until_it_is_killed(tmp_path: Path)
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={"PYTHONPATH": os.pathsep.join(sys.path)}) as other:
         assert other.stdout
         assert other.stdout.readline() == b"\n"
-        assert keep_lock.runs(str(tmp_path))
+        assert keep.runs(str(tmp_path))
         other.kill()
-    with open(tmp_path / keep_lock.NAME, "rb") as file:  # the child of the one that was killed ends a moment later
+    with open(tmp_path / keep.KEEPER, "rb") as file:  # the child of the one that was killed ends a moment later
         fcntl.flock(file, fcntl.LOCK_EX)
-    assert not keep_lock.runs(str(tmp_path))
+    assert not keep.runs(str(tmp_path))
 
 
 def test_a_directory_that_is_made_anew_gets_the_lock_again(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    lock = keep_lock.Lock(str(state))
+    lock = keep.Lock(str(state))
     lock.take()
-    assert not keep_lock.runs(str(state))
+    assert not keep.runs(str(state))
     for _ in range(2):
         state.mkdir()
         lock.take()
-        assert keep_lock.runs(str(state))
+        assert keep.runs(str(state))
         shutil.rmtree(state)
     lock.leave()
 
 
 def test_the_next_one_has_it_when_the_first_has_ended(tmp_path: Path) -> None:
-    one, other = (keep_lock.Lock(str(tmp_path)) for _ in range(2))
+    one, other = (keep.Lock(str(tmp_path)) for _ in range(2))
     for each in (one, other):
         each.take()
     one.leave()
-    assert not keep_lock.runs(str(tmp_path))
+    assert not keep.runs(str(tmp_path))
     other.take()
-    assert keep_lock.runs(str(tmp_path))
+    assert keep.runs(str(tmp_path))
     other.leave()
 
 
 def test_in_a_directory_of_others_nothing_is_made(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    keep_lock.Lock(str(tmp_path)).take()
+    keep.Lock(str(tmp_path)).take()
     assert not os.listdir(tmp_path)
 
 
@@ -74,6 +74,6 @@ def test_who_keeps_holds_it_until_it_stops(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ensure, "read", lambda config, state: true)
     kept = Keep(str(tmp_path / "config.toml"), str(tmp_path))
     kept.look()
-    assert keep_lock.runs(str(tmp_path))
+    assert keep.runs(str(tmp_path))
     kept.stop()
-    assert not keep_lock.runs(str(tmp_path))
+    assert not keep.runs(str(tmp_path))

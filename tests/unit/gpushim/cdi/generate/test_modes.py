@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpushim.cdi import validate
-from gpushim.cdi.generate import modes
+from gpushim.cdi.generate import write
 from gpushim.config.policy import schema
 from gpushim.ground.errors import INVENTORY, GpushimError
 from unit.gpushim.cdi import hosts
@@ -14,8 +14,8 @@ CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
 
 
 def spec(mode: str, host: Any = None, merged: bool = True) -> dict[str, Any]:
-    kind = modes.kind(mode, hosts.KIND, "", "")
-    return modes.spec(mode, host or hosts.mixed(), kind, merged, hosts.HOOK)
+    kind = write.kind(mode, hosts.KIND, "", "")
+    return write.mode_spec(mode, host or hosts.mixed(), kind, merged, hosts.HOOK)
 
 
 def nodes(found: dict[str, Any]) -> dict[str, list[str]]:
@@ -39,7 +39,7 @@ def nodes(found: dict[str, Any]) -> dict[str, list[str]]:
     ],
 )
 def test_kind_of_a_mode(mode: str, vendor: str, category: str, kind: str) -> None:
-    assert modes.kind(mode, schema()["properties"]["cdi"]["properties"]["kind"]["default"], vendor, category) == kind
+    assert write.kind(mode, schema()["properties"]["cdi"]["properties"]["kind"]["default"], vendor, category) == kind
 
 
 def test_imex_channels_are_devices() -> None:

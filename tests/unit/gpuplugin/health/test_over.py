@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gpuplugin.health.ended_events import Over
 
-from gpuplugin.health import causes, ended_events
-from gpuplugin.health.causes import Cause, Known, State
+from gpuplugin.health import causes
+from gpuplugin.health.causes import Cause, Known, Over, State
 
 XID = Cause("xid", 0, 5.0, 94)
 
@@ -36,6 +35,6 @@ def test_what_is_no_event_and_what_is_of_no_gpu_of_the_state_is_not_noted() -> N
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_there_is_a_bound(more: int) -> None:
-    gpus, names = over(gpus=causes.GPUS + more), over(names=ended_events.MOST + more)
+    gpus, names = over(gpus=causes.GPUS + more), over(names=causes.OVER + more)
     assert [gpus.has(f"GPU-{number}", "0", XID) for number in (0, 1)] == [not more, True]
     assert [names.has("GPU-0", str(number), XID) for number in (0, 1)] == [not more, True]
