@@ -10,6 +10,7 @@ from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import IMEX_CHANNEL
 from gpushim.oci import authorization, hookargs, require, selection
+from gpushim.oci.device_list import DEVICES
 from gpushim.oci.edits import (
     FILE_OPTIONS,
     HOOK_ENV,
@@ -19,7 +20,7 @@ from gpushim.oci.edits import (
     Edit,
     last_counts,
 )
-from gpushim.oci.request import DEVICES, MPS_PIPES
+from gpushim.oci.request import MPS_PIPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

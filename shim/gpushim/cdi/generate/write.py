@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from gpushim.cdi import versions
 from gpushim.decision.decide import hook_program, of_items
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.oci import request, selection
+from gpushim.oci import device_list, request, selection
 from gpushim.oci.authorization import FEATURES
 from gpushim.oci.edits import Edit
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Planned = dict[str, Edit]  # by repr: equal edits have the same
 
 # Tells gpushim-runtime and NVIDIA's that the devices have been injected already.
-INJECTED = f"{request.DEVICES}=void"
+INJECTED = f"{device_list.DEVICES}=void"
 ALL = "all"
 
 
@@ -95,7 +95,7 @@ def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[s
         values.setdefault(edit.kind, []).append(edit.value)
     access = {rule[:3]: rule[3] for rule in values.get("rule", ())}
     nodes = [_node(node, root, access) for node in values.get("node", ())]
-    variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != request.DEVICES]
+    variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != device_list.DEVICES]
     found = {
         "env": [*(env or []), *variables],
         "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),
