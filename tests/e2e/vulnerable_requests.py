@@ -54,7 +54,7 @@ def _unknown(name, troubles, directories):
         "which this host does not have",
     ),
     "T-GRANT power over a user namespace": Build(
-        {"shim/gpushim/oci/request.py": "_in_a_user_namespace = lambda linux: False"},
+        {AUTHORIZATION: "_in_a_user_namespace = lambda linux: False"},
         test_grants.test_power_over_a_user_namespace_of_its_own,
         NOTHING,
     ),

@@ -15,7 +15,7 @@ from gpuplugin.mps import mps
 from gpushim.ground import bounds, system
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 from gpushim.inventory.ensure import IMEX_CHANNEL
-from gpushim.oci.request import DEVICE_LIST, DEVICES
+from gpushim.oci.device_list import DEVICE_LIST, DEVICES
 from gpushim.oci.selection import CHANNEL as CDI_CHANNEL
 from gpushim.oci.selection import cdi_name
 

@@ -16,7 +16,7 @@ from gpushim.containers.kubelet import claims as saved_claims
 from gpushim.explain import explain
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
-from gpushim.oci.request import NAMES
+from gpushim.oci.device_list import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

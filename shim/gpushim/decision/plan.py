@@ -17,6 +17,7 @@ from gpushim.inventory.ensure import (
     UVM_NODES,
 )
 from gpushim.oci import authorization, hookargs, require, selection
+from gpushim.oci.device_list import DEVICES
 from gpushim.oci.edits import (
     FILE_OPTIONS,
     HOOK_ENV,
@@ -26,7 +27,7 @@ from gpushim.oci.edits import (
     Edit,
     last_counts,
 )
-from gpushim.oci.request import DEVICES, MPS_PIPES
+from gpushim.oci.request import MPS_PIPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from gpushim.decision.without_config import annotated, environment
 from gpushim.explain import not_given
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
 from gpushim.inventory import present
-from gpushim.oci import authorization, bundle, propagation, request, require, selection
+from gpushim.oci import authorization, bundle, propagation, require, selection
+from gpushim.oci.device_list import DEVICE_LIST, DEVICES
 from gpushim.oci.edits import Edit, apply
 from gpushim.oci.hookargs import OPTIONS
 
@@ -155,9 +156,9 @@ def _nothing(decision: Decision, asked: list[dict[str, str]]) -> str:
         return "; ".join(decision.ignored)
     if decision.effects:
         return _cut("; ".join(f"{quote(what)} {effect}" for what, effect in decision.effects.items()))
-    close = [row["what"] for row in asked if not_given.meant(row["what"]) == request.DEVICES]
+    close = [row["what"] for row in asked if not_given.meant(row["what"]) == DEVICES]
     instead = f" (but {close[0]} is)" if close else ""
-    return f"{request.DEVICES} is not set{instead}, and no mount or annotation names a device"
+    return f"{DEVICES} is not set{instead}, and no mount or annotation names a device"
 
 
 def _looked_at(
@@ -175,7 +176,7 @@ def _looked_at(
     prefixes, swarm = tuple(settings["cdi"]["annotation-prefixes"]), settings["requests"]["swarm-variables"]
     keys, mounts = sorted(annotated(spec)), _mounts(spec)
     found = [(f"annotation {key}", value, "") for key, value in keys if key.startswith(prefixes)]
-    found += [(f"mount {path}", source, "") for source, path in mounts if path.startswith(request.DEVICE_LIST + "/")]
+    found += [(f"mount {path}", source, "") for source, path in mounts if path.startswith(DEVICE_LIST + "/")]
     found += _variables(environment(spec), swarm)
     for what, value, effect in found:
         by = origins.get(f"{what}={value}") or origins.get(what.partition(" ")[2] or what, "config.json")

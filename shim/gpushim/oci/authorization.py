@@ -3,10 +3,14 @@
 A source is where a container's config.json, or a command line, says something; a grant is what may come of it.
 What the table does not name grants nothing: request.py sees no variable that is not in VARIABLES, and a grant or a
 source without a cell raises KeyError, which ends the create.
-On the create path: imports nothing. Out of scope: what the words in a request mean (request.py, selection.py).
+On the create path. Out of scope: what the words in a request mean (request.py, selection.py).
 """
 
 from __future__ import annotations
+
+import posix
+
+from gpushim.oci.bundle import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,3 +165,23 @@ class Gate:
             self.ignored.append(f"{otherwise} {why}")
             self.effects.update(dict.fromkeys(looked, f"does not count {why}"))
         return not condition
+
+
+def privileged(spec: Mapping[str, object], process: Mapping[str, object]) -> bool:
+    """Say whether a container has power over the host anyway: CAP_SYS_ADMIN, in the engine's own user namespace."""
+    capabilities = process.get("capabilities")
+    if not isinstance(capabilities, list):  # one is of OCI runtime spec 1.0.0-rc1 to rc4
+        capabilities = member(member(process, "capabilities", dict), "bounding", list)
+    return "CAP_SYS_ADMIN" in capabilities and not _in_a_user_namespace(member(spec, "linux", dict))
+
+
+def _in_a_user_namespace(linux: Mapping[str, object]) -> bool:
+    for space in member(linux, "namespaces", list):
+        if isinstance(space, dict) and space.get("type") == "user":
+            path = member(space, "path", str)
+            try:
+                here, there = posix.stat("/proc/self/ns/user"), posix.stat(path)
+            except (OSError, ValueError):  # none to join, or none that can be looked at
+                return True
+            return (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino)
+    return bool(linux.get("uidMappings"))

@@ -15,8 +15,9 @@ from gpushim.ground.errors import BUNDLE, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypedDict
+    from typing import Any, Mapping, TypedDict, TypeVar
 
+    T = TypeVar("T")
     Names = dict[str, tuple[str, "Names"]]
 
     class Bundle(TypedDict):
@@ -201,6 +202,21 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[posix.write(fd, view) :]
+
+
+def member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
+    """Return a member of an object of config.json; an empty one of its kind if it is absent.
+
+    Raises:
+        GpushimError: it is of another kind.
+    """
+    value = parent.get(key)
+    if value is None:  # Go reads null as absent
+        return kind()
+    if not isinstance(value, kind):
+        form = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
+        raise GpushimError(f'config.json: "{quote(key)}" is not {form}; the engine must write it again', BUNDLE)
+    return value
 
 
 def check_spelling(spec: dict[str, Any], path: str) -> None:

@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping, Optional, Sequence
 
+    from gpushim.oci.authorization import Gate
+
     Term = tuple[str, str, str]  # property, operator, value
     Version = list[tuple[int, str]]
 
@@ -25,26 +27,37 @@ ADVICE = ", please update your driver to a newer version, or use an earlier cuda
 OTHERS = 360  # characters of alternatives after which no further one is shown
 _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 _VERSION = "0123456789."
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
 
 
-def gather(
-    env: Mapping[str, str], legacy: bool, ignored: list[str], effects: dict[str, str]
-) -> list[tuple[str, str]]:
+def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, str]]:
     """Collect the conditions of a container.
 
     Args:
         env: variables by name.
         legacy: the image is a CUDA image from before NVIDIA_REQUIRE_CUDA, so CUDA_VERSION is its condition.
-        ignored: gets a clause about a CUDA_VERSION that is no version, which is no condition.
-        effects: gets what each variable does (see request.read).
+        gate: of the container; gets a clause about a CUDA_VERSION that is no version, which is no condition.
 
     Returns:
-        (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last.
+        (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last; none where
+        conditions do not count.
 
     Raises:
         GpushimError: REQUEST, for variables that are too long or too many.
     """
-    names = [name for name in env if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIX)]
+    names = [name for name in env if name.startswith(PREFIX)]
+    off, value = "NVIDIA_DISABLE_REQUIRE", env.get("NVIDIA_DISABLE_REQUIRE", "")
+    if value:
+        counts = value in _TRUE
+        gate.effects[off] = "no condition counts" if counts else f"does nothing: {quote(value)} is not true"
+    if gate.policy["requests"]["disable-require"]:
+        off = "[requests] disable-require"
+    if gate.policy["requests"]["disable-require"] or value in _TRUE:
+        gate.effects.update(dict.fromkeys(names, f"does not count: {off} is true"))
+        return []
+    jetsons = [name for name in names if name.startswith(FOREIGN_PREFIX)]
+    gate.effects.update(dict.fromkeys(jetsons, "does not count: it is about Jetson's releases"))
+    names = [name for name in names if not name.startswith(FOREIGN_PREFIX)]
     if len(names) > bounds.CONDITIONS:
         raise GpushimError(
             f"the container has more than {bounds.CONDITIONS} {PREFIX}* variables; remove some", REQUEST
@@ -56,15 +69,13 @@ def gather(
         limit = f"{bounds.CONDITIONS_TEXT} characters"
         raise GpushimError(f"the container's {PREFIX}* variables have more than {limit}; remove some", REQUEST)
     found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
-    effects.update({name: "a condition" for name, _ in found})
-    jetsons = [name for name in env if name.startswith(FOREIGN_PREFIX)]
-    effects.update(dict.fromkeys(jetsons, "does not count: it is about Jetson's releases"))
+    gate.effects.update({name: "a condition" for name, _ in found})
     version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
     if version:
         found.append(("CUDA_VERSION", "cuda>=" + version))
     elif legacy:
         text = quote(env["CUDA_VERSION"])
-        ignored.append(f'CUDA_VERSION is "{text}", which is no version to hold against the driver')
+        gate.ignored.append(f'CUDA_VERSION is "{text}", which is no version to hold against the driver')
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from fuzz.oracles import host, refused
 from gpushim.decision import plan
 from gpushim.ground.errors import GpushimError
-from gpushim.oci import request
+from gpushim.oci import device_list, request
 
 INVENTORY: Any = host()
 POLICY = INVENTORY["policy"]
@@ -64,7 +64,7 @@ def _expected(words: list[str]) -> Any:
     """Read a list: "nothing", None for a refusal, or the indices of GPUs and MIG instances."""
     if not words or "void" in words:
         return "nothing"
-    if len(words) == 1 and words[0].rstrip("/") == request.DEVICE_LIST:
+    if len(words) == 1 and words[0].rstrip("/") == device_list.DEVICE_LIST:
         return None
     found: list[Chosen] = []
     for word in words:

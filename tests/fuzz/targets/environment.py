@@ -8,7 +8,7 @@ from typing import Any
 from fuzz.oracles import host, refused
 from gpushim.decision import plan
 from gpushim.ground.errors import GpushimError
-from gpushim.oci import request
+from gpushim.oci import device_list, request
 from gpushim.oci.authorization import FEATURES
 
 # A line is a variable, or begins with # (destination of a mount of /dev/null), @ (annotation), ! (policy).
@@ -26,7 +26,7 @@ SWITCHES += ("accept-annotations-when-unprivileged", "list-devices-in-refusals")
 
 def seeds() -> list[bytes]:
     """Return sets of lines."""
-    lists = request.DEVICE_LIST
+    lists = device_list.DEVICE_LIST
     texts = [
         "NVIDIA_VISIBLE_DEVICES=all\nNVIDIA_DRIVER_CAPABILITIES=compute,utility,graphics",
         "CUDA_VERSION=12.1.1\nNVIDIA_DISABLE_REQUIRE=true",

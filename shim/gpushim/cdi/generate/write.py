@@ -14,7 +14,7 @@ from gpushim.decision.decide import hook_program, of_items
 from gpushim.decision.plan import HOOK_TIMEOUT, by_hook, mount, node_edits
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import IMEX_CHANNEL
-from gpushim.oci import request, selection
+from gpushim.oci import device_list, request, selection
 from gpushim.oci.authorization import FEATURES
 from gpushim.oci.edits import HOOK_ENV, HOOK_NAME, Edit
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpushim.oci.selection import Item
 
 # Tells gpushim-runtime and NVIDIA's that the devices have been injected already.
-INJECTED = f"{request.DEVICES}=void"
+INJECTED = f"{device_list.DEVICES}=void"
 ALL = "all"
 MANAGEMENT, IMEX = "management", "imex"
 PLATFORMS = {"nvml": "native", "wsl": "wsl", "csv": "tegra"}  # modes that write GPUs: the platform they are about
@@ -103,7 +103,7 @@ def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[s
         values.setdefault(edit.kind, []).append(edit.value)
     access = {rule[:3]: rule[3] for rule in values.get("rule", ())}
     nodes = [_node(node, root, access) for node in values.get("node", ())]
-    variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != request.DEVICES]
+    variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != device_list.DEVICES]
     found = {
         "env": [*(env or []), *variables],
         "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),

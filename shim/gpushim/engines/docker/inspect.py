@@ -18,7 +18,7 @@ from gpushim.engines.processes import ask, programs, running
 from gpushim.explain import explain
 from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED, NOT_FOUND, GpushimError, quote
-from gpushim.oci.request import DEVICES
+from gpushim.oci.device_list import DEVICES
 from gpushim.oci.selection import is_qualified
 
 ENGINES = ("docker", "podman")

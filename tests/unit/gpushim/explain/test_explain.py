@@ -17,7 +17,7 @@ from gpushim.decision.decide import Decision, of_bundle
 from gpushim.explain.explain import described, explain
 from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST, GpushimError
 from gpushim.inventory import present
-from gpushim.oci import edits, request
+from gpushim.oci import device_list, edits, request
 from gpushim.oci.edits import Edit
 from unit.gpushim.decision import test_plan
 
@@ -205,8 +205,8 @@ def test_annotations_count_more_than_variables(known: dict[str, Any]) -> None:
 
 
 def test_a_mount_that_policy_forbids(known: dict[str, Any]) -> None:
-    report = explain(described([], False, {}, [("/dev/null", request.DEVICE_LIST + "/0")]))
-    assert asked(report, f"mount {request.DEVICE_LIST}/0") == [
+    report = explain(described([], False, {}, [("/dev/null", device_list.DEVICE_LIST + "/0")]))
+    assert asked(report, f"mount {device_list.DEVICE_LIST}/0") == [
         ("config.json", "does not count while [requests] accept-volume-mounts is false")
     ]
     assert "accept-volume-mounts is false" in report["nothing"]

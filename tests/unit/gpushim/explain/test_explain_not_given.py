@@ -11,7 +11,7 @@ import pytest
 
 from gpushim.explain import not_given
 from gpushim.explain.explain import described, explain
-from gpushim.oci import request
+from gpushim.oci import device_list
 from gpushim.oci.hookargs import LOADERS
 from unit.gpushim.decision import test_plan
 from unit.gpushim.explain.test_explain import DEVICES, asked, shape
@@ -145,8 +145,8 @@ UNPRIVILEGED = (
     "does not count while the container is unprivileged and [requests] accept-env-when-unprivileged is false"
 )
 STRICT = {"accept-env-when-unprivileged": False}
-MOUNT = f"{request.DEVICE_LIST}/0"
-CHANNEL = f"{request.DEVICE_LIST}/imex/3"
+MOUNT = f"{device_list.DEVICE_LIST}/0"
+CHANNEL = f"{device_list.DEVICE_LIST}/imex/3"
 
 
 @pytest.mark.parametrize(

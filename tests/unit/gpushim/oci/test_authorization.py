@@ -16,11 +16,11 @@ from gpushim.config import policy
 from gpushim.decision.plan import plan
 from gpushim.doctor import grants
 from gpushim.ground.errors import GpushimError
-from gpushim.oci import authorization, request
+from gpushim.oci import authorization, device_list, request
 from gpushim.oci.authorization import SOURCES, SWITCHES, TABLE, VARIABLES
 from unit.gpushim.decision.test_plan import BUNDLE, snapshot
 
-DIR = request.DEVICE_LIST
+DIR = device_list.DEVICE_LIST
 ANNOTATION = "cdi.k8s.io/x"
 # How a container asks for each grant by each source, beside a GPU that it has by a mount.
 ASKS: dict[tuple[str, str], dict[str, Any]] = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpushim.config.policy import defaults, schema
 from gpushim.ground import errors
-from gpushim.oci import request
+from gpushim.oci import device_list, request
 from gpushim.oci.authorization import FEATURES, VARIABLES
 
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
@@ -708,7 +708,7 @@ def test_whatever_is_looked_at_has_its_effect(spec: dict[str, Any], rules: dict[
         found = request.read(spec, policy(**rules), ignored, effects)
     except errors.GpushimError:
         return
-    naming = {what for what, effect in effects.items() if effect == request.NAMES}
+    naming = {what for what, effect in effects.items() if effect == device_list.NAMES}
     if found is None:
         assert not naming
         return

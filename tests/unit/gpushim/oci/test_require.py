@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from gpushim.config import policy
 from gpushim.ground import bounds, errors
 from gpushim.oci import request, require
+from gpushim.oci.authorization import Gate
 
 HOST = {"cuda": "12.2", "driver": "535.183.01", "arch": "8.0", "brand": "Nvidia"}
 ADVICE = ", please update your driver to a newer version, or use an earlier cuda container"
@@ -14,6 +15,10 @@ CUDA_IMAGE = (
     "cuda>=12.3 brand=tesla,driver>=470,driver<471 brand=unknown,driver>=470,driver<471 "
     "brand=nvidia,driver>=470,driver<471 brand=tesla,driver>=535,driver<536 brand=nvidia,driver>=535,driver<536"
 )
+
+
+def gate(ignored: list[str] | None = None) -> Gate:
+    return Gate(lambda: False, policy.defaults(), [] if ignored is None else ignored, {})
 
 
 def failure(requirements: list[tuple[str, str]], fact: dict[str, str | None]) -> errors.GpushimError | None:
@@ -219,7 +224,7 @@ def test_failure_shows_the_first_group(expression: str, start: str) -> None:
     ],
 )
 def test_gather_collects_variables_by_name(env: dict[str, str], expected: list[tuple[str, str]]) -> None:
-    assert require.gather(env, False, [], {}) == expected
+    assert require.gather(env, False, gate()) == expected
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_gather_collects_variables_by_name(env: dict[str, str], expected: list[t
     ],
 )  # fmt: skip
 def test_legacy_image_requires_its_cuda_version(version: str, expected: str) -> None:
-    gathered = require.gather({"CUDA_VERSION": version, "NVIDIA_REQUIRE_Z": "z"}, True, [], {})
+    gathered = require.gather({"CUDA_VERSION": version, "NVIDIA_REQUIRE_Z": "z"}, True, gate())
     assert gathered == [("NVIDIA_REQUIRE_Z", "z"), ("CUDA_VERSION", f"cuda>={expected}")]
 
 
@@ -239,7 +244,7 @@ def test_legacy_image_requires_its_cuda_version(version: str, expected: str) -> 
 )
 def test_what_is_no_version_is_no_condition(version: str) -> None:
     ignored: list[str] = []
-    assert require.gather({"CUDA_VERSION": version}, True, ignored, {}) == []
+    assert require.gather({"CUDA_VERSION": version}, True, gate(ignored)) == []
     assert [line.startswith("CUDA_VERSION is ") and line.isprintable() for line in ignored] == [True]
 
 
@@ -252,7 +257,7 @@ def test_what_is_no_version_is_no_condition(version: str) -> None:
 )
 def test_gather_refuses_masses(env: dict[str, str]) -> None:
     with pytest.raises(errors.GpushimError) as caught:
-        require.gather(env, False, [], {})
+        require.gather(env, False, gate())
     assert caught.value.exit_code == errors.REQUEST
 
 

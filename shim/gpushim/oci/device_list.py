@@ -1,0 +1,193 @@
+"""Where a container's list of devices is: in annotations, else in mounts, else in variables.
+
+Out of scope: how its names are written (selection), and what a request has beside them (request).
+On the create path: imports nothing but the bundle, bounds and errors, and who may be granted what.
+"""
+
+from __future__ import annotations
+
+from gpushim.ground import bounds
+from gpushim.ground.errors import BUNDLE, REQUEST, GpushimError, quote
+from gpushim.oci.bundle import member
+from gpushim.oci.selection import is_qualified
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping, Optional
+
+    from gpushim.oci.authorization import Gate
+
+    Asked = tuple[str, str, list[str]]  # source, value as given, names
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DEVICE_LIST = "/var/run/nvidia-container-devices"
+NAMES = "names the devices"  # the effect of what does
+VOID = "says void: whoever set it so has given the container what it gets"
+NAMES_CHANNEL = "names an IMEX channel"
+
+
+def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tuple[Optional[Asked], list[str]]:
+    """Find the list of devices that counts.
+
+    Args:
+        spec: config.json as parsed.
+        env: its variables.
+        gate: of the container; gets what each thing that was looked at does.
+
+    Returns:
+        where it is ("env NAME", "mounts" or "annotations"), its text and its names, or None; and the IMEX channels
+        that mounts name, if it is not void.
+
+    Raises:
+        GpushimError: REQUEST, for a list that is malformed or too long; BUNDLE, for a config.json of wrong types.
+    """
+    # Whoever injected already says void, so neither mounts nor annotations may bring the devices again.
+    if "void" in split(DEVICES, env.get(DEVICES, "")):
+        gate.effects[DEVICES] = VOID
+        return None, []
+    asked = _annotated(spec, gate)
+    mounted = _mounted(spec, gate, _beaten(asked[0]) if asked else NAMES)
+    names = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
+    if asked is None and names:
+        asked = ("mounts", ",".join(names), names)
+    if asked:
+        others = [name for name in (DEVICES, *gate.policy["requests"]["swarm-variables"]) if name in env]
+        gate.effects.update(dict.fromkeys(others, _beaten(asked[0])))
+    return asked or _listed(env, gate), [name[5:] for name in mounted if name.startswith("imex/")]
+
+
+def split(name: str, value: str) -> list[str]:
+    """Return the texts of a list, blanks left out; refuse a list that is too long."""
+    if not value:
+        return []
+    texts = [text.strip() for text in value[: bounds.VALUE + 1].split(",")]
+    if len(value) > bounds.VALUE or len(texts) > bounds.DEVICES:
+        limit = f"{bounds.VALUE} characters or {bounds.DEVICES} items"
+        raise GpushimError(f"{quote(name)} has more than {limit}; shorten it", REQUEST)
+    return [text for text in texts if text]
+
+
+def _beaten(source: str) -> str:
+    return f"does not count: the devices are named by {source}"
+
+
+def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
+    annotations = member(spec, "annotations", dict)
+    names: list[str] = []
+    keys = sorted(key for key in annotations if key.startswith(tuple(gate.policy["cdi"]["annotation-prefixes"])))
+    looked = [f"annotation {key}" for key in keys]
+    if keys and gate.missing("gpu", "annotation"):
+        if any(annotations[key] for key in keys):
+            gate.lets("gpu", "annotation", f"annotations ({quote(keys[0])}) name no device", looked)
+        return None
+    for key, what in zip(keys, looked):
+        texts = split(what, member(annotations, key, str))
+        gate.effects[what] = NAMES if texts else "is empty"
+        for name in texts:
+            if not is_qualified(name):
+                raise GpushimError(
+                    f'annotation {quote(key)} names "{quote(name)}", which is not a CDI device such as '
+                    f"nvidia.com/gpu=0; write vendor/class=device",
+                    REQUEST,
+                )
+            names.append(name)
+        if len(names) > bounds.DEVICES:  # of all together: each may have so many
+            raise GpushimError(f"the annotations name more than {bounds.DEVICES} devices; name fewer", REQUEST)
+    return ("annotations", ",".join(names), names) if names else None
+
+
+def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
+    """Return what follows DEVICE_LIST in the mounts of /dev/null by which Kubernetes names devices.
+
+    Args:
+        spec: config.json as parsed.
+        gate: of the container; its effects get `effect` for mounts that name GPUs or CDI devices.
+        effect: what those do.
+    """
+    names: list[str] = []
+    looked: dict[str, str] = {}
+    accepted = not gate.missing("gpu", "mount")
+    for mount in member(spec, "mounts", list):
+        if not isinstance(mount, dict):
+            raise GpushimError("config.json: mounts has an entry that is not an object", BUNDLE)
+        parts = member(mount, "destination", str).split("/")
+        if "nvidia-container-devices" not in parts:
+            continue
+        what = "mount " + "/".join(parts)
+        if not _is_null(member(mount, "source", str)):
+            gate.effects[what] = "names no device: its source is not /dev/null"
+            continue
+        if ".." in parts and accepted:
+            shown = quote("/".join(parts))
+            raise GpushimError(f'the mount "{shown}" names a device with ".."; write it without', REQUEST)
+        path = "/" + "/".join(part for part in parts if part not in ("", "."))
+        if parts[0] == "" and path.startswith(DEVICE_LIST + "/"):
+            name = path[len(DEVICE_LIST) + 1 :].strip()
+            names.append(name)
+            looked[what] = NAMES_CHANNEL if name.startswith("imex/") else effect if name else "is empty"
+    if names and not gate.lets("gpu", "mount", f"mounts below {DEVICE_LIST} name no device", looked):
+        return []
+    gate.effects.update(looked)
+    if len(names) > bounds.DEVICES:
+        raise GpushimError(f"more than {bounds.DEVICES} mounts name devices; name fewer", REQUEST)
+    return [name for name in names if name]
+
+
+def _is_null(source: str) -> bool:
+    """Say whether the source of a mount is /dev/null, which makes it name something rather than bring it."""
+    parts: list[str] = []
+    for part in source.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return source.startswith("/") and parts == ["dev", "null"]
+
+
+def _mount_name(name: str) -> str:
+    if not name.startswith("cdi/"):
+        return name
+    qualified = name[4:]
+    if "=" not in qualified:
+        qualified = "=".join(qualified.rsplit("/", 1))
+    if not is_qualified(qualified):
+        shown = f"{DEVICE_LIST}/{quote(name)}"
+        raise GpushimError(f'the mount "{shown}" names no CDI device; write cdi/vendor/class/device', REQUEST)
+    return qualified
+
+
+def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
+    """Return the list that variables give, if they may."""
+    rules, effects = gate.policy["requests"], gate.effects
+    names = [name for name in rules["swarm-variables"] if name in env]
+    if not names and DEVICES not in env:
+        if not legacy(env):
+            return None
+        names, texts, value = ["CUDA_VERSION"], ["all"], "all"
+    else:
+        names = names or [DEVICES]
+        value = ",".join(env[name] for name in names)
+        texts = split(names[0], value)
+    source = "env " + ", ".join(names)
+    if DEVICES in env:
+        effects[DEVICES] = _beaten(source)
+    if not texts:
+        effects.update(dict.fromkeys(names, "is empty"))
+        return None
+    if names == [DEVICES] and value.strip().rstrip("/") == DEVICE_LIST:
+        reason = "[requests] accept-volume-mounts is false"
+        fix = "let the device plugin pass them as variables, or set accept-volume-mounts = true"
+        if rules["accept-volume-mounts"]:
+            reason, fix = "no mount below it names one", "the device plugin's strategy must have volume-mounts"
+        raise GpushimError(
+            f"{DEVICES} says that mounts below {DEVICE_LIST} name the devices, but {reason}; {fix}", REQUEST
+        )
+    if not gate.lets("gpu", "variable", f"{names[0]} names no device", names):
+        return None
+    effects.update(dict.fromkeys(names, NAMES))
+    return (source, value, texts)
+
+
+def legacy(env: Mapping[str, str]) -> bool:
+    """Say whether the image is one of CUDA from before NVIDIA_REQUIRE_CUDA."""
+    return bool(env.get("CUDA_VERSION")) and not env.get("NVIDIA_REQUIRE_CUDA")
