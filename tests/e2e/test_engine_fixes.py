@@ -22,7 +22,8 @@ from fakehost import Host
 from gpushim import doctor
 from gpushim.cli import main
 from gpushim.doctor import Finding, checks
-from gpushim.engines.docker import daemon_json, on_path
+from gpushim.engines import docker
+from gpushim.engines.docker import on_path
 from gpushim.engines.processes import running
 
 LOOK = running.look
@@ -124,9 +125,9 @@ def test_newer_dockerds_say_what_they_would_not_start_with(suite: str, tmp_path:
         dockerd.write_text(f'#!/bin/sh\nexec {shlex.join([*place.prefix, engines.DOCKERD])} "$@"\n')
         dockerd.chmod(0o755)
         for text in ('{"log-drver": "x"}', '{"debug": "yes"}', '{"data-root": 5}'):
-            assert "/x: dockerd says: " in daemon_json.wrong(text.encode(), "/x", str(dockerd))
+            assert "/x: dockerd says: " in docker.wrong(text.encode(), "/x", str(dockerd))
         for text in ("", '{"features": {"cdi": true}}', '{"runtimes": {"nvidia": {"path": "/x"}}}'):
-            assert daemon_json.wrong(text.encode(), "/x", str(dockerd)) == ""
+            assert docker.wrong(text.encode(), "/x", str(dockerd)) == ""
 
 
 def test_a_runtime_by_type_is_known_to_verify(state: Path, gpu_host: Host) -> None:

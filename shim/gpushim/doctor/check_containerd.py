@@ -15,8 +15,9 @@ from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, skippe
 from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.containerd.process import ADDRESS, NAME
 from gpushim.engines.processes import programs, units
-from gpushim.engines.settings import files, tomltext
+from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import executes_ours
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _dump(engine: Engine) -> dict[str, Any]:
         if os.path.basename(engine.exe) == NAME and programs.find(NAME, engine):
             return process.dump(daemon)
         path = _config(engine)
-        found: dict[str, Any] = tomltext.get(tomltext.parse(files.read(path) or b"", path), ())
+        found: dict[str, Any] = Toml.parse(files.read(path) or b"", path).get()
     except GpushimError as error:
         return {"error": str(error)}
     return found

@@ -13,8 +13,9 @@ from gpushim.cdi.specs import DIRECTORIES
 from gpushim.doctor import Finding, Host, broken, entries, ok, skipped, warning
 from gpushim.engines import crio
 from gpushim.engines.processes import ask, programs
-from gpushim.engines.settings import dropin, tomltext
+from gpushim.engines.settings import dropin
 from gpushim.engines.settings.setup import executes_ours
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _asked(engine: Engine) -> dict[str, Any]:
     if answer.code != 0:
         return {"error": answer.last}
     try:
-        found: dict[str, Any] = tomltext.get(tomltext.parse(answer.out.encode(), "the answer of CRI-O"), ())
+        found: dict[str, Any] = Toml.parse(answer.out.encode(), "the answer of CRI-O").get()
     except GpushimError as error:
         return {"error": str(error)}
     return found

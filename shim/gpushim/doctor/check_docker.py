@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
 from gpushim.engines import docker
-from gpushim.engines.docker import daemon_json, dockerd, on_path
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import files
@@ -64,8 +64,8 @@ def _wrong(host: Host, path: str, engine: Engine | None = None) -> str:
         content = files.read(path)
     except GpushimError as error:
         return str(error)
-    asked, added = daemon_json.program(engine, host.top), tuple(dockerd.added(engine))
-    return host.once(f"{path}: {content!r}", lambda: daemon_json.wrong(content, path, asked, added))
+    asked, added = programs.find("dockerd", engine, host.top), tuple(dockerd.added(engine))
+    return host.once(f"{path}: {content!r}", lambda: docker.wrong(content, path, asked, added))
 
 
 def runtime(host: Host) -> Iterator[Finding]:

@@ -19,9 +19,11 @@ from gpushim.config import policy
 from gpushim.engines import hooksd
 from gpushim.engines.processes import ask, programs, running
 from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings import dropin, records, tomltext, undo
+from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import Options, Plan, is_ours, stays
+from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
+from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Text
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "crio"
@@ -138,17 +140,17 @@ def verify(options: Options, found: Plan) -> list[str]:
         program = programs.find(name)
         answer = ask.program([program, *words], STATUS_SECONDS) if program else None
         if answer and answer.code == 0:
-            return _missing(options, tomltext.parse(answer.out.encode(), "the answer of CRI-O"))
+            return _missing(options, Toml.parse(answer.out.encode(), "the answer of CRI-O"))
     return ["CRI-O does not answer `crio status config`; see its journal"]
 
 
-def _missing(options: Options, text: str) -> list[str]:
-    has = is_ours(tomltext.get(text, (*RUNTIMES, options.name, "runtime_path")))
+def _missing(options: Options, text: Text) -> list[str]:
+    has = is_ours(text.get((*RUNTIMES, options.name, "runtime_path")))
     if options.remove:
         return [f"CRI-O still has the runtime {options.name}"] if has else []
     missing = [] if has else [f"CRI-O does not have the runtime {options.name}"]
-    if options.default and tomltext.get(text, DEFAULT) != options.name:
-        missing.append(f"the default runtime is {tomltext.get(text, DEFAULT)}; a later file of CRI-O's may set it")
+    if options.default and text.get(DEFAULT) != options.name:
+        missing.append(f"the default runtime is {text.get(DEFAULT)}; a later file of CRI-O's may set it")
     return missing
 
 
@@ -166,7 +168,7 @@ def _change(options: Options, path: str, known: dict[str, Any]) -> Change:
     if options.config:
         runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
     now = dropin.table(runtimes, options.name).get("runtime_path")
-    dropin.check_entry(path, options.name, now, is_ours(now), options.force)
+    check_entry(path, options.name, now, is_ours(now), options.force)
     like = dropin.table(runtimes, str(dropin.table(known, *DEFAULT[:-1]).get("default_runtime")))
     entry = {"runtime_path": options.program, "runtime_type": "oci"}
     entry.update({key: like[key] for key in _SHARED if like.get(key)})
@@ -187,13 +189,13 @@ def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None
     return [hooksd.change(seen[-1], PROGRAM, options.hook)] if options.hook and seen else []
 
 
-def _settings(text: str) -> list[undo.Setting]:
-    programs = programs_of(tomltext.get(text, ()))
+def _settings(text: Text) -> list[undo.Setting]:
+    programs = programs_of(text.get())
     return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, path in programs.items() if is_ours(path)])
 
 
 KIND = undo.Kind(
-    tomltext,
+    Toml,
     _settings,
     dropin.HEADER.format(engine="crio"),
     runtimes=RUNTIMES,

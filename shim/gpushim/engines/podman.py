@@ -16,9 +16,11 @@ from typing import Any
 
 from gpushim.engines import hooksd
 from gpushim.engines.processes import ask, programs
-from gpushim.engines.settings import dropin, tomltext, undo
+from gpushim.engines.settings import dropin, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import Options, Plan, is_ours, stays
+from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
+from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Text
 from gpushim.ground.errors import GpushimError, quote
 
 FILE = "99-gpushim.conf"
@@ -108,19 +110,19 @@ def _change(options: Options, path: str) -> Change:
     now = dropin.table(dropin.merged([path]), *RUNTIMES).get(options.name)
     if now is None and not options.config and not os.environ.get("CONTAINERS_CONF"):
         now = dropin.table(dropin.merged(_read_by_podman(path)), *RUNTIMES).get(options.name)
-    dropin.check_entry(path, options.name, now, _ours(now), options.force)
+    check_entry(path, options.name, now, _ours(now), options.force)
     settings: dict[tuple[str, ...], Any] = {DEFAULT: options.name} if options.default else {}
     settings[(*RUNTIMES, options.name)] = [options.program]
     return dropin.put(KIND, path, settings, {})
 
 
-def _settings(text: str) -> list[undo.Setting]:
-    runtimes = dropin.table(tomltext.get(text, ()), *RUNTIMES)
+def _settings(text: Text) -> list[undo.Setting]:
+    runtimes = dropin.table(text.get(), *RUNTIMES)
     return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, paths in runtimes.items() if _ours(paths)])
 
 
 KIND = undo.Kind(
-    tomltext, _settings, dropin.HEADER.format(engine="podman"), runtimes=RUNTIMES, default=DEFAULT, others=STOCK
+    Toml, _settings, dropin.HEADER.format(engine="podman"), runtimes=RUNTIMES, default=DEFAULT, others=STOCK
 )
 ENGINE = dropin.Engine("Podman", KIND)
 

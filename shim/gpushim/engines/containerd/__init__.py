@@ -21,7 +21,7 @@ from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.processes import running
 from gpushim.engines.settings import dropin
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import Options, Plan, is_ours
+from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "containerd"
@@ -152,7 +152,7 @@ def _change(options: Options, daemon: Daemon, tree: list[File], notes: list[str]
     runtimes = known.get("containerd", {}).get("runtimes", {})
     now = runtimes.get(options.name, {})
     program = imports.program(now) if options.name in runtimes else None
-    dropin.check_entry(place, options.name, program, is_ours(program), options.force)
+    check_entry(place, options.name, program, is_ours(program), options.force)
     keys = (*key, "containerd", "runtimes", options.name)
     entry, own = _entry(options, known)
     optional: dict[tuple[str, ...], Any] = {("version",): version} if version else {}

@@ -13,9 +13,10 @@ import posixpath
 import re
 from typing import Any
 
-from gpushim.engines.settings import files, records, tomltext
+from gpushim.engines.settings import files, records
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.textedit import decoded
+from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import decoded
 from gpushim.ground.errors import GpushimError
 
 BASE = '{{ template "base" . }}\n'
@@ -73,7 +74,7 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
         raise GpushimError(
             f"{path} has a runtime {name} already; take another --runtime-name, or take that one out first"
         )
-    block = tomltext.put(tomltext.put("", keys, entry), (*keys, "options"), options)
+    block = Toml("").put(keys, {**entry, "options": options}).text
     block = f"\n{BEGIN}\n{block}{END}\n"
     found = _BLOCK.search(text)
     if found:

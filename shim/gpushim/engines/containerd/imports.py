@@ -10,10 +10,12 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.settings import files, setup, tomltext
+from gpushim.engines.settings import dropin, files, setup
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -100,8 +102,11 @@ def effective(tree: list[File], merges: bool) -> dict[str, Any]:
     """Return the CRI's settings of all files together, without containerd's defaults."""
     result: dict[str, Any] = {}
     for file in tree:
-        table = cri(tree, file, merges)
-        result = _merged(result, table) if merges else table or result
+        table = deepcopy(cri(tree, file, merges))
+        if merges:
+            dropin.merge(result, table)
+        else:
+            result = table or result
     return result
 
 
@@ -143,7 +148,7 @@ def _file(daemon: Daemon, path: str, importer: str) -> File:
     content = files.read(place)
     if content is None and importer:
         raise GpushimError(f"{importer} imports {path}, which does not exist; make that file or drop the import")
-    data = tomltext.get(tomltext.parse(content or b"", place), ())
+    data = Toml.parse(content or b"", place).get()
     version = data.get("version", 0)
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise GpushimError(f"{place}: version is {quote(str(version))}, not a number; correct it first")
@@ -192,11 +197,3 @@ def _table(file: File, owner: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise GpushimError(f"{file.path}: {name} is {quote(str(table)[:40])}, not a table; correct it first")
     return table
-
-
-def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    result = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, dict) and isinstance(old.get(key), dict)
-        result[key] = _merged(old[key], value) if both else value
-    return result

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, programs, running
-from gpushim.engines.settings import files, tomltext
+from gpushim.engines.settings import files
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import places
 
@@ -128,7 +129,7 @@ def dump(daemon: Daemon) -> dict[str, Any]:
         )
     if answer.code != 0:
         raise GpushimError(f"containerd does not read {daemon.config}: {answer.last}; it would not start either")
-    settings: dict[str, Any] = tomltext.get(tomltext.parse(answer.out.encode(), "the answer of containerd"), ())
+    settings: dict[str, Any] = Toml.parse(answer.out.encode(), "the answer of containerd").get()
     return settings
 
 

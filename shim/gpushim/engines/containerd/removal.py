@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.containerd import generated, imports
 from gpushim.engines.containerd.imports import RUNC, File
-from gpushim.engines.settings import dropin, records, tomltext, undo
+from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Text
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def check_left(daemon: Daemon, tree: list[File], changes: list[Change]) -> None:
     """
     content = {change.path: change.new for change in changes}
     left = [
-        replace(file, data=tomltext.get(tomltext.parse(content[path] or b"", path), ())) if path in content else file
+        replace(file, data=Toml.parse(content[path] or b"", path).get()) if path in content else file
         for file, path in ((each, daemon.seen(each.path)) for each in tree)
     ]
     gone = {*_runtimes(tree, daemon.merges)} - {*_runtimes(left, daemon.merges)} - {"runc"}
@@ -75,7 +77,7 @@ def kind(key: tuple[str, str], others: Sequence[str] = ()) -> undo.Kind:
     """Describe a file that has the CRI's settings in that place; `others` are the runtimes of other files."""
     engine = (*key, "containerd")
     return undo.Kind(
-        tomltext,
+        Toml,
         lambda text: _settings(text, key),
         _COMMENT,
         frozenset(["version"]),
@@ -85,13 +87,13 @@ def kind(key: tuple[str, str], others: Sequence[str] = ()) -> undo.Kind:
     )
 
 
-def _settings(text: str, key: tuple[str, str]) -> list[undo.Setting]:
+def _settings(text: Text, key: tuple[str, str]) -> list[undo.Setting]:
     """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it.
 
     The entry of runc stays where another runtime would take the built-in one away.
     """
-    own = text.startswith(_COMMENT)
-    engine = dropin.table(tomltext.get(text, ()), *key, "containerd")
+    own = text.text.startswith(_COMMENT)
+    engine = dropin.table(text.get(), *key, "containerd")
     runtimes = dropin.table(engine, "runtimes")
     names = [name for name, entry in runtimes.items() if imports.is_ours(entry)]
     keys = (*key, "containerd", "runtimes")

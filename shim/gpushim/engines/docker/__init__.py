@@ -1,7 +1,9 @@
 """Docker: daemon.json, and what dockerd itself says (GET /info of its API, as `docker info` does).
 
 dockerd takes a setting from the file or from its command line, and does not start where both have it; so those are
-refused. Out of scope: what `docker run --gpus` needs beside them (on_path.py).
+refused. `dockerd --validate` says since version 23 whether it would start with a file, but does not look at all of
+it: what gpushim touches is looked at here. Out of scope: what dockerd looks at only as it starts; what `docker run
+--gpus` needs beside the file (on_path.py).
 """
 
 from __future__ import annotations
@@ -12,17 +14,36 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpushim.engines.docker import daemon_json, dockerd, on_path
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.docker.dockerd import PROGRAM, added, program_of
-from gpushim.engines.processes import running
+from gpushim.engines.processes import ask, programs, running
 from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings import files, jsontext, records, undo
+from gpushim.engines.settings import files, records, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import HOOK, Link, Options, Plan, executes_ours, installed, is_ours, stays
+from gpushim.engines.settings.setup import (
+    HOOK,
+    Link,
+    Options,
+    Plan,
+    check_entry,
+    executes_ours,
+    installed,
+    is_ours,
+    stays,
+)
+from gpushim.engines.settings.syntax import Json
+from gpushim.engines.settings.text import Text
 from gpushim.ground.errors import GpushimError, quote
 
 CDI_SINCE = (25, 0)  # the first version that does CDI
 VERSION_SECONDS = 5.0  # of one that is there, for a note
+# Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
+STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
+_TYPES: dict[str, tuple[type, str]] = {
+    "runtimes": (dict, "an object"),
+    "features": (dict, "an object"),
+    "default-runtime": (str, "a string"),
+}
 # Settings of ours, and the options of dockerd that exclude them.
 _FLAGS = {"runtimes": "--add-runtime", "default-runtime": "--default-runtime", "features": "--feature"}
 
@@ -48,7 +69,7 @@ def plan(options: Options) -> Plan:
     else:
         _check_flags(options, engine)
         change = Change(path, old, _configured(options, path, old), before=base.content, lost=base.lost)
-        if wrong := _wrong(options, path, change.new, engine):
+        if wrong := _wrong_of(options, path, change.new, engine):
             raise GpushimError(f"{wrong}; dockerd would not start with that, so correct it first")
         if engine and engine.root and not os.path.exists(engine.root + options.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {options.program} is not")
@@ -88,8 +109,8 @@ def verify(options: Options, found: Plan) -> list[str]:
         still = [f"{found.config} still has the runtime {options.name}"] if left else []
         return [f"dockerd still has the runtime {options.name}", *still] if has else still
     missing = []
-    asked = daemon_json.program(engine)
-    if problem := daemon_json.wrong(files.read(found.config), found.config, asked, tuple(added(engine))):
+    asked = programs.find(PROGRAM, engine)
+    if problem := wrong(files.read(found.config), found.config, asked, tuple(added(engine))):
         missing.append(f"{problem}; dockerd would not start again with that")
     elif has and not left:
         missing.append(
@@ -123,37 +144,35 @@ def _version(path: str, engine: Engine) -> str:
 
 
 def _configured(options: Options, path: str, old: bytes | None) -> bytes:
-    text = jsontext.parse(old or b"", path)
+    text = Json.parse(old or b"", path)
     if options.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
         raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Docker; take another")
-    if problem := daemon_json.mistyped(jsontext.get(text, ()) or {}):
+    if problem := _mistyped(text.get()):
         raise GpushimError(f"{path}: {problem}; correct it first")
-    entry = jsontext.get(text, ("runtimes", options.name))
-    if entry and not is_ours(program_of(entry)) and not options.force:
-        other = quote(str(entry.get("path") or entry.get("runtimeType")))
-        raise GpushimError(
-            f"{path}: the runtime {options.name} is {other}; take another --runtime-name, or replace it with "
-            "--force, which --remove undoes"
-        )
-    if entry and is_ours(program_of(entry)):
+    entry = text.get(("runtimes", options.name))
+    ours = is_ours(program_of(entry))
+    if entry:
+        other = str(entry.get("path") or entry.get("runtimeType"))
+        check_entry(path, options.name, other, ours, options.force)
+    if ours:
         if program_of(entry) != options.program:
             member = ("path",) if entry.get("path") else ("options", "BinaryName")
-            text = jsontext.put(text, ("runtimes", options.name, *member), options.program)
+            text = text.put(("runtimes", options.name, *member), options.program)
     else:
-        text = jsontext.put(text, ("runtimes", options.name), {"path": options.program})
-    if options.default and jsontext.get(text, ("default-runtime",)) != options.name:
-        text = jsontext.put(text, ("default-runtime",), options.name)
-    if options.cdi and jsontext.get(text, ("features", "cdi")) is not True:
-        text = jsontext.put(text, ("features", "cdi"), True)
+        text = text.put(("runtimes", options.name), {"path": options.program})
+    if options.default and text.get(("default-runtime",)) != options.name:
+        text = text.put(("default-runtime",), options.name)
+    if options.cdi and text.get(("features", "cdi")) is not True:
+        text = text.put(("features", "cdi"), True)
     return text.encode()
 
 
-def _settings(text: str) -> list[undo.Setting]:
+def _settings(text: Text) -> list[undo.Setting]:
     """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it."""
-    runtimes = jsontext.get(text, ("runtimes",))
+    runtimes = text.get(("runtimes",))
     entries = runtimes.items() if isinstance(runtimes, dict) else ()
     names = [name for name, entry in entries if is_ours(program_of(entry))]
-    default = jsontext.get(text, ("default-runtime",))
+    default = text.get(("default-runtime",))
     return [
         *(undo.Setting(("runtimes", name), certain=True) for name in names),
         undo.Setting(("default-runtime",), certain=default in names),
@@ -161,7 +180,7 @@ def _settings(text: str) -> list[undo.Setting]:
     ]
 
 
-KIND = undo.Kind(jsontext, _settings, runtimes=("runtimes",), default=("default-runtime",))
+KIND = undo.Kind(Json, _settings, runtimes=("runtimes",), default=("default-runtime",))
 
 
 def _check_flags(options: Options, engine: Engine | None) -> None:
@@ -176,14 +195,71 @@ def _check_flags(options: Options, engine: Engine | None) -> None:
 
 def _check_left(options: Options, change: Change, engine: Engine | None) -> None:
     """Refuse to leave what dockerd would not start with, unless it is as it was before, or no better now."""
-    problem = "" if change.new == records.before(change.path) else _wrong(options, change.path, change.new, engine)
-    if problem and not _wrong(options, change.path, change.old, engine):
+    problem = "" if change.new == records.before(change.path) else _wrong_of(options, change.path, change.new, engine)
+    if problem and not _wrong_of(options, change.path, change.old, engine):
         raise GpushimError(
             f"{problem}; dockerd would not start with what is left without gpushim, so correct it first"
         )
 
 
-def _wrong(options: Options, path: str, content: bytes | None, engine: Engine | None) -> str:
+def _wrong_of(options: Options, path: str, content: bytes | None, engine: Engine | None) -> str:
     # Which dockerd is to read a file that somebody named is not known, if none runs with it.
-    asked = daemon_json.program(engine) if engine or not options.config else ""
-    return "" if content is None else daemon_json.wrong(content, path, asked, tuple(added(engine)))
+    asked = programs.find(PROGRAM, engine) if engine or not options.config else ""
+    return "" if content is None else wrong(content, path, asked, tuple(added(engine)))
+
+
+def wrong(content: bytes | None, path: str, asked: str, more: tuple[str, ...] = ()) -> str:
+    """Say why dockerd would not start with a daemon.json; "" if it would, as far as can be told.
+
+    Args:
+        content: of the file; None if there is none.
+        path: of the file, for the sentence.
+        asked: path of the dockerd that may be asked: the one that runs, or would be started; "" for none.
+        more: runtimes that dockerd has by its command line.
+    """
+    try:
+        settings = Json.parse(content or b"", path).get()
+    except GpushimError as error:
+        return str(error)
+    problem = _mistyped(settings) or _unknown_default(settings, more) or _refused(content or b"", asked)
+    return f"{path}: {problem}" if problem else ""
+
+
+def _mistyped(settings: dict[str, Any]) -> str:
+    """Say, as a clause, which setting that gpushim touches has the wrong type; "" if none."""
+    for key, value in settings.items():
+        # Go matches keys in any case, but dockerd then does not know the key.
+        if key not in _TYPES and key.lower() in _TYPES:
+            return f"{quote(key)} is written {key.lower()}"
+        if key in _TYPES and value is not None and not isinstance(value, _TYPES[key][0]):
+            return f"{key} is not {_TYPES[key][1]}"
+    for name, entry in (settings.get("runtimes") or {}).items():
+        if name == "runc":
+            return "the name runc under runtimes is Docker's own"
+        if entry is not None and not isinstance(entry, dict):
+            return f"runtimes.{name} is not an object"
+        if not isinstance((entry or {}).get("path") or "", str):
+            return f"runtimes.{name}.path is not a string"
+    for name, value in (settings.get("features") or {}).items():
+        if value is not None and not isinstance(value, bool):
+            return f"features.{name} is neither true nor false"
+    return ""
+
+
+def _unknown_default(settings: dict[str, Any], more: tuple[str, ...]) -> str:
+    default = settings.get("default-runtime")
+    if not default or STOCK.fullmatch(default) or default in (*(settings.get("runtimes") or {}), *more):
+        return ""
+    return f"there is no runtime {quote(default)}, which is the default-runtime"
+
+
+def _refused(content: bytes, asked: str) -> str:
+    if not asked:
+        return ""
+    # The same bytes that were judged here, whatever the file becomes in the meantime.
+    command = [asked, "--validate", "--config-file", "/dev/stdin"]
+    answer = ask.program(command, feed=content)
+    last_line = (answer.error.strip().splitlines() or [""])[-1]
+    if answer.code == 0 or "configure the Docker daemon" not in last_line:  # before 23 it does not know the option
+        return ""
+    return f"dockerd says: {last_line.rpartition('/dev/stdin: ')[2][:300]}"

@@ -1,6 +1,6 @@
 """dockerd as a program: which file it reads, where it listens, what it says of itself (GET /info of its API).
 
-Out of scope: what is to be changed (__init__.py); whether it would start with a file (daemon_json.py).
+Out of scope: what is to be changed (__init__.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.settings import files, jsontext
+from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import executes_ours
+from gpushim.engines.settings.syntax import Json
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import places
 
@@ -52,7 +53,7 @@ def setting(path: str, name: str) -> Any:
     Raises:
         GpushimError: it cannot be read or understood.
     """
-    return jsontext.get(jsontext.parse(files.read(path) or b"", path), (name,))
+    return Json.parse(files.read(path) or b"", path).get((name,))
 
 
 def readable_setting(path: str, name: str) -> Any:

@@ -10,8 +10,10 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.settings import files, tomltext, undo
+from gpushim.engines.settings import files, undo
 from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Text
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -32,16 +34,16 @@ def put(
         optional: values for keys that are not there yet.
     """
     old = files.read(path)
-    text = tomltext.parse(old or b"", path)
+    text = Toml.parse(old or b"", path)
     for keys, value in optional.items():
-        if tomltext.get(text, keys) is None:
-            text = tomltext.put(text, keys, value)
+        if text.get(keys) is None:
+            text = text.put(keys, value)
     for keys, value in settings.items():
-        if tomltext.get(text, keys) != value:
-            text = tomltext.put(text, keys, value)
-    text = f"{kind.comment}\n{text}" if old is None else text
+        if text.get(keys) != value:
+            text = text.put(keys, value)
+    new = f"{kind.comment}\n".encode() * (old is None) + text.encode()
     base = undo.undone(kind, path, old)
-    return Change(path, old, text.encode(), before=base.content, lost=base.lost)
+    return Change(path, old, new, before=base.content, lost=base.lost)
 
 
 def take_out(kind: undo.Kind, path: str) -> Change:
@@ -51,7 +53,7 @@ def take_out(kind: undo.Kind, path: str) -> Change:
     return Change(path, old, base.content, lost=base.lost)
 
 
-def settings(text: str, runtimes: tuple[str, ...], default: tuple[str, ...], ours: list[str]) -> list[undo.Setting]:
+def settings(text: Text, runtimes: tuple[str, ...], default: tuple[str, ...], ours: list[str]) -> list[undo.Setting]:
     """List the settings that may be gpushim's: the runtimes that are gpushim-runtime, and the default if it is one.
 
     Args:
@@ -61,7 +63,7 @@ def settings(text: str, runtimes: tuple[str, ...], default: tuple[str, ...], our
         ours: names of the runtimes that are gpushim-runtime.
     """
     found = [undo.Setting((*runtimes, name), certain=True) for name in ours]
-    return [*found, undo.Setting(default, certain=tomltext.get(text, default) in ours)]
+    return [*found, undo.Setting(default, certain=text.get(default) in ours)]
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def merged(paths: list[str], instead: Mapping[str, bytes | None] | None = None) 
     for file in _files(paths):
         try:
             content = (instead or {})[file] if file in (instead or {}) else files.read(file)
-            _merge(result, tomltext.get(tomltext.parse(content or b"", file), ()))
+            merge(result, Toml.parse(content or b"", file).get())
         except GpushimError:
             continue
     return result
@@ -150,26 +152,10 @@ def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_entry(path: str, name: str, program: object, ours: bool, force: bool) -> None:
-    """Refuse to replace somebody else's runtime, unless forced to.
-
-    Args:
-        path: of the settings.
-        name: of the runtime.
-        program: that it runs now; None if there is no such runtime.
-        ours: whether `program` is gpushim-runtime.
-        force: replace it all the same.
-    """
-    if program is not None and not ours and not force:
-        raise GpushimError(
-            f"{path}: the runtime {name} is {quote(str(program))}; take another --runtime-name, or replace it with "
-            "--force, which --remove undoes"
-        )
-
-
-def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+def merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add settings to others, table by table."""
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+            merge(into[key], value)
         else:
             into[key] = value

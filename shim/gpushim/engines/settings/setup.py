@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.decision import decide
 from gpushim.ground import bounds
-from gpushim.ground.errors import NOT_FOUND, GpushimError
+from gpushim.ground.errors import NOT_FOUND, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,6 +116,23 @@ def is_ours(program: object) -> bool:
     This decides what may be edited; `executes_ours` says which program an engine executes.
     """
     return isinstance(program, str) and posixpath.basename(program) == PROGRAM
+
+
+def check_entry(path: str, name: str, program: object, ours: bool, force: bool) -> None:
+    """Refuse to replace somebody else's runtime, unless forced to.
+
+    Args:
+        path: of the settings.
+        name: of the runtime.
+        program: that it runs now; None if there is no such runtime.
+        ours: whether `program` is gpushim-runtime.
+        force: replace it all the same.
+    """
+    if program is not None and not ours and not force:
+        raise GpushimError(
+            f"{path}: the runtime {name} is {quote(str(program))}; take another --runtime-name, or replace it with "
+            "--force, which --remove undoes"
+        )
 
 
 def executes_ours(program: str, engine: Engine | None = None) -> bool:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim.config import policy
-from gpushim.engines.settings import files, records, tomltext
+from gpushim.engines.settings import files, records
 from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground import seen
 from gpushim.ground.errors import CONFIG, LEFT_OUT, GpushimError, quote
 from gpushim.nvidia.migrate.migrate_keys import GIVEN_UP, KEYS, KINDS, Setting
@@ -108,7 +109,7 @@ def plan(path: str, ours: str, plugin: Sequence[Row] = ()) -> Plan:
     data = files.read(path) if path else b""
     if data is None:
         raise GpushimError(f"{path} is not there; name the toolkit's config.toml with --from")
-    found = rows(tomltext.get(tomltext.parse(data, path), ()))
+    found = rows(Toml.parse(data, path).get())
     return Plan(path, found, changes([*found, *plugin], ours), warnings(found, ours), [*plugin])
 
 
@@ -175,16 +176,16 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     """
     policy.given(ours)  # says what is wrong with it
     old = files.read(ours)
-    text = before = tomltext.parse(old or b"", ours)
+    text = before = Toml.parse(old or b"", ours)
     defaults: Any = policy.defaults()  # by names that are data
     for section, key, value in [row.setting for row in found if row.setting]:
-        if tomltext.get(text, (section, key), defaults[section][key]) != value:
-            text = tomltext.put(text, (section, key), value)
-    problem = _problem(text)
+        if text.get((section, key), defaults[section][key]) != value:
+            text = text.put((section, key), value)
+    problem = _problem(text.text)
     if problem:
         raise GpushimError(f"{ours} would be wrong: {problem}", CONFIG)
     first = old if records.after(ours) != old else records.before(ours)
-    return [Change(ours, old, text.encode(), before=first)] if text != before else []
+    return [Change(ours, old, text.encode(), before=first)] if text.text != before.text else []
 
 
 def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
@@ -210,7 +211,7 @@ def _row(key: str, value: Any) -> Row:
         return Row(key, value, answer)
     section, name, ours = answer
     becomes = written(name, ours)
-    problem = _problem(tomltext.put("", (section, name), ours))
+    problem = _problem(Toml("").put((section, name), ours).text)
     if problem:
         return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({problem})")
     defaults: Any = policy.defaults()
@@ -221,7 +222,7 @@ def _row(key: str, value: Any) -> Row:
 
 def written(key: str, value: Any) -> str:
     """Write a setting as a line of TOML."""
-    return tomltext.put("", (key,), value).strip()
+    return Toml("").put((key,), value).text.strip()
 
 
 def _problem(text: str) -> str:

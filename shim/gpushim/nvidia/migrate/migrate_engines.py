@@ -15,8 +15,9 @@ from gpushim.engines import crio, hooksd
 from gpushim.engines.containerd.process import SYSTEM_CONFIG
 from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import running
-from gpushim.engines.settings import files, records, tomltext
+from gpushim.engines.settings import files, records
 from gpushim.engines.settings.dropin import table
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.migrate.migrate import Row
 from gpushim.oci.edits import OTHER_HOOKS
@@ -74,7 +75,7 @@ def _json(data: bytes, path: str) -> Any:
 
 
 def _toml(data: bytes, path: str) -> Any:
-    return tomltext.get(tomltext.parse(data, path), ())
+    return Toml.parse(data, path).get()
 
 
 def _docker(data: dict[str, Any]) -> _Found:

@@ -21,8 +21,9 @@ from gpushim.engines import containerd, crio, docker, hooksd, podman
 from gpushim.engines.containerd import process
 from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.docker import dockerd, on_path
-from gpushim.engines.settings import files, jsontext, tomltext
+from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Options, is_ours
+from gpushim.engines.settings.syntax import Json, Toml
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.engines.settings.meanwhile import Steps
 
@@ -207,7 +208,7 @@ class Place:
         ]
         if marked and self.path.endswith("toml"):
             del lines[self.rng.choice(marked)]
-            if tomltext_takes("".join(lines)):
+            if takes("".join(lines)):
                 self.write("".join(lines))
 
     def replace(self) -> None:
@@ -273,28 +274,28 @@ class Docker(Place):
 
     def entry(self, text: str) -> str:
         entry = {"path": NVIDIAS, "runtimeArgs": [f"--nvidias-{self.mark()}"]}
-        return jsontext.put(text, ("runtimes", "nvidia"), entry)
+        return Json(text).put(("runtimes", "nvidia"), entry).text
 
     def others(self, text: str) -> str:
         keys = self.rng.choice([(), ("runtimes",), ("features",), ("log-opts",)])
-        values: list[Any] = ["x", True, 12]
+        values: list[Any] = ["x", True, ["y"]]
         if keys in (("runtimes",), ("features",)):  # others would keep dockerd from its start
             values = [{"path": "/x"}, {}] if keys == ("runtimes",) else [True, False]
-        return jsontext.put(text, (*keys, self.mark()), self.rng.choice(values))
+        return Json(text).put((*keys, self.mark()), self.rng.choice(values)).text
 
     def with_ours(self, text: str) -> str:
-        text = jsontext.put(text, ("runtimes", "nvidia"), {"path": self.program})
-        return jsontext.put(text, ("features", "cdi"), True)
+        text = Json(text).put(("runtimes", "nvidia"), {"path": self.program}).text
+        return Json(text).put(("features", "cdi"), True).text
 
     def theirs(self, text: str) -> list[str]:
-        return ["cdi"] if self.cdi and jsontext.get(text, ("features", "cdi")) else []
+        return ["cdi"] if self.cdi and Json(text).get(("features", "cdi")) else []
 
     def within(self, text: str) -> str:
-        ours = is_ours(jsontext.get(text, ("runtimes", "nvidia", "path")))
-        return jsontext.put(text, ("runtimes", "nvidia", self.mark()), 1) if ours else text
+        ours = is_ours(Json(text).get(("runtimes", "nvidia", "path")))
+        return Json(text).put(("runtimes", "nvidia", self.mark()), True).text if ours else text
 
 
-class Toml(Place):
+class InToml(Place):
     tables: tuple[str, ...] = ()
     nvidias = ""
     ours = ""
@@ -305,7 +306,7 @@ class Toml(Place):
     def entry(self, text: str) -> str:
         gap = "" if not text or text.endswith("\n") else "\n"
         more = text + gap + self.nvidias.format(NVIDIAS, self.mark(), self.mark(), self.mark())
-        return more if tomltext_takes(more) else text
+        return more if takes(more) else text
 
     def others(self, text: str) -> str:
         """A comment, or a key with a comment, behind any line; or a table before another."""
@@ -318,7 +319,7 @@ class Toml(Place):
             lines.insert(rng.choice([*places, len(lines)]), table)
         else:
             lines.insert(rng.randint(0, len(lines)), rng.choice([comment, setting]))
-        return "".join(lines) if tomltext_takes("".join(lines)) else text + comment
+        return "".join(lines) if takes("".join(lines)) else text + comment
 
     def with_ours(self, text: str) -> str:
         return self.entry(text).replace(NVIDIAS, self.program).replace("nvidias", "ours")
@@ -331,15 +332,15 @@ class Toml(Place):
         return "".join(lines)
 
 
-def tomltext_takes(text: str) -> bool:
+def takes(text: str) -> bool:
     try:
-        tomltext.parse(text.encode(), "")
+        Toml.parse(text.encode(), "")
     except GpushimError:
         return False
     return True
 
 
-class Containerd(Toml):
+class Containerd(InToml):
     path, engine = "containerd/config.toml", containerd
     tables = ("timeouts", f'plugins."{CRI[2]}"', f'plugins."{CRI[2]}".containerd.runtimes')
     nvidias = f"""[plugins.'{CRI[2]}'.containerd.runtimes.nvidia] # nvidias {{1}}
@@ -354,7 +355,7 @@ BinaryName = "{{0}}" # nvidias {{3}}
         return super().with_ours(text if "version" in text else f"version = 2\n{text}")
 
 
-class Crio(Toml):
+class Crio(InToml):
     path, engine, hooks = "crio/crio.conf.d/99-gpushim.toml", crio, True
     tables = ("crio", "crio.runtime", "crio.runtime.runtimes")
     nvidias = """[crio . runtime.runtimes."nvidia"] # nvidias {1}
@@ -364,7 +365,7 @@ runtime_path = "{0}" # nvidias {2}
     ours = "runtime_path"
 
 
-class Podman(Toml):
+class Podman(InToml):
     path, engine, hooks = "containers/containers.conf", podman, True
     tables = ("containers", "engine", "network")
     nvidias = """[engine.'runtimes'] # nvidias {1}

@@ -21,8 +21,9 @@ from gpushim.engines.containerd import imports, process
 from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.processes import programs, running
 from gpushim.engines.processes.running import Engine, Impostor
-from gpushim.engines.settings import files, tomltext
+from gpushim.engines.settings import files, syntax
 from gpushim.engines.settings.setup import Options, Plan
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground.errors import GpushimError
 
 pytestmark = pytest.mark.slow
@@ -704,7 +705,7 @@ def test_settings_without_ours_are_the_old_ones(
     files.apply(
         containerd.plan(Options("/usr/bin/gpushim-runtime", config=str(config), default=True, cdi=True)).changes
     )
-    assert tomltext.get(config.read_text(), ("plugins", imports.CRI[number], "containerd", "runtimes", "nvidia"))
+    assert Toml(config.read_text()).get(("plugins", imports.CRI[number], "containerd", "runtimes", "nvidia"))
     if later:
         config.write_text(config.read_text() + "\n[later]\nx = 1\n")
     files.apply(containerd.plan(Options(config=str(config), remove=True)).changes, undo=True)
@@ -722,8 +723,8 @@ def test_removal_parses_each_text_once(
     text = "version = 2\n" + "".join(f'[plugins."x.{number}"]\na = {number}  # b\n' for number in range(plugins))
     write(tmp_path / "config.toml", text)
     ok(call("containerd", tmp_path / "config.toml", "--set-as-default"))
-    parser, count = tomltext._parser, itertools.count()
-    monkeypatch.setattr(tomltext, "_parser", lambda: (next(count), parser())[1])
+    parser, count = syntax._parser, itertools.count()
+    monkeypatch.setattr(syntax, "_parser", lambda: (next(count), parser())[1])
     ok(call("containerd", tmp_path / "config.toml", "--remove"))
     assert next(count) < 8
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.engines.docker import daemon_json
+from gpushim.engines import docker
 
 PATH = "/etc/docker/daemon.json"
 WRONG = {
@@ -29,12 +29,12 @@ WELL = (
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_gpushim_sees_itself(text: str) -> None:
-    assert daemon_json.wrong(text.encode(), PATH, "") == f"{PATH}: {WRONG[text]}"
+    assert docker.wrong(text.encode(), PATH, "") == f"{PATH}: {WRONG[text]}"
 
 
 @pytest.mark.parametrize("text", WELL)
 def test_what_is_well(text: str) -> None:
-    assert daemon_json.wrong(text.encode(), PATH, "", ("line",)) == daemon_json.wrong(None, PATH, "") == ""
+    assert docker.wrong(text.encode(), PATH, "", ("line",)) == docker.wrong(None, PATH, "") == ""
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_what_dockerd_says(tmp_path: Path, says: str, told: str) -> None:
         f"#!/bin/sh\n[ \"$*\" = '--validate --config-file /dev/stdin' ] || exit 0\ncat >&2 <<'E'\n{says}\nE\nexit 1\n"
     )
     dockerd.chmod(0o755)
-    found = daemon_json.wrong(b'{"log-drver": "x"}', PATH, str(dockerd))
+    found = docker.wrong(b'{"log-drver": "x"}', PATH, str(dockerd))
     assert found == (f"{PATH}: {told}" if told else "")

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from gpushim.cli.configure import configure
 from gpushim.engines import docker
-from gpushim.engines.docker import daemon_json, dockerd
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings import files, jsontext, records
+from gpushim.engines.settings import files, records
 from gpushim.engines.settings.setup import Options, Plan
+from gpushim.engines.settings.syntax import Json
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
@@ -464,7 +465,7 @@ def test_a_file_with_which_dockerd_would_not_start_is_left_alone(
     failed = "echo unable to configure the Docker daemon with file /dev/stdin: no log-drver >&2; exit 1"
     program.write_text(f"#!/bin/sh\nif grep -q log-drver; then {failed}; fi\n")
     program.chmod(0o755)
-    monkeypatch.setattr("gpushim.engines.docker.daemon_json.program", lambda *_: str(program))
+    monkeypatch.setattr("gpushim.engines.processes.programs.find", lambda *_: str(program))
     config.write_text(text)
     setting = str(call("docker", config).exception)
     assert says in setting
@@ -505,7 +506,7 @@ def test_a_default_never_outlives_its_entry(call: Call, config: Path) -> None:
 def test_a_default_from_before_goes_with_the_entry_that_somebody_took_out_since(call: Call, config: Path) -> None:
     config.write_text('{"runtimes": {"kata": {"path": "/kata"}}, "default-runtime": "kata"}')
     ok(call("docker", config, "--set-as-default"))
-    config.write_text(jsontext.drop(config.read_text(), ("runtimes", "kata")))
+    config.write_text(Json(config.read_text()).drop(("runtimes", "kata")).text)
     ok(call("docker", config, "--remove"))
     assert "default-runtime" not in config.read_text()
 
@@ -516,13 +517,13 @@ def test_what_dockerd_would_not_start_with_is_not_left(
     """And what the sentence says corrects it."""
     config.write_text('{"runtimes": {"nvidia": {"path": "/theirs"}}}')
     ok(call("docker", config, "--force"))
-    config.write_text(jsontext.put(config.read_text(), ("debug",), True))
-    monkeypatch.setattr(daemon_json, "_refused", lambda text, *_: "theirs is gone" if b"theirs" in text else "")
+    config.write_text(Json(config.read_text()).put(("debug",), True).text)
+    monkeypatch.setattr(docker, "_refused", lambda text, *_: "theirs is gone" if b"theirs" in text else "")
     configured = config.read_text()
     result = call("docker", config, "--remove")
     said = f"{config}: theirs is gone; dockerd would not start with what is left without gpushim"
     assert said in str(result.exception)
     assert (result.exit_code, config.read_text()) == (1, configured)
-    monkeypatch.setattr(daemon_json, "_refused", lambda *_: "")
+    monkeypatch.setattr(docker, "_refused", lambda *_: "")
     ok(call("docker", config, "--remove"))
     assert "theirs" in config.read_text()

@@ -7,7 +7,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from gpushim.engines.settings import tomltext
+from gpushim.engines.settings import syntax
+from gpushim.engines.settings.syntax import Toml
 
 VALUES = (
     "1", "0x1F", "1_000", "0.5e3", "nan", "-inf", "true", "07:32:00", "1979-05-27 07:32:00Z",
@@ -96,7 +97,7 @@ class Document:
 
 def valid(text: str) -> bool:
     try:
-        tomltext._parser().loads(text)
+        syntax._parser().loads(text)
     except ValueError:
         return False
     return True
@@ -104,4 +105,4 @@ def valid(text: str) -> bool:
 
 def meaning(text: str) -> dict[str, Any]:
     """Return what a text says; a nan equals itself."""
-    return tomltext._data(text)
+    return Toml(text).data

@@ -12,8 +12,9 @@ import pytest
 from gpushim.engines import containerd, crio, podman
 from gpushim.engines.containerd import process, removal
 from gpushim.engines.containerd.imports import CRI
-from gpushim.engines.settings import files, tomltext
+from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Options, Plan, is_ours
+from gpushim.engines.settings.syntax import Toml
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.engines.settings.randomtoml import Document, meaning
 
@@ -68,8 +69,8 @@ def names_ours(value: object) -> bool:
 
 def orphan(engine: Any, text: str) -> bool:
     """Say whether a text's default runtime has no entry: configure makes that, and --remove takes both."""
-    kind = removal.kind(PLUGIN[:2]) if engine is containerd else engine.KIND
-    return tomltext.get(text, kind.default) == "nvidia" and "nvidia" not in tomltext.get(text, kind.runtimes, ())
+    kind, found = removal.kind(PLUGIN[:2]) if engine is containerd else engine.KIND, Toml(text)
+    return found.get(kind.default) == "nvidia" and "nvidia" not in found.get(kind.runtimes, ())
 
 
 @pytest.mark.slow
@@ -90,7 +91,7 @@ def test_configure_then_remove(name: str, tmp_path: Path, program: str) -> None:
             continue
         taken += 1
         files.apply(plan.changes)
-        assert not tomltext.comments(text) - tomltext.comments(config.read_bytes().decode()), seed
+        assert not Toml(text).comments - Toml(config.read_bytes().decode()).comments, seed
         assert names_ours(meaning(config.read_bytes().decode())), seed
         edit = rng.choice(["", "\n# theirs\n[theirs]\nx = 1 # too\n"])
         config.write_bytes(config.read_bytes() + edit.encode())
@@ -99,12 +100,12 @@ def test_configure_then_remove(name: str, tmp_path: Path, program: str) -> None:
         files.apply(remove.changes, undo=True)
         left = config.read_bytes().decode()
         if orphan(engine, text):
-            assert tomltext.comments(left) == tomltext.comments(text + edit), seed
+            assert Toml(left).comments == Toml(text + edit).comments, seed
         elif edit:
             # A version stays, for what somebody wrote after it came depends on it.
             more = {"theirs": {"x": 1}, "version": meaning(left).get("version")}
             assert {"version": None, **meaning(left)} == {**meaning(text), **more}, seed
-            assert tomltext.comments(left) == tomltext.comments(text + edit), seed
+            assert Toml(left).comments == Toml(text + edit).comments, seed
         else:
             assert left == text, seed
         assert sorted(os.listdir(tmp_path)) == ["bin", "config.toml"], seed

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushim.engines.settings import jsontext
+from gpushim.engines.settings import edits, syntax
+from gpushim.engines.settings.syntax import Json
+from gpushim.engines.settings.text import BOM
 from gpushim.ground.errors import GpushimError
 
 
 def accepts(text: str) -> bool:
     try:
-        jsontext.parse(text.encode(), "file")
+        Json.parse(text.encode(), "file")
     except GpushimError:
         return False
     return True
@@ -56,38 +58,38 @@ def test_numbers_that_go_does_not_take(number: str) -> None:
 
 
 def test_how_deep_a_file_may_be() -> None:
-    deepest = "[" * jsontext.DEPTH + "]" * jsontext.DEPTH
+    deepest = "[" * syntax.DEPTH + "]" * syntax.DEPTH
     assert accepts(f'{{"a": {deepest}}}')
     with pytest.raises(GpushimError, match="file, line 2: is nested too deeply; correct it first"):
-        jsontext.parse(f'{{"a":\n[{deepest}]}}'.encode(), "file")
+        Json.parse(f'{{"a":\n[{deepest}]}}'.encode(), "file")
 
 
-@pytest.mark.parametrize("mark", ["", jsontext.BOM])
+@pytest.mark.parametrize("mark", ["", BOM])
 def test_a_file_of_nothing_but_its_byte_order_mark(mark: str) -> None:
-    text = jsontext.parse((mark + " \n").encode(), "file")
-    assert (text, jsontext.get(text, ())) == (mark + " \n", {})
-    assert jsontext.put(text, ("a",), 1) == mark + '{\n  "a": 1\n}\n'
+    text = Json.parse((mark + " \n").encode(), "file")
+    assert (text.text, text.get()) == (mark + " \n", {})
+    assert text.put(("a",), True).text == mark + '{\n  "a": true\n}\n'
 
 
 @pytest.mark.parametrize(
     ("text", "keys", "result"),
     [
-        ("", ("a",), '{\n  "a": 1\n}\n'),
-        ("{}", ("a",), '{\n  "a": 1\n}'),
-        ("{ \r\n }", ("a",), '{\r\n  "a": 1\r\n}'),
-        ('{"b":2}', ("a",), '{"b":2, "a": 1}'),
-        ('{"b":2,"c":3}', ("a",), '{"b":2,"c":3,"a": 1}'),
-        ('{"b": {}}', ("b", "a"), '{"b": {"a": 1}}'),
-        ('{\n   "b": {}\n}', ("b", "a"), '{\n   "b": {\n      "a": 1\n   }\n}'),
-        ('{\n "b": {"x": {}}\n}', ("b", "a"), '{\n "b": {"x": {}, "a": 1}\n}'),
-        ('{\n "b": null\n}', ("b", "a"), '{\n "b": {\n  "a": 1\n }\n}'),
-        ('{\n\t"b": 2\n}', ("c", "a"), '{\n\t"b": 2,\n\t"c": {\n\t\t"a": 1\n\t}\n}'),
-        ('{"a": [2, 3], "b": 2}', ("a",), '{"a": 1, "b": 2}'),
-        ('{"b": 2\n}', ("a",), '{"b": 2, "a": 1\n}'),
+        ("", ("a",), '{\n  "a": true\n}\n'),
+        ("{}", ("a",), '{\n  "a": true\n}'),
+        ("{ \r\n }", ("a",), '{\r\n  "a": true\r\n}'),
+        ('{"b":2}', ("a",), '{"b":2, "a": true}'),
+        ('{"b":2,"c":3}', ("a",), '{"b":2,"c":3,"a": true}'),
+        ('{"b": {}}', ("b", "a"), '{"b": {"a": true}}'),
+        ('{\n   "b": {}\n}', ("b", "a"), '{\n   "b": {\n      "a": true\n   }\n}'),
+        ('{\n "b": {"x": {}}\n}', ("b", "a"), '{\n "b": {"x": {}, "a": true}\n}'),
+        ('{\n "b": null\n}', ("b", "a"), '{\n "b": {\n  "a": true\n }\n}'),
+        ('{\n\t"b": 2\n}', ("c", "a"), '{\n\t"b": 2,\n\t"c": {\n\t\t"a": true\n\t}\n}'),
+        ('{"a": [2, 3], "b": 2}', ("a",), '{"a": true, "b": 2}'),
+        ('{"b": 2\n}', ("a",), '{"b": 2, "a": true\n}'),
     ],
 )
 def test_put(text: str, keys: tuple[str, ...], result: str) -> None:
-    assert jsontext.put(text, keys, 1) == result
+    assert Json(text).put(keys, True).text == result
 
 
 @pytest.mark.parametrize(
@@ -103,28 +105,28 @@ def test_put(text: str, keys: tuple[str, ...], result: str) -> None:
     ],
 )
 def test_drop(text: str, keys: tuple[str, ...], result: str) -> None:
-    assert jsontext.drop(text, keys) == result
+    assert Json(text).drop(keys).text == result
 
 
 def test_copy_keeps_how_a_value_is_written() -> None:
-    assert jsontext.copy('{"a": 1, "b": 2}', ("a",), '{"a": [ 1E400,\n "\\u00e9" ]}') == (
+    assert Json('{"a": 1, "b": 2}').copy(("a",), Json('{"a": [ 1E400,\n "\\u00e9" ]}')).text == (
         '{"a": [ 1E400,\n "\\u00e9" ], "b": 2}'
     )
 
 
 def test_numbers_are_compared_as_they_are_written() -> None:
-    assert jsontext.get('{"a": 1}', ()) != jsontext.get('{"a": "1"}', ())
-    assert jsontext.get('{"a": 1.0}', ()) != jsontext.get('{"a": 1}', ())
+    assert Json('{"a": 1}').get() != Json('{"a": "1"}').get()
+    assert Json('{"a": 1.0}').get() != Json('{"a": 1}').get()
 
 
 @pytest.mark.parametrize("edit", ["put", "drop", "copy"])
 def test_an_edit_that_says_anything_else_is_refused(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsontext, "_put", lambda text, keys, value: '{"a": 2}')
-    monkeypatch.setattr(jsontext, "_cut", lambda text, owner, name: "{")
+    monkeypatch.setattr(Json, "additions", (lambda found, keys, value: '{"a": "x"}',))
+    monkeypatch.setattr(edits, "cut", lambda found, keys: "{")
     calls = {
-        "put": lambda: jsontext.put('{"theirs": 1}', ("a",), 2),
-        "drop": lambda: jsontext.drop('{"theirs": 1, "a": 2}', ("a",)),
-        "copy": lambda: jsontext.copy('{"theirs": 1}', ("a",), '{"a": 3}'),
+        "put": lambda: Json('{"theirs": 1}').put(("a",), "x"),
+        "drop": lambda: Json('{"theirs": 1, "a": 2}').drop(("a",)),
+        "copy": lambda: Json('{"theirs": 1}').copy(("a",), Json('{"a": 3}')),
     }
     with pytest.raises(GpushimError, match="a cannot be changed in this file without risk"):
         calls[edit]()
