@@ -90,9 +90,8 @@ def refresh(
     ahead = None if force else early
     with failure.recorded(state, config) as failed:
         identity = trust.identity(config)  # before it is read: a later change makes the snapshot stale
-        settings, old_names = policy.loaded(config)
+        settings = policy.load(config)
         logs.start(settings["log"]["format"], settings["log"]["level"])
-        _warn(old_names)
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)

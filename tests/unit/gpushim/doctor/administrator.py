@@ -27,8 +27,8 @@ from gpushim.engines.processes import programs, running, units
 from gpushim.engines.settings import dropin
 from gpushim.ground import system
 from unit.gpushim.doctor import nodes
+from unit.gpushim.doctor.engine_states import K3S
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
-from unit.gpushim.doctor.test_engine_faults import K3S
 
 COMMAND = re.compile(r"(gpushim|systemctl|service|rm|chmod|install|cat|find|mv) |/etc/init.d/")
 STEPS: list[tuple[re.Pattern[str], Callable[..., None]]] = []

@@ -1,30 +1,251 @@
-"""More states of engines in which their checks find a fault, beside those of test_engine_faults.py."""
+"""States of engines in which their checks find a fault, and what NVIDIA's toolkit has left."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from gpushim.engines.processes import running
-from unit.gpushim.doctor import nodes, test_faults
-from unit.gpushim.doctor.patient import RUNTIME, Patient
-from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, FAULTS, K3S, change, edit, fault, only_runc
+from gpushim.engines.processes import programs, running
+from unit.gpushim.doctor import nodes
+from unit.gpushim.doctor.fault import State, into
+from unit.gpushim.doctor.patient import NVIDIA_HOOK, RUNTIME, Patient
 
-STATES = [*FAULTS, *(each for each in test_faults.FAULTS if each[0].startswith("nvidia-"))]
-BASIC = len(FAULTS)
+STATES: list[State] = []
+fault = into(STATES)
+DAEMON, CONTAINERD = "etc/docker/daemon.json", "containerd.toml"
+K3S = "var/lib/rancher/k3s/agent/etc/containerd"
 BY_TYPE = {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/gone/gpushim-runtime"}}
 NVIDIAS = "/usr/bin/nvidia-container-runtime"
-
-
-def daemon(patient: Patient, **settings: object) -> None:
-    patient.write(DAEMON, json.dumps(settings))
 
 
 def both(patient: Patient, path: str) -> None:
     """Have a runtime nvidia in the file and in the dockerd that runs."""
     daemon(patient, runtimes={"nvidia": {"path": path}})
     patient.info["Runtimes"]["nvidia"] = {"path": path}
+
+
+def daemon(patient: Patient, **settings: object) -> None:
+    patient.write(DAEMON, json.dumps(settings))
+
+
+def deaf(*_: Any) -> dict[str, Any]:
+    raise TimeoutError("timed out")
+
+
+def only_runc(patient: Patient) -> None:
+    patient.info["Runtimes"] = {"runc": {"path": "runc"}}
+
+
+def edit(patient: Patient, name: str, old: str, new: str) -> None:
+    path = patient.top / name
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def change(patient: Patient, number: int, **facts: Any) -> None:
+    """Change an engine: 0 is dockerd, 1 containerd."""
+    patient.host.engines[number] = replace(patient.host.engines[number], **facts)
+
+
+@fault("nvidia-config", "warning", "gpushim does not read")
+def settings_of_nvidias(patient: Patient) -> None:
+    patient.write("etc/nvidia-container-runtime/config.toml", "disable-require = true\n")
+
+
+@fault("nvidia-hook", "warning", "is NVIDIA's")
+def hook_of_nvidias(patient: Patient) -> None:
+    (patient.top / "usr/bin" / NVIDIA_HOOK).unlink()
+    shutil.copy("/bin/true", patient.top / "usr/bin" / NVIDIA_HOOK)
+
+
+@fault("nvidia-hooks-d", "warning", "call NVIDIA's hook")
+def hooks_d_of_nvidias(patient: Patient) -> None:
+    hook = '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-toolkit", "args": ["x", "prestart"]}}'
+    patient.write("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", hook)
+
+
+@fault("nvidia-units", "warning", "a CDI spec of the same devices")
+def units_of_nvidias(patient: Patient) -> None:
+    patient.write("etc/systemd/system/multi-user.target.wants/nvidia-cdi-refresh.path", "")
+
+
+@fault("docker-daemon", "broken", "does not answer")
+def dockerd_is_deaf(patient: Patient) -> None:
+    patient.patch.setattr("gpushim.engines.docker.dockerd.ask", deaf)
+
+
+@fault("docker-daemon", "warning", "no dockerd runs")
+def dockerd_is_down(patient: Patient) -> None:
+    del patient.host.engines[0]
+
+
+@fault("docker-runtime", "broken", "which the running dockerd does not know")
+def dockerd_has_not_read_it(patient: Patient) -> None:
+    only_runc(patient)
+
+
+@fault("docker-runtime", "warning", "does not name gpushim-runtime")
+def runtime_in_no_file(patient: Patient) -> None:
+    only_runc(patient)
+    patient.write(DAEMON, "{}")
+
+
+@fault("docker-runtime", "warning", "its nvidia is nvidia-container-runtime")
+def runtime_of_nvidias(patient: Patient) -> None:
+    only_runc(patient)
+    patient.write(DAEMON, '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}}}')
+
+
+@fault("docker-runtime", "broken", "srv.json")
+def dockerd_reads_another_file(patient: Patient) -> None:
+    only_runc(patient)
+    (patient.top / "usr/bin" / NVIDIA_HOOK).unlink()
+    change(patient, 0, config=f"{patient.root}/srv.json")
+
+
+@fault("docker-runtime", "broken", "daemon.json")
+def daemon_json_is_cut_off(patient: Patient) -> None:
+    patient.write(DAEMON, '{"runtimes": {')
+
+
+@fault("docker-program", "broken", "is not an executable file")
+def program_is_gone(patient: Patient) -> None:
+    patient.write(DAEMON, json.dumps({"runtimes": {"nvidia": {"path": "/gone/gpushim-runtime"}}}))
+
+
+@fault("docker-program", "broken", "in dockerd's own root")
+def snap_does_not_see_it(patient: Patient) -> None:
+    # A root in which nothing is: the plain path means another directory there.
+    (patient.folder / "snap/srv").mkdir(parents=True)
+    (patient.folder / "snap/srv/daemon.json").write_text(
+        json.dumps({"runtimes": {"x": {"path": "/opt/gpushim-runtime"}}})
+    )
+    change(patient, 0, root=str(patient.folder / "snap"), config="/srv/daemon.json")
+
+
+@fault("docker-hook", "warning", "docker run --gpus fails")
+def hook_is_not_on_that_path(patient: Patient) -> None:
+    change(patient, 0, environ={"PATH": f"{patient.root}/snap/bin"})
+
+
+@fault("docker-hook", "warning", "is not gpushim's")
+def hook_of_nvidias_is_first(patient: Patient) -> None:
+    shutil.copy("/bin/true", patient.top / "usr/sbin" / NVIDIA_HOOK)
+
+
+@fault("docker-restart", "warning", "was installed")
+def hook_is_newer(patient: Patient) -> None:
+    change(patient, 0, started=1e9)
+
+
+@fault("docker-restart", "warning", "daemon.json was changed after")
+def settings_are_newer(patient: Patient) -> None:
+    only_runc(patient)
+    (patient.top / "usr/bin" / NVIDIA_HOOK).unlink()
+    change(patient, 0, started=1e9)
+
+
+@fault("docker-cdi", "warning", "does not do CDI")
+def docker_cdi_is_off(patient: Patient) -> None:
+    patient.info.update(ServerVersion="26.1.5", CDISpecDirs=None)
+
+
+@fault("docker-cdi", "warning", "finds no nvidia.com/gpu")
+def docker_finds_no_device(patient: Patient) -> None:
+    patient.info["DiscoveredDevices"] = None
+
+
+@fault("docker-hook-alone", "warning", "cgroup driver is systemd")
+def hook_alone(patient: Patient) -> None:
+    only_runc(patient)
+
+
+@fault("containerd-daemon", "broken", "cannot be used")
+def containerd_dumps_nothing(patient: Patient) -> None:
+    patient.patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin",))
+    config = patient.write(CONTAINERD, "[[")
+    patient.script(
+        "usr/bin/containerd", f"grep -q version '{config}' && exec cat '{config}'; echo toml: line 1 >&2; exit 1"
+    )
+
+
+@fault("containerd-runtime", "broken", "do not name gpushim-runtime")
+def handler_is_missing(patient: Patient) -> None:
+    edit(patient, CONTAINERD, "gpushim-runtime", "runc")
+
+
+@fault("containerd-runtime", "broken", "is not an executable file")
+def handler_is_gone(patient: Patient) -> None:
+    edit(patient, CONTAINERD, 'BinaryName = "', 'BinaryName = "/gone')
+
+
+@fault("containerd-cgroups", "broken", "SystemdCgroup of the handler nvidia is false, of runc true")
+def cgroup_drivers_differ(patient: Patient) -> None:
+    edit(patient, CONTAINERD, 'runtime"\nSystemdCgroup = true', 'runtime"\nSystemdCgroup = false')
+
+
+@fault("containerd-restart", "warning", "was changed after containerd")
+def containerd_is_older(patient: Patient) -> None:
+    change(patient, 1, started=1e9)
+
+
+@fault("containerd-cdi", "warning", "enable_cdi of containerd is false")
+def containerd_cdi_is_off(patient: Patient) -> None:
+    edit(patient, CONTAINERD, "enable_cdi = true", "enable_cdi = false")
+
+
+@fault("podman-program", "broken", "does not run")
+def podman_is_broken(patient: Patient) -> None:
+    patient.script("usr/bin/podman", "exit 125")
+
+
+@fault("podman-runtime", "broken", "is not an executable file")
+def podman_runtime_is_gone(patient: Patient) -> None:
+    edit(patient, "etc/containers/containers.conf", "/usr/bin", "/gone")
+
+
+@fault("podman-runtime", "warning", "does not name gpushim-runtime")
+def podman_is_not_configured(patient: Patient) -> None:
+    (patient.top / "etc/containers/containers.conf").unlink()
+
+
+@fault("podman-hooks", "broken", "which is not there")
+def podman_hook_is_gone(patient: Patient) -> None:
+    hook = '{"version": "1.0.0", "hook": {"path": "/gone/gpushim-hook"}, "when": {"always": true}}'
+    patient.write("usr/share/containers/oci/hooks.d/99-gpushim.json", hook)
+
+
+@fault("kubernetes-device-plugin", "warning", "no device plugin")
+def no_device_plugin(patient: Patient) -> None:
+    (patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").unlink()
+
+
+@fault("kubernetes-runtime-class", "warning", "no RuntimeClass")
+def no_runtime_class(patient: Patient) -> None:
+    classes = patient.top / "classes"
+    patient.script(
+        "usr/bin/kubectl",
+        f"""\
+case "$*" in
+  *apply*) cat >'{classes}' ;;
+  *) echo "{{\\"items\\": [$(cat '{classes}' 2>/dev/null)]}}" ;;
+esac""",
+    )
+
+
+@fault("kubernetes-template", "broken", "no template")
+def k3s_forgets(patient: Patient) -> None:
+    patient.write(f"{K3S}/config.toml", "BinaryName = '/usr/bin/gpushim-runtime'")
+
+
+@fault("kubernetes-template", "warning", "does not have what")
+def k3s_has_not_read_it(patient: Patient) -> None:
+    patient.write(f"{K3S}/config.toml", "")
+    patient.write(f"{K3S}/config.toml.tmpl", "BinaryName = '/usr/bin/gpushim-runtime'")
 
 
 @fault("docker-daemon", "warning", "none would start")
@@ -247,4 +468,4 @@ def settings_of_which_one_cannot_be_taken_over(patient: Patient) -> None:
     patient.write("etc/nvidia-container-runtime/config.toml", lines)
 
 
-STATES += [*FAULTS[BASIC:], *nodes.FAULTS]
+STATES += nodes.STATES

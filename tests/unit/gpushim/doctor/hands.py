@@ -1,7 +1,6 @@
 """What people, and programs that are not here, do on a simulated host when doctor says so.
 
-SENTENCES: the states whose fix no command of a host's does; for each, what its sentence says. EFFECTS: the states
-whose fix is a command of a program that only acts as if, and what that program does.
+The states name them: `by` does what the sentence of a fix says, `effect` what a program does that only acts as if.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import fakehost.platforms
@@ -21,9 +19,6 @@ from gpushim.refresh import keep
 from unit.gpushim.doctor.patient import Patient
 
 REAL_ACCESS, REAL_STATVFS = os.access, os.statvfs
-Hand = Callable[[Patient], object]
-SENTENCES: dict[str, Hand] = {}
-EFFECTS: dict[str, Hand] = {}
 # Programs that act as if, each with what it does in the host's root; their calls are written down.
 PROGRAMS = {
     "setsebool": 'echo "1 1" >"$TOP/sys/fs/selinux/booleans/$2"',
@@ -37,79 +32,52 @@ PROGRAMS = {
 }
 
 
-def by(table: dict[str, Hand], *states: str) -> Callable[[Hand], Hand]:
-    def keep(hand: Hand) -> Hand:
-        table.update(dict.fromkeys(states, hand))
-        return hand
-
-    return keep
-
-
-@by(SENTENCES, "wsl1")
 def a_new_wsl(patient: Patient) -> None:
     patient.write("proc/sys/kernel/osrelease", "5.15.90.1-microsoft-standard-WSL2\n")
     fakehost.platforms.to_wsl(patient.gpus)
 
 
-@by(SENTENCES, "tegra_without_lists")
 def a_tegra_with_lists(patient: Patient) -> None:
     fakehost.platforms.to_tegra(patient.gpus)
 
 
-@by(SENTENCES, "nouveau", "module_without_a_version", "half_upgrade")
 def reboot(patient: Patient) -> None:
     patient.gpus.unloaded, patient.gpus.module_version = (), patient.gpus.driver
     fakehost.build(patient.root, 2)
 
 
-@by(SENTENCES, "no_gpu")
 def plug_in(patient: Patient) -> None:
     patient.gpus.update()
 
 
-@by(SENTENCES, "no_libraries", "no_libcuda", "snapshot_with_a_note")
 def install_the_driver(patient: Patient) -> None:
     fakehost.build(patient.root, 2)
 
 
-@by(SENTENCES, "libraries_twice")
 def remove_the_other(patient: Patient) -> None:
     os.unlink(f"{patient.gpus.lib_path}/libcuda.so.525.60.13")
 
 
-@by(
-    SENTENCES,
-    "nvml_hangs",
-    "nvml_fails",
-    "nvml_of_another_version",
-    "nvml_is_too_slow",
-    "snapshot_of_a_sick_gpu",
-    "spec_with_more_than_can_be_listed",
-)
 def well_again(patient: Patient) -> None:
     """A reboot, a reset, or for a slow one persistence mode."""
     patient.host_of(seconds=20)
     patient.gpus.behave()
 
 
-@by(SENTENCES, "sick_gpu", "snapshot_of_a_sick_gpu")
 def reset(patient: Patient) -> None:
     patient.gpus.behave()
 
 
-@by(SENTENCES, "hung_gpu")
 def reset_what_hangs(patient: Patient) -> None:
     """The plugin finds out that it answers."""
     patient.gpus.hang(None)
     os.unlink(f"{patient.state}/{earlier.HUNG}")
 
 
-@by(SENTENCES, "no_pynvml")
 def with_pynvml(patient: Patient) -> None:
     patient.patch.undo()
 
 
-@by(EFFECTS, "dead_persistenced", "persistenced_not_started")
 def persistenced(patient: Patient) -> None:
     path = patient.top / "run/nvidia-persistenced"
     path.joinpath("socket").unlink(missing_ok=True)
@@ -120,73 +88,56 @@ def persistenced(patient: Patient) -> None:
     server.listen()
 
 
-@by(EFFECTS, "no_persistenced")
 def persistent(patient: Patient) -> None:
     answer = {**driver.asked(patient.host), "persistence": [True, True]}
     patient.patch.setattr("gpushim.doctor.driver._asked", lambda host: answer)
 
 
-@by(SENTENCES, "no_driver_root", "snapshot_without_a_driver_root")
 def correct_the_root(patient: Patient) -> None:
     patient.configure(Path(patient.config).read_text().replace("/gone", ""))
 
 
-@by(SENTENCES, "wrong_config")
 def correct_config(patient: Patient) -> None:
     patient.host_of(seconds=20)
 
 
-@by(SENTENCES, "an_old_name")
-def rename_the_key(patient: Patient) -> None:
-    patient.configure(Path(patient.config).read_text().replace("kinds-from-env", "foreign-kinds"))
-
-
-@by(SENTENCES, "a_profile_with_a_hole")
 def close_the_hole(patient: Patient) -> None:
     patient.configure(Path(patient.config).read_text().replace("accept-annotations-when-unprivileged = true\n", ""))
 
 
-@by(SENTENCES, "snapshot_without_a_driver")
 def load_the_driver(patient: Patient) -> None:
     patient.gpus.unloaded = ()
     fakehost.build(patient.root, 2)
 
 
-@by(SENTENCES, "log_in_a_directory_of_everybodys", "log_that_cannot_be_written")
 def another_log(patient: Patient) -> None:
     (patient.top / "logs").mkdir()
     patient.configure(Path(patient.config).read_text().replace("/var/log/", "/logs/"))
 
 
-@by(SENTENCES, "no_space", "no_inodes")
 def make_room(patient: Patient) -> None:
     patient.patch.setattr(os, "statvfs", REAL_STATVFS)
 
 
-@by(SENTENCES, "no_programs", "no_programs_on_a_node")
 def install_gpushim(patient: Patient) -> None:
     (found,) = patient.said("programs")
     assert ("package" not in found.fix) == patient.host.by_node
     patient.patch.undo()
 
 
-@by(SENTENCES, "no_python", "old_python")
 def install_python(patient: Patient) -> None:
     (patient.top / "usr/bin/python3").unlink(missing_ok=True)
     os.symlink("/usr/bin/python3", patient.top / "usr/bin/python3")
 
 
-@by(SENTENCES, "no_yaml")
 def install_yaml(patient: Patient) -> None:
     install_python(patient)
 
 
-@by(SENTENCES, "no_unit")
 def install_the_unit(patient: Patient) -> None:
     patient.write("etc/systemd/system/gpushim-refresh.service", "")
 
 
-@by(SENTENCES, "nobody_keeps_a_node")
 def let_the_pod_run(patient: Patient) -> None:
     (found,) = patient.said("units")
     assert "app.kubernetes.io/component=node" in found.fix
@@ -195,12 +146,10 @@ def let_the_pod_run(patient: Patient) -> None:
     patient.keeper.take()
 
 
-@by(SENTENCES, "no_runc", "runc_is_ourselves", "runc_is_nvidias", "runc_that_hangs", "runc_that_says_nothing")
 def install_runc(patient: Patient) -> None:
     patient.script("usr/sbin/runc", "echo runc version 1.3.6")
 
 
-@by(SENTENCES, "old_runc", "runc_with_flaws")
 def install_what_is_named(patient: Patient) -> None:
     (found,) = patient.said("low-level-runtime")
     named = re.search(r"install runc ([\d.]+)", found.fix)
@@ -208,18 +157,10 @@ def install_what_is_named(patient: Patient) -> None:
     patient.script("usr/sbin/runc", f"echo runc version {named[1]}")
 
 
-@by(SENTENCES, "selinux_without_containers")
 def install_container_selinux(patient: Patient) -> None:
     patient.write("sys/fs/selinux/booleans/container_use_devices", "1 1")
 
 
-@by(
-    SENTENCES,
-    "spec_where_nobody_looks",
-    "file_for_the_directory_of_specs",
-    "file_above_the_directory_of_specs",
-    "directory_of_our_specs_like_tmp",
-)
 def write_specs_where_they_were(patient: Patient) -> None:
     """As the fix says; directories that are in no list cannot be taken out of it."""
     fixes = [each.fix for check in ("cdi-spec", "cdi-files") for each in patient.said(check) if each.fix]
@@ -228,7 +169,6 @@ def write_specs_where_they_were(patient: Patient) -> None:
     patient.configure(re.sub("output-directory = .*", "", Path(patient.config).read_text()))
 
 
-@by(SENTENCES, "another_path_of_runc", "a_path_where_no_package_puts_runc")
 def set_the_path(patient: Patient) -> None:
     """As it is named; runc is installed if that is said."""
     (found,) = patient.said("low-level-runtime")
@@ -240,61 +180,46 @@ def set_the_path(patient: Patient) -> None:
     patient.configure(Path(patient.config).read_text().replace("/nope/runc", path))
 
 
-@by(SENTENCES, "spec_in_a_directory_like_tmp")
 def write_specs_elsewhere(patient: Patient) -> None:
     text = Path(patient.config).read_text()
     os.rmdir(f"{patient.state}/cdi")
     patient.configure(text.replace("[cdi]\n", f'[cdi]\noutput-directory = "{patient.folder}/etc-cdi"\n'))
 
 
-@by(SENTENCES, "variables_closed_and_annotations_not")
 def close_annotations_too(patient: Patient) -> None:
     text = Path(patient.config).read_text()
     patient.configure(text.replace("[requests]\n", "[requests]\naccept-annotations-when-unprivileged = false\n"))
 
 
-@by(
-    SENTENCES,
-    "spec_that_is_none",
-    "spec_that_may_have_any_device",
-    "spec_of_others_names_what_is_gone",
-    "hook_of_an_old_program_without_an_environment",
-)
 def remove_the_spec(patient: Patient) -> None:
     for name in ("broken.json", "other.json"):
         Path(patient.state, "cdi", name).unlink(missing_ok=True)
 
 
-@by(SENTENCES, "directory_of_specs_like_tmp")
 def read_no_specs_there(patient: Patient) -> None:
     text = Path(patient.config).read_text()
     patient.configure(text.replace(f'"{patient.folder}/etc-cdi", ', ""))
 
 
-@by(SENTENCES, "podman_of_before")
 def upgrade_podman(patient: Patient) -> None:
     patient.script("usr/bin/podman", "echo podman version 5.4.2")
 
 
-@by(SENTENCES, "a_dockerd_that_others_may_replace")
 def start_it_from_elsewhere(patient: Patient) -> None:
     patient.host.impostors = []
 
 
-@by(SENTENCES, "a_dockerd_of_everybodys")
 def install_dockerd_again(patient: Patient) -> None:
     (patient.top / "opt/our programs/dockerd").unlink()
     patient.script("opt/our programs/dockerd", "")
     judged_anew(patient)
 
 
-@by(SENTENCES, "loose_code")
 def install_the_code_again(patient: Patient) -> None:
     shutil.rmtree(patient.host.code)
     patient.write("usr/lib/gpushim/gpushim/create.py", "")
 
 
-@by(EFFECTS, "a_dockerd_in_a_directory_of_its_group")
 def judged_anew(patient: Patient) -> None:
     """What origin.py goes by."""
     program = patient.top / "opt/our programs/dockerd"

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import gpushim
 from gpushim.containers.kubelet import CHECKPOINT
 from gpushim.doctor import device_plugin
 from gpushim.refresh import keep
+from unit.gpushim.doctor.fault import State, into
 from unit.gpushim.doctor.patient import Patient
 
-FAULTS: list[tuple[str, str, str, Callable[[Patient], None]]] = []
+STATES: list[State] = []
+fault = into(STATES)
 KUBELET = "var/lib/kubelet"
 PLUGINS = f"{KUBELET}/device-plugins"
 GPU = "nvidia.com/gpu"
@@ -31,16 +33,6 @@ ANSWER: dict[str, Any] = {
     "problem": "",
     "resources": [{"name": GPU, "registered": True, "devices": [{"healthy": True}, {"healthy": True}]}],
 }
-
-
-def fault(
-    check: str, verdict: str, evidence: str
-) -> Callable[[Callable[[Patient], None]], Callable[[Patient], None]]:
-    def keep(plant: Callable[[Patient], None]) -> Callable[[Patient], None]:
-        FAULTS.append((check, verdict, evidence, plant))
-        return plant
-
-    return keep
 
 
 def bound(path: Path) -> socket.socket:

@@ -6,11 +6,13 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from gpushim.doctor import Finding, Host, broken, checks, ok, skipped, warning
 from gpushim.ground.errors import GpushimError
+from unit.gpushim.doctor import own_states
 from unit.gpushim.doctor.patient import REPOSITORY, RUNTIME, Patient
 
 RUNS = ("run-runc", "run-docker", "run-containerd", "run-podman")
@@ -149,3 +151,43 @@ def test_before_the_programs_are_there_configure_is_no_fix(
     found = {each.check: each for each in checks.run(unlisted.host)}
     assert found["programs"].verdict == "broken"
     assert not [check for check, each in found.items() if check.startswith("docker-") and each.fix]
+
+
+def test_config_is_looked_at_first() -> None:
+    assert next(iter(checks.table(()))) == "config"
+
+
+@pytest.mark.parametrize("plant", [own_states.open_state, own_states.strangers_state])
+def test_a_state_directory_of_others_is_one_finding(patient: Patient, plant: Callable[[Patient], None]) -> None:
+    plant(patient)
+    assert set(patient.complaints()) <= {"state-directory", "cdi-spec", "cdi-files"}
+    assert [each.verdict for each in patient.said("snapshot")] == ["skipped"]
+
+
+def test_a_configuration_that_is_a_link_to_nothing_is_broken(patient: Patient) -> None:
+    config = Path(patient.config)
+    config.unlink()
+    config.symlink_to("none")
+    patient.reread()
+    (found,) = patient.said("config")
+    assert (found.verdict, "is a link that leads nowhere; put there what it leads to" in found.evidence) == (
+        "broken",
+        True,
+    )
+    assert found.fix == f"correct {config}; then gpushim config check"
+
+
+@pytest.mark.parametrize("check", checks.OF_THE_POLICY)
+def test_nothing_is_said_by_a_policy_that_is_not_in_force(patient: Patient, check: str) -> None:
+    own_states.wrong_config(patient)
+    (found,) = patient.said(check)
+    assert (found.verdict, found.evidence) == ("skipped", f"not looked at while {patient.config} is not valid")
+
+
+@pytest.mark.parametrize("check", checks.OF_THE_DRIVER)
+def test_nothing_is_said_of_a_driver_whose_root_does_not_exist(patient: Patient, check: str) -> None:
+    patient.configure('[driver]\nroot = "/nonexistent"\n')
+    patient.reread()
+    (found,) = patient.said(check)
+    told = "not looked at: driver.root is '/nonexistent', which is no directory of this host"
+    assert (found.verdict, found.evidence) == ("skipped", told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import tomlkit
@@ -15,6 +15,7 @@ from gpushim.engines.processes import programs
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin
 from unit.gpushim.doctor.administrator import Administrator
+from unit.gpushim.doctor.fault import State, into
 from unit.gpushim.doctor.patient import HOOK, RUNTIME, Patient
 
 MAIN, DROP_IN = "etc/crio/crio.conf", "etc/crio/crio.conf.d/99-gpushim.toml"
@@ -26,7 +27,8 @@ cdi_spec_dirs = ["{cdi}"]
 runtime_path = "{top}/usr/sbin/runc"
 """
 Node = Patient
-FAULTS: list[tuple[str, str, str, Callable[[Node], None]]] = []
+STATES: list[State] = []
+fault = into(STATES)
 
 
 @pytest.fixture
@@ -64,14 +66,6 @@ def edit(node: Node, name: str, old: str, new: str) -> None:
     path = node.top / name
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-
-
-def fault(check: str, verdict: str, evidence: str) -> Callable[[Callable[[Node], None]], Callable[[Node], None]]:
-    def keep(plant: Callable[[Node], None]) -> Callable[[Node], None]:
-        FAULTS.append((check, verdict, evidence, plant))
-        return plant
-
-    return keep
 
 
 @fault("crio-daemon", "broken", "no such socket")
@@ -174,14 +168,10 @@ def test_all_is_well(node: Node) -> None:
     assert [each.verdict for name in checks.ENGINES["crio"] for each in node.said(name)] == ["ok"] * 4
 
 
-@pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), FAULTS, ids=[each[3].__name__ for each in FAULTS])
-def test_fix(
-    administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Node], None]
-) -> None:
+@pytest.mark.parametrize("state", STATES, ids=str)
+def test_fix(administrator: Administrator, state: State) -> None:
     node = administrator.patient
-    plant(node)
-    (found,) = [each for each in node.said(check) if each.verdict == verdict and evidence in each.evidence]
-    administrator.does(found.fix)
+    administrator.does(state.found(node).fix)
     for _ in range(3):  # a fix may bring a restart to light
         for each in bad(node)[:1]:
             administrator.does(each.fix)
@@ -197,7 +187,7 @@ def test_a_handler_that_is_the_compat_packages_link_is_ours(node: Node) -> None:
 
 
 def test_every_check_finds_a_fault() -> None:
-    assert set(checks.ENGINES["crio"]) == {check for check, *_ in FAULTS}
+    assert set(checks.ENGINES["crio"]) == {state.check for state in STATES}
 
 
 def test_the_fix_where_systemd_runs_it(node: Node) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from gpushim.doctor import Finding, checks
 from unit.gpushim.doctor.administrator import Administrator
 from unit.gpushim.doctor.engine_states import STATES
+from unit.gpushim.doctor.fault import State
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.doctor.test_fixes import PAGE
 
@@ -27,7 +28,7 @@ OPTION = re.compile(
     r"XDG_RUNTIME_DIR |--(force|config=\S+|runtime-name(=\S+)?|add-runtime|gpus) |write-spec |cdi-spec-dirs "
     r"|features\.cdi "
 )
-NAMES = [each[3].__name__ for each in STATES]
+BY_NAME = {state.name: state for state in STATES}
 # States whose fixes start or restart something, by way of each engine.
 RESTARTED = (
     *(
@@ -65,30 +66,24 @@ def bad(patient: Patient, check: str) -> list[Finding]:
     return [each for each in found if each.verdict in ("warning", "broken") and not each.fix.endswith("instead")]
 
 
-def examine(
-    administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
-) -> str:
+def examine(administrator: Administrator, state: State) -> str:
     """Plant a fault, do what its fix says, and whatever else the doctor then says; returns the fix."""
-    patient = administrator.patient
-    plant(patient)
-    first = [each for each in patient.said(check) if each.verdict == verdict and evidence in each.evidence]
-    assert first, patient.said(check)
-    administrator.does(first[0].fix)
-    assert first[0].evidence not in [each.evidence for each in patient.said(check)]
+    patient, check = administrator.patient, state.check
+    first = state.found(patient)
+    administrator.does(first.fix)
+    assert first.evidence not in [each.evidence for each in patient.said(check)]
     for _ in range(ROUNDS):
         if found := bad(patient, check):
             administrator.does(found[0].fix)
     assert bad(patient, check) == []
-    return first[0].fix
+    return first.fix
 
 
-@pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), STATES, ids=NAMES)
-def test_fix(
-    administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
-) -> None:
-    fix = examine(administrator, check, verdict, evidence, plant)
+@pytest.mark.parametrize("state", STATES, ids=str)
+def test_fix(administrator: Administrator, state: State) -> None:
+    fix, check = examine(administrator, state), state.check
     root = administrator.patient.root
-    RAN[plant.__name__] = (check, OPTION.sub("", fix.replace(root, "")))
+    RAN[state.name] = (check, OPTION.sub("", fix.replace(root, "")))
     said = [each.evidence.replace(root, "") for each in administrator.patient.said(check) if each.verdict == "ok"]
     last = PAGE[check][1]
     assert not said or any(one.match(each) for one in last for each in said), f"not in the page: {said}"
@@ -119,7 +114,7 @@ def test_fix_of_an_engine_that_was_named_and_is_not_there(
 
 def test_the_page_names_no_fix_that_is_none() -> None:
     """After all the others: docs/doctor.md has what was tried."""
-    if {*NAMES} - {*RAN}:
+    if {*BY_NAME} - {*RAN}:
         pytest.skip("only some of the states were tried")
     checked = {check for check, _ in RAN.values()}
     lost = [
@@ -136,4 +131,4 @@ def test_the_page_names_no_fix_that_is_none() -> None:
 @pytest.mark.parametrize("name", RESTARTED)
 def test_fix_without_systemd(administrator: Administrator, init: str, name: str) -> None:
     without_systemd(administrator.patient, init)
-    examine(administrator, *STATES[NAMES.index(name)])
+    examine(administrator, BY_NAME[name])

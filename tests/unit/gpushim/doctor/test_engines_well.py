@@ -10,8 +10,8 @@ import pytest
 
 from gpushim.nvidia.migrate import migrate
 from gpushim.refresh import keep
+from unit.gpushim.doctor.engine_states import CONTAINERD, DAEMON, K3S, change, edit
 from unit.gpushim.doctor.patient import RUNTIME, Patient
-from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, K3S, change, edit
 
 COMPAT = "nvidia-container-runtime"
 STATES: list[tuple[str, str, Callable[[Patient], None]]] = []

@@ -11,22 +11,22 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gpushim import doctor
 from gpushim.doctor import Finding, cdi, checks, device_nodes, driver, grants, host, state
-from unit.gpushim.doctor import hands
+from unit.gpushim.doctor import cdi_states, hands, host_states, own_states
+from unit.gpushim.doctor.fault import State
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
-from unit.gpushim.doctor.states import STATES, libraries_where_the_loader_does_not_look
-from unit.gpushim.doctor.test_faults import cache_of_before
 
 pytestmark = pytest.mark.slow
 DOC = REPOSITORY / "docs/doctor.md"
 MODULES = (driver, device_nodes, state, host, cdi, grants)
-NAMES = [plant.__name__ for *_, plant in STATES]
+STATES = [*host_states.STATES, *own_states.STATES, *cdi_states.STATES]
+BY_NAME = {state.name: state for state in STATES}
 Site = tuple[str, int]  # file and line of a call of `warning` or `broken`
 RELATED = ("state-directory", "snapshot", "cdi-spec", "cdi-files", "cdi-conflicts", "cdi-paths")
 RAN: dict[str, tuple[str, str]] = {}  # by state: the check, and the fix that was tried
@@ -49,16 +49,14 @@ PAGE = page()
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, Site]:
-    """Where findings are made, by identity."""
-    places: dict[int, Site] = {}
-    kept = []
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Site]:
+    """Where findings are made, by their sentences."""
+    places: dict[str, Site] = {}
 
     def make(*fields: Any, **more: Any) -> Finding:
         caller = sys._getframe(2)
         finding = Finding(*fields, **more)
-        kept.append(finding)
-        places[id(finding)] = (caller.f_code.co_filename, caller.f_lineno)
+        places[finding.evidence] = (caller.f_code.co_filename, caller.f_lineno)
         return finding
 
     monkeypatch.setattr(doctor, "Finding", make)
@@ -71,12 +69,12 @@ def plain(fix: str, patient: Patient) -> str:
     return fix.replace(f"chroot {root} ", "").replace(f"ldconfig -r {root}", "ldconfig").replace(root, "")
 
 
-def done(patient: Patient, fix: str, name: str) -> None:
+def done(patient: Patient, fix: str, state: State) -> None:
     """Do what a fix says."""
     command = fix
     folder = hands.programs(patient)
-    if name in hands.SENTENCES:
-        hands.SENTENCES[name](patient)
+    if state.by:
+        state.by(patient)
         command = fix.partition("; then ")[2]
     environment = {"PATH": f"{folder}:{REPOSITORY}/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     environment.update(GPUSHIM_CONFIG=patient.config, GPUSHIM_STATE=patient.state)
@@ -84,30 +82,25 @@ def done(patient: Patient, fix: str, name: str) -> None:
         ["/bin/sh", "-c", command], env=environment, input="y\n", capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, (command, ran.stderr)
-    if name in hands.EFFECTS:
-        hands.EFFECTS[name](patient)
+    if state.effect:
+        state.effect(patient)
     patient.reread()
 
 
-@pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), STATES, ids=NAMES)
-def test_fix(
-    patient: Patient, made: dict[int, Site], check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
-) -> None:
-    plant(patient)
-    said = list(checks.GENERAL[check](patient.host))
-    found = [each for each in said if each.verdict == verdict and evidence in each.evidence]
-    assert found, said
-    RAN[plant.__name__] = (check, plain(found[0].fix, patient))
-    TRIED.update(made[id(each)] for each in found if id(each) in made)
-    done(patient, found[0].fix, plant.__name__)
+@pytest.mark.parametrize("state", STATES, ids=str)
+def test_fix(patient: Patient, made: dict[str, Site], state: State) -> None:
+    found, check = state.found(patient), state.check
+    RAN[state.name] = (check, plain(found.fix, patient))
+    TRIED.add(made[found.evidence])
+    done(patient, found.fix, state)
     after = patient.said(check)
-    assert {each.verdict for each in after} == {"ok"}, (found[0].fix, after)
+    assert {each.verdict for each in after} == {"ok"}, (found.fix, after)
     if check in RELATED:  # one that undoes another's fix would send people in circles
         assert patient.refresh("--force")[0] == 0
         assert {each.verdict for name in RELATED for each in patient.said(name)} <= {"ok", "skipped"}
     fixes, last = PAGE[check]
-    if plant.__name__ not in hands.SENTENCES:
-        assert any(each.fullmatch(plain(found[0].fix, patient)) for each in fixes), f"not in the page: {found[0].fix}"
+    if not state.by:
+        assert any(each.fullmatch(plain(found.fix, patient)) for each in fixes), f"not in the page: {found.fix}"
     assert any(each.fullmatch(after[0].evidence) for each in last), f"not in the page: {after[0].evidence}"
 
 
@@ -132,7 +125,7 @@ def names(node: ast.AST) -> set[str]:
 
 def test_every_finding_has_a_state_whose_fix_is_tried() -> None:
     """After all the others: what they have not met."""
-    if {*NAMES} - {*RAN}:
+    if {*BY_NAME} - {*RAN}:
         pytest.skip("only some of the states were tried")
     lost = [
         f"{place}:{first}: {text}"
@@ -143,22 +136,17 @@ def test_every_finding_has_a_state_whose_fix_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "begins"),
-    [(cache_of_before, "ldconfig -r"), (libraries_where_the_loader_does_not_look, "echo /usr/lib/")],
+    ("name", "begins"),
+    [("cache_of_before", "ldconfig -r"), ("libraries_where_the_loader_does_not_look", "echo /usr/lib/")],
 )
 def test_a_directory_is_added_only_where_the_loader_does_not_know_it(
-    patient: Patient, plant: Callable[[Patient], None], begins: str
+    patient: Patient, name: str, begins: str
 ) -> None:
-    plant(patient)
-    assert [each.fix.startswith(begins) for each in patient.said("library-cache")] == [True]
-
-
-def test_every_hand_is_needed() -> None:
-    assert {*hands.SENTENCES, *hands.EFFECTS} <= {*NAMES}
+    assert BY_NAME[name].found(patient).fix.startswith(begins)
 
 
 def test_the_page_names_no_fix_that_is_none() -> None:
-    if {*NAMES} - {*RAN}:
+    if {*BY_NAME} - {*RAN}:
         pytest.skip("only some of the states were tried")
     known = {check for check, _ in RAN.values()}  # engines have test_engine_fixes.py
     tried = {(check, one) for check, (fixes, _) in PAGE.items() for one in fixes if check in known}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +13,16 @@ import pytest
 
 from gpushim.doctor import Finding
 from gpushim.engines.processes.running import Engine
-from unit.gpushim.doctor import engine_states, states
+from unit.gpushim.doctor import engine_states
+from unit.gpushim.doctor.engine_states import only_runc
+from unit.gpushim.doctor.fault import State
 from unit.gpushim.doctor.patient import RUNTIME, Patient
-from unit.gpushim.doctor.test_engine_faults import only_runc
+from unit.gpushim.doctor.test_fixes import STATES as GENERAL
 
 HOSTILE = "a b;>pwned;"
 # The sick say the same of themselves wherever they are; the file of the last is named by Podman.
 ELSEWHERE = ("hung_gpu", "nvml_hangs", "nvml_is_slow", "nvml_is_too_slow", "podmans_file_is_broken")
-STATES = [each for each in (*states.STATES, *engine_states.STATES) if each[3].__name__ not in ELSEWHERE]
+STATES = [each for each in (*GENERAL, *engine_states.STATES) if each.name not in ELSEWHERE]
 CRIO = """[crio.runtime.runtimes."nvidia;>pwned;"]
 runtime_path = "/gone/nvidia-container-runtime"
 [crio.runtime.runtimes.nvidia]
@@ -55,16 +57,11 @@ def pasted(found: list[Finding]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("hostile", "check", "verdict", "evidence", "plant"),
-    [(each in states.STATES, *each) for each in STATES],
-    ids=[each[3].__name__ for each in STATES],
-    indirect=["hostile"],
+    ("hostile", "state"), [(each in GENERAL, each) for each in STATES], ids=map(str, STATES), indirect=["hostile"]
 )
-def test_fix(hostile: Patient, check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]) -> None:
-    plant(hostile)
-    found = hostile.said(check)
-    assert any(each.verdict == verdict and evidence in each.evidence for each in found), found
-    pasted(found)
+def test_fix(hostile: Patient, state: State) -> None:
+    state.found(hostile)
+    pasted(hostile.said(state.check))
 
 
 @pytest.mark.parametrize("service", ["k3s", "rke2"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from unit.gpushim.doctor.cdi_states import SPEC
 from unit.gpushim.doctor.patient import Patient
-from unit.gpushim.doctor.test_faults import SPEC
 
 pytestmark = pytest.mark.slow
 CHECKS = ("cdi-spec", "cdi-conflicts", "cdi-files", "cdi-paths")

@@ -11,19 +11,18 @@ import pytest
 
 from gpushim.doctor import checks, untrusted
 from gpushim.paths import trust
-from unit.gpushim.doctor import hands, states, test_faults
+from unit.gpushim.doctor.fault import State
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
+from unit.gpushim.doctor.test_fixes import BY_NAME
 
 pytestmark = pytest.mark.slow
 EVIL = b"\n# of a stranger's\n"
 USER = 1000
-OPEN = [
-    *(states.a_config_of_everybodys, states.a_config_of_a_users, states.spec_of_a_users),
-    *(states.directory_of_specs_of_everybodys, states.spec_in_a_directory_of_everybodys),
-    *(states.spec_of_before_in_a_directory_of_everybodys, test_faults.untrusted_spec),
-    *(states.a_dockerd_of_everybodys, states.a_dockerd_in_a_directory_of_its_group),
-]
-CHECK = {plant: check for check, _, _, plant in states.STATES}
+OPEN = (
+    *("a_config_of_everybodys", "a_config_of_a_users", "spec_of_a_users", "directory_of_specs_of_everybodys"),
+    *("spec_in_a_directory_of_everybodys", "spec_of_before_in_a_directory_of_everybodys", "untrusted_spec"),
+    *("a_dockerd_of_everybodys", "a_dockerd_in_a_directory_of_its_group"),
+)
 
 
 def files(place: Path) -> Iterator[Path]:
@@ -38,18 +37,18 @@ def a_strangers(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("plant", OPEN, ids=lambda plant: str(plant.__name__))
-def test_a_stranger_with_a_file_open_wins_nothing(patient: Patient, plant: Callable[[Patient], None]) -> None:
-    plant(patient)
+@pytest.mark.parametrize("state", [BY_NAME[name] for name in OPEN], ids=str)
+def test_a_stranger_with_a_file_open_wins_nothing(patient: Patient, state: State) -> None:
+    state.plant(patient)
     for folder in {path.parent for path in files(patient.folder)}:
         if trust.others_may(folder.stat()):
             a_strangers(folder)
     theirs = [path for path in files(patient.folder) if not path.is_symlink() and trust.others_may(path.stat())]
     held = [os.open(path, os.O_WRONLY | os.O_APPEND) for path in theirs if path.is_file()]
-    found = next(each for each in checks.GENERAL[CHECK[plant]](patient.host) if each.fix)
+    found = next(each for each in checks.GENERAL[state.check](patient.host) if each.fix)
     assert "chown" not in found.fix
     _, then, command = found.fix.rpartition("; then ")
-    if plant.__name__ not in hands.SENTENCES or then:
+    if not state.by or then:
         environment = {"PATH": f"{REPOSITORY}/bin:/usr/bin:/bin:/usr/sbin"}
         environment.update(GPUSHIM_CONFIG=patient.config, GPUSHIM_STATE=patient.state)
         subprocess.run(["/bin/sh", "-c", command], env=environment, input=b"y\n", check=False, capture_output=True)

@@ -63,14 +63,14 @@ def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.build(1)
-    real = policy.loaded
+    real = policy.load
 
-    def loaded(path: str) -> tuple[Any, list[str]]:
+    def load(path: str) -> Any:
         found = real(path)
         Path(path).write_text("")
         return found
 
-    monkeypatch.setattr(policy, "loaded", loaded)
+    monkeypatch.setattr(policy, "load", load)
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
     refresh.refresh()
