@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from e2e.changing import Scene, gpus
+from e2e.trees import TOP
 from fakehost import Gpu
 from gpushim.ground.errors import FAILED, INVENTORY, REQUEST
 
@@ -23,20 +24,31 @@ MIG = [(1, 0, "3g.20gb"), (2, 0, "2g.10gb")]
 LOST = {1: 15}  # NVML_ERROR_GPU_IS_LOST
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    """A host with two whole GPUs, its snapshot taken."""
-    scene = Scene(tmp_path, 2)
+# Two whole GPUs; and a first one that has two MIG instances.
+HOSTS = {"scene": 2, "divided": [{"mig": MIG}, {}]}
+
+
+def listed(name: str, work: Path, top: Path = TOP) -> Scene:
+    """Make one of these hosts, its snapshot taken.
+
+    Args:
+        name: of HOSTS, which is that of a fixture.
+        work: empty directory.
+        top: the checkout whose programs are called.
+    """
+    scene = Scene(work, HOSTS[name], top)
     assert scene.refresh().returncode == 0
     return scene
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return listed("scene", tmp_path)
 
 
 @pytest.fixture
 def divided(tmp_path: Path) -> Scene:
-    """A host whose first GPU has two MIG instances."""
-    scene = Scene(tmp_path, [{"mig": MIG}, {}])
-    assert scene.refresh().returncode == 0
-    return scene
+    return listed("divided", tmp_path)
 
 
 def swap(scene: Scene) -> None:
@@ -181,14 +193,6 @@ def test_the_clock_of_the_wall_does_not(scene: Scene) -> None:
     assert scene.saved() == before
 
 
-def test_a_snapshot_of_another_boot_is_looked_at_again(scene: Scene) -> None:
-    found = scene.saved()
-    found["stamp"]["boot"], found["looked"] = "another boot", 1e9
-    (scene.state / "inventory.json").write_text(json.dumps(found))
-    assert scene.ask("all")[0].returncode == 0
-    assert scene.saved()["looked"] < 1e9
-
-
 @contextlib.contextmanager
 def beside(scene: Scene, workers: int = 4) -> Iterator[list[tuple[int, str, int]]]:
     """Create containers during the block; yields exit codes, what was said, and how many GPUs each got."""
@@ -285,14 +289,6 @@ def test_a_state_directory_that_is_read_only_is_called_so(scene: Scene, small: P
     assert f"{small} is out of date, and the file system there is mounted read-only: mount it writable" in done.stderr
 
 
-def test_words_that_cannot_be_read_are_no_word_to_the_engine(scene: Scene) -> None:
-    """As when the state directory goes between the launcher's look at them and grep's."""
-    (scene.state / "triggers").unlink()
-    (scene.state / "triggers").symlink_to("/proc/self/mem")  # a regular file whose first byte gives EIO
-    done, found = scene.ask("all")
-    assert (done.returncode, done.stderr, len(gpus(found))) == (0, "", 2)
-
-
 def test_a_boot_beside_creates(scene: Scene) -> None:
     scene.host.unload("nvidia", "nvidia_uvm", "nvidia_modeset")
     shutil.rmtree(scene.state)
@@ -300,15 +296,6 @@ def test_a_boot_beside_creates(scene: Scene) -> None:
         until(ended, 8)
     sound(ended, {INVENTORY})
     assert ended[-1][0] == 0
-
-
-def test_a_config_of_the_future_is_read_once(scene: Scene) -> None:
-    config = Path(scene.env["GPUSHIM_CONFIG"])
-    os.utime(config, (4102444800, 4102444800))
-    assert scene.ask("all")[0].returncode == 0
-    before = scene.saved()
-    assert scene.ask("all")[0].returncode == 0
-    assert scene.saved() == before
 
 
 def has(scene: Scene, *gpus: Gpu) -> None:

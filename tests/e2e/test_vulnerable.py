@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from e2e import engines, trees
+from e2e import engines, test_fresh, trees
 from e2e.hostile import Trap
 from e2e.hostile_places import Place
 from e2e.test_hostile_code import arm
@@ -46,6 +46,8 @@ def test_a_vulnerable_build_is_found_out(
         arguments["race"] = Race(request.getfixturevalue("debian_tree"), tmp_path / "race", place, build.way)
     elif "trap" in names:
         arguments["trap"] = trap = Trap(tmp_path, request.getfixturevalue("debian_root"), place, build.way)
+    for each in names & {*test_fresh.HOSTS}:
+        arguments[each] = test_fresh.listed(each, tmp_path / each, place.top)
     if "host" in names:
         arguments["host"] = request.getfixturevalue("host").of(place)
     if "marker" in names and "trap" in names:

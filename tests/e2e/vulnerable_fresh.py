@@ -6,49 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
-from e2e.changing import Scene, gpus
+from e2e import test_fresh
+from e2e.changing import Scene
 from e2e.hostile_places import Place
-from e2e.test_fresh import LOST, MIG, has, swap
 from e2e.vulnerable import Build
 from fakehost import tree
-
-
-def _bound_in_the_other_order(place: Place, tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "scene", 2, place.top)
-    assert scene.refresh().returncode == 0
-    swap(scene)
-    assert gpus(scene.ask(scene.host.gpus[0].uuid)[1]) == {scene.given(0)}
-
-
-def _another_major(place: Place, tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "scene", 1, place.top)
-    assert scene.refresh().returncode == 0
-    devices = Path(scene.host.root, "proc/devices")
-    devices.write_text(devices.read_text().replace("508 nvidia-uvm", "507 nvidia-uvm"))
-    assert {node[1] for node in scene.ask("0")[1] if "uvm" in node[0]} == {507}
-
-
-def _made_anew(place: Place, tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "scene", [{"mig": MIG}], place.top)
-    assert scene.refresh().returncode == 0
-    old = scene.host.gpus[0].mig[0].uuid
-    scene.host.set_mig(0, [(*MIG[0], "MIG-00000000-1111-2222-3333-444444444444"), MIG[1]])
-    assert scene.ask(old)[1] == set()
-
-
-def _beside_a_lost_gpu(place: Place, tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "scene", 2, place.top)
-    assert scene.refresh().returncode == 0
-    scene.host.behave(fail_gpu=LOST)
-    scene.age()
-    assert scene.ask("all")[1] == set()
-
-
-def _after_one_is_gone(place: Place, tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "scene", 2, place.top)
-    assert scene.refresh().returncode == 0
-    has(scene, scene.host.gpus[1])
-    assert scene.ask("0")[1] == set()
 
 
 def _mounted(scene: Scene) -> set[str]:
@@ -91,20 +53,33 @@ def node(path):
 """
 BUILDS = {
     "T-fresh takes a GPU's address for its number": Build(
-        {STAMP: "_inode = lambda path: 1"}, _bound_in_the_other_order, "scene.given(0)"
+        {STAMP: "_inode = lambda path: 1"},
+        test_fresh.test_a_uuid_is_that_gpu_after_both_were_bound_in_the_other_order,
+        "scene.given(index)",
+        {"index": 0},
     ),
-    "T-fresh takes majors for settled": Build({STAMP: "_majors = lambda proc: []"}, _another_major, "== {507}"),
+    "T-fresh takes majors for settled": Build(
+        {STAMP: "_majors = lambda proc: []"},
+        test_fresh.test_a_node_with_the_major_of_others_is_not_handed_out,
+        "== {507}",
+    ),
     "T-fresh takes a MIG instance for its place": Build(
-        {STAMP: "_made = lambda path: []"}, _made_anew, "scene.ask(old)"
+        {STAMP: "_made = lambda path: []"},
+        test_fresh.test_instances_made_anew_in_the_same_places_are_others,
+        "divided.ask(old)",
     ),
     "T-fresh has snapshots live for ever": Build(
-        {STAMP: "alive = lambda *_: True"}, _beside_a_lost_gpu, 'scene.ask("all")'
+        {STAMP: "alive = lambda *_: True"}, test_fresh.test_a_suspend_counts, "before=SUSPENDED"
     ),
     "T-fresh numbers GPUs as NVML does now": Build(
-        {"shim/gpushim/inventory/earlier.py": "settled = lambda state: []"}, _after_one_is_gone, 'scene.ask("0")'
+        {"shim/gpushim/inventory/earlier.py": "settled = lambda state: []"},
+        test_fresh.test_an_index_is_no_other_gpus_while_its_own_is_missing,
+        "(REQUEST, set())",
     ),
     "T-fresh gives fewer for all": Build(
-        {"shim/gpushim/oci/selection.py": "unusable = lambda inventory: []"}, _beside_a_lost_gpu, 'scene.ask("all")'
+        {"shim/gpushim/oci/selection.py": "unusable = lambda inventory: []"},
+        test_fresh.test_a_suspend_counts,
+        "before=SUSPENDED",
     ),
     "T-fresh takes what has the same time for the same": Build(
         {STAMP: TIMES_ALONE}, _another_directory_of_the_same_time, "_mounted(scene)"

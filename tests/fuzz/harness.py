@@ -2,8 +2,7 @@
 
 A target is a module in targets/ with `one(data: bytes)`, which raises only on a real failure, and `seeds()`, which
 it begins with. Atheris changes those guided by the coverage of gpushim's code; a target with VALUES has JSON, which
-is changed as a tree too. A target with `lines(number)` starts processes, where there is no coverage to be had: it
-makes its inputs by itself.
+is changed as a tree too.
 """
 
 from __future__ import annotations
@@ -12,15 +11,11 @@ import argparse
 import contextlib
 import hashlib
 import importlib
-import itertools
 import random
 import resource
 import signal
-import sys
 import tempfile
-import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Callable, Iterator
 
 from fuzz import jsontree
@@ -102,21 +97,6 @@ def fuzz(name: str, limit: list[str], found: Path) -> None:
             atheris.Fuzz()
 
 
-def walk(module: ModuleType, runs: int, seconds: float, found: Path) -> None:
-    """Try the inputs that a target makes by itself."""
-    end = time.monotonic() + seconds
-    for number in itertools.count():
-        if number == runs or time.monotonic() > end:
-            print(f"stat::number_of_executed_units: {number}")
-            return
-        data: bytes = module.line(number)
-        try:
-            module.one(data)
-        except AssertionError:
-            (found / f"line-{number}").write_bytes(data)
-            raise
-
-
 def main() -> None:
     """Run as a process; exits with something else than 0 after a finding."""
     parser = argparse.ArgumentParser()
@@ -128,10 +108,7 @@ def main() -> None:
     found = given.found or REGRESSIONS / given.target
     found.mkdir(parents=True, exist_ok=True)
     print(f"fuzz: {given.target}", flush=True)
-    if given.target == "argv":
-        walk(target("argv"), given.runs, given.seconds or sys.maxsize, found)
-    else:
-        fuzz(given.target, [f"-runs={given.runs}", f"-max_total_time={given.seconds}"], found)
+    fuzz(given.target, [f"-runs={given.runs}", f"-max_total_time={given.seconds}"], found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from fuzz import harness
 
 TESTS = Path(__file__).parents[1]
-RUNS = {"argv": 60, "cdi_json": 500, "config_json": 700, "proc_files": 700}  # those that are slow
+RUNS = {"cdi_json": 500, "config_json": 700, "proc_files": 700}  # those that are slow
 USUAL = 3000
 SAVED = [(name, path.name) for name in harness.names() for path in harness.regressions(name)]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -93,25 +91,6 @@ def test_mig_device_needs_both_capability_nodes(tmp_path: Path, level: str) -> N
     assert [(mig["index"], mig["uuid"]) for mig in seen["migs"]] == [(0, others[0].uuid), (1, others[1].uuid)]
 
 
-def test_mig_can_change_later(host: Host) -> None:
-    host.set_mig(1, ["7g.40gb"])
-    host.set_mig(1, ["2g.10gb"])
-    for container in (False, True):
-        assert [mig["gi"] for mig in ask(host, container=container)["gpus"][1]["migs"]] == [3]
-    assert len(os.listdir(host.node("nvidia-caps"))) == 4
-
-
-def test_gpu_can_go_and_come_back(host: Host) -> None:
-    gone = host.gpus.pop(0)
-    host.update()
-    assert not os.path.lexists(host.node(f"nvidia{gone.minor}"))
-    assert not os.path.exists(f"{host.root}/proc/driver/nvidia/gpus/{gone.pci}")
-    assert len(ask(host)["gpus"]) == 2
-    host.gpus.insert(0, gone)
-    host.update()
-    assert uuids(ask(host)) == [gpu.uuid for gpu in host.gpus]
-
-
 @pytest.mark.parametrize("container", [False, True])
 def test_missing_node_hides_its_gpu(host: Host, container: bool) -> None:
     host.remove_node(f"nvidia{host.gpus[0].minor}")
@@ -150,43 +129,6 @@ def test_owner_and_mode_of_nodes(tmp_path: Path) -> None:
 def test_no_control_node_means_no_driver(host: Host, container: bool) -> None:
     host.remove_node("nvidiactl")
     assert ask(host, container=container) == {"error": 9, "text": "Driver Not Loaded"}
-
-
-def test_no_module_means_no_driver(host: Host) -> None:
-    os.unlink(f"{host.root}/proc/driver/nvidia/version")
-    assert ask(host)["error"] == 9
-
-
-@pytest.mark.parametrize("code", [9, 15, 18, 999])
-def test_init_fails_on_request(host: Host, code: int) -> None:
-    host.behave(fail=code)
-    assert ask(host)["error"] == code
-    host.behave()
-    assert len(ask(host)["gpus"]) == 3
-
-
-def test_one_sick_gpu(host: Host) -> None:
-    host.behave(fail_gpu={1: 15})
-    assert [gpu.get("error") for gpu in ask(host)["gpus"]] == [None, 15, None]
-
-
-def test_half_upgraded_host(host: Host) -> None:
-    host.half_upgrade("535.54.03")
-    assert ask(host) == {"error": 18, "text": "RM has detected an NVML/RM version mismatch."}
-    assert Path(f"{host.root}/sys/module/nvidia/version").read_text() == "535.54.03\n"
-
-
-def test_slow_nvml(host: Host) -> None:
-    host.behave(delay_ms=300)
-    start = time.monotonic()
-    assert len(ask(host)["gpus"]) == 3
-    assert time.monotonic() - start >= 0.3
-
-
-def test_hanging_nvml(host: Host) -> None:
-    host.behave(hang=True)
-    with pytest.raises(subprocess.TimeoutExpired):
-        ask(host, timeout=1.5)
 
 
 def test_conf_is_plain_text_and_only_the_hosts(host: Host) -> None:

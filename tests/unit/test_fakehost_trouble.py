@@ -96,46 +96,6 @@ def test_an_xid_wakes_who_waits(host: Host, gi: Any, ci: Any, told: list[int]) -
         assert ask("wait(1)") == {"error": 10}
 
 
-def test_a_double_bit_error(host: Host) -> None:
-    with opened(host) as ask:
-        ask("register(0)")
-        host.ecc(0)
-        assert ask("wait(9000)")[:2] == [host.gpus[0].uuid, 2]
-
-
-def test_a_lost_gpu_ends_the_wait_and_every_call_on_it(host: Host) -> None:
-    with opened(host) as ask:
-        ask("register(0)")
-        ask.send("wait(9000)")
-        host.lose(0)
-        assert ask.answer() == {"error": 15}
-        assert ask("n.nvmlDeviceGetUUID(gpus[0])") == {"error": 15}
-        assert ask("n.nvmlDeviceGetUUID(gpus[1])") == host.gpus[1].uuid
-        host.find(0)
-        assert ask("n.nvmlDeviceGetUUID(gpus[0])") == host.gpus[0].uuid
-        assert ask("wait(1)") == {"error": 10}
-
-
-def test_a_gpu_that_is_taken_out_is_lost(host: Host) -> None:
-    with opened(host) as ask:
-        host.lose(1, 16)
-        assert ask("n.nvmlDeviceGetUUID(gpus[1])") == {"error": 16}
-        host.gpus.pop()
-        host.update()
-        assert ask("n.nvmlDeviceGetUUID(gpus[1])") == {"error": 15}
-
-
-def test_one_gpu_hangs_and_goes_on(host: Host) -> None:
-    with opened(host) as ask:
-        host.hang(0)
-        assert ask("n.nvmlDeviceGetUUID(gpus[1])") == host.gpus[1].uuid
-        ask.send("n.nvmlDeviceGetUUID(gpus[0])")
-        with pytest.raises(subprocess.TimeoutExpired):
-            ask.process.wait(0.1)
-        host.hang(None)
-        assert ask.answer() == host.gpus[0].uuid
-
-
 @pytest.mark.parametrize(
     ("change", "words", "before", "after"),
     [
@@ -154,18 +114,3 @@ def test_what_changes_is_told_at_once(
         assert ask(words) == before
         change(host)
         assert ask(words) == after
-
-
-def test_mig_devices_made_anew_are_told_without_another_start(host: Host) -> None:
-    with opened(host) as ask:
-        assert ask("migs(0)") == []
-        host.set_mig(0, [(1, 0, "3g.20gb", "MIG-a")])
-        assert ask("migs(0)") == ["MIG-a"]
-        host.set_mig(0, [(1, 0, "3g.20gb", "MIG-b")])
-        assert ask("migs(0)") == ["MIG-b"]
-        assert ask("n.nvmlDeviceGetMigMode(gpus[0])") == [1, 1]
-
-
-def test_a_driver_since_570_tells_the_recovery_action(tmp_path: Path) -> None:
-    with opened(build(str(tmp_path / "host"), 1, driver="570.86.15")) as ask:
-        assert ask("field(0)") == 0

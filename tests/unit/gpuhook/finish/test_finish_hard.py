@@ -106,15 +106,6 @@ def test_the_32_bit_libraries_of_a_multilib_image_stay(root: Path, pid: int) -> 
     assert sorted(paths) == [f"{DRV}/libcuda.so.1", "/usr/lib32/libcuda.so.1"]
 
 
-@pytest.mark.parametrize("target", ["CANARY", "../../canary", "nowhere", "dev"])
-def test_dev_as_a_link_is_not_followed_anywhere(root: Path, pid: int, target: str) -> None:
-    canary = root.parent / "canary"
-    (root / "dev").symlink_to(target.replace("CANARY", str(canary)))
-    before = picture(canary)
-    assert finish(root, pid) == ""
-    assert picture(canary) == before
-
-
 def test_a_user_namespace_whose_root_owns_the_tree(root: Path) -> None:
     for path in (root, *root.rglob("*")):
         os.lchown(path, OWNER, OWNER)

@@ -170,8 +170,19 @@ def test_what_is_in_the_place_of_a_link(root: Path, pid: int) -> None:
     assert "skipped /folder: Is a directory" in said
 
 
-@pytest.mark.parametrize("target", ["CANARY", "../../canary", "/", "../../../../..", "loop", "/nowhere/else"])
-@pytest.mark.parametrize("name", ["etc", "usr", "usr/lib/drv", "etc/ld.so.conf.d", "etc/ld.so.cache", "etc/nvidia"])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    {
+        "etc": "CANARY",
+        "usr": "../../canary",
+        "usr/lib/drv": "CANARY",
+        "etc/ld.so.conf.d": "../../canary",
+        "etc/ld.so.cache": "loop",
+        "etc/nvidia": "/nowhere/else",
+        "opt": "/",
+        "dev": "../../../../..",
+    }.items(),
+)
 def test_links_that_lead_out(root: Path, pid: int, name: str, target: str) -> None:
     canary = root.parent / "canary"
     (canary / "file").write_text("x")

@@ -240,6 +240,16 @@ def test_a_directory_that_cannot_be_read_is_named(machine: Machine, monkeypatch:
     assert (found, notes) == ([], ["/run/x cannot be read (Input/output error), so containers there are not listed"])
 
 
+def test_a_process_that_this_user_may_not_look_at_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(runtime_state.Reader, "mounts", refuse)
+    machine.runc("a", given("/dev/nvidia1"), machine.process())
+    found, (note,) = holders.holders(test_plan.snapshot(), [str(machine.states)], str(machine.proc))
+    assert ([each["devices"] for each in found], f"/proc/{machine.pid}" in note) == ([["0"]], True)
+
+
 def test_all_gpus_of_wsl_are_one_node() -> None:
     inventory = test_plan.snapshot(platform="wsl", nodes={"/dev/dxg": [10, 63, 0o666, 0, 0]})
     assert holders.devices({"/dev/dxg"}, inventory) == ["0", "1", "2"]

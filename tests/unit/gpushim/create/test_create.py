@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any, Iterator
@@ -17,7 +15,6 @@ from e2e import recorder
 from e2e.witness import settings
 from gpushim.create import precompile
 from unit import imports
-from unit.gpushim.inventory.machine import end
 
 pytestmark = pytest.mark.slow
 
@@ -95,90 +92,11 @@ def nodes(spec: Any) -> dict[str, tuple[int, int]]:
     return {d["path"]: (d["major"], d["minor"]) for d in spec["linux"]["devices"] or [] if "nvidia" in d["path"]}
 
 
-def test_the_whole_story(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0,2")
-    done = shim.create()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert shim.seen()["argv"][0] == str(shim.low)
-    assert shim.seen()["argv"][-1] == "x1"
-    wanted = {f"/dev/nvidia{shim.host.gpus[i].minor}": (195, shim.host.gpus[i].minor) for i in (0, 2)}
-    wanted |= {"/dev/nvidiactl": (195, 255), "/dev/nvidia-uvm": (508, 0), "/dev/nvidia-uvm-tools": (508, 1)}
-    assert nodes(shim.spec) == wanted
-    (hook,) = [hook for hook in shim.spec["hooks"]["prestart"] if "gpushim" in hook["path"]]
-    assert os.access(hook["path"], os.X_OK)
-    assert os.path.isabs(hook["path"])
-    assert hook["env"]
-
-
-def test_a_second_create_changes_nothing(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=all")
-    shim.create()
-    first = (shim.bundle / "config.json").read_bytes(), (shim.bundle / "config.json").stat()
-    assert shim.create().returncode == 0
-    second = (shim.bundle / "config.json").read_bytes(), (shim.bundle / "config.json").stat()
-    assert first[0] == second[0]
-    assert (first[1].st_ino, first[1].st_mtime_ns) == (second[1].st_ino, second[1].st_mtime_ns)
-
-
-@pytest.mark.parametrize(
-    "env", [[], ["NVIDIA_VISIBLE_DEVICES=void"], ["NVIDIA_VISIBLE_DEVICES="], ["X=CUDA_VERSION"]]
-)
-def test_without_a_request_the_file_is_not_touched(shim: Shim, env: list[str]) -> None:
-    shim.ask(*env)
-    before = (shim.bundle / "config.json").stat()
-    assert shim.create().returncode == 0
-    after = (shim.bundle / "config.json").stat()
-    assert (before.st_ino, before.st_mtime_ns, before.st_size) == (after.st_ino, after.st_mtime_ns, after.st_size)
-    assert shim.seen() is not None
-
-
-def test_unknown_members_and_number_forms_survive(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    path = shim.bundle / "config.json"
-    path.write_text(path.read_text().rstrip()[:-1] + ', "x": {"y": [1.0, 1e3, -0], "clone3": "\\u00e9"}}')
-    assert shim.create().returncode == 0
-    assert '"x":{"y":[1.0,1e3,-0],"clone3":"\\u00e9"}' in path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("env", "code", "words"),
-    [
-        (["NVIDIA_VISIBLE_DEVICES=7"], 10, '"7"'),
-        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=x"], 10, "NVIDIA_DRIVER_CAPABILITIES"),
-        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.3"], 11, "unsatisfied condition: cuda>=12.3"),
-    ],
-)
-def test_a_refusal_is_one_sentence_in_both_places(shim: Shim, env: list[str], code: int, words: str) -> None:
-    shim.ask(*env)
-    before = (shim.bundle / "config.json").read_bytes()
-    done = shim.create()
-    assert done.returncode == code
-    assert done.stderr.startswith("gpushim: ")
-    assert done.stderr.count("\n") == 1
-    assert words in done.stderr
-    line = json.loads(shim.log.read_text())
-    assert line["level"] == "error"
-    assert line["msg"] == done.stderr.rstrip("\n")
-    assert line["time"]
-    assert shim.seen() is None
-    assert (shim.bundle / "config.json").read_bytes() == before
-    assert sorted(os.listdir(shim.bundle)) == ["config.json"]
-
-
 def test_a_refusal_in_runcs_text_format(shim: Shim) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=7")
     shim.create("--log-format", "text")
     assert shim.log.read_text().startswith('time="20')
     assert 'level=error msg="gpushim: ' in shim.log.read_text()
-
-
-@pytest.mark.parametrize("log", ["/nonexistent/x/log", "/dev/full", "/"])
-def test_trouble_with_the_log_is_not_trouble(shim: Shim, log: str) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    shim.toml.write_text(shim.toml.read_text().replace(str(shim.work / "gpushim.log"), log))
-    assert shim.create().returncode == 0
-    shim.ask("NVIDIA_VISIBLE_DEVICES=7")
-    assert shim.create("--log", log).returncode == 10
 
 
 def test_runcs_log_is_not_written_through_a_link(shim: Shim) -> None:
@@ -243,37 +161,6 @@ def test_other_verbs_leave_no_line(shim: Shim) -> None:
     assert shim.logged() == []
 
 
-def test_everything_reaches_the_runtime_as_it_came(shim: Shim, tmp_path: Path) -> None:
-    def set_up() -> None:
-        os.umask(0o027)
-        recorder.ignore_only()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    args = ["create", "--bundle", str(shim.bundle), "a b", "", "new\nline", "\udcff'\""]
-    with (tmp_path / "f").open("w") as file:
-        done = shim.create(args=args, env={"A": "\udcfe"}, preexec_fn=set_up, cwd="/usr", pass_fds=[file.fileno()])
-        assert done.returncode == 0, done.stderr
-        seen = shim.seen()
-        assert set(seen["fds"]) == {0, 1, 2, file.fileno()}
-    assert seen["argv"][-4:] == args[-4:]
-    assert "A=\udcfe" in seen["env"]
-    assert {entry.partition("=")[0] for entry in seen["env"]} == {*shim.env, "RECORD", "A", "PWD"}
-    assert seen["cwd"] == "/usr"
-    assert seen["Umask"].strip() == "0027"
-    assert recorder.ignored(seen) == set()
-    assert int(seen["SigBlk"], 16) == 1 << (signal.SIGUSR2 - 1)
-
-
-def test_signals_that_were_ignored_stay_ignored(shim: Shim) -> None:
-    def ignore() -> None:
-        recorder.ignore_only(signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ)
-
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    shim.create(preexec_fn=ignore, restore_signals=False)
-    assert recorder.ignored(shim.seen()) == {signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ}
-
-
 @pytest.mark.parametrize("value", [None, "C.UTF-8", "de_DE.UTF-8", ""])
 def test_lc_ctype_is_what_it_was(shim: Shim, value: str | None) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=0")
@@ -281,14 +168,6 @@ def test_lc_ctype_is_what_it_was(shim: Shim, value: str | None) -> None:
     assert [entry for entry in shim.seen()["env"] if entry.startswith("LC_")] == (
         [] if value is None else [f"LC_CTYPE={value}"]
     )
-
-
-def test_it_execs_and_does_not_fork(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    command = [str(LAUNCHER), "create", "--bundle", str(shim.bundle), "x"]
-    with subprocess.Popen(command, env={**shim.env, "RECORD": str(shim.record), "RECORD_EXIT": "7"}) as child:
-        assert child.wait(60) == 7
-    assert shim.seen()["pid"] == child.pid
 
 
 def test_run_is_edited_as_create_is(shim: Shim) -> None:
@@ -304,32 +183,6 @@ def test_a_relative_rootfs_is_taken_against_the_bundle(shim: Shim) -> None:
     assert hook["args"][3] == str(shim.bundle / "root fs")
 
 
-@pytest.mark.parametrize(
-    ("members", "words"),
-    [
-        ({"root": None}, "no root.path"),
-        ({"root": {"path": 1}}, "no root.path"),
-        ({"mounts": {}}, '"mounts" is not a list'),
-        ({"linux": []}, "linux"),
-        ({"annotations": {"cdi.k8s.io/x": 1}}, "cdi.k8s.io/x"),
-    ],
-)
-def test_a_config_of_wrong_types_is_refused(shim: Shim, members: dict[str, Any], words: str) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0", **members)
-    done = shim.create()
-    assert done.returncode in (10, 14)
-    assert words in done.stderr
-    assert "internal error" not in done.stderr
-
-
-@pytest.mark.parametrize("content", [b"[]", b'{"NVIDIA_VISIBLE_DEVICES":', b'"NVIDIA_VISIBLE_DEVICES', b"\xff" * 9])
-def test_a_config_that_is_no_object(shim: Shim, content: bytes) -> None:
-    (shim.bundle / "config.json").write_bytes(content + b" NVIDIA_VISIBLE_DEVICES")
-    done = shim.create()
-    assert done.returncode == 14
-    assert str(shim.bundle / "config.json") in done.stderr
-
-
 def test_the_first_create_refreshes_and_the_next_does_not(shim: Shim) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=0")
     assert not shim.state.exists()
@@ -338,39 +191,6 @@ def test_the_first_create_refreshes_and_the_next_does_not(shim: Shim) -> None:
     shim.create()
     assert (shim.state / "inventory.json").stat().st_mtime_ns == written
     assert (shim.state / "runtime").read_text() == f"{shim.low}\n"
-
-
-def test_a_create_does_not_wait_for_nvml_when_nothing_changed(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    shim.create()
-    shim.host.behave(hang=True)
-    shim.ask("NVIDIA_VISIBLE_DEVICES=1")
-    assert shim.create().returncode == 0
-    assert len(nodes(shim.spec)) == 4
-
-
-def test_a_hanging_nvml_ends_with_a_sentence(shim: Shim) -> None:
-    with shim.toml.open("a") as toml:
-        toml.write("[refresh]\ndeadline-seconds = 1\n")
-    shim.host.behave(hang=True)
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    done = shim.create()
-    end(str(shim.state))  # the refresh goes on
-    assert done.returncode == 12
-    assert "persistence mode" in done.stderr
-
-
-@pytest.mark.parametrize("toml", ["[driver\n", "[driver]\nroots = 1\n", "[runtime]\nlow-level = 3\n"])
-def test_a_broken_configuration_harms_only_who_asks(shim: Shim, toml: str) -> None:
-    shim.toml.write_text(toml)
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    done = shim.create()
-    assert done.returncode == 15
-    assert str(shim.toml) in done.stderr
-    shim.ask("NVIDIA_VISIBLE_DEVICES=void")
-    done = shim.create("--version")  # the real runc, since the configuration cannot be read
-    assert done.returncode == 0
-    assert "runc" in done.stdout
 
 
 SWARM = '[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]\n'
@@ -510,15 +330,6 @@ def test_a_changed_configuration_counts_at_once(shim: Shim) -> None:
     assert (shim.state / "triggers").read_text() == "DOCKER_RESOURCE_NVIDIA-GPU\n"
 
 
-def test_a_half_upgraded_driver_is_refused(own: Shim) -> None:
-    own.host.half_upgrade("535.54.03")
-    own.ask("NVIDIA_VISIBLE_DEVICES=0")
-    done = own.create()
-    assert done.returncode == 13
-    assert "535.54.03" in done.stderr
-    assert "535.183.01" in done.stderr
-
-
 def test_no_driver_is_refused_and_remembered(own: Shim) -> None:
     shutil.rmtree(f"{own.host.root}/proc")
     own.ask("NVIDIA_VISIBLE_DEVICES=all")
@@ -528,30 +339,6 @@ def test_no_driver_is_refused_and_remembered(own: Shim) -> None:
     written = (own.state / "inventory.json").stat().st_mtime_ns
     assert own.create().returncode == 12
     assert (own.state / "inventory.json").stat().st_mtime_ns == written
-
-
-def test_a_snapshot_that_others_could_have_written_is_not_used(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    shim.create()
-    snapshot = shim.state / "inventory.json"
-    snapshot.write_text(snapshot.read_text().replace("/dev/nvidia1", "/dev/sda"))
-    snapshot.chmod(0o666)
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    assert shim.create().returncode == 0
-    assert snapshot.stat().st_mode & 0o777 == 0o644
-    assert not any("sda" in device["path"] for device in shim.spec["linux"]["devices"])
-
-
-def test_a_runtime_that_cannot_be_executed(shim: Shim, tmp_path: Path) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    shim.create()
-    fake = tmp_path / "fake"
-    fake.write_bytes(b"\x7fELF not really")
-    fake.chmod(0o755)
-    shim.toml.write_text(shim.toml.read_text().replace(str(shim.low), str(fake)))
-    done = shim.create()
-    assert done.returncode == 126
-    assert str(fake) in done.stderr
 
 
 IMPORTS = {
@@ -602,21 +389,6 @@ def vendor(shim: Shim) -> Shim:
     return shim
 
 
-def test_a_cdi_device_of_another_vendor(vendor: Shim) -> None:
-    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
-    assert vendor.create().returncode == 0
-    env = vendor.spec["process"]["env"]
-    assert [entry for entry in env if "VISIBLE" in entry or "VENDOR" in entry] == [
-        "NVIDIA_VISIBLE_DEVICES=void", "VENDOR=a",
-    ]  # fmt: skip
-    assert [node["path"] for node in vendor.spec["linux"]["devices"] if node["path"] == "/dev/full"]
-    assert nodes(vendor.spec) == {}
-    assert "gpushim-hook" not in json.dumps(vendor.spec)
-    first = (vendor.bundle / "config.json").stat().st_ino
-    assert vendor.create().returncode == 0
-    assert (vendor.bundle / "config.json").stat().st_ino == first
-
-
 def test_what_is_wrong_with_the_policy_is_said_rather_than_what_the_default_forbids(vendor: Shim) -> None:
     vendor.toml.write_text(vendor.toml.read_text() + "[nonsense]\n")
     vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
@@ -641,16 +413,6 @@ def test_an_engine_that_has_injected_already_says_void(vendor: Shim) -> None:
     before = (vendor.bundle / "config.json").stat().st_ino
     assert vendor.create().returncode == 0
     assert (vendor.bundle / "config.json").stat().st_ino == before
-
-
-@pytest.mark.parametrize(("names", "code"), [("vendor.com/card=b", 10), ("0,vendor.com/none=a", 10)])
-def test_an_unknown_cdi_device_is_refused(vendor: Shim, names: str, code: int) -> None:
-    vendor.ask(f"NVIDIA_VISIBLE_DEVICES={names}")
-    done = vendor.create()
-    assert done.returncode == code
-    assert "gpushim cdi list" in done.stderr
-    assert "vendor.com/card=a" not in done.stderr
-    assert vendor.seen() is None
 
 
 CDI_IMPORTS = {"gpushim.cdi", "gpushim.cdi.form", "gpushim.cdi.resolve", "gpushim.cdi.specs"}

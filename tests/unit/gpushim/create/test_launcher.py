@@ -147,15 +147,6 @@ def test_arguments_arrive_as_they_came(call: Callable[..., Call]) -> None:
     assert call(*args).record["argv"][1:] == args
 
 
-@pytest.mark.parametrize("verb", ["state", "create"])
-def test_variables_in_small_letters_arrive_as_they_came(call: Callable[..., Call], tmp_path: Path, verb: str) -> None:
-    """The launcher has variables of its own."""
-    (tmp_path / "cwd/config.json").write_text("{}")
-    env = dict.fromkeys(("low", "verb", "id", "log", "name", "state", "config", "word", "want", "toml"), "theirs")
-    record = call(verb, "x", env=env).record
-    assert {f"{name}=theirs" for name in env} <= set(record["env"])
-
-
 def test_environment_cwd_umask_and_signals_arrive_as_they_came(call: Callable[..., Call], tmp_path: Path) -> None:
     def ignore() -> None:
         os.umask(0o027)
@@ -188,16 +179,6 @@ def test_open_file_descriptors_arrive(call: Callable[..., Call], tmp_path: Path)
     with (tmp_path / "f").open("w") as file:
         record = call("create", "-b", "nowhere", "x", pass_fds=[file.fileno()]).record
         assert set(record["fds"]) == {0, 1, 2, file.fileno()}
-
-
-@pytest.mark.parametrize("verb", ["state", "create"])
-def test_closed_standard_streams_do_no_harm(call: Callable[..., Call], verb: str) -> None:
-    def close() -> None:
-        for fd in (0, 1, 2):
-            os.close(fd)
-
-    record = call(verb, "-b", "nowhere", "x", preexec_fn=close).record
-    assert record["argv"][1] == verb
 
 
 def test_a_runtime_that_is_gpushim_itself_is_refused(call: Callable[..., Call], tmp_path: Path) -> None:

@@ -83,8 +83,11 @@ def at(numbers: list[int], fd: int) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("way", [*WAYS, "before the first refresh"])
-@pytest.mark.parametrize("numbers", [[0], [1], [2], [0, 1, 2]], ids=str)
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [*(("directory", [number]) for number in range(3)), *((kind, [0, 1, 2]) for kind in STREAMS)],
+    ids=str,
+)
 def test_a_standard_stream_of_any_kind(
     calm: Callable[..., Call], runtime: Path, tmp_path: Path, kind: str, numbers: list[int], way: str
 ) -> None:

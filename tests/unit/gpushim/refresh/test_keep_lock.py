@@ -63,6 +63,15 @@ def test_the_next_one_has_it_when_the_first_has_ended(tmp_path: Path) -> None:
     other.leave()
 
 
+def test_who_may_not_know_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        keep_lock.runs(str(tmp_path))
+
+
 def test_in_a_directory_of_others_nothing_is_made(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     keep.Lock(str(tmp_path)).take()
