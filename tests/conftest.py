@@ -41,7 +41,7 @@ LONGEST = (
     "e2e: device_plugin_walk node",
     "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
-    "e2e: refresh_service chroot_docker faults_refresh kubernetes_cri week doctor verbs",
+    "e2e: refresh_service chroot_docker faults_refresh week doctor verbs",
     "unit/gpuplugin: daemon metrics/meter health/nvml_child",
     "unit/gpushim: doctor/engine_fixes doctor/fixes create/create inventory/freshness engines/sequences",
     "unit/gpushim: doctor/faults",

@@ -1,6 +1,6 @@
 """What NVIDIA's device plugin answers when kubelet allocates a container's GPUs, and the bundle that comes of it.
 
-An answer has no CDI names here: an engine resolves them by itself (test_kubernetes_cri.py).
+An answer has no CDI names here: an engine resolves them by itself (test_chroot_cri.py).
 Kubelet and the engine are played here: the image's variables, then the plugin's, then the pod's, each once.
 """
 

@@ -18,6 +18,16 @@ from gpuplugin.settings import profiles, settings, sharing
 UNINSTALL = "DaemonSet gpushim-uninstall"
 DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia"}
 PARTED = sharing.read({"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}, "x", [])
+SETTINGS: Values = {
+    "device-list-strategy": ["envvar"],
+    "imex-channels": [0, 65535],
+    "imex-required": True,
+    "allocation-policy": "packed",
+    "cdi-annotation-prefix": "x.org/",
+    "exclude": ["0", "GPU-1"],
+    "metrics": "unix:/run/gpushim/m",
+    "pass-device-specs": False,
+}
 
 
 def told(values: Values, container: str = "device-plugin") -> list[str]:
@@ -100,30 +110,7 @@ def test_objects(values: Values, wanted: set[str]) -> None:
                 "kubelet-dir": "/k",
             },
         ),
-        (
-            {
-                "settings": {
-                    "device-list-strategy": ["envvar"],
-                    "imex-channels": [0, 65535],
-                    "imex-required": True,
-                    "allocation-policy": "packed",
-                    "cdi-annotation-prefix": "x.org/",
-                    "exclude": ["0", "GPU-1"],
-                    "metrics": "unix:/run/gpushim/m",
-                    "pass-device-specs": False,
-                }
-            },
-            {
-                "device-list-strategy": ["envvar"],
-                "imex-channels": [0, 65535],
-                "imex-required": True,
-                "allocation-policy": "packed",
-                "cdi-annotation-prefix": "x.org/",
-                "exclude": ["0", "GPU-1"],
-                "metrics": "unix:/run/gpushim/m",
-                "pass-device-specs": False,
-            },
-        ),
+        ({"settings": SETTINGS}, SETTINGS),
         (
             {"labels": {"publish": "file", "interval": 1000000, "noTimestamp": True}},
             {"labels-file": "/features.d/gpushim", "labels-interval": 1000000, "labels-no-timestamp": True},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e import chroots, cri, trees
+from e2e.allocated import DEVICES, FOLDER, KIND, plugin_spec
+from e2e.cdihooks import NAMES
 from e2e.engines import Containerd, containerd
 from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_nothing
 from e2e.views import CRUN
@@ -72,7 +75,7 @@ def by_both(names: list[str]) -> dict[str, Any]:
 
 def look(client: cri.Client, handler: str, host: Host, indices: list[int], **asked: Any) -> str:
     """Run a container in a pod of its own that looks for the host's GPUs; returns its report."""
-    container = client.create(client.run_pod(handler), IMAGE, SLEEP, mounts=MOUNTS, **asked)
+    container = client.create(client.run_pod(handler), IMAGE, SLEEP, **{"mounts": MOUNTS, **asked})
     client.start(container)
     return client.execute(container, *probe(host, indices))
 
@@ -82,6 +85,27 @@ def look(client: cri.Client, handler: str, host: Host, indices: list[int], **ask
 def test_a_cdi_device_gives_its_gpus(client: cri.Client, gpu_host: Host, way: Any, handler: str) -> None:
     names = ["nvidia.com/gpu=0", "nvidia.com/gpu=2"]
     sees_by_cdi(look(client, handler, gpu_host, [0, 2], **way(names)), gpu_host, [0, 2])
+
+
+@pytest.fixture
+def publish(cdi_dir: Path) -> Iterator[Callable[[object], int]]:
+    """Writes a device plugin's CDI spec beside our own; gone afterwards."""
+    path = cdi_dir / "k8s.device-plugin.nvidia.com-gpu.json"
+    yield lambda spec: path.write_text(json.dumps(spec))
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("program", NAMES)
+def test_a_plugins_own_spec_with_the_device_list_mount_beside_it(
+    client: cri.Client, gpu_host: Host, cdi_dir: Path, publish: Callable[[object], int], program: str
+) -> None:
+    """Of which nothing may come twice."""
+    publish(plugin_spec(cdi_dir, gpu_host, program))
+    names = [f"{KIND}={gpu_host.gpus[index].uuid}" for index in (0, 2)]
+    sees_by_cdi(look(client, "nvidia", gpu_host, [0, 2], **by_field(names)), gpu_host, [0, 2])
+    mounts = {Path("/dev/null"): f"{FOLDER}/{gpu_host.gpus[2].uuid}"}
+    asked = {"env": {DEVICES: FOLDER}, "mounts": {**MOUNTS, **mounts}, **by_field(names[1:])}
+    sees_by_cdi(look(client, "nvidia", gpu_host, [2], **asked), gpu_host, [2])
 
 
 @pytest.mark.parametrize("handler", LOW_LEVEL)

@@ -2,12 +2,12 @@
 
 Here is what a device plugin's answer brings into config.json and nobody else does; what the requests in it mean is in
 unit/gpushim/oci, and that they count with runc in test_runc.py, test_features.py and test_cdi_in.py.
-test_kubernetes_cri.py has the engines.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,10 @@ from e2e.allocated import (
 )
 from e2e.bundles import Bundle
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, MODESET_NODE, probe, sees_by_cdi, sees_exactly, sees_nothing
+from e2e.test_runc import PURE_V1_PREFIX
 from e2e.test_runc import mig_host as mig_host
+from e2e.views import view
+from e2e.witness import RUNC
 from fakehost import Host
 from gpushim.ground.errors import BUNDLE, REQUEST
 
@@ -249,3 +252,42 @@ def test_r_stalecdi_in_two_directories(
     given = 0 if right == "state/cdi" else 1
     report = look(on(gpu_host, debian_root, tmp_path), cdi_annotations(spec["devices"][0]["name"]), gpu_host, [given])
     sees_by_cdi(report, gpu_host, [given])
+
+
+@pytest.mark.parametrize(("layout", "resources"), [("hybrid", {"cpu": {"shares": 512}}), ("v2", {})])
+def test_r_cgroup(
+    debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str], gpu_host: Host, layout: str, resources: object
+) -> None:
+    """CPUManager and the vertical autoscaler change running containers, which is `runc update`."""
+    change = tmp_path / "resources.json"
+    change.write_text(json.dumps(resources))
+    with view(layout) as prefix:
+        bundle = Bundle(tmp_path / "bundle", debian_root, gpushim_env, prefix)
+        write(bundle, envvar(*uuids(gpu_host, 0, 2)), ["sleep", "1000"])
+        with bundle.created():
+            bundle.call("start", bundle.id)
+            bundle.call("update", "--resources", str(change), bundle.id)
+            output = bundle.call("exec", bundle.id, *probe(gpu_host, [0, 2])).stdout
+    sees_exactly(output, gpu_host, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [(["crun", "runc"], "crun"), (["crun-is-not-here", "runc"], "runc")],
+)
+def test_r_crio(debian_root: Path, tmp_path: Path, gpu_host: Host, names: list[str], first: str) -> None:
+    """conmon's words, but for a systemd that is not here; crun needs a cgroup layout that runc knows too."""
+    bundle = on(gpu_host, debian_root, tmp_path)
+    bundle.prefix = PURE_V1_PREFIX
+    config = Path(bundle.env["GPUSHIM_CONFIG"])
+    config.write_text(config.read_text().replace(json.dumps([RUNC]), json.dumps(names)))
+    assert bundle.call("--version").stdout.startswith(f"{first} ")
+    write(bundle, envvar(*uuids(gpu_host, 1)), ["sleep", "1000"])
+    pid = bundle.directory / "pid"
+    bundle.call("--log-format=json", "create", "--bundle", str(bundle.directory), "--pid-file", str(pid), bundle.id)
+    try:
+        assert os.path.exists(f"/proc/{pid.read_text()}")
+        bundle.call("start", bundle.id)
+        sees_exactly(bundle.call("exec", bundle.id, *probe(gpu_host, [1])).stdout, gpu_host, [1])
+    finally:
+        bundle.call("delete", "--force", bundle.id)

@@ -13,8 +13,11 @@ import resource
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -187,6 +190,27 @@ def test_kubelet_is_asked_when_something_is_new_or_reshaped(scene: Scene) -> Non
     assert scene.asked == 1
     one.look(parts())
     assert scene.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("waits", "gone", "named", "seconds"),
+    [
+        (False, set(), (), kubelet_view.ALONE),
+        (True, set(), (), kubelet_view.ASK),
+        (False, {ONE}, (), kubelet_view.ASK),
+        (False, set(), None, kubelet_view.ALONE),
+    ],
+)
+def test_kubelet_is_asked_rarely_where_nothing_waits(
+    scene: Scene, waits: bool, gone: set[str], named: object, seconds: float
+) -> None:
+    one: Any = settled(scene, whole())
+    one.registry.watched, one.registry.served[GPU] = True, SimpleNamespace(resource=SimpleNamespace(gone=gone))
+    one.questions._open, one.questions._named = waits, named
+    one.questions._asked, one.questions._pause = time.monotonic(), kubelet_view.ALONE
+    assert one.questions._longest() == seconds
+    assert bool(one.questions._rest()) == (named is not None)  # else somebody is to be named at each tick
+    one.registry.served.clear()
 
 
 def test_a_decision_that_stands_is_not_made_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

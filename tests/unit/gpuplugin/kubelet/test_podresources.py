@@ -65,5 +65,10 @@ def test_some_resources(kubelet: Kubelet) -> None:
     assert found["devices"] == ["a"]
 
 
+def test_what_it_would_give_out(kubelet: Kubelet) -> None:
+    kubelet.lists = {GPU: {"a": "Healthy", "b": "Unhealthy", "c": "Healthy"}}
+    assert ask(kubelet, podresources.allocatable) == {GPU: {"a", "c"}}
+
+
 def test_no_kubelet_says_nothing(tmp_path: Path) -> None:
     assert asyncio.run(podresources.listed(str(tmp_path))) is None

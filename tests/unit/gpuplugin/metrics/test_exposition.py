@@ -26,6 +26,7 @@ OWN: dict[str, float] = {
     "sm_clock": 1410,
     "power": 61234,
     "memory_used": 5 << 30,
+    "memory_free": 3 << 30,
     "throttle": 5,
     "ecc corrected volatile": 7,
 }
@@ -76,6 +77,7 @@ FREE = {"namespace": "", "pod": "", "container": ""}
         ("DCGM_FI_DEV_SM_CLOCK", {}, 1410),
         ("DCGM_FI_DEV_POWER_USAGE", {}, 61.234),
         ("DCGM_FI_DEV_FB_USED", {}, 5120),
+        ("DCGM_FI_DEV_FB_FREE", {}, 3072),
         ("gpushim_gpu_ecc_errors", {"error": "corrected", "counter": "volatile"}, 7),
         ("gpushim_gpu_figures_age_seconds", {}, 1.5),
     ],

@@ -69,7 +69,7 @@ def test_who_may_not_know_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(PermissionError):
-        keep_lock.runs(str(tmp_path))
+        keep.runs(str(tmp_path))
 
 
 def test_in_a_directory_of_others_nothing_is_made(tmp_path: Path) -> None:

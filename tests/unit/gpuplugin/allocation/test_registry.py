@@ -1,0 +1,18 @@
+"""What is held back is told at once; the daemon's tests have the rest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gpuplugin.allocation.registry import Registry
+
+
+def test_what_is_held_is_told_at_once_and_what_is_let_go_by_the_next_offer() -> None:
+    registry: Any = Registry(lambda work: work)  # type: ignore[arg-type, return-value]
+    told: list[str] = []
+    resource = SimpleNamespace(fail=told.append)
+    registry.served["nvidia.com/gpu"] = SimpleNamespace(resource=resource, tell=lambda: told.append("kubelet"))
+    for problem in ("released", ""):
+        registry.hold(problem)
+        assert told == ["released", "kubelet"]
