@@ -51,8 +51,13 @@ def open_root(process: str, path: str) -> Rootfs:
 
 def is_host_root(root: Rootfs, *others: str) -> bool:
     """Say whether this is the root directory of this process, or another directory that is no container's root."""
-    ours, tops = posix.fstat(root.fd), map(posix.stat, ("/", *others))
-    return any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops)
+    return any(same(root.fd, top) for top in ("/", *others))
+
+
+def same(one: int | str, other: int | str) -> bool:
+    """Say whether two paths, or open files, are the same file."""
+    first, second = posix.stat(one), posix.stat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def check(root: Rootfs) -> None:
@@ -70,7 +75,7 @@ def check(root: Rootfs) -> None:
     above = posix.open("..", PLACE, dir_fd=root.fd)
     try:
         # Above the root directory is the root directory: that of a process which has gone there already.
-        if mount_id(above) == root.mount and not _identical(above, root.fd):
+        if mount_id(above) == root.mount and not same(above, root.fd):
             raise GpushimError(
                 f"the rootfs {place} is no mount point, as the root of a container is; mount it onto itself, or "
                 "name the container's",
@@ -93,7 +98,7 @@ def _is_hosts(root: Rootfs) -> bool:
     except OSError:
         return False
     try:
-        return _identical(hosts.fd, root.fd)
+        return same(hosts.fd, root.fd)
     finally:
         posix.close(hosts.fd)
 
@@ -107,11 +112,6 @@ def _covered(root: Rootfs, here: Mount) -> bool:
         if (below.device, below.root) != (here.device, here.root):
             return True
         here = below
-
-
-def _identical(one: int, other: int) -> bool:
-    first, second = posix.fstat(one), posix.fstat(other)
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def own_mounts(root: Rootfs) -> list[mountinfo.Mount]:

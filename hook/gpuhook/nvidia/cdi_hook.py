@@ -57,10 +57,12 @@ def run(argv: list[str]) -> None:
         words = _without_flags(words[1:])  # the first is "hook": dispatch.py
     if not words or words[0] not in HOOKS:
         prestart.say(f"nothing is done: there is no hook {quote(words[0])!r}" if words else "no hook is named")
+        prestart.drain()
         return
     work, known = HOOKS[words[0]]
     options = parse(words[1:], known)
     work(open_container(state_from(_last(options, "container-spec", "-"))), options)
+    prestart.drain()
 
 
 def _without_flags(words: list[str]) -> list[str]:

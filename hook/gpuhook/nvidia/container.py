@@ -92,11 +92,10 @@ def process_of(state: dict[str, Any]) -> str:
         return ""
     try:
         process = held(pid)
-        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"{process}/ns/mnt")
+        return "" if roots.same("/proc/self/ns/mnt", f"{process}/ns/mnt") else process
     except OSError as error:
         sentence = f"the mount namespace of the container's process cannot be looked at: {error.strerror}"
         raise GpushimError(sentence, ROOTFS) from None
-    return "" if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) else process
 
 
 def _is_nested() -> bool:

@@ -44,8 +44,6 @@ def check() -> None:
         show.say(f"{path} is not there; every setting has its default")
     else:
         show.say(f"{path} is right")
-        for sentence in policy.old_names(found):
-            show.say(f"warning: {sentence}", error=True)
 
 
 @config.command()
@@ -55,7 +53,7 @@ def path() -> None:
 
 
 def _source(given: dict[str, Any], section: str, key: str, path: str) -> str:
-    entries = policy.named(given, section)
+    entries = given.get(section, {})
     profile = given.get("requests", {}).get("profile", "default")
     if key in entries and (section, key) != ("driver", "dev-root"):
         return path

@@ -54,7 +54,6 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
         "mps": {"enabled": False},
     },
 }
-OLD_NAMES = {("cdi", "kinds-from-env"): "foreign-kinds"}
 _TYPES: dict[str, type[Any]] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
 _TOML_NAMES = {
     "object": "a table",
@@ -86,13 +85,7 @@ def load(path: str) -> Config:
     Raises:
         GpushimError: the file cannot be read or trusted, is not TOML, or has what the schema does not allow.
     """
-    return loaded(path)[0]
-
-
-def loaded(path: str) -> tuple[Config, list[str]]:
-    """Return what `load` and `old_names` do, reading config.toml once."""
-    found = given(path) or {}
-    return _completed(found), old_names(found)
+    return _completed(given(path) or {})
 
 
 def usable(path: str) -> Config:
@@ -161,16 +154,6 @@ def check_directories(driver: DriverPolicy, path: str) -> None:
     sentence = absent(driver)
     if sentence:
         raise GpushimError(f"{path}: {sentence}; correct it, or start what puts the driver there", INVENTORY)
-
-
-def old_names(given: dict[str, Any]) -> list[str]:
-    """Return a sentence for each old name of a key that a config.toml has."""
-    return [
-        f"[{section}] {old} is an old name of {new}"
-        + (f", which is there too and counts: remove {old}" if new in given[section] else "; rename it")
-        for (section, old), new in OLD_NAMES.items()
-        if old in given.get(section, {})
-    ]
 
 
 def low_level(names: list[str]) -> str:
@@ -381,9 +364,9 @@ def _completed(given: dict[str, Any]) -> Config:
     profile = PROFILES[given.get("requests", {}).get("profile", "default")]
     policy: Any = {
         section: {
-            **{key: entry["default"] for key, entry in rule["properties"].items() if "default" in entry},
+            **{key: entry["default"] for key, entry in rule["properties"].items()},
             **profile.get(section, {}),
-            **named(given, section),
+            **given.get(section, {}),
         }
         for section, rule in schema()["properties"].items()
     }
@@ -392,13 +375,6 @@ def _completed(given: dict[str, Any]) -> Config:
     driver["root"] = _cleaned(driver["root"])
     driver["dev-root"] = _cleaned(driver["dev-root"] or driver["root"])
     return completed
-
-
-def named(given: dict[str, Any], section: str) -> dict[str, Any]:
-    """Return the keys of a section that a config.toml sets itself, old names replaced."""
-    entries = given.get(section, {})
-    old = {new: entries[name] for (part, name), new in OLD_NAMES.items() if part == section and name in entries}
-    return {**old, **{key: value for key, value in entries.items() if (section, key) not in OLD_NAMES}}
 
 
 def _cleaned(path: str) -> str:

@@ -75,7 +75,6 @@ class Host:
         state: the directory of the snapshot.
         settings: the policy; the defaults for what is wrong in config.toml.
         problem: what is wrong with config.toml, or "".
-        old_names: sentences about old names of keys in config.toml.
         engines: those that run.
         impostors: processes that only call themselves an engine.
         named: engines that the user named, keys of checks.ENGINES.
@@ -89,7 +88,6 @@ class Host:
     state: str = system.STATE_DIR
     settings: Config = field(default_factory=policy.defaults)
     problem: str = ""
-    old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
     impostors: list[running.Impostor] = field(default_factory=list)
     named: tuple[str, ...] = ()
@@ -188,7 +186,7 @@ def look(named: tuple[str, ...] = ()) -> Host:
         kubelet_root_dir=kubelets.root_dir(),
     )
     try:
-        host.settings, host.old_names = policy.loaded(host.config)
+        host.settings = policy.load(host.config)
     except GpushimError as error:
         host.problem, host.settings = str(error), policy.usable(host.config)
     return host

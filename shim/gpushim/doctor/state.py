@@ -66,9 +66,7 @@ def config(host: Host) -> Iterator[Finding]:
             seen.exists(path)  # checks.py warns of what this user may not look up
         yield broken(absent, f"{corrected(host.config)}, or start what puts the driver there; then {REFRESH}")
     elif os.path.exists(host.config):
-        yield from (warning(sentence, f"do that in {shlex.quote(host.config)}") for sentence in host.old_names)
-        if not host.old_names:
-            yield ok(f"{host.config} is valid")
+        yield ok(f"{host.config} is valid")
     else:
         yield ok(f"there is no {host.config}: everything has its default")
 

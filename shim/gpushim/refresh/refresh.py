@@ -90,9 +90,8 @@ def refresh(
     ahead = None if force else early
     with failure.recorded(state, config) as failed:
         identity = trust.identity(config)  # before it is read: a later change makes the snapshot stale
-        settings, old_names = policy.loaded(config)
+        settings = policy.load(config)
         logs.start(settings["log"]["format"], settings["log"]["level"])
-        _warn(old_names)
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)
@@ -186,7 +185,8 @@ def _renewed(
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
         earlier.save_indices(state, snapshot)  # before anybody goes by them
-        hardlinks.add(snapshot)
+        if settings["driver"]["library-directory"]:
+            hardlinks.add(snapshot)
         save.for_hook(snapshot)
         published = copy.copy(snapshot)
         publish.on_refresh(published)  # first, for who sees the snapshot goes by its spec

@@ -17,7 +17,6 @@ DATA = Path(__file__).parents[2] / "data"
 FILE = scratch() / "config.toml"
 SCHEMA = policy.schema()
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
-# An old name becomes the new one.
 KEYS = {section: set(keys) for section, keys in cast(Any, policy.defaults()).items()}
 NEAR = (
     *(

@@ -30,15 +30,13 @@ def test_show_tells_where_each_value_comes_from(toml: Path) -> None:
 
 
 def test_show_tells_what_a_profile_sets(toml: Path) -> None:
-    toml.write_text('[requests]\nprofile = "multi-tenant"\naccept-volume-mounts = true\n[cdi]\nkinds-from-env = []\n')
+    toml.write_text('[requests]\nprofile = "multi-tenant"\naccept-volume-mounts = true\n[cdi]\nforeign-kinds = []\n')
     found = json.loads(run(config, "show", "--format", "json").stdout)
     by_profile = {"value": False, "from": "profile multi-tenant"}
     assert found["requests.accept-env-when-unprivileged"] == by_profile
     assert found["requests.accept-volume-mounts"] == {"value": True, "from": str(toml)}
     assert found["cdi.foreign-kinds"] == {"value": [], "from": str(toml)}
     assert found["requests.disable-require"]["from"] == "default"
-    done = run(config, "check")
-    assert "warning: [cdi] kinds-from-env is an old name of foreign-kinds; rename it" in done.stderr
 
 
 def test_show_as_a_table(toml: Path) -> None:

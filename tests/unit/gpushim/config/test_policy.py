@@ -65,7 +65,7 @@ def test_a_profile_sets_its_switches(config: Path) -> None:
 
 def test_what_the_file_names_itself_counts_over_the_profile(config: Path) -> None:
     text = '[requests]\nprofile = "multi-tenant"\naccept-volume-mounts = false\nswarm-variables = ["A"]\n'
-    config.write_text(text + '[cdi]\nkinds-from-env = ["a/b"]\n[mps]\nenabled = true\n')
+    config.write_text(text + '[cdi]\nforeign-kinds = ["a/b"]\n[mps]\nenabled = true\n')
     found = policy.load(str(config))
     assert found["requests"]["accept-volume-mounts"] is False
     assert found["requests"]["swarm-variables"] == ["A"]
@@ -84,25 +84,6 @@ def test_a_foreign_kind_that_is_none(config: Path, kind: str) -> None:
     config.write_text(f'[cdi]\nforeign-kinds = ["{kind}"]\n')
     with pytest.raises(GpushimError, match="vendor/class without =name"):
         policy.load(str(config))
-
-
-@pytest.mark.parametrize(
-    ("text", "kinds", "said"),
-    [
-        ('kinds-from-env = ["a/b"]', ["a/b"], ["kinds-from-env is an old name of foreign-kinds; rename it"]),
-        ('foreign-kinds = ["a/b"]', ["a/b"], []),
-        (
-            'kinds-from-env = ["*"]\nforeign-kinds = ["a/b"]',
-            ["a/b"],
-            ["kinds-from-env is an old name of foreign-kinds, which is there too and counts: remove kinds-from-env"],
-        ),
-        ("", [], []),
-    ],
-)
-def test_an_old_name(config: Path, text: str, kinds: list[str], said: list[str]) -> None:
-    config.write_text(f"[cdi]\n{text}\n")
-    assert policy.load(str(config))["cdi"]["foreign-kinds"] == kinds
-    assert policy.old_names(policy.given(str(config)) or {}) == [f"[cdi] {sentence}" for sentence in said]
 
 
 @pytest.mark.parametrize(

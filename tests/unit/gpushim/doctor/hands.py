@@ -136,11 +136,6 @@ def correct_config(patient: Patient) -> None:
     patient.host_of(seconds=20)
 
 
-@by(SENTENCES, "an_old_name")
-def rename_the_key(patient: Patient) -> None:
-    patient.configure(Path(patient.config).read_text().replace("kinds-from-env", "foreign-kinds"))
-
-
 @by(SENTENCES, "a_profile_with_a_hole")
 def close_the_hole(patient: Patient) -> None:
     patient.configure(Path(patient.config).read_text().replace("accept-annotations-when-unprivileged = true\n", ""))

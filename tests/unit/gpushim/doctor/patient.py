@@ -82,7 +82,7 @@ class Patient(Machine):
         """Read config.toml as `doctor.look` does."""
         self.host.problem = ""
         try:
-            self.host.settings, self.host.old_names = policy.loaded(self.config)
+            self.host.settings = policy.load(self.config)
         except GpushimError as error:
             self.host.problem, self.host.settings = str(error), policy.usable(self.config)
 

@@ -163,11 +163,6 @@ def add(patient: Patient, section: str, lines: str) -> None:
     patient.reread()
 
 
-@fault("config", "warning", "[cdi] kinds-from-env is an old name of foreign-kinds; rename it")
-def an_old_name(patient: Patient) -> None:
-    add(patient, "cdi", 'kinds-from-env = ["vendor.com/card"]')
-
-
 @fault(
     "grants", "warning", "profile multi-tenant, but for [requests] accept-annotations-when-unprivileged: of itself"
 )
