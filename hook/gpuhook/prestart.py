@@ -120,9 +120,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
     confine(options.log)
     state = read_state(0)
     if not options.rootfs:
-        from gpuhook.find_bundle import rootfs_of  # gpushim-runtime names it
-
-        options.rootfs = rootfs_of(state)
+        options.rootfs = roots.rootfs_of(state)
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
     work = Work(root, options.log)
     if roots.is_host_root(root):

@@ -16,10 +16,10 @@ import posix
 import sys
 
 from gpuhook import prestart
-from gpuhook.find_bundle import rootfs_of
 from gpuhook.finish.finish import SYSTEM_FOLDERS, Work, skipped
 from gpuhook.finish.ldcache import compare
 from gpuhook.live import roots
+from gpuhook.live.roots import rootfs_of
 from gpushim.ground import bounds, elf
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.paths.rootfs import Rootfs

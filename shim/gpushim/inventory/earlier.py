@@ -143,10 +143,7 @@ def hanging(state: str) -> dict[str, float]:
     path = f"{state}/{HUNG}"
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
         return {}
-    try:
-        found: Any = ensure.own(path) if os.lstat(path).st_size <= HUNG_LIMIT else {}
-    except OSError:  # there is none
-        return {}
+    found: Any = ensure.own(path, HUNG_LIMIT)
     gpus, hung_now = found.get("gpus"), system.clock()
     if found.get("boot") != system.boot() or not isinstance(gpus, dict):
         return {}

@@ -23,7 +23,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, failure, renew, save
-from gpushim.paths import trust
+from gpushim.paths import lock, trust
 from gpushim.refresh import plugin_requests
 
 if TYPE_CHECKING:
@@ -250,19 +250,10 @@ def runs(state: str) -> bool:
     Raises:
         PermissionError: this user may not know.
     """
-    try:
-        fd = os.open(f"{state}/{KEEPER}", os.O_RDONLY | _FLAGS)
-    except PermissionError:
-        raise
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    path = f"{state}/{KEEPER}"
+    if os.path.lexists(path) and not os.access(path, os.R_OK):
+        raise PermissionError(path)
+    return lock.is_held(path)
 
 
 def _same(fd: int, path: str) -> bool:
