@@ -1,14 +1,12 @@
 """JSON for the create and hook paths: CPython's C scanner and encoder, without importing `json`.
 
-Importing `json` costs about as much as starting Python (it imports `re`); its C half does not. Tests compare both.
+Importing `json` costs about as much as starting Python (it imports `re`); its C half does not. Where that half is
+missing, `json` itself is used; tests compare both.
 
 Out of scope: pretty output, streams, anything but UTF-8.
 """
 
 from __future__ import annotations
-
-from _json import encode_basestring_ascii as _quote
-from _json import make_encoder, make_scanner
 
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
 
@@ -76,9 +74,28 @@ class _MinusZeroContext(_Context):
     parse_int = staticmethod(_int)
 
 
-_encode: Callable[[object, int], Iterable[str]] = make_encoder(
-    None, _default, _quote, None, ":", ",", False, False, False
-)
+try:
+    from _json import encode_basestring_ascii as _quote
+    from _json import make_encoder, make_scanner
+except ImportError:  # not CPython, or a build without its C accelerators
+    import json
+    from json.encoder import py_encode_basestring_ascii as _quote
+
+    def _scan(text: str, context: Any) -> Any:
+        parsers = {"parse_float": _float, "parse_int": context.parse_int, "parse_constant": _constant}
+        return json.JSONDecoder(**parsers, object_pairs_hook=context.object_pairs_hook).raw_decode(text)
+
+    def _encode(value: object) -> Iterable[str]:
+        return json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_default).iterencode(value)
+
+else:
+    _encoder = make_encoder(None, _default, _quote, None, ":", ",", False, False, False)
+
+    def _scan(text: str, context: Any) -> Any:
+        return make_scanner(context)(text, 0)
+
+    def _encode(value: object) -> Iterable[str]:
+        return _encoder(value, 0)  # type: ignore[no-any-return]
 
 
 def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
@@ -98,8 +115,7 @@ def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
     """
     try:
         text = str(data, "utf-8").strip(" \t\r\n")
-        context: Any = _OwnContext if own else _MinusZeroContext if b"-0" in data else _Context
-        value, end = make_scanner(context)(text, 0)
+        value, end = _scan(text, _OwnContext if own else _MinusZeroContext if b"-0" in data else _Context)
     except UnicodeDecodeError as error:
         raise GpushimError(f"{what} is not UTF-8 at byte {error.start}", BUNDLE) from None
     except RecursionError:
@@ -134,7 +150,7 @@ def dumps(value: object) -> str:
     """
     try:
         try:
-            return "".join(_encode(value, 0))
+            return "".join(_encode(value))
         except _Met:
             return _spell(value)
     except RecursionError:
@@ -148,4 +164,4 @@ def _spell(value: object) -> str:
         return "{" + ",".join(_quote(key) + ":" + _spell(item) for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_spell, value)) + "]"
-    return "".join(_encode(value, 0))
+    return "".join(_encode(value))

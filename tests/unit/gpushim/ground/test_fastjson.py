@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import builtins
+import importlib.util
 import json
 from typing import Any
 
@@ -74,6 +76,33 @@ def test_says_what_is_wrong(data: bytes, complaint: str) -> None:
     assert complaint in str(caught.value)
     assert "/b/config.json" in str(caught.value)
     assert caught.value.exit_code == BUNDLE
+
+
+def test_does_without_the_c_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = _load_without_c(monkeypatch)
+    text = '{"a":[1,-0,1e3,"\\u00e9\\ud800"],"b":{"c":null}}'
+    assert slow.dumps(slow.loads(text.encode())) == text
+    for broken in (b"[1", b"{} x", b'{"a":NaN}', b""):
+        with pytest.raises(Exception, match="not valid JSON"):
+            slow.loads(broken)
+
+
+def _load_without_c(monkeypatch: pytest.MonkeyPatch) -> Any:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "_json":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    spec = importlib.util.spec_from_file_location("slow_fastjson", fastjson.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(builtins, "__import__", without)
+    spec.loader.exec_module(module)
+    monkeypatch.undo()
+    return module
 
 
 @pytest.mark.parametrize(
