@@ -20,9 +20,9 @@ import posix
 from gpuhook import prestart
 from gpuhook.confine import confine
 from gpuhook.finish import cover, nodes
-from gpuhook.finish.finish import PROFILES, folders_in
+from gpuhook.finish.finish import PROFILES, encode, folders_in
 from gpuhook.live import roots
-from gpuhook.nvidia.container import Container, decode, encode, open_container, state_from
+from gpuhook.nvidia.container import Container, decode, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
 from gpushim.paths.walk import OtherMountError, mount_id
 

@@ -16,7 +16,7 @@ import posix
 import sys
 
 from gpuhook import prestart
-from gpuhook.finish.finish import SYSTEM_FOLDERS, Work, skipped
+from gpuhook.finish.finish import SYSTEM_FOLDERS, Work, encode, skipped
 from gpuhook.finish.ldcache import compare
 from gpuhook.live import roots
 from gpuhook.live.roots import rootfs_of
@@ -118,11 +118,6 @@ def open_container(state: dict[str, Any]) -> Container:
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     roots.check(root)
     return Container(root)
-
-
-def encode(path: str) -> bytes:
-    """Return a path of a command line as the kernel has it."""
-    return path.encode(sys.getfilesystemencoding(), "surrogateescape")
 
 
 def decode(path: bytes) -> str:
