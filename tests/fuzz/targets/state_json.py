@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from fuzz.oracles import scratch
-from gpuhook.live import prestart, roots
+from gpuhook import prestart
+from gpuhook.live import roots
 from gpushim.ground.errors import GpushimError
 from gpushim.oci.edits import edited
 
