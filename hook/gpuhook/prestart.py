@@ -35,7 +35,7 @@ from gpushim.paths.walk import FIFO, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, NoReturn
 
 STATE_DEADLINE = 10.0  # seconds
 REST_DEADLINE = 1.0  # seconds
@@ -120,9 +120,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
     confine(options.log)
     state = read_state(0)
     if not options.rootfs:
-        from gpuhook.find_bundle import rootfs_of  # gpushim-runtime names it
-
-        options.rootfs = rootfs_of(state)
+        options.rootfs = roots.rootfs_of(state)
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
     work = Work(root, options.log)
     if roots.is_host_root(root):
@@ -171,16 +169,20 @@ def run(argv: list[str]) -> None:
         raise GpushimError(
             f"usage: gpushim-hook prestart|createRuntime [{usage()}]  (or poststart, poststop: nothing to do)", USAGE
         )
+    drain()
 
 
-def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
+def main(
+    argv: list[str], work: Callable[[list[str]], None] = run, refuse: Callable[[Exception], int] | None = None
+) -> NoReturn:
     """Run as a process: exit 0, or say one sentence on stderr and exit with its code.
 
     Args:
         argv: the words behind the program's name.
         work: what to do with them.
+        refuse: says an error, and returns the exit code.
     """
-    code = 0
+    code, refuse = 0, refuse or _refuse
     if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     try:
@@ -188,23 +190,20 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
         while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) <= 2:
             pass
         work(argv)
-        _drain()
-    except GpushimError as error:
-        code = error.exit_code
-        say(str(error))
-    except OSError as error:
-        code = FAILED
-        say(str(error))
     except MemoryError:
-        code = ROOTFS
-        say(str(exhausted()))
+        code = refuse(exhausted())
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
-        code = FAILED
-        say(f"internal error, please report it: {error!r}")
+        known = isinstance(error, (GpushimError, OSError))
+        code = refuse(error if known else GpushimError(f"internal error, please report it: {error!r}", FAILED))
     posix._exit(code)  # nothing is left to flush; taking the interpreter down costs a millisecond
 
 
-def _drain() -> None:
+def _refuse(error: Exception) -> int:
+    say(str(error))
+    return error.exit_code if isinstance(error, GpushimError) else FAILED
+
+
+def drain() -> None:
     """Take from stdin what nothing has read: crun before 1.17 dies of SIGPIPE if a hook ends before it wrote all."""
     try:
         if posix.fstat(0).st_mode & TYPE == FIFO:  # a person's terminal would not end

@@ -10,10 +10,10 @@ Out of scope: deciding anything (gpushim.decision.decide), mounting (live.py), f
 from __future__ import annotations
 
 from gpuhook.confine import confine
-from gpuhook.find_bundle import bundle_of
 from gpuhook.finish.finish import Work, finish
 from gpuhook.finish.options import Options
 from gpuhook.live import live, roots
+from gpuhook.live.roots import bundle_of
 from gpushim.decision.decide import Decision, of_bundle
 from gpushim.ground import fastjson
 from gpushim.ground.errors import BUNDLE, REQUEST, ROOTFS, GpushimError

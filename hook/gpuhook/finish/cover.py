@@ -15,6 +15,7 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
+from gpuhook.live.roots import same
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError
 from gpushim.paths.walk import DIRECTORY, PLACE, REGULAR, TYPE, OtherMountError, mount_id, read_proc
@@ -49,7 +50,7 @@ def cover(root: Rootfs, source: str, path: str) -> None:
             return
         fds.append(posix.open(source, posix.O_PATH | posix.O_CLOEXEC))
         place, ours = fds[-2], fds[-1]
-        if _identity(place) == _identity(ours):
+        if same(place, ours):
             return  # from the first time
         kind = posix.fstat(ours).st_mode & TYPE
         if posix.fstat(place).st_mode & TYPE != kind:
@@ -102,11 +103,6 @@ def _open_each(top: int, names: list[str], fds: list[int]) -> None:
     for name in names[:-1]:
         fds.append(posix.open(name, PLACE | posix.O_DIRECTORY, dir_fd=fds[-1] if fds else top))
     fds.append(posix.open(names[-1], PLACE, dir_fd=fds[-1]))
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = posix.fstat(fd)
-    return status.st_dev, status.st_ino
 
 
 def _check(root: Rootfs, proc: int, place: int, path: str) -> None:

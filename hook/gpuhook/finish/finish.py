@@ -102,7 +102,7 @@ class Work:
             except OSError as error:
                 self.warn(path, error)
                 path = f"{source}/{soname}" if source else f"{directory}/{name}"  # the cache can do without the link
-            entries.append((_encode(soname), _encode(path)))
+            entries.append((encode(soname), encode(path)))
         return entries
 
     def link_far(self, directory: Directory, source: str, name: str) -> None:
@@ -123,7 +123,7 @@ class Work:
                 self.warn(path, error)
                 continue
             if name.startswith("lib") and ".so" in name:
-                entries.append((_encode(name), _encode(path)))
+                entries.append((encode(name), encode(path)))
         return entries
 
     def compatibility(self, driver: str, cuda: str) -> Entries:
@@ -133,7 +133,7 @@ class Work:
         from gpuhook.finish.compat import choose  # many images have no such directory
 
         found = choose(self.root, driver, cuda, self.warn, COMPAT_FOLDER)
-        return [(_encode(name), _encode(path)) for name, path in found]
+        return [(encode(name), encode(path)) for name, path in found]
 
     def configure(
         self, entries: Entries, machine: str, driver: str = "", cuda: str = "", entries32: Entries | None = None
@@ -264,5 +264,6 @@ def _folders(entries: Entries) -> list[bytes]:
     return list(dict.fromkeys([path.rpartition(b"/")[0] or b"/" for _, path in entries]))
 
 
-def _encode(text: str) -> bytes:
+def encode(text: str) -> bytes:
+    """Return a path, or a part of one, as the kernel has it."""
     return text.encode(sys.getfilesystemencoding(), "surrogateescape")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import posix
 
+from gpuhook.live.roots import same
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
 from gpushim.paths.walk import PLACE, mount_id
@@ -130,7 +131,6 @@ def _is_there(root: Rootfs, source: str, path: str) -> bool:
     except OSError:
         return False
     try:
-        ours, found = posix.stat(source), posix.fstat(place)
+        return same(source, place)
     finally:
         posix.close(place)
-    return (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import posix
 
 from gpuhook.live import mounts, roots
-from gpuhook.live.roots import own_mounts
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, Edit
 from gpushim.paths.trust import in_user_namespace
@@ -56,7 +55,7 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
     else:
         _check_own_namespace(root)
     roots.check(root)
-    own = {one.id for one in own_mounts(root)}
+    own = {one.id for one in roots.own_mounts(root)}
     binds = []
     for edit in edits:
         kind, value = edit.kind, edit.value
@@ -107,14 +106,14 @@ def mount(
 
 def _check_namespace(process: str) -> None:
     try:
-        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"{process}/ns/mnt")
+        hosts = roots.same("/proc/self/ns/mnt", f"{process}/ns/mnt")
     except OSError as error:
         raise GpushimError(
             f"the mount namespace of the container's process cannot be looked at: {error.strerror}; the hook "
             "must run as the engine's user",
             ROOTFS,
         ) from None
-    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+    if hosts:
         raise GpushimError(
             "the container has no mount namespace of its own: mounts for it would be the host's", ROOTFS
         )
@@ -122,15 +121,13 @@ def _check_namespace(process: str) -> None:
 
 def _check_own_namespace(root: Rootfs) -> None:
     """See that mounts which this process makes below the rootfs are nobody else's."""
-    ours = posix.stat("/proc/self/ns/mnt")
-    hosts: posix.stat_result | None
     try:
-        hosts = posix.stat("/proc/1/ns/mnt")
+        hosts = roots.same("/proc/self/ns/mnt", "/proc/1/ns/mnt")
     except OSError:
         # Not even root may always look at process 1. Only a process in a user namespace can be sure all the same:
         # the kernel lets it mount in mount namespaces of that user namespace alone (mount_namespaces(7)).
-        hosts = None if in_user_namespace() else ours
-    if hosts and (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
+        hosts = not in_user_namespace()
+    if hosts:
         raise GpushimError(
             "this is the host's mount namespace, or cannot be told from it, and mounts for a container would be the "
             "host's: name the container's process with --pid",

@@ -13,6 +13,7 @@ import _ctypes
 import posix
 from errno import EACCES, ENOSYS, EPERM, ESTALE
 
+from gpuhook.live.roots import same
 from gpushim.ground.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
@@ -93,10 +94,7 @@ def bind(process: str, binds: Sequence[Bind]) -> None:
                 ) from None
 
     try:
-        if process:
-            inside(process, attach)
-        else:
-            attach()
+        inside(process, attach)
     finally:
         for tree in trees:
             if tree >= 0:
@@ -140,10 +138,7 @@ def bind_data(
             for fd in fds:
                 posix.close(fd)
 
-    if process:
-        inside(process, attach)
-    else:
-        attach()
+    inside(process, attach)
 
 
 def take_away(place: int) -> None:
@@ -162,12 +157,15 @@ def inside(process: str, work: Callable[[], None]) -> None:
     """Do something in the mount namespace of a process, and come back.
 
     Args:
-        process: directory of the process in /proc.
+        process: directory of the process in /proc; "" if the caller is in its mount namespace.
         work: must import nothing: files below the usual paths may be others there.
 
     Raises:
         GpushimError: the namespace cannot be entered.
     """
+    if not process:
+        work()
+        return
     flags = posix.O_RDONLY | posix.O_CLOEXEC
     fds = [posix.open("/proc/self/ns/mnt", flags)]
     try:
@@ -260,6 +258,5 @@ def _bind(one: Bind) -> None:
 
 
 def _same(one: int, other: int) -> None:
-    first, second = posix.fstat(one), posix.fstat(other)
-    if (first.st_dev, first.st_ino) != (second.st_dev, second.st_ino):
+    if not same(one, other):
         raise OSError(ESTALE, "another file has come into its place")

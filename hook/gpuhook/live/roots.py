@@ -1,7 +1,8 @@
-"""Open a container's root, and tell what is the container's alone: that root, and the mounts made for it.
+"""Find a container's root, open it, and tell what is the container's alone: that root, and the mounts made for it.
 
-While its hooks run, a container's mount namespace holds copies of all mounts of the host beside its own, and its
-rootfs is still at the host's path. What is mounted below that path and nowhere on the host was made for it.
+A hook of a CDI spec is not told which rootfs it is; the bundle's config.json is. While its hooks run, a container's
+mount namespace holds copies of all mounts of the host beside its own, and its rootfs is still at the host's path.
+What is mounted below that path and nowhere on the host was made for it.
 
 Out of scope: what is read and written below it (rootfs.py). Hot path: builtin modules only; of the mounts that a
 container sees, its own is looked up.
@@ -11,13 +12,16 @@ from __future__ import annotations
 
 import posix
 
-from gpushim.ground.errors import ROOTFS, GpushimError, visible
+from gpushim.ground import fastjson
+from gpushim.ground.errors import BUNDLE, ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
 from gpushim.paths.rootfs import KERNELS, Rootfs
 from gpushim.paths.walk import PLACE, held, mount_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpushim.paths.mountinfo import Mount
 
 
@@ -51,8 +55,13 @@ def open_root(process: str, path: str) -> Rootfs:
 
 def is_host_root(root: Rootfs, *others: str) -> bool:
     """Say whether this is the root directory of this process, or another directory that is no container's root."""
-    ours, tops = posix.fstat(root.fd), map(posix.stat, ("/", *others))
-    return any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops)
+    return any(same(root.fd, top) for top in ("/", *others))
+
+
+def same(one: int | str, other: int | str) -> bool:
+    """Say whether two paths, or open files, are the same file."""
+    first, second = posix.stat(one), posix.stat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def check(root: Rootfs) -> None:
@@ -70,7 +79,7 @@ def check(root: Rootfs) -> None:
     above = posix.open("..", PLACE, dir_fd=root.fd)
     try:
         # Above the root directory is the root directory: that of a process which has gone there already.
-        if mount_id(above) == root.mount and not _identical(above, root.fd):
+        if mount_id(above) == root.mount and not same(above, root.fd):
             raise GpushimError(
                 f"the rootfs {place} is no mount point, as the root of a container is; mount it onto itself, or "
                 "name the container's",
@@ -93,7 +102,7 @@ def _is_hosts(root: Rootfs) -> bool:
     except OSError:
         return False
     try:
-        return _identical(hosts.fd, root.fd)
+        return same(hosts.fd, root.fd)
     finally:
         posix.close(hosts.fd)
 
@@ -107,11 +116,6 @@ def _covered(root: Rootfs, here: Mount) -> bool:
         if (below.device, below.root) != (here.device, here.root):
             return True
         here = below
-
-
-def _identical(one: int, other: int) -> bool:
-    first, second = posix.fstat(one), posix.fstat(other)
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def own_mounts(root: Rootfs) -> list[mountinfo.Mount]:
@@ -153,3 +157,46 @@ def _place(root: Rootfs) -> bytes:
     """Return where the rootfs is, as mountinfo spells it."""
     path = posix.readlink(f"/proc/self/fd/{root.fd}".encode())
     return mountinfo.escaped(path).rstrip(b"/")
+
+
+def bundle_of(state: dict[str, Any]) -> str:
+    """Return the bundle's directory: what the state says ("bundlePath" before runtime-spec 1.0), or the working one.
+
+    Raises:
+        GpushimError: it is not an absolute path, or is gone.
+    """
+    from gpushim.oci import bundle  # gpushim-runtime names the rootfs, and nobody asks
+
+    path = _usable(state.get("bundle") or state.get("bundlePath") or bundle.working_directory())
+    if not path.startswith("/"):
+        raise GpushimError("the container's state on stdin names no absolute path of the bundle", BUNDLE)
+    return path
+
+
+def rootfs_of(state: dict[str, Any]) -> str:
+    """Return the absolute path of a container's rootfs: root.path of config.json, which may count from the bundle.
+
+    Args:
+        state: what the runtime wrote on stdin (OCI runtime-spec, State).
+
+    Raises:
+        GpushimError: config.json cannot be read, or names none.
+    """
+    from gpushim.oci import bundle
+
+    directory = bundle_of(state)
+    path = directory + "/config.json"
+    spec = fastjson.loads(bundle.read(path)[0], path)
+    root = spec.get("root") if isinstance(spec, dict) else None
+    rootfs = _usable(root.get("path") if isinstance(root, dict) else None)
+    if not rootfs:
+        raise GpushimError(f"{path}: root.path is not the path of a rootfs", BUNDLE)
+    return rootfs if rootfs.startswith("/") else f"{directory}/{rootfs}"
+
+
+def _usable(value: object) -> str:
+    """Return a value of a JSON document if the kernel can take it for a path, else ""; half a pair has no bytes."""
+    try:
+        return value if isinstance(value, str) and b"\0" not in value.encode("utf-8", "surrogateescape") else ""
+    except UnicodeEncodeError:
+        return ""

@@ -20,9 +20,9 @@ import posix
 from gpuhook import prestart
 from gpuhook.confine import confine
 from gpuhook.finish import cover, nodes
-from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, folders_in
+from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
 from gpuhook.live import roots
-from gpuhook.nvidia.container import Container, decode, encode, open_container, state_from
+from gpuhook.nvidia.container import Container, decode, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
 from gpushim.paths.walk import OtherMountError, mount_id
 
@@ -57,10 +57,12 @@ def run(argv: list[str]) -> None:
         words = _without_flags(words[1:])  # the first is "hook": dispatch.py
     if not words or words[0] not in HOOKS:
         prestart.say(f"nothing is done: there is no hook {quote(words[0])!r}" if words else "no hook is named")
+        prestart.drain()
         return
     work, known = HOOKS[words[0]]
     options = parse(words[1:], known)
     work(open_container(state_from(_last(options, "container-spec", "-"))), options)
+    prestart.drain()
 
 
 def _without_flags(words: list[str]) -> list[str]:

@@ -16,10 +16,10 @@ import posix
 import sys
 
 from gpuhook import prestart
-from gpuhook.find_bundle import rootfs_of
-from gpuhook.finish.finish import SYSTEM_FOLDERS, Work, skipped
+from gpuhook.finish.finish import SYSTEM_FOLDERS, Work, encode, skipped
 from gpuhook.finish.ldcache import compare
 from gpuhook.live import roots
+from gpuhook.live.roots import rootfs_of
 from gpushim.ground import bounds, elf
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.paths.rootfs import Rootfs
@@ -92,11 +92,10 @@ def process_of(state: dict[str, Any]) -> str:
         return ""
     try:
         process = held(pid)
-        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"{process}/ns/mnt")
+        return "" if roots.same("/proc/self/ns/mnt", f"{process}/ns/mnt") else process
     except OSError as error:
         sentence = f"the mount namespace of the container's process cannot be looked at: {error.strerror}"
         raise GpushimError(sentence, ROOTFS) from None
-    return "" if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) else process
 
 
 def _is_nested() -> bool:
@@ -119,11 +118,6 @@ def open_container(state: dict[str, Any]) -> Container:
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     roots.check(root)
     return Container(root)
-
-
-def encode(path: str) -> bytes:
-    """Return a path of a command line as the kernel has it."""
-    return path.encode(sys.getfilesystemencoding(), "surrogateescape")
 
 
 def decode(path: bytes) -> str:

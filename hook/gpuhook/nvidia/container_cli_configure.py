@@ -15,11 +15,11 @@ import posix
 import time
 
 from gpuhook import prestart, standalone
-from gpuhook.confine import confine, exhausted
+from gpuhook.confine import confine
 from gpuhook.finish.options import Options
 from gpushim.decision.decide import Decision
 from gpushim.ground import system
-from gpushim.ground.errors import FAILED, REQUEST, USAGE, GpushimError, quote
+from gpushim.ground.errors import REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
 from gpushim.nvidia import container_cli_options as cli
 from gpushim.nvidia.getopt import parse
@@ -41,19 +41,12 @@ MAX_REQUIREMENTS = 32
 
 def main(words: list[str]) -> NoReturn:
     """Run `configure` as a process: exit 0, or say one line on stderr and exit with 1."""
-    code = 0
-    try:
-        while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) <= 2:
-            pass  # if 0, 1 or 2 came closed, a file of the container could become stderr
-        settings = prestart.isolate()
-        posix.environ.update(settings)
-        configure(words)
-    except MemoryError:
-        code = _say(exhausted())
-    except Exception as error:  # noqa: BLE001 - a bug of ours too must be one line for an engine's user
-        known = isinstance(error, (GpushimError, OSError))
-        code = _say(error if known else GpushimError(f"internal error, please report it: {error!r}", FAILED))
-    posix._exit(code)
+    prestart.main(words, _run, _say)
+
+
+def _run(words: list[str]) -> None:
+    posix.environ.update(prestart.isolate())
+    configure(words)
 
 
 def configure(words: list[str]) -> None:

@@ -85,11 +85,7 @@ def binaries(root: str, capability: str) -> list[File]:
 def configs(root: str, capability: str, arch: str) -> list[File]:
     """List a capability's configuration and data files wherever the host has them; `arch` is one of ARCHS."""
     places = []
-    for folder in CONFIG_DIRS:
-        for name in CONFIGS.get(capability, ()):
-            path = f"{folder}/{name.format(arch=arch)}"
-            places.append((path, path))
-    for folder, actual in NIXOS_CONFIGS.items():
+    for folder, actual in [*zip(CONFIG_DIRS, CONFIG_DIRS), *NIXOS_CONFIGS.items()]:
         for name in CONFIGS.get(capability, ()):
             below = name.format(arch=arch)
             places.append((f"{actual}/{below}", f"{folder}/{below}"))

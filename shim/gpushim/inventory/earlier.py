@@ -114,11 +114,7 @@ class Hung(TypedDict):
 
 
 class Spared:
-    """The GPUs that a look does without, and whether it waits for one that it should have done without.
-
-    Args:
-        state: gpushim's state directory.
-    """
+    """The GPUs that a look does without, and whether it waits for one that it should have done without."""
 
     def __init__(self, state: str) -> None:
         self._state = state
@@ -143,10 +139,7 @@ def hanging(state: str) -> dict[str, float]:
     path = f"{state}/{HUNG}"
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
         return {}
-    try:
-        found: Any = ensure.own(path) if os.lstat(path).st_size <= HUNG_LIMIT else {}
-    except OSError:  # there is none
-        return {}
+    found: Any = ensure.own(path, HUNG_LIMIT)
     gpus, hung_now = found.get("gpus"), system.clock()
     if found.get("boot") != system.boot() or not isinstance(gpus, dict):
         return {}
@@ -154,13 +147,7 @@ def hanging(state: str) -> dict[str, float]:
 
 
 def hung_now(state: str, proc: str, sys: str) -> list[Hung]:
-    """Return those that whoever looks at the host now does without.
-
-    Args:
-        state: gpushim's state directory.
-        proc: stamp.proc_dir.
-        sys: modules.sys_dir.
-    """
+    """Return those that whoever looks at the host now does without."""
     found = Spared(state).gpus()
     return still(found, ensure.driver(proc, sys, False)) if found else []
 

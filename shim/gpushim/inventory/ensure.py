@@ -91,16 +91,16 @@ def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
             listed[2:] = [found[1] & 0o777, *found[2:]]
 
 
-def own(path: str) -> Any:
+def own(path: str, limit: int = SNAPSHOT_LIMIT) -> Any:
     """Read a JSON object of the state directory; {} if there is none, or somebody else may have written it."""
     try:
-        found = fastjson.loads(_trusted(path) or b"{}", SNAPSHOT, own=True)
+        found = fastjson.loads(_trusted(path, limit) or b"{}", SNAPSHOT, own=True)
     except GpushimError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _trusted(path: str) -> bytes | None:
+def _trusted(path: str, limit: int) -> bytes | None:
     """Read a file that only root or this user can have written."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK)
@@ -108,11 +108,7 @@ def _trusted(path: str) -> bytes | None:
         return None
     try:
         status = posix.fstat(fd)
-        if (
-            status.st_mode & trust.FILE_TYPE != trust.REGULAR
-            or trust.others_may(status)
-            or status.st_size > SNAPSHOT_LIMIT
-        ):
+        if status.st_mode & trust.FILE_TYPE != trust.REGULAR or trust.others_may(status) or status.st_size > limit:
             return None
         return posix.read(fd, status.st_size)
     except OSError:

@@ -169,6 +169,12 @@ def deadline(
         over.set()
 
 
+def tail(fd: int, limit: int) -> str:
+    """Return the last bytes of what a child has said to a file."""
+    size = os.fstat(fd).st_size
+    return os.pread(fd, limit, max(0, size - limit)).decode("utf-8", "replace")
+
+
 def say(sentence: str) -> None:
     """Write a refusal as the last line of stderr, where the parent looks for it."""
     print(f"{PREFIX}{sentence}", file=sys.stderr, flush=True)

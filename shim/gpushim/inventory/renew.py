@@ -167,7 +167,7 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
         if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
             return
         failure.pass_on(state, config, wait.began)  # recorded by the child
-        raise _why(child.returncode, _last_words(output.fileno()))
+        raise _why(child.returncode, failure.tail(output.fileno(), STDERR_LIMIT))
 
 
 def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> subprocess.Popen[bytes]:
@@ -188,16 +188,10 @@ def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> sub
 def _why(code: int, output: str) -> GpushimError:
     if code < 0:
         return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
-    if output:
-        return GpushimError(output, code)
+    line = output.strip().rpartition("\n")[2]
+    if line:
+        return GpushimError(line[len(failure.PREFIX) :] if line.startswith(failure.PREFIX) else line, code)
     return GpushimError(f"gpushim refresh failed with code {code} and did not say why; run it by hand", INVENTORY)
-
-
-def _last_words(fd: int) -> str:
-    size = os.fstat(fd).st_size
-    tail = os.pread(fd, STDERR_LIMIT, max(0, size - STDERR_LIMIT))
-    line = str(tail, "utf-8", "replace").strip().rpartition("\n")[2]
-    return line[len(failure.PREFIX) :] if line.startswith(failure.PREFIX) else line
 
 
 def question(config: str, state: str) -> bytes:
@@ -206,7 +200,7 @@ def question(config: str, state: str) -> bytes:
 
 
 def served(config: str, state: str, waiting: Callable[[], None]) -> bool:
-    """Ask for a refresh, and wait for its end.
+    """Ask the service for a refresh, and wait for its end.
 
     Args:
         config: path of config.toml, absolute.

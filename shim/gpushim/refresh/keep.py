@@ -9,10 +9,12 @@ Out of scope: what the child does (refresh.unattended), and the units that do it
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, failure, renew, save
-from gpushim.paths import trust
+from gpushim.paths import lock, trust
 from gpushim.refresh import plugin_requests
 
 if TYPE_CHECKING:
@@ -100,7 +102,8 @@ class Keep:
         self._lock.leave()
         if self._child is not None:
             self._child.kill()
-            self._child.gone(GRACE)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.process.wait(GRACE)
 
     def _needed(self) -> bool:
         if os.path.lexists(f"{self.state}/{plugin_requests.RELEASED}"):
@@ -159,56 +162,43 @@ class Keep:
 
 
 class _Child:
-    """A refresh in a process group of its own, whose words go to memory.
+    """A refresh in a session of its own, whose words go to memory.
 
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(self, words: list[str]) -> None:
-        self.late = False
-        self._until = time.monotonic() + DEADLINE
-        self._output = os.memfd_create("refresh")
-        actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
-        actions += [(os.POSIX_SPAWN_DUP2, fd, place) for fd, place in ((0, 1), (self._output, 2))]  # type: ignore[misc]
-        defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them
-        try:
-            self.pid = os.posix_spawn(
-                words[0], words, os.environ, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults
-            )
-        except OSError:
-            os.close(self._output)
-            raise
+        self.late, self._until = False, time.monotonic() + DEADLINE
+        nothing, self._output = subprocess.DEVNULL, open(os.memfd_create("refresh"), "rb")  # noqa: SIM115 - `lines`
+        self.process = subprocess.Popen(
+            words,
+            stdin=nothing,
+            stdout=nothing,
+            stderr=self._output,
+            start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),  # there is one thread
+        )
 
     def ended(self) -> int | None:
         """Return its exit code, or less a signal's number; None while it runs. One that is late is killed, and waited
         for however long a driver that hangs holds it: another would hang beside it.
         """
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid:
-            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-        if not self.late and time.monotonic() > self._until:
+        code = self.process.poll()
+        if code is None and not self.late and time.monotonic() > self._until:
             self.late = True
             logger.warning("gpushim refresh has not ended after %g s and is killed; %s", DEADLINE, failure.SLOW)
             self.kill()
-        return None
+        return code
 
     def kill(self) -> None:
         """Kill it with its children; it has not been waited for."""
-        os.killpg(self.pid, signal.SIGKILL)
-
-    def gone(self, seconds: float) -> None:
-        """Wait for its end, but not longer than this."""
-        until = time.monotonic() + seconds
-        while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < until:
-            time.sleep(0.01)
+        os.killpg(self.process.pid, signal.SIGKILL)
 
     def lines(self) -> list[str]:
         """Return the end of what it said, and forget it."""
-        size = os.fstat(self._output).st_size
-        text = os.pread(self._output, TAIL, max(0, size - TAIL))
-        os.close(self._output)
-        return text.decode("utf-8", "replace").splitlines()
+        with self._output:
+            return failure.tail(self._output.fileno(), TAIL).splitlines()
 
 
 def _message(line: str) -> str:
@@ -260,19 +250,10 @@ def runs(state: str) -> bool:
     Raises:
         PermissionError: this user may not know.
     """
-    try:
-        fd = os.open(f"{state}/{KEEPER}", os.O_RDONLY | _FLAGS)
-    except PermissionError:
-        raise
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    path = f"{state}/{KEEPER}"
+    if os.path.lexists(path) and not os.access(path, os.R_OK):
+        raise PermissionError(path)
+    return lock.is_held(path)
 
 
 def _same(fd: int, path: str) -> bool:

@@ -40,7 +40,7 @@ def serve(state: str) -> bool:
     path = f"{state}/{NAME}"
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)) or not os.path.lexists(path):
         return False
-    found = ensure.own(path) if os.lstat(path).st_size <= LIMIT else {}
+    found = ensure.own(path, LIMIT)
     if not _open(found, path, f"{state}/{ensure.SNAPSHOT}"):
         return False
     units = found.get("units", [])

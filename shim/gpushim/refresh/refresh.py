@@ -185,7 +185,8 @@ def _renewed(
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
         earlier.save_indices(state, snapshot)  # before anybody goes by them
-        hardlinks.add(snapshot)
+        if settings["driver"]["library-directory"]:
+            hardlinks.add(snapshot)
         save.for_hook(snapshot)
         published = copy.copy(snapshot)
         publish.on_refresh(published)  # first, for who sees the snapshot goes by its spec

@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from fuzz.oracles import scratch
-from gpuhook import find_bundle, prestart
+from gpuhook import prestart
+from gpuhook.live import roots
 from gpushim.ground.errors import GpushimError
 from gpushim.oci.edits import edited
 
@@ -45,8 +46,8 @@ def one(data: bytes) -> None:
     try:
         state = prestart.read_state(STDIN, 0.0)
         assert 0 < state["pid"] < 2**31
-        assert find_bundle.bundle_of(state).startswith("/")
+        assert roots.bundle_of(state).startswith("/")
         edited(state)
-        assert find_bundle.rootfs_of(state).startswith("/")
+        assert roots.rootfs_of(state).startswith("/")
     except GpushimError as error:
         assert str(error)  # with the bundle's path as the runtime wrote it

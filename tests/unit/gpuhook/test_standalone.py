@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.find_bundle import bundle_of
+from gpuhook.live.roots import bundle_of
 from gpushim.ground.errors import GpushimError
 from gpushim.oci.edits import edited
 from unit.gpuhook.sandbox import HOOK, TOP

@@ -21,7 +21,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_is_new_once_and_ends_with_its_answer(state: Path) -> None:
     assert [hung_file.hangs(uuid) for uuid in ("GPU-0", "GPU-1", "GPU-0")] == [True, True, False]
-    assert (state / hung.NAME).stat().st_mode & 0o777 == 0o600
+    assert (state / earlier.HUNG).stat().st_mode & 0o777 == 0o600
     hung_file.answer({"GPU-0": {}, "GPU-2": {}})
     assert [*earlier.hanging(str(state))] == ["GPU-1"]
     hung_file.answer(["GPU-1"])

@@ -129,7 +129,7 @@ def test_one_that_hangs_is_killed_and_no_other_is_started_before_its_end(
     assert (kept._child, host["runs"]()) == (child, 1)
     kept.stop()
     with pytest.raises(ChildProcessError):
-        os.waitpid(child.pid, 0)
+        os.waitpid(child.process.pid, 0)
 
 
 def test_one_that_cannot_be_started(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.config import policy
+from gpushim.ground import logs
 from gpushim.ground.errors import CONFIG, DRIVER, INVENTORY, GpushimError
 from gpushim.inventory import ensure, gpus, modules, procfs, save, survey
 from gpushim.refresh import plugin_requests, refresh
@@ -63,14 +63,7 @@ def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.build(1)
-    real = policy.load
-
-    def load(path: str) -> Any:
-        found = real(path)
-        Path(path).write_text("")
-        return found
-
-    monkeypatch.setattr(policy, "load", load)
+    monkeypatch.setattr(logs, "start", lambda *_: Path(machine.config).write_text(""))  # which follows the reading
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
     refresh.refresh()
