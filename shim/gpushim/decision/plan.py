@@ -6,7 +6,6 @@ On the create path: imports only its siblings. Out of scope: the request (reques
 
 from __future__ import annotations
 
-from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import (
     CONTROL_NODE,
@@ -218,10 +217,9 @@ def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]
     paths = [(f"{IMEX_CHANNEL}{number}", f"IMEX channel {number}") for number in request.imex]
     missing = [path for path, _ in paths if path not in inventory["nodes"]]
     if missing:
-        names = ", ".join(path.rpartition("channel")[2] for path in missing[: bounds.LISTED])
-        more = f" and {len(missing) - bounds.LISTED} more" if len(missing) > bounds.LISTED else ""
+        numbers = selection.listed([path.rpartition("channel")[2] for path in missing])
         raise GpushimError(
-            f"the container asks for the IMEX channel{'s' * (len(missing) > 1)} {names}{more}, but there is no "
+            f"the container asks for the IMEX channel{'s' * (len(missing) > 1)} {numbers}, but there is no "
             f"{missing[0]} on this host; nvidia-modprobe makes it, or ask without it",
             INVENTORY,
         )

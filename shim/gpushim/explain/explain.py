@@ -164,14 +164,9 @@ def _nothing(decision: Decision, asked: list[dict[str, str]]) -> str:
 def _looked_at(
     spec: dict[str, Any], settings: Policy, decision: Decision, origins: Mapping[str, str], otherwise: str
 ) -> Iterator[dict[str, str]]:
-    """List what a request may consist of, with what it did; with nothing of a wrong type, which is refused anyway.
+    """List what a request may consist of, with the effect that the decision has noted, or `otherwise`.
 
-    Args:
-        spec: config.json as parsed.
-        settings: the policy.
-        decision: has noted what each thing does.
-        origins: as `explain` takes them.
-        otherwise: the effect of what the decision did not come to.
+    What is of a wrong type is left out: it is refused anyway.
     """
     prefixes, swarm = tuple(settings["cdi"]["annotation-prefixes"]), settings["requests"]["swarm-variables"]
     keys, mounts = sorted(annotated(spec)), _mounts(spec)

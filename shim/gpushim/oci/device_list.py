@@ -99,10 +99,7 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
 def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
     """Return what follows DEVICE_LIST in the mounts of /dev/null by which Kubernetes names devices.
 
-    Args:
-        spec: config.json as parsed.
-        gate: of the container; its effects get `effect` for mounts that name GPUs or CDI devices.
-        effect: what those do.
+    `effect` is that of those that do not name IMEX channels.
     """
     names: list[str] = []
     looked: dict[str, str] = {}

@@ -47,17 +47,29 @@ def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, 
     """
     names = [name for name in env if name.startswith(PREFIX)]
     off, value = "NVIDIA_DISABLE_REQUIRE", env.get("NVIDIA_DISABLE_REQUIRE", "")
+    disabled, always = value in _TRUE, gate.policy["requests"]["disable-require"]
     if value:
-        counts = value in _TRUE
-        gate.effects[off] = "no condition counts" if counts else f"does nothing: {quote(value)} is not true"
-    if gate.policy["requests"]["disable-require"]:
-        off = "[requests] disable-require"
-    if gate.policy["requests"]["disable-require"] or value in _TRUE:
-        gate.effects.update(dict.fromkeys(names, f"does not count: {off} is true"))
+        gate.effects[off] = "no condition counts" if disabled else f"does nothing: {quote(value)} is not true"
+    if disabled or always:
+        why = f"does not count: {'[requests] disable-require' if always else off} is true"
+        gate.effects.update(dict.fromkeys(names, why))
         return []
     jetsons = [name for name in names if name.startswith(FOREIGN_PREFIX)]
     gate.effects.update(dict.fromkeys(jetsons, "does not count: it is about Jetson's releases"))
     names = [name for name in names if not name.startswith(FOREIGN_PREFIX)]
+    _check_size(env, names)
+    found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
+    gate.effects.update({name: "a condition" for name, _ in found})
+    version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
+    if version:
+        found.append(("CUDA_VERSION", "cuda>=" + version))
+    elif legacy:
+        text = quote(env["CUDA_VERSION"])
+        gate.ignored.append(f'CUDA_VERSION is "{text}", which is no version to hold against the driver')
+    return found
+
+
+def _check_size(env: Mapping[str, str], names: list[str]) -> None:
     if len(names) > bounds.CONDITIONS:
         raise GpushimError(
             f"the container has more than {bounds.CONDITIONS} {PREFIX}* variables; remove some", REQUEST
@@ -68,15 +80,6 @@ def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, 
     if sum([len(env[name]) for name in names]) > bounds.CONDITIONS_TEXT:
         limit = f"{bounds.CONDITIONS_TEXT} characters"
         raise GpushimError(f"the container's {PREFIX}* variables have more than {limit}; remove some", REQUEST)
-    found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
-    gate.effects.update({name: "a condition" for name, _ in found})
-    version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
-    if version:
-        found.append(("CUDA_VERSION", "cuda>=" + version))
-    elif legacy:
-        text = quote(env["CUDA_VERSION"])
-        gate.ignored.append(f'CUDA_VERSION is "{text}", which is no version to hold against the driver')
-    return found
 
 
 def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, Optional[str]]]) -> None:

@@ -252,15 +252,17 @@ def _selected(
 
 def called(device: Device) -> str:
     """Name a GPU or MIG instance for people."""
-    return f"MIG instance {device['gpu']}:{device['index']}" if "gi" in device else f"GPU {device['index']}"
+    return f"{'MIG instance' if 'gi' in device else 'GPU'} {_index(device)}"
+
+
+def _index(device: Device) -> str:
+    return f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
 
 
 def _divided(index: int, inventory: Snapshot) -> str:
     """Say what a request for a GPU in MIG mode gives: its node alone, as with NVIDIA's tools."""
-    migs = [f"{mig['gpu']}:{mig['index']}" for mig in inventory["mig"] if mig["gpu"] == index]
-    fix = (
-        f"name an instance: {_listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
-    )
+    migs = [_index(mig) for mig in inventory["mig"] if mig["gpu"] == index]
+    fix = f"name an instance: {listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
     return f"GPU {index} comes without its MIG instances, so CUDA finds no device in it: it is in MIG mode; {fix}"
 
 
@@ -282,10 +284,10 @@ def _who(source: str) -> str:
 def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
     whole, migs, empty = usable(inventory)
     lost = unusable(inventory)
-    names = _listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
+    names = listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
     if lost:
         others = f", or name those that can be used: {names}" if names else ""
-        which = disclosed(inventory, f": {_listed(lost)}; fix that{others}", f"; {SHOWN} which")
+        which = disclosed(inventory, f": {listed(lost)}; fix that{others}", f"; {SHOWN} which")
         raise GpushimError(f"the container asks for all GPUs, but not all can be used{which}", INVENTORY)
     if not names:
         raise GpushimError(
@@ -361,30 +363,24 @@ def _require_healthy(who: str, item: Item, device: Device, inventory: Snapshot) 
 def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> NoReturn:
     asked = quote(item[2])
     if found:
-        these = disclosed(inventory, f"{len(found)} GPUs: {_gpus(found)}", "more than one GPU")
+        these = disclosed(inventory, f"{len(found)} GPUs: {_shown(found)}", "more than one GPU")
         raise GpushimError(f'{who} GPU "{asked}", which fits {these}; write more of the UUID', REQUEST)
     digits = item[2][4:].lower() if item[2][:4].upper() == "GPU-" else "-"
     if len(digits) < _UUID_GROUPS[0] and not digits.strip(_HEX):
         fix = f"write at least {_UUID_GROUPS[0]} digits of it"
         raise GpushimError(f'{who} GPU "{asked}", which is too short for a UUID; {fix}', REQUEST)
-    what = "MIG instance" if item[0].startswith("mig-") else "GPU"
+    is_mig = item[0].startswith("mig-")
+    what = "MIG instance" if is_mig else "GPU"
+    there: Sequence[Device] = inventory["mig"] if is_mig else inventory["gpus"]
     _refuse_absent(who, what, item, inventory)
+    have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
     if not disclosed(inventory, "lists"):
         raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)
-    if what == "GPU":
-        gpus = inventory["gpus"]
-        raise GpushimError(
-            f'{who} GPU "{asked}", but this host has {len(gpus)}: {_gpus(gpus)}; use one of them{_or_all(inventory)}',
-            REQUEST,
-        )
-    migs = [f"{mig['gpu']}:{mig['index']} ({mig['uuid']})" for mig in inventory["mig"]]
-    if migs:
-        have = f"has {len(migs)}: {_listed(migs)}; use one of them{_or_all(inventory)}"
-    elif inventory["notes"]:  # as without NVML, which alone lists them
+    if there:
+        have = f"has {len(there)}: {_shown(there)}; use one of them{_or_all(inventory)}"
+    elif inventory["notes"]:  # as without NVML, which alone lists MIG instances
         have = f"has none{_notes(inventory)}; fix that, then run gpushim refresh"
-    else:
-        have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
-    raise GpushimError(f'{who} MIG instance "{asked}", but this host {have}', REQUEST)
+    raise GpushimError(f'{who} {what} "{asked}", but this host {have}', REQUEST)
 
 
 def _refuse_absent(who: str, what: str, item: Item, inventory: Snapshot) -> None:
@@ -395,7 +391,7 @@ def _refuse_absent(who: str, what: str, item: Item, inventory: Snapshot) -> None
         which = disclosed(inventory, f" ({gone['uuid'] or gone['pci']})")
         raise GpushimError(
             f'{who} {what} "{quote(item[2])}", but the GPU of that index{which} is missing, and no other gets it; '
-            f"name a GPU by its UUID: {disclosed(inventory, _listed(there), SHOWN)}",
+            f"name a GPU by its UUID: {disclosed(inventory, listed(there), SHOWN)}",
             REQUEST,
         )
 
@@ -405,14 +401,15 @@ def _or_all(inventory: Snapshot) -> str:
     return ", or all" if (whole or migs) and not unusable(inventory) else ""
 
 
-def _gpus(gpus: Sequence[Device]) -> str:
-    return _listed([f"{gpu['index']} ({gpu['uuid']})" for gpu in gpus])
+def _shown(devices: Sequence[Device]) -> str:
+    return listed([f"{_index(device)} ({device['uuid']})" for device in devices])
 
 
 def _notes(inventory: Snapshot) -> str:
     return "".join(f" ({note})" for note in inventory["notes"][: bounds.LISTED])
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Write names in a sentence, those that are too many as a number."""
     more = len(names) - bounds.LISTED
     return ", ".join(names[: bounds.LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -99,7 +99,8 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
     by_cdi = [_by_cdi(request, info, version) for request in requests]
     names, rest = sum(by_cdi, podmans(answer)), [request for request, names in zip(requests, by_cdi) if not names]
-    _note_runtime(found, engine, host, info, bool(names), bool(rest))
+    if note := _runtime_note(engine, host, info, bool(names), bool(rest)):
+        found.notes, found.by_hook = [note], bool(rest)
     for request in rest:
         _add_gpus(found, request, version)
     _add_injected(found, engine, names, _texts(info.get("CDISpecDirs")))
@@ -107,14 +108,7 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
 
 
 def _described(engine: str, answer: dict[str, Any], image: Any, shown: str) -> Found:
-    """Describe a container, or an image alone, without what the engine adds.
-
-    Args:
-        engine: name of the client.
-        answer: of `inspect`.
-        image: the same of the image; None if it is gone.
-        shown: the image for people.
-    """
+    """Describe a container, or an image alone, without what the engine adds; None: the image is gone."""
     config, host = _part(answer, "Config"), _part(answer, "HostConfig")
     env, annotations = _texts(config.get("Env")), _annotations(answer, host, config)
     entries = [entry for entry in answer.get("Mounts") or () if isinstance(entry, dict)]
@@ -223,14 +217,7 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
 
 
 def _add_injected(found: Found, engine: str, names: list[str], directories: list[str]) -> None:
-    """Add the variables of CDI devices that an engine injects itself, and a note for each device.
-
-    Args:
-        found: the container.
-        engine: that injects the devices.
-        names: qualified names of the devices.
-        directories: where the engine looks for specs; [] means the usual ones.
-    """
+    """Add the variables of CDI devices that an engine injects itself, by specs in these directories or the usual."""
     for name in names:
         try:
             ((path, document, device),) = specs.find([name], directories or specs.DIRECTORIES)
@@ -243,43 +230,23 @@ def _add_injected(found: Found, engine: str, names: list[str], directories: list
                 found.add(entry, f"CDI device {name} of {path}")
 
 
-def _note_runtime(
-    found: Found, engine: str, host: dict[str, Any], info: dict[str, Any], by_engine: bool, by_hook: bool
-) -> None:
-    """Say so if gpushim-runtime will not be called.
-
-    Args:
-        found: gets the note.
-        engine: name of the client.
-        host: HostConfig of the container.
-        info: what the engine says of itself.
-        by_engine: whether the engine injects CDI devices itself.
-        by_hook: whether --gpus goes by the hook.
-    """
+def _runtime_note(engine: str, host: dict[str, Any], info: dict[str, Any], by_engine: bool, by_hook: bool) -> str:
+    """Say so if gpushim-runtime will not be called, and whether then the engine or the hook brings the GPUs."""
     runtimes = _part(info, "Runtimes")
     name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
-    if name not in runtimes:
-        return
     daemon = _dockerd() if engine == "docker" else None
     ours = dockerd.ours(info, daemon)
-    path = dockerd.program_of(_part(runtimes, name)) or name
-    if name in ours:
-        return
+    if name not in runtimes or name in ours:
+        return ""
+    runs = f"{engine} runs it with {quote(str(dockerd.program_of(_part(runtimes, name)) or name))}"
     if by_hook:
-        found.by_hook = True
-        found.notes.append(f"{engine} runs it with {quote(path)}: the hook that --gpus brings does what stands here")
-        return
+        return f"{runs}: the hook that --gpus brings does what stands here"
     if not _part(runtimes, name).get("path") and not daemon:
-        found.notes.append(f"{engine} does not tell which program its runtime {quote(str(name))} is; root can see it")
-        return
+        return f"{engine} does not tell which program its runtime {quote(str(name))} is; root can see it"
     if by_engine:
-        found.notes.append(f"{engine} runs it with {quote(str(path))}: it gets those devices, and nothing by gpushim")
-        return
+        return f"{runs}: it gets those devices, and nothing by gpushim"
     how = f"--runtime={ours[0]}" if ours else f"a runtime that `gpushim configure {engine}` adds"
-    found.notes.append(
-        f"{engine} runs it with {quote(str(path))}, which is not gpushim-runtime: it gets NO GPU; what stands here "
-        f"is what it would get with {how}"
-    )
+    return f"{runs}, which is not gpushim-runtime: it gets NO GPU; what stands here is what it would get with {how}"
 
 
 def _part(parent: Any, key: str) -> dict[str, Any]:

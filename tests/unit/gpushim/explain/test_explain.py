@@ -1,4 +1,4 @@
-"""What explain says is what a create does: a plan's edits for a snapshot, a real create's on a simulated host."""
+"""What explain says is what a real create does, on a simulated host, and why, for a snapshot."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 
 import fakehost
 from e2e.witness import settings
-from gpushim.decision.decide import Decision, of_bundle
 from gpushim.explain.explain import described, explain
-from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST, GpushimError
+from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST
 from gpushim.inventory import present
-from gpushim.oci import device_list, edits, request
+from gpushim.oci import edits
 from gpushim.oci.edits import Edit
 from unit.gpushim.decision import test_plan
 
@@ -53,31 +52,6 @@ def shape(env: list[str], privileged: bool = True) -> dict[str, Any]:
 
 def told(report: dict[str, Any]) -> list[Edit]:
     return [Edit(edit["kind"], edit["value"]) for edit in report["edits"]]
-
-
-def decided(spec: dict[str, Any], inventory: Any) -> list[Edit]:
-    decision = Decision()
-    decision.inventory = inventory
-    decision.take(request.read(spec, inventory["policy"]))
-    decision.plan(of_bundle(spec, ""))
-    return decision.edits
-
-
-@pytest.mark.parametrize("env", [*NODES, *([f"{DEVICES}=0", *env] for env in FILES)])
-def test_it_is_the_same_plan_with_a_reason_for_each_edit(known: dict[str, Any], env: list[str]) -> None:
-    spec = shape(env)
-    report = explain(copy.deepcopy(spec))
-    assert report["refusal"] is None
-    assert told(report) == decided(spec, known)
-    assert [edit["value"] for edit in report["edits"] if not edit["why"]] == []
-
-
-@pytest.mark.parametrize("env", REFUSED)
-def test_a_refusal_is_the_creates_own(known: dict[str, Any], env: list[str]) -> None:
-    spec = shape(env)
-    with pytest.raises(GpushimError) as caught:
-        decided(spec, known)
-    assert explain(spec)["refusal"] == {"sentence": str(caught.value), "exit_code": caught.value.exit_code}
 
 
 @pytest.mark.parametrize(
@@ -194,36 +168,6 @@ def test_capabilities_that_the_configuration_gives(known: dict[str, Any]) -> Non
     known["policy"]["requests"]["default-capabilities"] = ["utility"]
     found = asked(explain(shape([f"{DEVICES}=0"])), "NVIDIA_DRIVER_CAPABILITIES")
     assert found == [("[requests] default-capabilities", "gives utility")]
-
-
-def test_annotations_count_more_than_variables(known: dict[str, Any]) -> None:
-    spec = described([f"{DEVICES}=1"], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, [])
-    report = explain(spec)
-    assert report["source"] == "annotations"
-    assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", "names the devices")]
-    assert asked(report, DEVICES) == [("config.json", "does not count: the devices are named by annotations")]
-
-
-def test_a_mount_that_policy_forbids(known: dict[str, Any]) -> None:
-    report = explain(described([], False, {}, [("/dev/null", device_list.DEVICE_LIST + "/0")]))
-    assert asked(report, f"mount {device_list.DEVICE_LIST}/0") == [
-        ("config.json", "does not count while [requests] accept-volume-mounts is false")
-    ]
-    assert "accept-volume-mounts is false" in report["nothing"]
-
-
-@pytest.mark.parametrize(
-    ("env", "words"),
-    [
-        ([], "NVIDIA_VISIBLE_DEVICES is not set"),
-        ([f"{DEVICES}="], "is empty"),
-        ([f"{DEVICES}=void"], "says void"),
-    ],
-)
-def test_why_there_is_no_request(known: dict[str, Any], env: list[str], words: str) -> None:
-    report = explain(shape(env))
-    assert words in report["nothing"]
-    assert (report["edits"], report["refusal"], report["source"]) == ([], None, None)
 
 
 def test_what_is_there_already(known: dict[str, Any]) -> None:

@@ -58,6 +58,7 @@ def test_devices_of_others_bring_no_driver(known: dict[str, Any], tmp_path: Path
     known["policy"] = test_plan.with_specs(tmp_path)["policy"]
     report = explain({**spec, "root": {"path": "/r"}})
     assert (missed(report), report["requirements"]) == ({}, [])
+    assert asked(report, CAPABILITIES)[0][1] == "does nothing: no GPU of this host is asked for"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,19 @@ def test_a_slip_is_told_beside_whatever_else(known: dict[str, Any], env: list[st
         assert report["nothing"].startswith(f"{DEVICES} is not set (but VNIDIA_VISIBLE_DEVICES is), and no mount")
 
 
+@pytest.mark.parametrize(
+    ("env", "nothing"),
+    [
+        ([], f"{DEVICES} is not set, and no mount or annotation names a device"),
+        ([f"{DEVICES}="], f"{DEVICES} is empty"),
+        ([f"{DEVICES}=void"], f"{DEVICES} says void: whoever set it so has given the container what it gets"),
+    ],
+)
+def test_why_there_is_no_request(known: dict[str, Any], env: list[str], nothing: str) -> None:
+    report = explain(shape(env))
+    assert (report["nothing"], report["edits"], report["refusal"], report["source"]) == (nothing, [], None, None)
+
+
 UNPRIVILEGED = (
     "does not count while the container is unprivileged and [requests] accept-env-when-unprivileged is false"
 )
@@ -156,7 +170,6 @@ CHANNEL = f"{device_list.DEVICE_LIST}/imex/3"
         ([f"{DEVICES}="], [], STRICT, DEVICES, "is empty"),
         ([f"{DEVICES}=void"], [], STRICT, DEVICES,
          "says void: whoever set it so has given the container what it gets"),
-        ([f"{DEVICES}=9,x/"], [], {}, DEVICES, "names the devices"),
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, DEVICES, "names the devices"),
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, CAPABILITIES, "does nothing: the request is refused"),
         ([f"{DEVICES}=0"], [MOUNT], {}, f"mount {MOUNT}",
@@ -182,6 +195,11 @@ CHANNEL = f"{device_list.DEVICE_LIST}/imex/3"
          "does not count: it is about Jetson's releases"),
         (["NVIDIA_DISABLE_REQUIRE=yes", DEVICES + "=0"], [], {}, "NVIDIA_DISABLE_REQUIRE",
          "does nothing: yes is not true"),
+        (["NVIDIA_IMEX_CHANNELS=", DEVICES + "=0"], [], {}, "NVIDIA_IMEX_CHANNELS", "does nothing: it is empty"),
+        (["CUDA_MPS_PIPE_DIRECTORY=/x", DEVICES + "=0"], [], {}, "CUDA_MPS_PIPE_DIRECTORY",
+         "does nothing: [mps] enabled decides"),
+        (["CUDA_VERSION=9.0"], [], {}, "CUDA_VERSION", "names the devices"),
+        (["CUDA_VERSION=9.0", DEVICES + "=0"], [], {}, "CUDA_VERSION", "an image from before NVIDIA_REQUIRE_CUDA"),
         (["NVIDIA_IMEX_CHANNELS=all", DEVICES + "=0"], [], {}, "NVIDIA_IMEX_CHANNELS",
          "names no IMEX channel: all, none and void mean none"),
         (["NVIDIA_IMEX_CHANNELS=3", DEVICES + "=0"], [], {"ignore-imex-channel-requests": True},
@@ -200,10 +218,18 @@ def test_the_one_reason(
     assert asked(report, what)[-1][1] == effect
 
 
-def test_a_mount_of_something_else_names_nothing(known: dict[str, Any]) -> None:
+def test_a_mount_of_something_else_names_nothing_nor_does_what_an_annotation_beats(known: dict[str, Any]) -> None:
     known["policy"]["requests"]["accept-volume-mounts"] = True
-    report = explain(described([f"{DEVICES}=0"], False, {}, [("/dev/zero", MOUNT)]))
-    assert asked(report, f"mount {MOUNT}")[0][1] == "names no device: its source is not /dev/null"
+    key = "cdi.k8s.io/x"
+    mounts = [("/dev/zero", MOUNT), ("/dev/null", MOUNT[:-1] + "1")]
+    report = explain(described([f"{DEVICES}=0"], False, {key: "nvidia.com/gpu=0"}, mounts))
+    beaten = "does not count: the devices are named by annotations"
+    assert [(row["what"], row["effect"]) for row in report["asked"][:4]] == [
+        (f"annotation {key}", "names the devices"),
+        (f"mount {MOUNT}", "names no device: its source is not /dev/null"),
+        (f"mount {MOUNT[:-1]}1", beaten),
+        (DEVICES, beaten),
+    ]
 
 
 @pytest.mark.parametrize(("item", "words"), [("2", "name an instance: 2:0"), ("2:0", ""), ("0", ""), ("all", "")])
