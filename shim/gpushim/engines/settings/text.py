@@ -137,7 +137,7 @@ class Text:
         return None
 
     def put(self, keys: Keys, value: Any, source: Text | None = None) -> Text:
-        """Set a value; tables on the way to it are made, and of a table only what differs changes.
+        """Set a value; tables on the way to it are made, and what has its value already stays as it is written.
 
         Args:
             keys: at least one.
@@ -147,6 +147,8 @@ class Text:
         Raises:
             GpushimError: something on the way is no table, or the text is of a form that cannot be edited safely.
         """
+        if self.get(keys, MISSING) == value:
+            return self
         written = edits.as_written(source, keys) if source else ""
         if isinstance(value, dict) and value and not written:
             return self._put_table(keys, value, source)
@@ -213,8 +215,7 @@ class Text:
         if not isinstance(old, dict):
             text, old = self if old is None else self.drop(keys), {}
         for name, each in value.items():
-            if old.get(name, MISSING) != each:
-                text = text.put((*keys, name), each, source)
+            text = text.put((*keys, name), each, source)
         for name in old:
             text = text if name in value else text.drop((*keys, name))
         return text
