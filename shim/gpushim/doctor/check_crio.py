@@ -14,7 +14,7 @@ from gpushim.engines.docker.injected import SPEC_DIRECTORIES
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import dropin
 from gpushim.engines.settings.setup import executes_ours
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from gpushim.engines.containerd import generated, imports
 from gpushim.engines.containerd.imports import RUNC, File
 from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.syntax import Toml
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:

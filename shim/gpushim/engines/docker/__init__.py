@@ -31,8 +31,7 @@ from gpushim.engines.settings.setup import (
     is_ours,
     stays,
 )
-from gpushim.engines.settings.syntax import Json
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Json, Text
 from gpushim.ground.errors import GpushimError, quote
 
 CDI_SINCE = (25, 0)  # the first version that does CDI

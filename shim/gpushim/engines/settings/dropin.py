@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.settings import files, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.syntax import Toml
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.settings import files, records
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.text import MISSING, Keys, Text
+from gpushim.engines.settings.syntax import Keys
+from gpushim.engines.settings.text import MISSING, Text
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gpushim.engines.processes import programs, running
 from gpushim.engines.processes.running import Engine, Impostor
 from gpushim.engines.settings import files, syntax
 from gpushim.engines.settings.setup import Options, Plan
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from gpushim.engines.processes import units
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import files, records
 from gpushim.engines.settings.setup import Options, Plan
-from gpushim.engines.settings.syntax import Json
+from gpushim.engines.settings.text import Json
 from gpushim.ground.errors import GpushimError
 
 DATA = Path(__file__).parents[4] / "data" / "engines" / "docker"

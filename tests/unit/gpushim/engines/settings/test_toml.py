@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tomlkit
 
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 TABLE = ("engine", "runtimes")
