@@ -17,7 +17,7 @@ from gpushim.engines.containerd.process import ADDRESS, NAME
 from gpushim.engines.processes import programs, units
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import executes_ours
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:

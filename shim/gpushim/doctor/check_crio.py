@@ -15,7 +15,7 @@ from gpushim.engines import crio
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import dropin
 from gpushim.engines.settings.setup import executes_ours
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
 from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
-from gpushim.engines.settings.syntax import Toml
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "crio"

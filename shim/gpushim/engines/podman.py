@@ -19,8 +19,7 @@ from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import dropin, undo
 from gpushim.engines.settings.files import Change
 from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
-from gpushim.engines.settings.syntax import Toml
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground.errors import GpushimError, quote
 
 FILE = "99-gpushim.conf"

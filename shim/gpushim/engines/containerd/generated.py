@@ -15,8 +15,7 @@ from typing import Any
 
 from gpushim.engines.settings import files, records
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.syntax import Toml
-from gpushim.engines.settings.text import decoded
+from gpushim.engines.settings.text import Toml, decoded
 from gpushim.ground.errors import GpushimError
 
 BASE = '{{ template "base" . }}\n'

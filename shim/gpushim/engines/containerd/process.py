@@ -16,7 +16,7 @@ from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, programs, running
 from gpushim.engines.settings import files
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import places
 

@@ -12,8 +12,7 @@ from gpushim.engines.containerd import generated, imports
 from gpushim.engines.containerd.imports import RUNC, File
 from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.syntax import Toml
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ def changes(daemon: Daemon, tree: list[File]) -> list[Change]:
     found = [generated.take_out(daemon.seen(template)) for template in templates if template]
     for file in tree[1:] if found else tree:
         others = _runtimes([each for each in tree if each is not file], daemon.merges, imports.is_ours)
-        found.append(dropin.take_out(kind(imports.keys(tree, file, daemon.merges), others), daemon.seen(file.path)))
+        found.append(undo.take_out(kind(imports.keys(tree, file, daemon.merges), others), daemon.seen(file.path)))
     # One that was imported when it was written, and is not any more.
     for path in records.led(daemon.seen(tree[0].path), [change.path for change in found]):
-        found.append(dropin.take_out(kind(imports.keys(tree, File(path, {}), daemon.merges)), path))
+        found.append(undo.take_out(kind(imports.keys(tree, File(path, {}), daemon.merges)), path))
     own = imports.directory(daemon, tree)
     if own and own not in [file.path for file in tree]:  # records may be there all the same
         found.append(Change(daemon.seen(own), None, None))

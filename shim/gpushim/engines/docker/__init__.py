@@ -31,8 +31,7 @@ from gpushim.engines.settings.setup import (
     is_ours,
     stays,
 )
-from gpushim.engines.settings.syntax import Json
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Json, Text
 from gpushim.ground.errors import GpushimError, quote
 
 CDI_SINCE = (25, 0)  # the first version that does CDI
@@ -57,18 +56,16 @@ def plan(options: Options) -> Plan:
     default = dockerd.default_config()
     engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, options.config, default)
     path = options.config or dockerd.config(engine)
-    old = files.read(path)
-    base = undo.undone(replace(KIND, others=frozenset(added(engine))), path, old)
+    change = undo.take_out(replace(KIND, others=frozenset(added(engine))), path)
     # The names on PATH are this host's dockerd's, not those of a file that somebody named.
     links: list[Link] = []
     if options.remove:
-        change = Change(path, old, base.content, lost=base.lost)
         links = on_path.made()
         if options.config:
             links, notes = [], notes + stays(link.path for link in links)
     else:
         _check_flags(options, engine)
-        change = Change(path, old, _configured(options, path, old), before=base.content, lost=base.lost)
+        change = replace(change, new=_configured(options, path, change.old), before=change.new)
         if wrong := _wrong_of(options, path, change.new, engine):
             raise GpushimError(f"{wrong}; dockerd would not start with that, so correct it first")
         if engine and engine.root and not os.path.exists(engine.root + options.program):
@@ -155,14 +152,13 @@ def _configured(options: Options, path: str, old: bytes | None) -> bytes:
         other = str(entry.get("path") or entry.get("runtimeType"))
         check_entry(path, options.name, other, ours, options.force)
     if ours:
-        if program_of(entry) != options.program:
-            member = ("path",) if entry.get("path") else ("options", "BinaryName")
-            text = text.put(("runtimes", options.name, *member), options.program)
+        member = ("path",) if entry.get("path") else ("options", "BinaryName")
+        text = text.put(("runtimes", options.name, *member), options.program)
     else:
         text = text.put(("runtimes", options.name), {"path": options.program})
-    if options.default and text.get(("default-runtime",)) != options.name:
+    if options.default:
         text = text.put(("default-runtime",), options.name)
-    if options.cdi and text.get(("features", "cdi")) is not True:
+    if options.cdi:
         text = text.put(("features", "cdi"), True)
     return text.encode()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import executes_ours
-from gpushim.engines.settings.syntax import Json
+from gpushim.engines.settings.text import Json
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import places
 

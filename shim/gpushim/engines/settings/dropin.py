@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.settings import files, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.syntax import Toml
-from gpushim.engines.settings.text import Text
+from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -30,27 +29,18 @@ def put(
     Args:
         kind: of the file.
         path: of the file; a new one gets a header that tells whose it is.
-        settings: value by key; what already has the value stays as it is written.
+        settings: value by key.
         optional: values for keys that are not there yet.
     """
-    old = files.read(path)
-    text = Toml.parse(old or b"", path)
+    base = undo.take_out(kind, path)
+    text = Toml.parse(base.old or b"", path)
     for keys, value in optional.items():
         if text.get(keys) is None:
             text = text.put(keys, value)
     for keys, value in settings.items():
-        if text.get(keys) != value:
-            text = text.put(keys, value)
-    new = f"{kind.comment}\n".encode() * (old is None) + text.encode()
-    base = undo.undone(kind, path, old)
-    return Change(path, old, new, before=base.content, lost=base.lost)
-
-
-def take_out(kind: undo.Kind, path: str) -> Change:
-    """Work out a file without gpushim's settings; a file of gpushim's goes when nothing else is in it."""
-    old = files.read(path)
-    base = undo.undone(kind, path, old)
-    return Change(path, old, base.content, lost=base.lost)
+        text = text.put(keys, value)
+    header = f"{kind.comment}\n" if base.old is None else ""
+    return replace(base, new=(header + text.text).encode(), before=base.new)
 
 
 def settings(text: Text, runtimes: tuple[str, ...], default: tuple[str, ...], ours: list[str]) -> list[undo.Setting]:
@@ -87,7 +77,7 @@ class Engine:
         """
         others = table(merged(paths, dict.fromkeys(ours)), *self.kind.runtimes)
         kind = replace(self.kind, others=self.kind.others | {*others})
-        return [take_out(kind, path) for path in dict.fromkeys(ours)]
+        return [undo.take_out(kind, path) for path in dict.fromkeys(ours)]
 
     def check_left(self, paths: list[str], changes: list[Change]) -> None:
         """Refuse to take back a runtime that a file of others names as the default.

@@ -10,14 +10,13 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpushim.engines.settings.syntax import Toml
-    from gpushim.engines.settings.text import Item, Keys, Text
+    from gpushim.engines.settings.syntax import Item, Keys, Toml
 
 SPACE = " \t\r\n"
 _STEP = "  "  # of indentation, where a text shows none
 
 
-def as_written(found: Text, keys: Keys) -> str:
+def as_written(found: Toml, keys: Keys) -> str:
     """Return a value as it is written; "" if it stands in several places, or has comments within."""
     item = found.find(keys)
     if item and not _comments_within(found, item.value, item.end, ""):
@@ -25,14 +24,14 @@ def as_written(found: Text, keys: Keys) -> str:
     return ""
 
 
-def without_header(found: Text, table: Keys) -> str:
+def without_header(found: Toml, table: Keys) -> str:
     """Take out the header of a table if nothing is below it."""
     section = [item for item in found.items if item.table == table]
-    alone = len(section) == 1 and section[0].is_header
+    alone = len(section) == 1 and section[0].value < 0
     return _without_lines(found, found.text, section[0]) if alone else found.text
 
 
-def without_comment(found: Text, comment: str) -> str:
+def without_comment(found: Toml, comment: str) -> str:
     """Take out the lines of a comment, given with its sign, that stands alone in them."""
     text = found.text
     for place in [start for start, end in reversed(found.spans) if text[start:end] == comment]:
@@ -42,7 +41,7 @@ def without_comment(found: Text, comment: str) -> str:
     return text
 
 
-def cut(found: Text, keys: Keys) -> str:
+def cut(found: Toml, keys: Keys) -> str:
     """Take out the lines of a value, or of a table and those below it, and the blank line before a header."""
     text = found.text
     for item in reversed(found.items):
@@ -53,23 +52,24 @@ def cut(found: Text, keys: Keys) -> str:
     return text
 
 
-def _without_lines(found: Text, text: str, item: Item) -> str:
+def _without_lines(found: Toml, text: str, item: Item) -> str:
     """Take out the lines of an item; `text` is that of the scan up to its end."""
     (start, _), (_, end) = _line(text, item.start), _line(text, item.end)
     comments = _comments_within(found, start, end, text[start : item.start])
     before = _line(text, start - 1)[0] if start else 0
-    if item.is_header and not text[before:start].strip():
+    if item.value < 0 and not text[before:start].strip():
         start = before
     return text[:start] + comments + text[end:]
 
 
-def _without_member(found: Text, text: str, owner: Item, keys: Keys) -> str:
+def _without_member(found: Toml, text: str, owner: Item, keys: Keys) -> str:
     members = owner.members or []
     for place in reversed(range(len(members))):
         item = members[place]
         if item.path[: len(keys)] == keys:
-            if len(members) == 1:
-                return f"{text[: owner.value]}{{}}{text[owner.end :]}"
+            if len(members) == 1:  # comments stay
+                inner = text[owner.value + 1 : item.start] + text[item.end : owner.end - 1]
+                return text[: owner.value] + f"{{{inner if '#' in inner else ''}}}" + text[owner.end :]
             if place:
                 start, end = members[place - 1].end, item.end
             else:  # up to the next name, whose indentation is this one's
@@ -168,7 +168,7 @@ def _style(found: Toml, item: Item) -> tuple[str, str]:
     return newline(text) + line[: len(line) - len(line.lstrip(" \t"))], step.rpartition("\n")[2] or _STEP
 
 
-def _comments_within(found: Text, start: int, end: int, indent: str) -> str:
+def _comments_within(found: Toml, start: int, end: int, indent: str) -> str:
     """Return the comments of a part of a text as lines of their own."""
     inside = [found.text[begin:close] for begin, close in found.spans if start <= begin < end]
     return "".join(f"{indent}{comment}{newline(found.text)}" for comment in inside)

@@ -2,22 +2,24 @@
 
 By hand, because no parser tells where a value stands: tomlkit 0.15 edits wrongly, or cannot read the file, in 20 of
 100 additions to random TOML and in 72 of 100 removals, and Python's encoder loses bytes of 12 of the tests' 23 JSON
-files; here none is lost. Names count by what they mean: `[a . "b"]` is a.b. Out of scope: edits (text.py).
+files; here none is lost. Names count by what they mean: `[a . "b"]` is a.b. Out of scope: edits (edits.py, text.py).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in all versions, missing in typeshed
-from typing import Any
+from typing import Any, Union
 
-from gpushim.engines.settings import edits
-from gpushim.engines.settings.text import BOM, Item, Keys, Path, Text, Wrong
 from gpushim.ground.errors import FAILED, GpushimError, quote
 
+Keys = tuple[str, ...]  # names from the outermost table, or object, inwards
+Path = tuple[Union[str, int], ...]  # the same; a number counts the elements of an array of tables
+
+BOM = "\ufeff"
 DEPTH = 100  # levels; keeps recursion far from Python's limit
 _STRING = r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})|' + r"'''.*?'''(?:'{0,2})|" + r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'"
 _BARE = "[A-Za-z0-9_-]+"
@@ -29,16 +31,68 @@ _GAP = re.compile(r"[ \t\r\n]*(?:#[^\r\n]*[ \t\r\n]*)*")
 _COMMENT = re.compile(r"#[^\r\n]*")
 _JSON_GAP = re.compile(r"[ \t\r\n]*")
 _JSON_ATOM = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_CLOSING = {"[": "]", "{": "}"}
 
 
-class Toml(Text):
-    """A text in TOML: what the parser takes, so that only the ends of things are looked for."""
+class Wrong(ValueError):  # noqa: N818 - becomes a GpushimError, which names the file
+    """A text is not what it should be, at a place."""
+
+    def __init__(self, reason: str, place: int) -> None:
+        super().__init__(reason)
+        self.place = place
+
+
+@dataclass
+class Item:
+    """A header, or a key with its value: text[start:end], without indentation and the comment behind it.
+
+    Attributes:
+        path: of the table or value, from the root.
+        table: path of the table that it is written in.
+        start: where the header or the key begins.
+        value: where the value begins; -1 for a header.
+        end: where the header or the value ends.
+        members: of an inline table or a JSON object, and none of JSON's null, which can become one; else None.
+    """
+
+    path: Path
+    table: Path
+    start: int
+    value: int = -1
+    end: int = 0
+    members: list[Item] | None = None
+
+
+class Toml:
+    """What stands in a text of TOML: one that the parser takes, so that only the ends of things are looked for.
+
+    Attributes:
+        text: as it is written.
+        data: what it says.
+        items: headers, and keys with values, in their order; members of inline tables lie within their own.
+        spans: where each comment begins and ends.
+    """
 
     name, sign, gap, last_comma = "TOML", "=", _GAP, True
-    additions: tuple[Callable[[Any, Keys, Any], str], ...] = edits.TOML
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.data: dict[str, Any] = {}
+        self.items: list[Item] = []
+        self.spans: list[tuple[int, int]] = []
+        self._parse()
+
+    def find(self, path: Path) -> Item | None:
+        """Find the key of a path, within inline tables too; no header."""
+        pending = [item for item in self.items if item.value >= 0]
+        for item in pending:
+            if item.path == path:
+                return item
+            if item.members and item.path == path[: len(item.path)]:
+                pending += item.members
+        return None
 
     def _parse(self) -> None:
+        """Find what the text says, and all that stands in it; raises ValueError, with a place if it is Wrong."""
         if self.text.startswith(BOM):
             raise Wrong("begins with a byte order mark; save it as UTF-8 without one", 0)
         self.data = _parser().loads(self.text, parse_float=_Float)
@@ -70,7 +124,6 @@ class Toml(Text):
         return Item(path, path, start, end=self._skip(place) + 1 + double)
 
     def _pair(self, start: int, table: Path, depth: int = 0) -> Item:
-        """Read a key with its value."""
         names, place = self._key(start)
         item = Item(table + names, table, start)
         item.value = self._skip(self._expect(self.sign, self._skip(place)))
@@ -79,7 +132,7 @@ class Toml(Text):
 
     def _value(self, place: int, owner: Item | None, depth: int = 0) -> int:
         """Find the end of a value; the members of a table go to the owner."""
-        closing = _CLOSING.get(self.text[place : place + 1])
+        closing = {"[": "]", "{": "}"}.get(self.text[place : place + 1])
         if not closing:
             return self._scalar(place, owner)
         if depth > DEPTH:
@@ -133,7 +186,7 @@ class Toml(Text):
         found = self.text[place : place + 1]
         if self.text.startswith(("//", "/*", "#"), place):
             return Wrong("has a comment, which JSON does not know", place)
-        if found in ("}", "]") and self.text[:place].rstrip(edits.SPACE).endswith(","):
+        if found in ("}", "]") and self.text[:place].rstrip(" \t\r\n").endswith(","):
             return Wrong(f"has a comma before {found}", place)
         if not found:
             return Wrong(f"the file ends where {expected} should be", place)
@@ -159,14 +212,13 @@ class Toml(Text):
 
 
 class Json(Toml):
-    """A text in JSON, one item for the whole: an object, or nothing but space.
+    """What stands in a text of JSON, one item for the whole: an object, or nothing but space.
 
     It is as strict as Go's decoder, which Docker uses, and takes no names that occur twice: Go takes the last of two
     values but mixes two objects, so nobody can say what was meant.
     """
 
     name, sign, gap, last_comma = "JSON", ":", _JSON_GAP, False
-    additions = edits.JSON
 
     def _parse(self) -> None:
         start = self._skip(len(self.text) - len(self.text.removeprefix(BOM)))

@@ -9,78 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any
 
-from gpushim.engines.settings import edits
+from gpushim.engines.settings import edits, syntax
+from gpushim.engines.settings.syntax import Keys, Wrong
 from gpushim.ground.errors import GpushimError
 
-Keys = tuple[str, ...]  # names from the outermost table, or object, inwards
-Path = tuple[Union[str, int], ...]  # the same; a number counts the elements of an array of tables
-
 MISSING = object()
-BOM = "\ufeff"
 TEXTS = 8  # that are kept as they were parsed: of a file, its records, and the steps of an edit
 
 
-class Wrong(ValueError):  # noqa: N818 - becomes a GpushimError, which names the file
-    """A text is not what it should be, at a place."""
+class Text(syntax.Toml):
+    """A text; it never changes, and edits return another one."""
 
-    def __init__(self, reason: str, place: int) -> None:
-        super().__init__(reason)
-        self.place = place
-
-
-@dataclass
-class Item:
-    """A header, or a key with its value: text[start:end], without indentation and the comment behind it.
-
-    Attributes:
-        path: of the table or value, from the root.
-        table: path of the table that it is written in.
-        start: where the header or the key begins.
-        value: where the value begins; -1 for a header.
-        end: where the header or the value ends.
-        members: of an inline table or a JSON object, and none of JSON's null, which can become one; else None.
-    """
-
-    path: Path
-    table: Path
-    start: int
-    value: int = -1
-    end: int = 0
-    members: list[Item] | None = None
-
-    @property
-    def is_header(self) -> bool:
-        """Say whether this is a header."""
-        return self.value < 0
-
-
-class Text:
-    """A text; it never changes, and edits return another one.
-
-    Attributes:
-        text: as it is written.
-        data: what it says.
-        items: headers, and keys with values, in their order; members of inline tables lie within their own.
-        spans: where each comment begins and ends.
-    """
-
-    name = ""  # of the language
-    additions: tuple[Callable[[Any, Keys, Any], str], ...] = ()  # forms in which a value may be written, best first
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.data: dict[str, Any] = {}
-        self.items: list[Item] = []
-        self.spans: list[tuple[int, int]] = []
-        self._parse()
-
-    def _parse(self) -> None:
-        """Find what the text says, and all that stands in it; raises ValueError, with a place if it is Wrong."""
-        raise NotImplementedError
+    additions: tuple[Callable[[Any, Keys, Any], str], ...]  # forms in which a value may be written, the best first
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Text:
@@ -126,18 +69,8 @@ class Text:
         """The comments, with their signs, counted."""
         return Counter(self.text[start:end] for start, end in self.spans)
 
-    def find(self, path: Path) -> Item | None:
-        """Find the key of a path, within inline tables too; no header."""
-        pending = [item for item in self.items if not item.is_header]
-        for item in pending:
-            if item.path == path:
-                return item
-            if item.members and item.path == path[: len(item.path)]:
-                pending += item.members
-        return None
-
     def put(self, keys: Keys, value: Any, source: Text | None = None) -> Text:
-        """Set a value; tables on the way to it are made, and of a table only what differs changes.
+        """Set a value; tables on the way to it are made, and what has its value already stays as it is written.
 
         Args:
             keys: at least one.
@@ -147,6 +80,8 @@ class Text:
         Raises:
             GpushimError: something on the way is no table, or the text is of a form that cannot be edited safely.
         """
+        if self.get(keys, MISSING) == value:
+            return self
         written = edits.as_written(source, keys) if source else ""
         if isinstance(value, dict) and value and not written:
             return self._put_table(keys, value, source)
@@ -155,7 +90,7 @@ class Text:
         item = edited and written and edited.find(keys)
         if edited and item:
             spelled = edited.text[: item.value] + written + edited.text[item.end :]
-            edited = text._said(spelled, text._with(keys, value))
+            edited = text._checked(spelled, text._with(keys, value))
         if not edited or edited.get(keys) != value:
             raise _risky(keys)
         return edited
@@ -178,11 +113,11 @@ class Text:
             if _within(acceptable[-1], keys[:length]):
                 break
             acceptable.append(_without(deepcopy(acceptable[-1]), keys[:length]))
-        edited = self._said(edits.cut(self, keys), *acceptable)
+        edited = self._checked(edits.cut(self, keys), *acceptable)
         if not edited:
             raise _risky(keys)
         # If others make the same table.
-        return edited._said(edits.without_header(edited, keys[:-1]), edited.data) or edited
+        return edited._checked(edits.without_header(edited, keys[:-1]), edited.data) or edited
 
     def without_comment(self, comment: str) -> Text:
         """Take out the lines of a comment, given with its sign, that stands alone in them."""
@@ -190,7 +125,7 @@ class Text:
 
     def _added(self, keys: Keys, value: Any) -> Text | None:
         expected = self._with(keys, value)
-        texts = (self._said(add(self, keys, value), expected) for add in self.additions)
+        texts = (self._checked(add(self, keys, value), expected) for add in self.additions)
         return next((text for text in texts if text), None)
 
     def _with(self, keys: Keys, value: Any) -> dict[str, Any]:
@@ -213,19 +148,30 @@ class Text:
         if not isinstance(old, dict):
             text, old = self if old is None else self.drop(keys), {}
         for name, each in value.items():
-            if old.get(name, MISSING) != each:
-                text = text.put((*keys, name), each, source)
+            text = text.put((*keys, name), each, source)
         for name in old:
             text = text if name in value else text.drop((*keys, name))
         return text
 
-    def _said(self, edited: str, *expected: dict[str, Any]) -> Text | None:
+    def _checked(self, edited: str, *expected: dict[str, Any]) -> Text | None:
         """Read an edited text; None unless it says what it should and has the comments of this one."""
         try:
             text = self._read(edited)
         except ValueError:
             return None
         return text if text.data in expected and text.comments == self.comments else None
+
+
+class Toml(Text):
+    """A text in TOML."""
+
+    additions = edits.TOML
+
+
+class Json(syntax.Json, Text):
+    """A text in JSON."""
+
+    additions = edits.JSON
 
 
 @lru_cache(maxsize=TEXTS)

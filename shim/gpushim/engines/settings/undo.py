@@ -2,7 +2,7 @@
 
 The file as it is now counts. The records of files.py only tell which values were there before and which settings are
 gpushim's; where the file of before says the same as what is left, it comes back as it was.
-Out of scope: reading and replacing files (files.py); which settings gpushim makes (each engine's own module).
+Out of scope: replacing files (files.py); which settings gpushim makes (each engine's own module).
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.settings import records
-from gpushim.engines.settings.text import MISSING, Keys, Text
+from gpushim.engines.settings import files, records
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.syntax import Keys
+from gpushim.engines.settings.text import MISSING, Text
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -31,19 +33,6 @@ class Setting:
 
     keys: Keys
     certain: bool = False
-
-
-@dataclass(frozen=True)
-class Undone:
-    """A file without gpushim's settings.
-
-    Attributes:
-        content: None if there is to be no file, because gpushim made it and nothing else is in it.
-        lost: settings that somebody else wrote into an entry of gpushim's, with which they go.
-    """
-
-    content: bytes | None
-    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,14 +58,17 @@ class Kind:
     others: frozenset[str] = frozenset()
 
 
-def undone(kind: Kind, path: str, current: bytes | None) -> Undone:
-    """Work out a file without gpushim's settings, from what it is now (None: there is none) and its records.
+def take_out(kind: Kind, path: str) -> Change:
+    """Work out a file without gpushim's settings, from what it is now and its records.
+
+    One that gpushim made goes when nothing else is in it.
 
     Raises:
-        GpushimError: the file is not of this format, or cannot be edited.
+        GpushimError: the file is not of this format, or cannot be read or edited.
     """
+    current = files.read(path)
     if current is None:
-        return Undone(None)
+        return Change(path, None, None)
     text = kind.form.parse(current, path)
     before, after = records.before(path), records.after(path)
     old, made = (_parsed(kind, record) for record in (before, after))
@@ -84,16 +76,16 @@ def undone(kind: Kind, path: str, current: bytes | None) -> Undone:
     left = _without_default(kind, text, _edited(kind, text, old, made), old)
     ours = kind.comment in text.comments
     if left.text == text.text and not (ours and _is_idle(kind, text)):
-        return Undone(current)
+        return Change(path, current, current)
     for name in kind.idle if set(left.data) <= kind.idle else ():
         if _at(old, (name,)) is MISSING and _at(made, (name,)) == _at(left, (name,)):
             left = left.drop((name,))
     lost = tuple(".".join(keys) for keys in _lost(text, left, made))
     if before is None and (after is not None or ours) and _is_idle(kind, left):
-        return Undone(None, lost)
+        return Change(path, current, None, lost=lost)
     if before is not None and old is not None and current == after and left.same(old):
-        return Undone(old.encode(), lost)
-    return Undone(left.without_comment(kind.comment).encode(), lost)
+        return Change(path, current, old.encode(), lost=lost)
+    return Change(path, current, left.without_comment(kind.comment).encode(), lost=lost)
 
 
 def _without_default(kind: Kind, text: Text, left: Text, old: Text | None) -> Text:

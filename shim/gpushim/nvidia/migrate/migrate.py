@@ -16,7 +16,7 @@ from typing import Any
 from gpushim.config import policy
 from gpushim.engines.settings import files, records
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground import seen
 from gpushim.ground.errors import CONFIG, LEFT_OUT, GpushimError, quote
 from gpushim.nvidia.migrate.migrate_keys import GIVEN_UP, KEYS, KINDS, Setting

@@ -17,7 +17,7 @@ from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import running
 from gpushim.engines.settings import files, records
 from gpushim.engines.settings.dropin import table
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.migrate.migrate import Row
 from gpushim.oci.edits import OTHER_HOOKS

@@ -23,7 +23,7 @@ from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Options, is_ours
-from gpushim.engines.settings.syntax import Json, Toml
+from gpushim.engines.settings.text import Json, Toml
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.engines.settings.meanwhile import Steps
 

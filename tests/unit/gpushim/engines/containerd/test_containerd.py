@@ -23,7 +23,7 @@ from gpushim.engines.processes import programs, running
 from gpushim.engines.processes.running import Engine, Impostor
 from gpushim.engines.settings import files, syntax
 from gpushim.engines.settings.setup import Options, Plan
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 pytestmark = pytest.mark.slow
@@ -307,6 +307,7 @@ def test_a_file_of_ours_is_like_runc_of_another_file(call: Call, config: Path, v
     runc = (table(2, "containerd", "runtimes", "runc"), "runtime_type = 'io.containerd.runc.v2'")
     systemd = (table(2, "containerd", "runtimes", "runc", "options"), "SystemdCgroup = true")
     write(config.parent / "conf.d" / "runc.toml", "version = 2", *runc, *systemd)
+    write(config.parent / "conf.d" / "sandbox.toml", "version = 2", table(2), "sandbox_image = 'mine'")
     ok(call("containerd", config))
     assert runtimes(config.parent / "conf.d" / "99-gpushim.toml")["nvidia"]["options"]["SystemdCgroup"] is True
 

@@ -20,7 +20,7 @@ from gpushim.engines.docker import dockerd
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import files, records
 from gpushim.engines.settings.setup import Options, Plan
-from gpushim.engines.settings.syntax import Json
+from gpushim.engines.settings.text import Json
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
@@ -168,6 +168,7 @@ def test_defect_a_run_without_an_option_loses_what_an_earlier_one_set(config: Pa
 
 CRUN, THEIRS = ((DATA / name).read_text() for name in ("default-crun.json", "nvidias.json"))
 MTU = ("{", '{"mtu": 1400,')
+WITHIN = ('"path"', '"shim": {}, "path"')
 
 
 # What the file has at first; a call's options, a whole file or an edit of somebody's, in order; what then is left.
@@ -179,6 +180,7 @@ MTU = ("{", '{"mtu": 1400,')
         (CRUN, [("--set-as-default",), ['": "nvidia"', '": "runc"']], CRUN.replace('": "crun"', '": "runc"')),
         (THEIRS, [("--force",), [*MTU]], THEIRS.replace(*MTU, 1)),
         (THEIRS, [("--force",), [*MTU], ("--force", "--cdi")], THEIRS.replace(*MTU, 1)),
+        (THEIRS, [("--force",), [*WITHIN]], THEIRS.replace(*WITHIN, 1)),
         ("", [(), '{"log-driver": "journald"}', ()], '{"log-driver": "journald"}'),
         ('{"debug": true}', [(), '{"mtu": 1400, "debug": false}', ("--cdi",)], '{"mtu": 1400, "debug": false}'),
     ],

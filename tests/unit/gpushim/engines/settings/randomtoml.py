@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpushim.engines.settings import syntax
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 
 VALUES = (
     "1", "0x1F", "1_000", "0.5e3", "nan", "-inf", "true", "07:32:00", "1979-05-27 07:32:00Z",

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushim.engines.settings import edits, syntax
-from gpushim.engines.settings.syntax import Json
-from gpushim.engines.settings.text import BOM
+from gpushim.engines.settings.syntax import BOM
+from gpushim.engines.settings.text import Json
 from gpushim.ground.errors import GpushimError
 
 

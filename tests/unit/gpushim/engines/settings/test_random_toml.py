@@ -14,7 +14,7 @@ from gpushim.engines.containerd import process, removal
 from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Options, Plan, is_ours
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.engines.settings.randomtoml import Document, meaning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tomlkit
 
-from gpushim.engines.settings.syntax import Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 TABLE = ("engine", "runtimes")
@@ -15,7 +15,7 @@ TABLE = ("engine", "runtimes")
     ("text", "result"),
     [
         ("", "[engine.runtimes]\nours = 1\n"),
-        ("# c\nx = 1\n", "# c\nx = 1\n\n[engine.runtimes]\nours = 1\n"),
+        ("# c\nx = nan\n", "# c\nx = nan\n\n[engine.runtimes]\nours = 1\n"),
         ("x = 1", "x = 1\n\n[engine.runtimes]\nours = 1\n"),
         ("[engine]\r\nx = 1\r\n", "[engine]\r\nx = 1\r\n\r\n[engine.runtimes]\r\nours = 1\r\n"),
         ("[engine.runtimes] # c\na = 2 # d\n\n[z]\n", "[engine.runtimes] # c\na = 2 # d\nours = 1\n\n[z]\n"),
