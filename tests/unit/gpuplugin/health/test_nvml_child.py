@@ -93,6 +93,21 @@ def quicker(**constants: Any) -> str:
     return nvml_child._CALL.replace("from MODULE import main", f"{modules}; {changed}; main = nvml_child.main")
 
 
+def test_what_is_open_is_another_with_driver_bindings_root_or_gpus(host: Host) -> None:
+    found = {**watched.snapshot(host), "platform": "native", "stamp": {"module": "580", "gpus": {"0000:10:00.0": 5}}}
+    assert nvml_child.opens(found) == nvml_child.opens({**found, "notes": ["x"]})
+    for change in (
+        {"stamp": {"module": "590", "gpus": {"0000:10:00.0": 5}}},
+        {"stamp": {"module": "580", "gpus": {"0000:10:00.0": 6}}},
+        {"inputs": {"root": "/"}},
+        {"files": {}},
+        {"gpus": found["gpus"][1:]},
+    ):
+        assert nvml_child.opens({**found, **change}) != nvml_child.opens(found)
+    for without in ({"stamp": {"module": None, "gpus": {}}}, {"platform": "wsl"}):
+        assert nvml_child.opens({**found, **without}) is None
+
+
 @pytest.mark.parametrize(
     "function", ["nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
 )
