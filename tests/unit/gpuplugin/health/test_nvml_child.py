@@ -94,22 +94,16 @@ def quicker(**constants: Any) -> str:
 
 
 def test_what_is_open_is_another_with_driver_bindings_root_or_gpus(host: Host) -> None:
-    found: Any = {
-        **watched.snapshot(host),
-        "platform": "native",
-        "stamp": {"module": "580", "gpus": {"0000:10:00.0": 5}},
-    }
-    assert nvml_child.opens(found) == nvml_child.opens({**found, "notes": ["x"]})
-    for change in (
-        {"stamp": {"module": "590", "gpus": {"0000:10:00.0": 5}}},
-        {"stamp": {"module": "580", "gpus": {"0000:10:00.0": 6}}},
-        {"inputs": {"root": "/"}},
-        {"files": {}},
-        {"gpus": found["gpus"][1:]},
-    ):
-        assert nvml_child.opens({**found, **change}) != nvml_child.opens(found)
-    assert nvml_child.opens({**found, "stamp": {"module": None, "gpus": {}}}) is None
-    assert nvml_child.opens({**found, "platform": "wsl"}) is None
+    base = {**watched.snapshot(host), "platform": "native"}
+
+    def opened(module: str | None = "580", inode: int = 5, **more: Any) -> object:
+        found: Any = {**base, "stamp": {"module": module, "gpus": {"0000:10:00.0": inode}}, **more}
+        return nvml_child.opens(found)
+
+    assert opened() == opened(notes=["x"])
+    others = [opened("590"), opened(inode=6), opened(inputs={"root": "/"}), opened(gpus=base["gpus"][1:])]
+    assert all(one and one != opened() for one in others)
+    assert opened(module=None) is opened(platform="wsl") is None
 
 
 @pytest.mark.parametrize(
