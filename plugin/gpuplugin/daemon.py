@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
 
-LOOK = 2.0  # seconds between looks, most: nothing tells of a GPU that comes; a look takes 1 ms of CPU
+LOOK = 3.0  # seconds between looks, most, for inotify may not tell of a change; a look takes 1 ms of CPU
+WAIT = 2.0  # the same while there is no snapshot to go by
 CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
 
 
@@ -188,7 +189,7 @@ class Plugin:
             self._turns, self._seen = self._commands.turns, None
         seen = self._questions.news(ensure.SNAPSHOT)  # first: it may be replaced meanwhile
         if (found := self._read(held)) is None:
-            return LOOK
+            return WAIT
         self._snapshot = found
         self._judge()
         self._labels.look(found, self._settings)

@@ -125,8 +125,10 @@ class Watchers:
         """End both, as `Child.stop`; `watch` begins again."""
         self._driver, self._watched = None, {}
         self._health.quiet(system.clock())
-        await asyncio.gather(*(child.stop(patient) for child in self._children.values()))
-        self._health.save(at_once=True)
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        self._health.save(at_once=True)  # before a wait that may have no end
+        if patient:
+            await asyncio.gather(*(child.stop(patient) for child in self._children.values()))
 
     def problems(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
         """Return the reasons for which GPUs and MIG instances are not given out, by UUID."""

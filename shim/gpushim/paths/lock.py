@@ -72,7 +72,8 @@ def is_held(path: str) -> bool:
 def _opened(path: str) -> int:
     folder = os.path.dirname(path)
     try:
-        os.makedirs(folder, 0o755, exist_ok=True)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, 0o755, exist_ok=True)
         fd = os.open(path, _OPEN, 0o600)
     except OSError as error:
         raise GpushimError(f"the lock {path} cannot be made: {error.strerror}; see what is there", FAILED) from None

@@ -93,6 +93,19 @@ def quicker(**constants: Any) -> str:
     return nvml_child._CALL.replace("from MODULE import main", f"{modules}; {changed}; main = nvml_child.main")
 
 
+def test_what_is_open_is_another_with_driver_bindings_root_or_gpus(host: Host) -> None:
+    base = {**watched.snapshot(host), "platform": "native"}
+
+    def opened(module: str | None = "580", inode: int = 5, **more: Any) -> object:
+        found: Any = {**base, "stamp": {"module": module, "gpus": {"0000:10:00.0": inode}}, **more}
+        return nvml_child.opens(found)
+
+    assert opened() == opened(notes=["x"])
+    others = [opened("590"), opened(inode=6), opened(inputs={"root": "/"}), opened(gpus=base["gpus"][1:])]
+    assert all(one and one != opened() for one in others)
+    assert opened(module=None) is opened(platform="wsl") is None
+
+
 @pytest.mark.parametrize(
     "function", ["nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
 )

@@ -219,6 +219,15 @@ def test_a_daemon_that_ends_ends_the_supervisor(group: Group) -> None:
     assert (group.mode(), group.serves()) == (DEFAULT, False)
 
 
+def test_a_daemon_that_hangs_is_killed_in_the_end(group: Group) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    pid = group.state()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert group.stop() in (0, 12)  # 12: it was asked just then, and did not answer
+    assert (lives(pid), group.mode(), group.serves()) == (False, DEFAULT, False)
+
+
 def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     group.start()
     assert until(group.serves, 30), group.said.read_text()
