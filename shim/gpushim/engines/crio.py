@@ -22,6 +22,7 @@ from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin, records, tomltext, undo
 from gpushim.engines.settings.files import Change
 from gpushim.engines.settings.setup import Options, Plan, is_ours, stays
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "crio"
@@ -153,7 +154,7 @@ def _missing(options: Options, text: str) -> list[str]:
 
 
 def _hints(known: dict[str, Any]) -> list[str]:
-    config = policy.config_path()
+    config = system.config_path()
     try:
         advice = otherwise(known, policy.load(config)["runtime"]["low-level"], config)
     except GpushimError as error:
