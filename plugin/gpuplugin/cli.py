@@ -18,7 +18,7 @@ from gpushim import __version__
 from gpushim.cli.program import guard
 from gpushim.cli.show import say
 from gpushim.config import policy
-from gpushim.ground import logs
+from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.migrate import device_plugin
 from gpushim.nvidia.migrate.device_plugin_keys import SETTINGS, Setting
@@ -83,7 +83,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
     given = {name.replace("_", "-"): value for name, value in flags.items() if value}
-    config = policy.load(policy.config_path())
+    config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
         _beside(given, **cluster)

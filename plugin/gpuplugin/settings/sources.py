@@ -12,6 +12,7 @@ from typing import Optional
 from gpuplugin.settings import settings
 from gpuplugin.settings.settings import Settings
 from gpushim.config import policy
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.paths import steps, trust
@@ -45,7 +46,7 @@ class Sources:
         Raises:
             GpushimError: what they say is wrong. `changed` still looks at those that count now.
         """
-        config = policy.config_path()
+        config = system.config_path()
         self._seen[config] = trust.identity(config)
         section = policy.load(config)["device-plugin"]
         files = settings.files(self._flags, self._environment, section)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-SHELLS = ("bash", "zsh", "fish")
+SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice([*SHELLS]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
@@ -18,7 +18,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     such, for example /usr/share/bash-completion/completions/gpushim.
     """
     name = "gpushim"
-    found = get_completion_class(shell)
-    if found is None:  # click has all of SHELLS
-        raise click.UsageError(f"{shell} is not supported")
-    click.echo(found(ctx.find_root().command, {}, name, f"_{name.upper()}_COMPLETE").source())
+    click.echo(SHELLS[shell](ctx.find_root().command, {}, name, f"_{name.upper()}_COMPLETE").source())

@@ -16,7 +16,6 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from gpushim.ground.errors import CONFIG, FAILED, INVENTORY, NOT_FOUND, GpushimError
-from gpushim.ground.system import config_path as config_path  # shared with the create path
 from gpushim.paths import steps, trust
 
 if TYPE_CHECKING:

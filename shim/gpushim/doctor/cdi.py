@@ -55,6 +55,7 @@ def directories(host: Host) -> list[str]:
 def spec(host: Host) -> Iterator[Finding]:
     """Check that refresh's spec is there, and of this snapshot."""
     path = publish.path_of(host.settings)
+    saved = publish.saved(path)
     found, _ = ensure.last(host.config, host.state)
     if not host.settings["cdi"]["write-spec"]:
         yield skipped(f"write-spec under [cdi] in {host.config} is false")
@@ -65,13 +66,13 @@ def spec(host: Host) -> Iterator[Finding]:
     elif _nowhere(host):
         evidence = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
         yield warning(evidence, entries.moved(host, publish.DEFAULT_DIRECTORY))
-    elif publish.saved(path) is None and (other := _other(host, found, path)):
+    elif saved is None and (other := publish.conflicting(path, expected)[0]):
         yield ok(f"{path} is not there, for {other} has its devices")
-    elif publish.saved(path) is None:
+    elif saved is None:
         yield warning(f"{path} is not there, or cannot be used: engines find no CDI device of gpushim", _again(host))
-    elif publish.saved(path) != expected and (why := publish.emptier(path, expected, found["source"])):
+    elif saved != expected and (why := publish.emptier(path, expected, found["source"])):
         yield warning(why, f"do what nvml says; then {REFRESH}")
-    elif publish.saved(path) != expected:
+    elif saved != expected:
         yield broken(
             f"{path} is not of this driver and these GPUs: engines give containers what is not there", _again(host)
         )
@@ -105,11 +106,6 @@ def _again(host: Host) -> str:
 
 def _elsewhere(host: Host) -> str:
     return f"change output-directory under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
-
-
-def _other(host: Host, snapshot: Snapshot, path: str) -> str:
-    expected = _expected(host, snapshot)
-    return publish.conflicting(path, expected)[0] if expected else ""
 
 
 def _expected(host: Host, snapshot: Snapshot) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
 from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
 from gpushim.engines.settings.text import Text, Toml
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "crio"
@@ -154,7 +155,7 @@ def _missing(options: Options, text: Text) -> list[str]:
 
 
 def _hints(known: dict[str, Any]) -> list[str]:
-    config = policy.config_path()
+    config = system.config_path()
     try:
         advice = otherwise(known, policy.load(config)["runtime"]["low-level"], config)
     except GpushimError as error:
