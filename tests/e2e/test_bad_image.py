@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from e2e.bad_images import CACHE, CONF, SONAME, finish, linked
 from e2e.bad_images import root as root
 from e2e.bad_images import scene as scene
 from e2e.bad_input import Scene, flagged
-from unit.gpuhook.trees import DRV, entries, glibc
+from unit.gpuhook.trees import DRV
 
 
 # Group 14.
@@ -77,12 +76,6 @@ def test_immutable(scene: Scene, root: Path, pid: int, name: str) -> None:
     assert (root.parent / "log").read_text()
 
 
-def test_very_many_libraries(scene: Scene, root: Path, pid: int) -> None:
-    for number in range(20_000):
-        os.symlink("libz.so.1", root / DRV[1:] / f"libx{number}.so")
-    assert (finish(scene, root, pid).code, linked(root)) == (0, True)
-
-
 # Group 15.
 def without(*names: str) -> Callable[[Path], None]:
     """Take directories out of an image."""
@@ -102,27 +95,8 @@ def static(root: Path) -> None:
     (root / "program").touch(0o755)
 
 
-def musl(root: Path) -> None:
-    """An image of Alpine's kind."""
-    without("etc", "lib64")(root)
-    (root / "lib").mkdir(exist_ok=True)
-    (root / "lib/ld-musl-x86_64.so.1").touch()
-
-
-def split(root: Path) -> None:
-    """Directories of a distribution before merged-usr."""
-    for name in ("lib", "bin", "sbin", "lib64"):
-        (root / name).mkdir(exist_ok=True)
-    glibc(root)
-
-
 IMAGES: dict[str, Callable[[Path], None]] = {
-    "no /etc": without("etc"),
-    "no /lib64": without("lib64"),
-    "no /tmp, /dev, /run, /var": without("tmp", "dev", "run", "var"),
     "static program": static,
-    "musl": musl,
-    "split usr": split,
     "empty": lambda root: without(*os.listdir(root))(root),
 }
 
@@ -132,40 +106,6 @@ def test_poor_images(scene: Scene, root: Path, pid: int, case: str) -> None:
     IMAGES[case](root)
     assert finish(scene, root, pid).code == 0
     assert linked(root) == (case != "empty")
-
-
-# Group 16: caches and configurations are in test_hostile.py and test_ldcache.py.
-COMPAT = "usr/local/cuda/compat"
-SECTIONS = struct.pack(
-    "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 1 << 63, 1 << 63, 0, 64, 56, 0xFFFF, 64, 0xFFFF, 1
-)
-
-
-def sparse(path: Path) -> None:
-    """Much, of which nothing need be read."""
-    path.write_bytes(SECTIONS)
-    os.truncate(path, 4 << 30)
-
-
-ELVES: dict[str, Callable[[Path], object]] = {
-    "empty": Path.touch,
-    "cut": lambda path: path.write_bytes(SECTIONS[:40]),
-    "endless tables": lambda path: path.write_bytes(SECTIONS),
-    "other byte order": lambda path: path.write_bytes(SECTIONS[:5] + b"\2" + SECTIONS[6:]),
-    "32 bits": lambda path: path.write_bytes(SECTIONS[:4] + b"\1" + SECTIONS[5:]),
-    "4 GB": sparse,
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "FIFO": os.mkfifo,
-    "directory": Path.mkdir,
-}
-
-
-@pytest.mark.parametrize("case", ELVES)
-def test_compatibility_libraries(scene: Scene, root: Path, pid: int, case: str) -> None:
-    (root / COMPAT).mkdir(parents=True)
-    ELVES[case](root / COMPAT / "libcuda.so.570.1")
-    assert finish(scene, root, pid).code == 0
-    assert entries(root)["libcuda.so.1"] == f"/{SONAME}"
 
 
 # Group 17.

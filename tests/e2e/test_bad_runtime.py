@@ -89,7 +89,7 @@ def test_a_script(scene: Scene, low: Path) -> None:
     assert scene.nodes
 
 
-@pytest.mark.parametrize("name", ["docker-runc", "crun", "youki", "run c", "r\u00fcnc"])
+@pytest.mark.parametrize("name", ["run c", "r\u00fcnc"])
 def test_a_runtime_of_another_name(scene: Scene, name: str) -> None:
     path = scene.work / name
     scene.low.rename(path)
@@ -105,14 +105,14 @@ def test_a_runtime_that_is_being_written(scene: Scene) -> None:
     assert "Text file busy" in done.stderr
 
 
-@pytest.mark.parametrize("status", [0, 1, 42, 127, 255])
+@pytest.mark.parametrize("status", [42, 127])
 def test_its_exit_status(scene: Scene, status: int) -> None:
     env = {"RECORD_EXIT": str(status)}
     assert scene.call(RUNTIME, *scene.words(), env=env).code == status
     assert scene.call(RUNTIME, *scene.words("state", "x"), env=env).code == status
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGPIPE, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGPIPE])
 def test_it_is_ended_by_a_signal(scene: Scene, number: int) -> None:
     scene.low.write_text(f"#!/bin/sh\nkill -{int(number)} $$\n")
     for words in (scene.words(), scene.words("state", "x")):
@@ -148,7 +148,7 @@ def slow(scene: Scene) -> Iterator[subprocess.Popen[bytes]]:
         scene.host.behave()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_it(scene: Scene, number: int) -> None:
     before = scene.config.read_bytes()
     with slow(scene) as process:

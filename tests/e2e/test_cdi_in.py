@@ -125,20 +125,6 @@ def test_an_annotation_names_devices(bundle: Bundle, vendor: Path) -> None:
     has_a_card(look(bundle, annotations={"cdi.k8s.io/plugin": "vendor.com/card=b"}), "b")
 
 
-def test_a_node_there_before_gives_way(bundle: Bundle, vendor: Path) -> None:
-    linux = json.loads(json.dumps(bundle.plain["linux"]))
-    linux["devices"] = [{"path": "/dev/carda", "type": "c", "major": 1, "minor": 3}]
-    has_a_card(look(bundle, f"{NVD}=vendor.com/card=a", linux=linux), "a")
-
-
-def test_a_second_create_changes_nothing(bundle: Bundle, vendor: Path) -> None:
-    bundle.ask(f"{NVD}=0,vendor.com/card=a", args=["sleep", "1000"])
-    with bundle.created():
-        first = bundle.config.read_bytes()
-    with bundle.created():
-        assert bundle.config.read_bytes() == first
-
-
 def test_a_yaml_spec(bundle: Bundle, write: Writer) -> None:
     write(
         "yaml.yaml",
@@ -156,61 +142,6 @@ def simple(kind: str, **edits: Any) -> dict[str, Any]:
         "kind": kind,
         "devices": [{"name": "a", "containerEdits": edits or {"env": ["A=1"]}}],
     }
-
-
-def refused(bundle: Bundle, code: int, wanted: str) -> str:
-    """Run a container that must be refused; returns the sentence, which engines find in the log too."""
-    bundle.ask(f"{NVD}={wanted}", args=["true"])
-    before = bundle.config.read_bytes()
-    done = bundle.run(check=False)
-    assert done.returncode == code
-    assert bundle.logged()["msg"] == done.stderr.rstrip("\n")
-    assert bundle.config.read_bytes() == before
-    return done.stderr
-
-
-def test_an_unknown_device(bundle: Bundle, vendor: Path) -> None:
-    said = refused(bundle, 10, "vendor.com/card=z")
-    assert 'the device "vendor.com/card=z"; gpushim cdi list shows what there is' in said
-
-
-def test_a_device_in_two_files(bundle: Bundle, vendor: Path, write: Writer) -> None:
-    other = write("other.json", simple("vendor.com/card"))
-    said = refused(bundle, 10, "vendor.com/card=a")
-    assert f"{other} and {vendor}; remove one of them" in said
-    has_a_card(look(bundle, f"{NVD}=vendor.com/card=b"), "b")
-
-
-def test_bad_neighbours(bundle: Bundle, vendor: Path, write: Writer) -> None:
-    write("bad.json", "{ vendor.com/card")
-    write("bad.yaml", "vendor.com/card: [")
-    write("open.json", simple("vendor.com/card")).chmod(0o666)
-    has_a_card(look(bundle, f"{NVD}=vendor.com/card=a"), "a")
-    said = refused(bundle, 12, "vendor.com/card=z")
-    assert all(part in said for part in ("bad.json: it is not valid JSON", "bad.yaml: it is not YAML"))
-    assert "open.json: its mode is 0666" in said
-
-
-def test_a_spec_that_anyone_can_write(bundle: Bundle, vendor: Path) -> None:
-    vendor.chmod(0o646)
-    assert "its mode is 0646" in refused(bundle, 12, "vendor.com/card=a")
-
-
-@pytest.mark.parametrize(
-    ("edits", "words"),
-    [
-        ({"deviceNodes": [{"path": "/dev/gone"}]}, "needs the device node /dev/gone"),
-        (
-            {"deviceNodes": [{"path": "/dev/full", "major": 1, "minor": 3}]},
-            "/dev/full is the device 1:3, but it is 1:7",
-        ),
-        ({"mounts": [{"hostPath": "/gone/lib", "containerPath": "/lib/x"}]}, "needs /gone/lib"),
-        ({"hooks": [{"hookName": "createContainer", "path": "/gone/hook"}]}, "needs /gone/hook"),
-    ],
-)
-def test_a_stale_spec(bundle: Bundle, write: Writer, edits: Any, words: str) -> None:
-    write("stale.json", simple("stale.com/card", **edits))
-    assert words in refused(bundle, 12, "stale.com/card=a")
 
 
 def test_an_nvidia_like_spec_runs_its_hooks_through_ours(bundle: Bundle, write: Writer) -> None:

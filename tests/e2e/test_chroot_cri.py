@@ -80,8 +80,7 @@ def look(client: cri.Client, handler: str, host: Host, indices: list[int], **ask
     return client.execute(container, *probe(host, indices))
 
 
-@pytest.mark.parametrize("handler", LOW_LEVEL)
-@pytest.mark.parametrize("way", [by_annotation, by_field, by_both])
+@pytest.mark.parametrize(("way", "handler"), [(by_annotation, "crun"), (by_field, "runc"), (by_both, "runc")])
 def test_a_cdi_device_gives_its_gpus(client: cri.Client, gpu_host: Host, way: Any, handler: str) -> None:
     names = ["nvidia.com/gpu=0", "nvidia.com/gpu=2"]
     sees_by_cdi(look(client, handler, gpu_host, [0, 2], **way(names)), gpu_host, [0, 2])
@@ -116,8 +115,7 @@ def test_update_keeps_the_gpus(client: cri.Client, gpu_host: Host, handler: str)
     sees_by_cdi(client.execute(container, *probe(gpu_host, [1])), gpu_host, [1])
 
 
-@pytest.mark.parametrize("handler", SHIMS)
-@pytest.mark.parametrize("way", [by_annotation, by_field])
+@pytest.mark.parametrize(("way", "handler"), [(by_annotation, "nvidia"), (by_field, "nvidia-crun")])
 def test_our_runtime_adds_nothing_to_a_cdi_device(client: cri.Client, gpu_host: Host, way: Any, handler: str) -> None:
     sees_by_cdi(look(client, handler, gpu_host, [1], **way(["nvidia.com/gpu=1"])), gpu_host, [1])
 
@@ -130,8 +128,9 @@ def test_config_json_with_a_cdi_device_is_not_touched(client: cri.Client, witnes
     assert after == before
 
 
-@pytest.mark.parametrize("handler", SHIMS)
-@pytest.mark.parametrize(("wanted", "indices"), [("0,2", [0, 2]), ("all", [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("wanted", "indices", "handler"), [("0,2", [0, 2], "nvidia"), ("all", [0, 1, 2], "nvidia-crun")]
+)
 def test_our_runtime_gives_the_gpus_asked_for(
     client: cri.Client, gpu_host: Host, wanted: str, indices: list[int], handler: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def test_words_that_are_gone_come_back_without_a_request(place: Place, nodes: No
     assert "python" not in node.starts(*words)
 
 
-@pytest.mark.parametrize("error", ["EIO", "EACCES", "ESTALE"])
+@pytest.mark.parametrize("error", ["EIO"])  # in each shell, and others: unit/gpushim/create/test_launcher_state
 @pytest.mark.parametrize("file", ["bundle/config.json", "state/triggers"])
 def test_a_look_that_fails_never_costs_the_gpus(place: Place, nodes: Nodes, file: str, error: str) -> None:
     """It is the launcher's alone: what it executes is not traced any more."""
@@ -128,26 +127,6 @@ def test_a_bundle_whose_path_is_too_long(place: Place, nodes: Nodes) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (14, 1)
     assert "File name too long" in done.stderr
     assert len(done.stderr) <= MOST
-
-
-@pytest.mark.parametrize("fresh", [False, True], ids=["refreshed", "before the first refresh"])
-@pytest.mark.parametrize("verb", ["state", "kill", "delete", "create", "run"])
-def test_a_directory_for_stdin(place: Place, nodes: Nodes, verb: str, fresh: bool) -> None:
-    """runc takes it; so do we."""
-    node = nodes(place)
-    if fresh:
-        shutil.rmtree(node.state)
-    bundle = node.bundle
-    bundle.ask("A_GPU=all", args=["/bin/true"])
-    words = [verb, "--bundle", str(bundle.directory)] if verb in ("create", "run") else [verb]
-    stdin = os.open("/usr", os.O_RDONLY)
-    try:
-        done = bundle.call(*words, bundle.id, check=False, stdin=stdin)
-    finally:
-        os.close(stdin)
-        bundle.call("delete", "--force", bundle.id, check=False)
-    assert done.returncode == (0 if verb in ("create", "run") else 1)
-    assert "Fatal Python error" not in done.stderr
 
 
 def test_who_may_ask_under_a_wrong_configuration_is_refused(place: Place, nodes: Nodes) -> None:

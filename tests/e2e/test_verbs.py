@@ -146,7 +146,7 @@ def agree(argv: list[str], state: Path) -> str:
     return "runc alone"
 
 
-@settings(max_examples=220)
+@settings(max_examples=100)
 @given(argv=argvs)
 @example(argv=["create", "-b", "-b", "x"])
 @example(argv=["create", "x", "-b", "--"])

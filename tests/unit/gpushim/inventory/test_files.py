@@ -33,36 +33,6 @@ def entry(found: dict[str, list[File]], ending: str) -> File:
     return match
 
 
-def test_capabilities(root: Path) -> None:
-    found, notes = find(root)
-    kinds = {key: {file["kind"] for file in group} for key, group in found.items()}
-    assert kinds == {
-        "any": {"firmware"},
-        "utility": {"library", "binary", "socket"},
-        "compute": {"library", "binary"},
-        "video": {"library"},
-        "graphics": {"library", "data"},
-        "ngx": {"library"},
-        "display": {"data"},
-        "gds": {"data", "directory"},
-        "mps": set(),
-        "utility32": {"library32"},
-        "compute32": {"library32"},
-        "video32": {"library32"},
-        "graphics32": {"library32", "data"},
-        "ngx32": set(),
-        "display32": set(),
-    }
-    assert notes == []
-
-
-def test_default_capabilities_get_nothing_of_the_others(root: Path) -> None:
-    found, _ = find(root)
-    names = {os.path.basename(file["path"]).partition(".")[0] for file in found["utility"] + found["compute"]}
-    assert {"libcuda", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-pkcs11", "libnvidia-pkcs11-openssl3"} <= names
-    assert not {"libnvidia-glcore", "libGLX_nvidia", "libnvidia-encode", "libnvcuvid", "libnvidia-egl-gbm"} & names
-
-
 def test_a_path_under_two_capabilities_has_one_entry(root: Path) -> None:
     found, _ = find(root)
     of_path: dict[str, File] = {}
@@ -74,31 +44,12 @@ def test_no_32_bit_files_beside_other_machines(root: Path) -> None:
     assert not [key for key in files.find(str(root), VERSION, [], machine="aarch64") if key.endswith("32")]
 
 
-def test_soname_and_links(root: Path) -> None:
-    found, _ = find(root)
-    assert entry(found, f"libcuda.so.{VERSION}") == {
-        "path": f"/{LIB}/libcuda.so.{VERSION}",
-        "kind": "library",
-        "soname": "libcuda.so.1",
-        "links": [f"libcuda.so.1::/{LIB}/libcuda.so"],
-    }
-    assert "links" not in entry(found, f"libnvidia-gpucomp.so.{VERSION}")
-
-
 def test_link_for_linking_only_where_the_host_has_it(root: Path) -> None:
     (root / LIB / "libnvidia-ml.so").unlink()
     (root / LIB / "libcuda.so").unlink()
     found, _ = find(root)
     assert "links" not in entry(found, f"libnvidia-ml.so.{VERSION}")
     assert "links" in entry(found, f"libcuda.so.{VERSION}")  # programs dlopen it
-
-
-def test_programs_firmware_and_sockets(root: Path) -> None:
-    found, _ = find(root)
-    assert {"path": "/usr/bin/nvidia-smi", "kind": "binary"} in found["utility"]
-    assert {"path": "/usr/bin/nvidia-cuda-mps-server", "kind": "binary"} in found["compute"]
-    assert {"path": "/run/nvidia-persistenced/socket", "kind": "socket"} in found["utility"]
-    assert {"path": f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", "kind": "firmware"} in found["any"]
 
 
 def test_another_version_finds_no_library(root: Path) -> None:

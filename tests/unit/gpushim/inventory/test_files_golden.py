@@ -65,15 +65,6 @@ def test_real_tree(machine: Machine, layout: str) -> None:
 
 
 @pytest.mark.slow
-def test_driver_root_apart_from_the_device_root(machine: Machine, tmp_path: Path) -> None:
-    host = machine.build(1, layout="rhel", complete=True, dev_root=str(tmp_path / "dev-root"))
-    machine.configure(f'[driver]\nroot = "{host.root}"\ndev-root = "{host.dev_root}"\n')
-    saved = machine.refreshed()
-    assert saved["gpus"][0]["node"] in saved["nodes"]
-    assert saved["files"] == {**expected("host-rhel"), "mps": []}
-
-
-@pytest.mark.slow
 def test_a_full_driver_in_time(tmp_path: Path) -> None:
     host = fakehost.build(str(tmp_path), 1, complete=True, mps=True)
     cache = f"{host.root}/etc/ld.so.cache"

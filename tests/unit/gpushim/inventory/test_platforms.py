@@ -15,10 +15,8 @@ import pytest
 
 from fakehost import Host, build
 from fakehost import platforms as simulated
-from gpushim.decision import plan
 from gpushim.ground.model import File, Listed
 from gpushim.inventory import platforms
-from gpushim.oci import request
 from unit.gpushim.inventory.machine import Machine
 
 CUDA_LINK = "libcuda.so.1::/usr/lib/wsl/lib/libcuda.so"
@@ -292,32 +290,6 @@ def test_tegra_without_its_lists(board: Path) -> None:
 
 
 PLATFORMS = {"wsl": simulated.to_wsl, "tegra": simulated.to_tegra}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("platform", "env", "nodes"),
-    [
-        ("wsl", "all", ["/dev/dxg"]),
-        ("wsl", "1", ["/dev/dxg"]),
-        ("wsl", "none", []),
-        ("tegra", "all", ["/dev/nvhost-ctrl", "/dev/nvmap", "/dev/nvhost-gpu", "/dev/dri/card0"]),
-        ("tegra", "none", []),
-    ],
-)
-def test_refresh_and_plan(machine: Machine, platform: str, env: str, nodes: list[str]) -> None:
-    PLATFORMS[platform](machine.build(2))
-    snapshot = machine.refreshed()
-    assert (snapshot["platform"], snapshot["error"], snapshot["notes"]) == (platform, None, [])
-    assert len(snapshot["gpus"]) == {"wsl": 2, "tegra": 1}[platform]
-    wanted = request.read({"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={env}"]}}, snapshot["policy"])
-    assert wanted is not None
-    edits, _ = plan.plan(wanted, snapshot, {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"})
-    assert [edit.value["path"] for edit in edits if edit.kind == "node"] == nodes
-    (hook,) = [edit.value for edit in edits if edit.kind == "hook"]
-    assert not {"--cover", "--profile-mask"} & set(hook["args"])
-    mounted = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
-    assert ("/usr/lib/wsl/lib/libcuda.so.1" in mounted) == (platform == "wsl")
 
 
 @pytest.mark.slow
