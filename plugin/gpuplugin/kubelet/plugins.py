@@ -21,8 +21,8 @@ import grpc.aio
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
-from gpuplugin.kubelet.protobuf import WireError
 from gpuplugin.kubelet.v1beta1 import GET_INFO, reader, writer
+from gpushim.containers.protobuf import WireError
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
