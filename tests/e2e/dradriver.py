@@ -21,7 +21,7 @@ from e2e.engines import SYSTEM_PATH
 from e2e.leftovers import until
 from e2e.plugins import ROOTS
 from e2e.trees import TOP
-from gpuplugin.kubelet import protobuf
+from gpushim.containers import protobuf
 
 REGISTRATION, DRIVER = "pluginregistration.Registration", "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 SECONDS = 30.0

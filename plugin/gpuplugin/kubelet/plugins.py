@@ -21,9 +21,9 @@ import grpc.aio
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
-from gpuplugin.kubelet.protobuf import WireError
 from gpuplugin.kubelet.v1beta1 import GET_INFO, reader, writer
 from gpushim.containers.kubelet import PLUGINS
+from gpushim.containers.protobuf import WireError
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:

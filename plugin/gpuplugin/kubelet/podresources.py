@@ -13,9 +13,9 @@ import grpc.aio
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
-from gpuplugin.kubelet.protobuf import WireError
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
 from gpushim.containers.kubelet import Claim
+from gpushim.containers.protobuf import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
-from gpuplugin.kubelet import protobuf
+from gpushim.containers import protobuf
 from gpushim.ground.errors import FAILED, GpushimError
 
 VERSION = "v1beta1"

@@ -17,15 +17,20 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+from gpushim.containers import protobuf
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import selection
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
-    Which = Optional[frozenset[str]]
     from collections.abc import Iterator
 
+    from gpushim.containers.protobuf import Field, Tables
     from gpushim.ground.model import Device, Snapshot
+
+    # UUIDs of GPUs and MIG instances, a GPU's for all of it; none: no GPU of this host; None: which is not known, so
+    # each GPU of this host may be it.
+    Which = Optional[frozenset[str]]
 
 DRIVERS = ("gpu.nvidia.com",)  # drivers whose devices are GPUs of this host, whatever they are called
 # NVIDIA's DRA driver calls a GPU gpu-MINOR, and an instance gpu-MINOR-mig-PROFILE-ID-START.
@@ -34,10 +39,20 @@ _UUID = re.compile("(gpu|mig)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PLUGINS, CLAIMS = "device-plugins", "dra_manager_state"  # in kubelet's directory
 CHECKPOINT = f"{PLUGINS}/kubelet_internal_checkpoint"
 LIMIT = 16 << 20  # bytes; 60 000 replicas need some 6 MiB
-ENVS, MOUNTS, DEVICES, ANNOTATIONS, CDI = range(1, 6)  # fields of ContainerAllocateResponse
 _ENTRIES = "ClaimInfoStateList"
 _UNLIKE = (KeyError, TypeError, AttributeError, RecursionError)
-BYTES = 2  # of protobuf's wire types, the only one in that message's top
+_PATHS: dict[int, Field] = {1: ("inside", "string", False), 2: ("host", "string", False)}
+_ANSWER: Tables = {  # ContainerAllocateResponse
+    "answer": {
+        1: ("envs", "map", False),
+        2: ("mounts", "paths", True),
+        3: ("devices", "paths", True),
+        4: ("annotations", "map", False),
+        5: ("cdi", "device", True),
+    },
+    "paths": _PATHS,
+    "device": {1: ("name", "string", False)},
+}
 
 
 class Claim(NamedTuple):
@@ -213,44 +228,11 @@ def _texts(found: Any) -> list[str]:
 def _answer(encoded: Any) -> Iterator[str]:
     """Say what a ContainerAllocateResponse tells; nothing of one that is damaged."""
     try:
-        data = base64.b64decode(encoded or "", validate=True)
-        fields = [(number, dict(_fields(part))) for number, part in _fields(data)]
-    except (ValueError, TypeError, IndexError):
+        answer = protobuf.decode(_ANSWER, "answer", base64.b64decode(encoded or "", validate=True))
+    except (ValueError, TypeError):
         return
-    for number, part in fields:
-        first, second = (os.fsdecode(part.get(place, b"")) for place in (1, 2))
-        if number == ENVS:
-            yield f"variable {first}={second}"
-        elif number == MOUNTS:
-            yield f"mount {first} from {second}"
-        elif number == DEVICES:
-            yield f"device node {first}"
-        elif number == ANNOTATIONS:
-            yield f"annotation {first}: {second}"
-        elif number == CDI:
-            yield f"CDI device {first}"
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """List the fields of a message that have bytes; others, such as a mount's read_only, are passed over."""
-    place = 0
-    while place < len(data):
-        key, place = _varint(data, place)
-        value, place = _varint(data, place)
-        if key & 7 == BYTES:
-            if place + value > len(data):
-                raise ValueError
-            yield key >> 3, data[place : place + value]
-            place += value
-        elif key & 7:
-            raise ValueError
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        byte = data[place]
-        number, place = number | (byte & 127) << shift, place + 1
-        if byte < 128:
-            return number, place
-    raise ValueError
+    yield from (f"variable {name}={value}" for name, value in answer["envs"].items())
+    yield from (f"mount {one['inside']} from {one['host']}" for one in answer["mounts"])
+    yield from (f"device node {one['inside']}" for one in answer["devices"])
+    yield from (f"annotation {name}: {value}" for name, value in answer["annotations"].items())
+    yield from (f"CDI device {one['name']}" for one in answer["cdi"])

@@ -20,8 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_BLOCK = 1 << 16
-
 
 def keep_devices(args: list[str], state: str) -> list[str]:
     """Remove the device rules from an update of a container with devices of gpushim's; returns crun's new arguments.
@@ -41,7 +39,8 @@ def keep_devices(args: list[str], state: str) -> list[str]:
     except OSError:
         return args  # crun reports it
     fd = posix.memfd_create("resources", 0)
-    _write(fd, without_devices(data))
+    with open(fd, "wb", closefd=False) as resource:
+        resource.write(without_devices(data))
     posix.lseek(fd, 0, 0)
     posix.dup2(fd, 0)
     posix.close(fd)
@@ -95,19 +94,10 @@ def without_devices(data: bytes) -> bytes:
 
 def _read(file: str) -> bytes:
     """Read an update's resources to the end, from a file, a FIFO or "-", stdin."""
-    fd = 0 if file == "-" else posix.open(file, posix.O_RDONLY | posix.O_CLOEXEC)
-    data = b""
-    while block := posix.read(fd, _BLOCK):
-        data += block
-        if len(data) > bounds.CONFIG_JSON:
-            raise GpushimError(
-                f"the update has more than {bounds.CONFIG_JSON} bytes; the engine must write it again", BUNDLE
-            )
-    if fd:
-        posix.close(fd)
+    with open(0 if file == "-" else file, "rb", closefd=file != "-") as source:
+        data = source.read(bounds.CONFIG_JSON + 1)
+    if len(data) > bounds.CONFIG_JSON:
+        raise GpushimError(
+            f"the update has more than {bounds.CONFIG_JSON} bytes; the engine must write it again", BUNDLE
+        )
     return data
-
-
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[posix.write(fd, data) :]

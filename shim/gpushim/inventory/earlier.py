@@ -140,10 +140,10 @@ def hanging(state: str) -> dict[str, float]:
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
         return {}
     found: Any = ensure.own(path, HUNG_LIMIT)
-    gpus, hung_now = found.get("gpus"), system.clock()
+    gpus, now = found.get("gpus"), system.clock()
     if found.get("boot") != system.boot() or not isinstance(gpus, dict):
         return {}
-    return {uuid: at for uuid, at in gpus.items() if isinstance(at, (int, float)) and 0 <= hung_now - at < GOOD}
+    return {uuid: at for uuid, at in gpus.items() if isinstance(at, (int, float)) and 0 <= now - at < GOOD}
 
 
 def hung_now(state: str, proc: str, sys: str) -> list[Hung]:

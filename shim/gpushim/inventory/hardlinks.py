@@ -77,7 +77,7 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str
     _check(top)
     fresh = f"{top}/{_unfinished(boot)}"
     try:
-        expected = dict(_expected(root, groups))
+        expected = {path: _identity(file) if file else text for path, file, text in _entries(root, groups)}
         place = f"{top}/{boot}-{_hash(repr(sorted(expected.items())))}"
         for name in os.listdir(top):
             made = _MADE.fullmatch(name)
@@ -148,14 +148,14 @@ def _check(top: str) -> None:
         )
 
 
-def _expected(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, list[int] | str]]:
-    """List what has to be in the directory: each path, with the file's identity or the link's text."""
+def _entries(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, str, str]]:
+    """List what belongs there: the path, and the file on the host that it is, or the text of the link."""
     for capability, files in groups.items():
         for file in files:
             name = os.path.basename(file["path"])
-            yield f"{capability}/{name}", _identity(rooted.inside(root, file["path"]))
+            yield f"{capability}/{name}", rooted.inside(root, file["path"]), ""
             if file["soname"] != name:
-                yield f"{capability}/{file['soname']}", name
+                yield f"{capability}/{file['soname']}", "", name
 
 
 def _found(place: str) -> Iterator[tuple[str, list[int] | str]]:
@@ -172,14 +172,11 @@ def _identity(path: str) -> list[int] | str:
 
 
 def _make(place: str, root: str, groups: dict[str, list[File]]) -> None:
-    os.mkdir(place)
-    for capability, files in groups.items():
-        folder = f"{place}/{capability}"
+    for folder in (place, *(f"{place}/{capability}" for capability in groups)):
         os.mkdir(folder)
-        for file in files:
-            name = os.path.basename(file["path"])
-            os.link(rooted.inside(root, file["path"]), f"{folder}/{name}", follow_symlinks=False)
-            if file["soname"] != name:
-                os.symlink(name, f"{folder}/{file['soname']}")
         os.chmod(folder, 0o755)  # noqa: S103 - containers' users read it; mkdir minds the umask
-    os.chmod(place, 0o755)  # noqa: S103 - as above
+    for path, file, text in _entries(root, groups):
+        if file:
+            os.link(file, f"{place}/{path}", follow_symlinks=False)
+        else:
+            os.symlink(text, f"{place}/{path}")

@@ -170,15 +170,19 @@ class _Child:
 
     def __init__(self, words: list[str]) -> None:
         self.late, self._until = False, time.monotonic() + DEADLINE
-        nothing, self._output = subprocess.DEVNULL, open(os.memfd_create("refresh"), "rb")  # noqa: SIM115 - `lines`
-        self.process = subprocess.Popen(
-            words,
-            stdin=nothing,
-            stdout=nothing,
-            stderr=self._output,
-            start_new_session=True,
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),  # there is one thread
-        )
+        nothing, self._output = subprocess.DEVNULL, os.memfd_create("refresh")
+        try:
+            self.process = subprocess.Popen(
+                words,
+                stdin=nothing,
+                stdout=nothing,
+                stderr=self._output,
+                start_new_session=True,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),  # there is one thread
+            )
+        except OSError:
+            os.close(self._output)
+            raise
 
     def ended(self) -> int | None:
         """Return its exit code, or less a signal's number; None while it runs. One that is late is killed, and waited
@@ -197,8 +201,9 @@ class _Child:
 
     def lines(self) -> list[str]:
         """Return the end of what it said, and forget it."""
-        with self._output:
-            return failure.tail(self._output.fileno(), TAIL).splitlines()
+        text = failure.tail(self._output, TAIL)
+        os.close(self._output)
+        return text.splitlines()
 
 
 def _message(line: str) -> str:

@@ -19,11 +19,12 @@ from gpushim.oci.authorization import FEATURES
 from gpushim.oci.edits import HOOK_ENV, HOOK_NAME, Edit
 
 if TYPE_CHECKING:
-    Planned = dict[str, Edit]
     from collections.abc import Iterator
 
     from gpushim.ground.model import Device, DeviceNode, Snapshot
     from gpushim.oci.selection import Item
+
+    Planned = dict[str, Edit]  # by repr: equal edits have the same
 
 # Tells gpushim-runtime and NVIDIA's that the devices have been injected already.
 INJECTED = f"{device_list.DEVICES}=void"

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplugin.kubelet import protobuf
 from gpuplugin.kubelet.v1beta1 import MESSAGES
+from gpushim.containers import protobuf
 
 TYPES = {"string": 9, "bool": 8, "int32": 5, "int64": 3}
 VALUES = {

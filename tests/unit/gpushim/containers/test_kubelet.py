@@ -14,7 +14,7 @@ from gpushim.containers import kubelet
 
 
 def field(number: int, data: bytes) -> bytes:
-    return bytes([number << 3 | kubelet.BYTES, len(data)]) + data
+    return bytes([number << 3 | 2, len(data)]) + data
 
 
 def pair(first: str, second: str = "") -> bytes:
@@ -23,11 +23,11 @@ def pair(first: str, second: str = "") -> bytes:
 
 ANSWER = b"".join(
     (
-        field(kubelet.ENVS, pair("A", "b")),
-        field(kubelet.MOUNTS, pair("/c", "/h") + b"\x18\x01"),  # read_only, a number
-        field(kubelet.DEVICES, pair("/dev/x", "/dev/y")),
-        field(kubelet.ANNOTATIONS, pair("k", "v")),
-        field(kubelet.CDI, pair("nvidia.com/gpu=0")),
+        field(1, pair("A", "b")),
+        field(2, pair("/c", "/h") + b"\x18\x01"),  # read_only, a number
+        field(3, pair("/dev/x", "/dev/y")),
+        field(4, pair("k", "v")),
+        field(5, pair("nvidia.com/gpu=0")),
     )
 )
 ENTRY = {

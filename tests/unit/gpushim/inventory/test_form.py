@@ -102,6 +102,7 @@ def test_what_is_understood(change: dict[str, Any], read: bool) -> None:
         ({"form": ensure.FORM + 1, "version": ensure.FORM + 1}, False),
         ({"looked": 0.0, "life": 1}, False),
         ({"inputs": {}}, False),
+        ({"told": {}}, False),
         ({"stamp": []}, False),
     ],
 )

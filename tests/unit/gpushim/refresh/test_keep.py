@@ -125,7 +125,7 @@ def test_one_that_hangs_is_killed_and_no_other_is_started_before_its_end(
     child = kept._child
     assert child is not None
     monkeypatch.setattr(child, "ended", lambda: None)  # the driver holds it
-    kept.look()
+    until(kept, lambda: os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None)
     assert (kept._child, host["runs"]()) == (child, 1)
     kept.stop()
     with pytest.raises(ChildProcessError):

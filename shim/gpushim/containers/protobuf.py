@@ -7,7 +7,8 @@ https://protobuf.dev/programming-guides/encoding). Only the number of fields is 
 which is 400 here. Generated code of one protoc, and protobuf's factories, do not
 work with both the protobuf of Debian 12 and today's.
 
-Out of scope: which messages there are (v1beta1.py), packed numbers and floats, which none of them has.
+Out of scope: which messages there are (kubelet.py, gpuplugin.kubelet.v1beta1), packed numbers and floats, which none
+of them has.
 """
 
 from __future__ import annotations
