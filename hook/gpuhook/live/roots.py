@@ -9,8 +9,9 @@ from __future__ import annotations
 import posix
 
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
+from gpushim.paths.mountinfo import held, mount_id
 from gpushim.paths.rootfs import KERNELS, Rootfs
-from gpushim.paths.walk import PLACE, held, mount_id
+from gpushim.paths.walk import PLACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gpuhook.finish.finish import PROFILES, folders_in
 from gpuhook.live import owned
 from gpuhook.nvidia.container import Container, decode, encode, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
-from gpushim.paths.walk import OtherMountError, mount_id
+from gpushim.paths.mountinfo import OtherMountError, mount_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

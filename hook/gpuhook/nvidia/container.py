@@ -18,8 +18,9 @@ from gpuhook.finish.finish import Work, skipped
 from gpuhook.live import roots
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
+from gpushim.paths.mountinfo import held
 from gpushim.paths.rootfs import Rootfs
-from gpushim.paths.walk import REGULAR, TYPE, held
+from gpushim.paths.walk import REGULAR, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

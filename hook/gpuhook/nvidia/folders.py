@@ -15,7 +15,7 @@ from gpuhook.finish.ldcache import compare
 from gpuhook.nvidia.container import decode, encode
 from gpushim.ground import bounds, elf
 from gpushim.ground.errors import ROOTFS, GpushimError
-from gpushim.paths.walk import mount_id
+from gpushim.paths.mountinfo import mount_id
 
 
 def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, bytes]]:

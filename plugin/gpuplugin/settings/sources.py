@@ -14,7 +14,7 @@ from gpuplugin.settings.settings import Settings
 from gpushim.config import policy
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
-from gpushim.paths import steps, trust
+from gpushim.paths import places, trust
 
 
 class Sources:
@@ -89,4 +89,4 @@ class Sources:
     @property
     def folders(self) -> list[str]:
         """The directories in which a change shows: the files' own, and those of links, as a ConfigMap's ..data."""
-        return [*dict.fromkeys(folder for path in self._seen for folder in steps.folders(path))]
+        return [*dict.fromkeys(folder for path in self._seen for folder in places.folders(path))]
