@@ -21,7 +21,7 @@ REUSE = """
 import os, subprocess, sys
 sys.path[:0] = sys.argv[1:]
 from gpushim.paths.rootfs import Rootfs
-from gpushim.paths.walk import held
+from gpushim.paths.mountinfo import held
 first = subprocess.Popen(["/bin/sleep", "600"])
 process = held(first.pid)
 Rootfs(process, "/")

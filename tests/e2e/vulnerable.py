@@ -29,7 +29,7 @@ FOLLOWS = "walk = lambda root, path, *_, **__: posix.open(path.strip('/') or '.'
 ANY_MOUNT_READ = "Rootfs._admit = lambda *_: None"
 ANY_MOUNT_WRITTEN = """
 def _directory(self, path, create=False, also=()):
-    fd = walk(self.fd, path + "/", create_on=(self.mount, *also) if create else None, allow=self.way(also))
+    fd = walk(self.fd, path + "/", missing=make_on((self.mount, *also)) if create else None, allow=self.way(also))
     return Directory(fd, mount_id(fd))
 Rootfs.directory = _directory
 """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from e2e import test_hostile, test_hostile_logs, test_hostile_reads, test_hostile_roots
-from e2e.vulnerable import ANY_MOUNT_READ, BY_PATH, FINISH, ROOTFS, WALK, Build
+from e2e.vulnerable import ANY_MOUNT_READ, BY_PATH, FINISH, ROOTFS, Build
 
 READS = test_hostile_reads.test_what_the_container_may_not_read_does_not_come_in
-ROOTS, LOGFILE = "hook/gpuhook/live/roots.py", "shim/gpushim/paths/logfile.py"
-ANY_WAY = "Rootfs.way = lambda self, also=(): lambda place, facts: None"
+ROOTS = "hook/gpuhook/live/roots.py"
+LOGFILE, MOUNTINFO = "shim/gpushim/paths/logfile.py", "shim/gpushim/paths/mountinfo.py"
+ANY_WAY = "Rootfs.way = lambda self, also=(): lambda *_: None"
 LOGGED = test_hostile_logs.test_a_refusal_is_not_written_where_strangers_say
 
 BUILDS = {
@@ -79,7 +80,7 @@ Rootfs._admit = _admit
         "hook",
     ),
     "T-goes by a process's number": Build(
-        {WALK: "held = lambda pid, proc='/proc': f'{proc}/{pid}'"},
+        {MOUNTINFO: "held = lambda pid, proc='/proc': f'{proc}/{pid}'"},
         test_hostile_roots.test_a_process_that_gets_the_number_of_the_containers,
         "done.stdout ==",
         way="hook",
@@ -92,7 +93,7 @@ Rootfs._admit = _admit
         {LOGFILE: "_is_log = lambda facts: True"}, LOGGED, "made.log", {"name": "stranger's"}
     ),
     "T-LOG writes into a stranger's directory": Build(
-        {LOGFILE: "_check_folder = lambda facts: None"}, LOGGED, "made.log", {"name": "in a stranger's directory"}
+        {LOGFILE: "_check = lambda *_: None"}, LOGGED, "made.log", {"name": "in a stranger's directory"}
     ),
     "T-41579 makes nodes by their paths": Build(
         {"hook/gpuhook/live/live.py": BY_PATH},

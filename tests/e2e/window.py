@@ -55,9 +55,9 @@ class Window:
         return wrapped
 
 
-def naive(root: int, path: str, follow: bool = True, create_on: object = None, allow: object = None) -> int:
+def naive(root: int, path: str, follow: bool = True, missing: object = None, allow: object = None) -> int:
     """Open what the kernel finds: absolute links and `..` lead out of the root."""
-    del follow, create_on, allow
+    del follow, missing, allow
     return posix.open(path.strip("/") or ".", posix.O_PATH, dir_fd=root)
 
 

@@ -18,7 +18,8 @@ from errno import EINVAL
 from gpuhook.live.roots import same
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError
-from gpushim.paths.walk import DIRECTORY, PLACE, REGULAR, TYPE, OtherMountError, mount_id, read_proc
+from gpushim.paths.mountinfo import OtherMountError, mount_id, read_proc
+from gpushim.paths.walk import DIRECTORY, PLACE, REGULAR, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

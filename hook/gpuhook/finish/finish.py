@@ -18,7 +18,7 @@ from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.ground.fastjson import dumps
 from gpushim.oci.hookargs import LOADERS
-from gpushim.paths.walk import OtherMountError
+from gpushim.paths.mountinfo import OtherMountError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from errno import ESRCH
 
 from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED, ROOTFS, GpushimError
-from gpushim.paths.mountinfo import parse, read, unescaped
-from gpushim.paths.walk import read_proc
+from gpushim.paths.mountinfo import parse, read, read_proc, unescaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ def allow(process: str, numbers: list[tuple[int, int]], warn: Warn) -> None:
     A second time changes nothing.
 
     Args:
-        process: directory of the container's process, which waits, in /proc, held open (walk.held).
+        process: directory of the container's process, which waits, in /proc, held open (mountinfo.held).
         numbers: majors and minors.
         warn: called with what was skipped and why: the rules of a rootless container, which are rarely in force
             (no engine of an ordinary user can set any), or systemd's part.

@@ -15,7 +15,8 @@ import posix
 from gpuhook.live.roots import same
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
-from gpushim.paths.walk import PLACE, mount_id
+from gpushim.paths.mountinfo import mount_id
+from gpushim.paths.walk import PLACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

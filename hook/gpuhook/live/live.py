@@ -15,17 +15,10 @@ import posix
 from gpuhook.live import mounts, roots
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, Edit
+from gpushim.paths.directory import make_on
+from gpushim.paths.mountinfo import OtherMountError, mount_id
 from gpushim.paths.trust import in_user_namespace
-from gpushim.paths.walk import (
-    CHARACTER,
-    DIRECTORY,
-    REGULAR,
-    SOCKET,
-    TYPE,
-    OtherMountError,
-    mount_id,
-    walk_to_place,
-)
+from gpushim.paths.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE, walk_to_place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,7 +170,7 @@ def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[
     host_path, fd, facts = source
     try:
         folder = facts.st_mode & TYPE == DIRECTORY
-        directory, name, place = walk_to_place(root.fd, path, own, folder, root.way(own))
+        directory, name, place = walk_to_place(root.fd, path, make_on(own, file=not folder), root.way(own))
         if not _is_there(place, facts):
             if (posix.fstat(place).st_mode & TYPE == DIRECTORY) != folder:
                 found = "no directory" if folder else "a directory"

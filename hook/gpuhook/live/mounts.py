@@ -74,7 +74,7 @@ def bind(process: str, binds: Sequence[Bind]) -> None:
     """Mount files of the host in a container. The calling process must have one thread (setns(2)).
 
     Args:
-        process: directory of the container's process in /proc, held open (walk.held); "" if the caller is in its
+        process: directory of the container's process in /proc, held open (mountinfo.held); "" if the caller is in its
             mount namespace.
         binds: what goes where.
 

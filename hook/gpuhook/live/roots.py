@@ -15,8 +15,9 @@ import posix
 from gpushim.ground import fastjson
 from gpushim.ground.errors import BUNDLE, ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
+from gpushim.paths.mountinfo import held, mount_id
 from gpushim.paths.rootfs import KERNELS, Rootfs
-from gpushim.paths.walk import PLACE, held, mount_id
+from gpushim.paths.walk import PLACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

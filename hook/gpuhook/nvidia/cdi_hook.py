@@ -24,7 +24,7 @@ from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
 from gpuhook.live import roots
 from gpuhook.nvidia.container import Container, decode, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
-from gpushim.paths.walk import OtherMountError, mount_id
+from gpushim.paths.mountinfo import OtherMountError, mount_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from gpuhook.live import roots
 from gpuhook.live.roots import rootfs_of
 from gpushim.ground import bounds, elf
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
+from gpushim.paths.mountinfo import held, mount_id
 from gpushim.paths.rootfs import Rootfs
-from gpushim.paths.walk import REGULAR, TYPE, held, mount_id
+from gpushim.paths.walk import REGULAR, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
-from gpushim.paths import steps, trust
+from gpushim.paths import places, trust
 
 
 class Sources:
@@ -90,4 +90,4 @@ class Sources:
     @property
     def folders(self) -> list[str]:
         """The directories in which a change shows: the files' own, and those of links, as a ConfigMap's ..data."""
-        return [*dict.fromkeys(folder for path in self._seen for folder in steps.folders(path))]
+        return [*dict.fromkeys(folder for path in self._seen for folder in places.folders(path))]

@@ -16,7 +16,7 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from gpushim.ground.errors import CONFIG, FAILED, INVENTORY, NOT_FOUND, GpushimError
-from gpushim.paths import steps, trust
+from gpushim.paths import places, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,7 +240,7 @@ def trusted(path: str, what: str, mounted: bool = False) -> bytes:
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
                 CONFIG,
             )
-        place = steps.replaceable([*steps.steps(path)])
+        place = places.replaceable(path)
         if place:
             raise GpushimError(
                 f"{path} cannot be trusted: others than root can put another file there, since {place} is theirs "
@@ -274,7 +274,7 @@ def _changed(path: str) -> float:
 def _is_safe(folder: str) -> bool:
     try:
         safe = folder.startswith("/") and not trust.others_may(os.stat(folder))
-        return safe and not steps.replaceable([*steps.steps(folder)])
+        return safe and not places.replaceable(folder)
     except (OSError, ValueError):
         return False
 

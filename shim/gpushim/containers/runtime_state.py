@@ -14,7 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from gpushim.ground import bounds, seen
-from gpushim.paths.walk import held, read_proc
+from gpushim.paths.mountinfo import held, read_proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from gpushim.paths.replace import replace
 # In this order each finds those that it imports; packages end with a dot.
 CREATE = """
     gpushim. gpushim.ground. gpushim.ground.errors gpushim.ground.bounds gpushim.ground.fastjson gpushim.ground.system
-    gpushim.paths. gpushim.paths.trust gpushim.paths.logfile
+    gpushim.paths. gpushim.paths.trust gpushim.paths.walk gpushim.paths.logfile
     gpushim.oci. gpushim.oci.bundle gpushim.oci.authorization gpushim.oci.selection gpushim.oci.device_list
     gpushim.oci.require gpushim.oci.request gpushim.oci.edits gpushim.oci.hookargs
     gpushim.inventory. gpushim.inventory.ensure

@@ -29,7 +29,7 @@ from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, units
 from gpushim.engines.settings.setup import PROGRAM
 from gpushim.ground import seen
-from gpushim.paths import steps, trust
+from gpushim.paths import places, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def runtime_class(host: Host) -> Iterator[Finding]:
 
 def _untrusted(config: str) -> str:
     """Return by what others than root and this user could write, or put in place, a kubeconfig; "" for nothing."""
-    return steps.replaceable([*steps.steps(config)]) or (config if trust.others_may(os.stat(config)) else "")
+    return places.replaceable(config) or (config if trust.others_may(os.stat(config)) else "")
 
 
 def template(host: Host) -> Iterator[Finding]:

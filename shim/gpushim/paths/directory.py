@@ -8,24 +8,22 @@ Out of scope: how the directory is reached (rootfs.py). Hot path: builtin module
 from __future__ import annotations
 
 import posix
-from errno import EISDIR
+from errno import EISDIR, EOVERFLOW
 
 from gpushim.ground import bounds
-from gpushim.paths.walk import (
-    DIRECTORY,
-    NEW,
-    PLACE,
-    TYPE,
-    OtherMountError,
-    as_owner,
-    mount_id,
-    os_error,
-)
+from gpushim.paths.mountinfo import OtherMountError, mount_id
+from gpushim.paths.walk import DIRECTORY, PLACE, TYPE, os_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+    from typing import TypeVar
 
+    from gpushim.paths.walk import Missing
+
+    T = TypeVar("T")
+
+NEW = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
 TEMPORARY, LENGTH = ".gpushim-", 25  # with 16 hexadecimal digits: a file on its way to its name
 ATTEMPTS = 3
 
@@ -157,3 +155,57 @@ class Directory:
                 raise os_error(EISDIR, name)
         finally:
             posix.close(fd)
+
+
+def make_on(mounts: Collection[bytes], file: bool = False) -> Missing:
+    """Return what makes missing directories (0755 less the umask), as their parent's owner where root may not.
+
+    Args:
+        mounts: ids of those on which they are made; on others it is an OtherMountError.
+        file: whether the last name is to be an empty file (0644).
+    """
+
+    def missing(directory: int, name: str, left: int) -> bool:
+        if mount_id(directory) not in mounts:
+            raise OtherMountError(name)
+        try:
+            if file and not left:
+                posix.close(as_owner(directory, lambda: posix.open(name, NEW, 0o644, dir_fd=directory)))
+            else:
+                as_owner(directory, lambda: posix.mkdir(name, 0o755, dir_fd=directory))
+        except FileExistsError:
+            pass  # somebody else was quicker; what it is comes out when it is opened
+        return True
+
+    return missing
+
+
+def as_owner(directory: int, make: Callable[[], T]) -> T:
+    """Make something in a directory, as the directory's owner where root may not.
+
+    In file systems of a user namespace and on mounts with mapped ids, whoever has no id there gets EOVERFLOW
+    (may_create in the kernel's fs/namei.c), the host's root too.
+
+    Args:
+        directory: an open directory.
+        make: makes it.
+
+    Returns:
+        what `make` returns.
+
+    Raises:
+        OSError: the owner may not either.
+    """
+    try:
+        return make()
+    except OSError as error:
+        if error.errno != EOVERFLOW:
+            raise
+    owner, user, group = posix.fstat(directory), posix.geteuid(), posix.getegid()
+    posix.setegid(owner.st_gid)
+    try:
+        posix.seteuid(owner.st_uid)
+        return make()
+    finally:
+        posix.seteuid(user)
+        posix.setegid(group)

@@ -1,9 +1,9 @@
 """Append lines to logs: [log] file, and the file of runc's --log. Used by the hook and creates.
 
 Who can write to a log's directory could make its name lead to any file: by a link, a hard link, a device. So a log is
-a regular file or FIFO of root or this user, without a second name, and the same users own its directory and all
-above, none of which everybody can write to, unless its sticky bit is set, as /tmp's. A directory's group may write to
-it, as syslog's may to Ubuntu's /var/log.
+a regular file or FIFO of root or this user, without a second name, and the same users own its directory, all above and
+the links to them; none of these directories can everybody write to, unless its sticky bit is set, as /tmp's. A
+directory's group may write to it, as syslog's may to Ubuntu's /var/log.
 
 Out of scope: the content of a line. Hot path: builtin modules only.
 """
@@ -13,11 +13,11 @@ from __future__ import annotations
 import posix
 import time
 
-from gpushim.paths.trust import FILE_TYPE, REGULAR, trusted
+from gpushim.paths.trust import trusted
+from gpushim.paths.walk import FIFO, LINK, REGULAR, TYPE, walk_from
 
 MODE = 0o640  # of a new log: its lines name containers, so the administrator decides who may read it
 _FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
-_FIFO, _LINK = 0o010000, 0o120000  # S_IFIFO, S_IFLNK: inode(7)
 _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 
 
@@ -67,26 +67,18 @@ def _open(path: str) -> int:
 
 def _folder(path: str) -> tuple[int, str]:
     """Open the directory of a log, and return the name in it."""
-    above, slash, name = path.rpartition("/")
-    words = above.split("/")
-    for count in range(1, len(words)):  # lstat: a link counts by its owner
-        _check_folder(posix.lstat("/".join(words[:count]) or "/"))
-    folder = posix.open(above or slash or ".", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
-    try:
-        _check_folder(posix.lstat(above or slash or "."))
-        _check_folder(posix.fstat(folder))
-    except OSError:
-        posix.close(folder)
-        raise
-    return folder, name
+    above, _, name = path.rpartition("/")
+    if path[:1] != "/":
+        above = f"{posix.getcwd()}/{above}"
+    return walk_from("/", above + "/", _check), name
 
 
-def _check_folder(facts: posix.stat_result) -> None:
-    writable = facts.st_mode & FILE_TYPE != _LINK and facts.st_mode & (_OTHERS_WRITE | _STICKY) == _OTHERS_WRITE
+def _check(_fd: int, facts: posix.stat_result, _left: int) -> None:
+    writable = facts.st_mode & TYPE != LINK and facts.st_mode & (_OTHERS_WRITE | _STICKY) == _OTHERS_WRITE
     if not trusted(facts.st_uid) or writable:
         raise PermissionError
 
 
 def _is_log(facts: posix.stat_result) -> bool:
-    kind = facts.st_mode & FILE_TYPE
-    return trusted(facts.st_uid) and (kind == _FIFO or (kind == REGULAR and facts.st_nlink == 1))
+    kind = facts.st_mode & TYPE
+    return trusted(facts.st_uid) and (kind == FIFO or (kind == REGULAR and facts.st_nlink == 1))

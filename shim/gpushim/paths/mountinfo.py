@@ -1,14 +1,24 @@
-"""Read which mounts a process sees: mountinfo (proc(5)).
+"""What /proc says of mounts: which one an open file lies on, and which a process sees (proc(5), mountinfo).
 
 Out of scope: whose they are (roots.py). Hot path: builtin modules only.
 """
 
 from __future__ import annotations
 
+import posix
+from errno import EFBIG, EINVAL, EXDEV
+
 from gpushim.ground import bounds
-from gpushim.paths.walk import read_proc
+from gpushim.paths.walk import os_error
 
 _ESCAPED = {b"\\": b"\\134", b" ": b"\\040", b"\t": b"\\011", b"\n": b"\\012"}  # the backslash first
+
+
+class OtherMountError(OSError):
+    """The place lies on another mount than the rootfs: it is the user's or the host's."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(EXDEV, "lies on another mount than the rootfs and is left alone", path)
 
 
 class Mount:
@@ -30,6 +40,65 @@ class Mount:
         tags = dict([word.partition(b":")[::2] for word in words[6:end]])
         self.shared = tags.get(b"shared", b"")  # the group of peers to which its mounts propagate
         self.groups = [tags[name] for name in (b"shared", b"master") if name in tags]  # those whose mounts it gets
+
+
+def mount_id(fd: int) -> bytes:
+    """Return the id of the mount that `fd` lies on (proc(5), fdinfo); no other has it while `fd` is open.
+
+    Raises:
+        OSError: there is no /proc, or the kernel is older than 3.15.
+    """
+    info = posix.open(f"/proc/self/fdinfo/{fd}", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        words = posix.read(info, 4096).partition(b"mnt_id:")[2].split(None, 1)
+    finally:
+        posix.close(info)
+    if not words:
+        raise os_error(EINVAL, "/proc/self/fdinfo")
+    return words[0]
+
+
+def held(pid: int, proc: str = "/proc") -> str:
+    """Open a process's directory in procfs, for as long as its fd is open, and return a path that leads through it.
+
+    What is looked up there is that process's, or fails once it has ended: another one that gets its number has
+    another directory.
+
+    Args:
+        pid: of the process.
+        proc: where procfs is mounted.
+
+    Returns:
+        "/proc/self/fd/N", where N is the fd.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return f"/proc/self/fd/{posix.open(f'{proc}/{pid}', posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)}"
+
+
+def read_proc(path: str, limit: int) -> bytes:
+    """Read a file of /proc whole; raises OSError as `read_all` does, or if it cannot be read."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+    try:
+        return read_all(fd, limit, path)
+    finally:
+        posix.close(fd)
+
+
+def read_all(fd: int, limit: int, path: str, piece: int = 1 << 16) -> bytes:
+    """Read to the end; the kernel gives a mount table in pieces of 4 KiB, of which there may be thousands.
+
+    Raises:
+        OSError: there are more than `limit` bytes (EFBIG): what is cut off would be read wrongly.
+    """
+    parts, left = [], limit
+    while part := posix.read(fd, piece):
+        parts.append(part)
+        left -= len(part)
+        if left < 0:
+            raise os_error(EFBIG, path)
+    return b"".join(parts)
 
 
 def read(process: str) -> bytes:

@@ -1,16 +1,19 @@
-"""Places that others' settings and command lines name, opened only if nobody else could have put there what is there.
+"""Places on the host, opened or judged by who else could have put there what is there.
 
-A path is walked one component at a time, each by the fd of its directory. Every directory, link and file on the way
-must be root's, or of who runs this, and no directory or file may be written by anybody else: sticky or not, a
-directory where anybody may make files holds nothing to trust (a mount of FUSE's shows whatever owners it likes).
-Below /proc/PID/root the walk stays in that root, whatever links say. What is done with a place is done through the
-fd of its directory, never by its path again.
+A path is walked one component at a time (walk.py). For those that others' settings and command lines name (`place`),
+every directory, link and file on the way must be root's, or of who runs this, and no directory or file may be written
+by anybody else: sticky or not, a directory where anybody may make files holds nothing to trust (a mount of FUSE's
+shows whatever owners it likes). Below /proc/PID/root the walk stays in that root, whatever links say. What is done
+with a place is done through the fd of its directory, never by its path again.
+On the way to a file that root has named (`replaceable`), a sticky directory keeps what is root's, and a read-only
+mount, as a pod's ConfigMap is (mode 0777), all names.
 Out of scope: what files say (files.py), and which process names a path (running.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import os
 import pwd
@@ -20,10 +23,9 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpushim.ground import bounds
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
-from gpushim.paths.walk import walk
+from gpushim.paths.walk import walk_from, walk_to_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +44,7 @@ class Place:
         folder: an O_PATH fd.
         name: of the file, which need not exist, and is no link if it does.
         path: where that is, links followed, as this process sees it.
-        link: the text of the last link that led here; "" if none did.
+        link: where the last link at the path's end leads; "" if there is none.
     """
 
     folder: int
@@ -70,16 +72,11 @@ def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place
         GpushimError: somebody else could change what is there, or a link leads nowhere or in circles.
         OSError: the path cannot be walked for another reason.
     """
-    top, inside = _split(path)
-    root = os.open(top, _OPEN)
+    found = _found(path, make, output)
     try:
-        found = _found(root, path, top, inside, make, output)
-        try:
-            yield found
-        finally:
-            os.close(found.folder)
+        yield found
     finally:
-        os.close(root)
+        os.close(found.folder)
 
 
 def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> None:
@@ -168,75 +165,93 @@ def connect(path: str, seconds: float) -> socket.socket:
     return client
 
 
-def _split(path: str) -> tuple[str, str]:
-    """Return the root that a path counts from, and the path within it."""
+def replaceable(path: str) -> str:
+    """Return the directory or link by which somebody else could put another file at an absolute path; "" for none.
+
+    Raises:
+        OSError: a name is not there, or there are too many links.
+    """
+    found = []
+    sticky = ""
+
+    def allow(fd: int, status: os.stat_result, _left: int) -> None:
+        nonlocal sticky
+        ours = trust.trusted(status.st_uid)
+        found.extend([sticky] if sticky and not ours else [])
+        sticky = ""
+        if stat.S_ISLNK(status.st_mode):
+            found.extend([] if ours else [_where(fd, path)])
+        elif stat.S_ISDIR(status.st_mode) and trust.others_may(status) and not os.fstatvfs(fd).f_flag & os.ST_RDONLY:
+            if ours and status.st_mode & stat.S_ISVTX:
+                sticky = _where(fd, path)
+            else:
+                found.append(_where(fd, path))
+
+    os.close(walk_from("/", path, allow))
+    return found[0] if found else ""
+
+
+def folders(path: str) -> list[str]:
+    """List the directories in which it shows that another file is there: the file's own, and those of links to it."""
+    found = [os.path.dirname(path)]
+
+    def allow(fd: int, status: os.stat_result, left: int) -> None:
+        if stat.S_ISLNK(status.st_mode) or not left:
+            found.append(os.path.dirname(_where(fd, path)))
+
+    with contextlib.suppress(OSError):  # as far as the way goes
+        os.close(walk_from("/", path, allow))
+    return [*dict.fromkeys(found)]
+
+
+def _found(path: str, make: bool, output: bool) -> Place:
     other = _ROOT.fullmatch(path)
-    return (other[1], other[2] or "/") if other else ("/", path)
+    top, inside = (other[1], other[2] or "/") if other else ("/", path)
+    link, foreign = "", len(path)  # how many words are left after the first link: no fewer are in its text
 
+    def allow(fd: int, status: os.stat_result, left: int) -> None:
+        nonlocal link, foreign
+        if left or stat.S_ISLNK(status.st_mode):
+            check(path, fd, status, output)
+        if stat.S_ISLNK(status.st_mode):
+            foreign = min(foreign, left)
+            if not left:
+                link = os.path.join(os.path.dirname(_where(fd, path)), os.readlink("", dir_fd=fd))
 
-def _found(root: int, path: str, top: str, inside: str, make: bool, output: bool) -> Place:
-    check(path, root, os.fstat(root), output)
-    link = ""
-    for _ in range(bounds.LINKS):
-        parent, _, name = inside.rpartition("/")
-        if name in ("", ".", ".."):
-            raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
-        try:
-            folder = _directory(root, path, parent, make, output)
-        except FileNotFoundError:
-            raise dangling(path, inside) if link else _missing(inside) from None
-        try:
-            target = _link(path, folder, name)
-            if target is None:
-                return Place(folder, name, f"{top.rstrip('/')}{_where(folder, parent).rstrip('/')}/{name}", link)
-        except BaseException:
-            os.close(folder)
-            raise
-        os.close(folder)
-        link, inside = target, target if target.startswith("/") else f"{parent}/{target}"
-    raise GpushimError(f"{path} is a link that leads back to itself; remove it")
+    def missing(folder: int, name: str, left: int) -> bool:
+        if left and link:
+            raise dangling(path, link)
+        if left and (not make or left >= foreign):
+            raise FileNotFoundError(2, os.strerror(2), os.path.dirname(inside))
+        if left:
+            _make(folder, name)
+        return left > 0
 
-
-def _directory(root: int, path: str, folder: str, make: bool, output: bool) -> int:
-    """Open a directory, and make it and those above it where they are missing."""
-
-    def allow(fd: int, status: os.stat_result) -> None:
-        check(path, fd, status, output)
-
+    root = os.open(top, _OPEN)
     try:
-        return walk(root, folder + "/", allow=allow)
-    except FileNotFoundError:
-        if not make:
-            raise
-    above, _, name = folder.rpartition("/")
-    parent = _directory(root, path, above, True, output)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=parent)
-            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-            try:
-                os.fchmod(made, NEW_DIRECTORY_MODE)  # mkdir applies the umask, and engines of all users read it
-            finally:
-                os.close(made)
+        check(path, root, os.fstat(root), output)
+        folder, name, fd = walk_to_place(root, inside, missing, allow)
+    except OSError as error:
+        if error.errno == errno.EISDIR:
+            raise GpushimError(f"{path} is not a regular file; an engine could not read it either") from None
+        if error.errno == errno.ELOOP and link:
+            raise GpushimError(f"{path} is a link that leads back to itself; remove it") from None
+        raise
     finally:
-        os.close(parent)
-    return walk(root, folder + "/", allow=allow)
-
-
-def _link(path: str, folder: int, name: str) -> str | None:
-    """Return what a link says, None for what is no link or not there."""
-    try:
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISLNK(status.st_mode):
-            return None
-        check(path, fd, status)
-        return os.readlink("", dir_fd=fd)
-    finally:
+        os.close(root)
+    if fd >= 0:
         os.close(fd)
+    return Place(folder, name, f"{top.rstrip('/')}{_where(folder, os.path.dirname(inside)).rstrip('/')}/{name}", link)
+
+
+def _make(folder: int, name: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=folder)
+        made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fchmod(made, NEW_DIRECTORY_MODE)  # mkdir applies the umask, and engines of all users read it
+        finally:
+            os.close(made)
 
 
 def _where(fd: int, otherwise: str) -> str:
@@ -244,10 +259,6 @@ def _where(fd: int, otherwise: str) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return otherwise  # there is no /proc
-
-
-def _missing(inside: str) -> FileNotFoundError:
-    return FileNotFoundError(2, os.strerror(2), os.path.dirname(inside))
 
 
 def dangling(path: str, target: str) -> GpushimError:

@@ -29,7 +29,6 @@ def replace(
     mode: int = MODE,
     time: int | None = None,
     folder: int | None = None,
-    into: int | None = None,
     finish: Callable[[int], object] | None = None,
     durable: bool = True,
 ) -> None:
@@ -41,7 +40,6 @@ def replace(
         mode: its mode bits.
         time: its mtime in nanoseconds.
         folder: fd of its directory, open for reading, if the path is only a name.
-        into: fd of another directory to move it to.
         finish: called with the new file's fd before the rename.
         durable: it is to outlive a loss of power, for which the disk is waited for.
     """
@@ -59,7 +57,7 @@ def replace(
                 finish(fd)
             if durable:
                 os.fsync(fd)
-            os.rename(fresh, path, src_dir_fd=folder, dst_dir_fd=folder if into is None else into)
+            os.rename(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):  # the whole directory was removed
             os.unlink(fresh, dir_fd=folder)

@@ -22,21 +22,15 @@ from errno import EFBIG, EINVAL, ELOOP
 
 from gpushim.ground import bounds
 from gpushim.paths import mountinfo
-from gpushim.paths.directory import Directory
-from gpushim.paths.walk import (
-    DIRECTORY,
-    LINK,
-    REGULAR,
-    TYPE,
-    OtherMountError,
-    mount_id,
-    os_error,
-    walk,
-)
+from gpushim.paths.directory import Directory, make_on
+from gpushim.paths.mountinfo import OtherMountError, mount_id, read_all
+from gpushim.paths.walk import DIRECTORY, LINK, REGULAR, TYPE, os_error, walk, walk_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
+
+    from gpushim.paths.walk import Allow
 
 _FOR_ALL, _THROUGH_FOR_ALL = 0o004, 0o001  # S_IROTH, S_IXOTH
 # File systems that show the kernel's own state: to open or read a file there can change it, wait, or tell secrets.
@@ -51,7 +45,7 @@ class Rootfs:
     """A container's root directory, held open.
 
     Args:
-        process: directory of the container's process in /proc, held open (walk.held); "" if the caller is in its
+        process: directory of the container's process in /proc, held open (mountinfo.held); "" if the caller is in its
             mount namespace.
         path: where the rootfs is when the root directory is that of the process, or the caller's.
 
@@ -62,11 +56,7 @@ class Rootfs:
     __slots__ = ("_device", "_left", "_mounts", "fd", "mount", "path", "process")
 
     def __init__(self, process: str, path: str) -> None:
-        start = posix.open(f"{process}/root" if process else "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
-        try:
-            self.fd = walk(start, path + "/")
-        finally:
-            posix.close(start)
+        self.fd = walk_from(f"{process}/root" if process else "/", path + "/")
         self.mount = mount_id(self.fd)
         self._device = posix.fstat(self.fd).st_dev
         self._left = bounds.LINK_TEXT
@@ -87,7 +77,7 @@ class Rootfs:
         """Look a mount up in the container's mount namespace; None if it is not there."""
         return mountinfo.find(self.mounts(), mount)
 
-    def way(self, also: Collection[bytes] = ()) -> Callable[[int, posix.stat_result], None]:
+    def way(self, also: Collection[bytes] = ()) -> Allow:
         """Return what refuses steps of a walk (its `allow`) that would tell the container what it may not know.
 
         These are links on file systems of the kernel's own (those of /proc/1/fd are the runtime's), and on a volume
@@ -98,7 +88,7 @@ class Rootfs:
             also: ids of mounts that are the container's own besides the rootfs's.
         """
 
-        def allow(place: int, facts: posix.stat_result) -> None:
+        def allow(place: int, facts: posix.stat_result, _left: int) -> None:
             if facts.st_mode & TYPE == LINK:
                 self._left -= facts.st_size or bounds.PATH
                 if self._left < 0:
@@ -137,11 +127,9 @@ class Rootfs:
             volumes: whether what lies on a volume is read too, if that is no file system of the kernel's own, and
                 everybody may read it.
         """
-        mount = mount_id(place)
-        if mount == self.mount:
+        if mount_id(place) == self.mount:
             return
-        found = self.mounted(mount) if volumes and facts.st_mode & _FOR_ALL else None
-        if not found or found.type in KERNELS:
+        if not volumes or not facts.st_mode & _FOR_ALL or self._is_kernels(place):
             raise OtherMountError(path)
 
     def exists(self, path: str) -> bool:
@@ -189,7 +177,7 @@ class Rootfs:
         try:
             if facts.st_size > limit:
                 raise os_error(EFBIG, path)
-            return _read_all(fd, facts.st_size, limit, path), 0o600 | facts.st_mode & 0o644
+            return read_all(fd, limit, path, max(facts.st_size, 4096)), 0o600 | facts.st_mode & 0o644
         finally:
             posix.close(fd)
 
@@ -233,7 +221,7 @@ class Rootfs:
             OSError: it is absent, no directory, or on another mount (OtherMountError).
         """
         own = (self.mount, *also)
-        fd = walk(self.fd, path + "/", create_on=own if create else None, allow=self.way(also))
+        fd = walk(self.fd, path + "/", missing=make_on(own) if create else None, allow=self.way(also))
         try:
             mount = mount_id(fd)
             if mount not in own:
@@ -242,13 +230,3 @@ class Rootfs:
             posix.close(fd)
             raise
         return Directory(fd, mount)
-
-
-def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:
-    data = b""
-    while len(data) <= limit:
-        part = posix.read(fd, max(size - len(data), 4096))
-        if not part:
-            return data
-        data += part
-    raise os_error(EFBIG, path)

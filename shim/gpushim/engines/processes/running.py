@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from gpushim.engines.processes import origin, table
 from gpushim.ground.errors import GpushimError
-from gpushim.paths.walk import walk
+from gpushim.paths.walk import walk_from
 
 # Programs with several engines in them; the first argument, which root chose, tells which. They start a containerd of
 # their own, whose settings they write from a template at each start.
@@ -247,15 +247,11 @@ def _cmdline(folder: str) -> tuple[bytes, str]:
 
 def _within(root: str, path: str) -> os.stat_result:
     """Return the status of a path below another root, whatever its links say."""
-    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = walk_from(root, path)
     try:
-        fd = walk(top, path)
-        try:
-            return os.fstat(fd)
-        finally:
-            os.close(fd)
+        return os.fstat(fd)
     finally:
-        os.close(top)
+        os.close(fd)
 
 
 def _environ(folder: str) -> dict[str, str]:

@@ -14,8 +14,8 @@ import pytest
 
 from gpuhook.finish import cover
 from gpushim.ground.errors import GpushimError
+from gpushim.paths.mountinfo import OtherMountError
 from gpushim.paths.rootfs import Rootfs
-from gpushim.paths.walk import OtherMountError
 from unit.gpuhook.sandbox import container, forked, open_fds
 
 PLACE = "/proc/tty/drivers"

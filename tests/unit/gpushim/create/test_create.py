@@ -343,7 +343,8 @@ def test_no_driver_is_refused_and_remembered(own: Shim) -> None:
 
 IMPORTS = {
     "gpushim", "gpushim.ground", "gpushim.ground.errors", "gpushim.ground.bounds", "gpushim.ground.fastjson",
-    "gpushim.ground.system", "gpushim.paths", "gpushim.paths.trust", "gpushim.paths.logfile", "gpushim.oci",
+    "gpushim.ground.system", "gpushim.paths", "gpushim.paths.trust", "gpushim.paths.walk", "gpushim.paths.logfile",
+    "gpushim.oci",
     "gpushim.oci.bundle", "gpushim.oci.authorization", "gpushim.oci.selection", "gpushim.oci.require",
     "gpushim.oci.request", "gpushim.oci.edits", "gpushim.oci.hookargs", "gpushim.inventory",
     "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.plan",

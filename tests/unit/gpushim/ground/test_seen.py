@@ -15,7 +15,7 @@ from gpushim.containers import holders, runtime_state
 from gpushim.engines.processes import running
 from gpushim.ground import seen
 from gpushim.inventory import present
-from gpushim.paths import walk
+from gpushim.paths import mountinfo
 from unit import ordinary
 from unit.gpushim.cli.looking import run
 from unit.gpushim.containers.test_holders import Machine, given
@@ -102,7 +102,7 @@ def test_a_process_whose_mounts_are_hidden(machine: Machine, monkeypatch: pytest
     """Only they tell what the hook alone has bound."""
     machine.runc("d", {}, pid := machine.process())
 
-    real = walk.read_proc
+    real = mountinfo.read_proc
 
     def refuse(path: str, limit: int) -> Any:
         if path.endswith("/mountinfo"):

@@ -39,25 +39,6 @@ def impostors(log: Path) -> None:
     os.chown(log, STRANGER, STRANGER)
 
 
-def strangers_directory(log: Path) -> None:
-    os.chown(log.parent, STRANGER, STRANGER)
-
-
-def strangers_above(log: Path) -> None:
-    """Who can rename root's directory can put a link to another one in its place."""
-    os.chown(log.parent.parent, STRANGER, STRANGER)
-
-
-def strangers_link(log: Path) -> None:
-    log.parent.rename(log.parent.with_name("elsewhere"))
-    log.parent.symlink_to("elsewhere")
-    os.chown(log.parent, STRANGER, STRANGER, follow_symlinks=False)
-
-
-def open_directory(log: Path) -> None:
-    log.parent.chmod(0o777)
-
-
 def device(log: Path) -> None:
     os.mknod(log, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
 
@@ -101,10 +82,6 @@ def test_a_log_of_roots_in_a_directory_such_as_tmp(log: Path, group_writes: bool
         dangling,
         second_name,
         impostors,
-        strangers_directory,
-        strangers_above,
-        strangers_link,
-        open_directory,
         device,
         directory,
     ],

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpushim.paths.mountinfo import OtherMountError
 from gpushim.paths.rootfs import Rootfs
-from gpushim.paths.walk import OtherMountError
 from unit.gpuhook.sandbox import bind, exchange, forked, open_fds, picture, running, until
 
 
