@@ -166,7 +166,7 @@ def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
         value = ",".join(env[name] for name in names)
         texts = split(names[0], value)
     source = "env " + ", ".join(names)
-    if DEVICES in env:
+    if DEVICES in env and DEVICES not in names:
         effects[DEVICES] = _beaten(source)
     if not texts:
         effects.update(dict.fromkeys(names, "is empty"))

@@ -172,6 +172,7 @@ CHANNEL = f"{device_list.DEVICE_LIST}/imex/3"
          "says void: whoever set it so has given the container what it gets"),
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, DEVICES, "names the devices"),
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, CAPABILITIES, "does nothing: the request is refused"),
+        ([f"{DEVICES}={device_list.DEVICE_LIST}"], [], {}, DEVICES, "does nothing: the request is refused"),
         ([f"{DEVICES}=0"], [MOUNT], {}, f"mount {MOUNT}",
          "does not count while [requests] accept-volume-mounts is false"),
         ([], [MOUNT], {}, f"mount {MOUNT}", "does not count while [requests] accept-volume-mounts is false"),
@@ -230,6 +231,13 @@ def test_a_mount_of_something_else_names_nothing_nor_does_what_an_annotation_bea
         (f"mount {MOUNT[:-1]}1", beaten),
         (DEVICES, beaten),
     ]
+
+
+def test_an_annotation_that_policy_forbids(known: dict[str, Any]) -> None:
+    known["policy"]["requests"]["accept-annotations-when-unprivileged"] = False
+    report = explain(described([], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, []))
+    why = "while the container is unprivileged and [requests] accept-annotations-when-unprivileged is false"
+    assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", f"does not count {why}")]
 
 
 @pytest.mark.parametrize(("item", "words"), [("2", "name an instance: 2:0"), ("2:0", ""), ("0", ""), ("all", "")])

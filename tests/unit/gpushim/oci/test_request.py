@@ -722,6 +722,14 @@ def test_whatever_is_looked_at_has_its_effect(spec: dict[str, Any], rules: dict[
     assert (effects.get("NVIDIA_GDS") == "feature gds") == (bool(found.own) and "gds" in found.features)
 
 
+@pytest.mark.parametrize("annotations", [None, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}])
+def test_void_of_another_variable_has_its_effect(annotations: Any) -> None:
+    effects: dict[str, str] = {}
+    found = request.read(bundle("A=void", annotations=annotations), policy(swarm_variables=["A"]), [], effects)
+    assert (found is None) == (annotations is None)
+    assert effects["A"].startswith("does not count" if annotations else "says void")
+
+
 @given(SPECS, RULES)
 def test_read_changes_nothing(spec: dict[str, Any], rules: dict[str, Any]) -> None:
     before = repr(spec)
