@@ -1,8 +1,8 @@
 """Append lines to logs: [log] file, and the file of runc's --log. Used by the hook and creates.
 
 Who can write to a log's directory could make its name lead to any file: by a link, a hard link, a device. So a log is
-a regular file or FIFO of root or this user, without a second name, and the same users own its directory, all above and
-the links to them; none of these directories can everybody write to, unless its sticky bit is set, as /tmp's. A
+a regular file or FIFO of root or this user, without a second name, and the same users own its directory, all above
+and the links to them; none of these directories can everybody write to, unless its sticky bit is set, as /tmp's. A
 directory's group may write to it, as syslog's may to Ubuntu's /var/log.
 
 Out of scope: the content of a line. Hot path: builtin modules only.

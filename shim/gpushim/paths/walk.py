@@ -7,7 +7,7 @@ of it. The answers, errno included, are those of openat2(RESOLVE_IN_ROOT) and of
 links (/proc/self/exe and its like) are read as ordinary text and that fs.protected_symlinks, which guards a
 root this walk cannot leave, plays no part.
 
-Out of scope: what may be on the way, which each variant says; what is done with the place (rootfs.py, places.py, ...).
+Out of scope: what may be on the way, which each variant says; what is done with the place.
 Hot path: builtin modules only; a walk costs one open and one fstat for each component.
 """
 

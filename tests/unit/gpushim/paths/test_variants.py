@@ -64,20 +64,20 @@ VARIANTS = {each.__name__: each for each in (settings, output, administrators, l
 BUT_OUTPUT = "settings administrators log drivers"
 
 
-def strangers(name: str) -> Callable[[Path], None]:
+def strangers(name: str) -> Callable[[Path], object]:
     return lambda top: os.lchown(top / name, STRANGER, 0)
 
 
-def mode(name: str, bits: int) -> Callable[[Path], None]:
+def mode(name: str, bits: int) -> Callable[[Path], object]:
     return lambda top: (top / name).chmod(bits)
 
 
-def both(*lays: Callable[[Path], None]) -> Callable[[Path], None]:
-    return lambda top: [lay(top) for lay in lays] and None
+def both(*lays: Callable[[Path], object]) -> Callable[[Path], None]:
+    return lambda top: [lay(top) for lay in lays]
 
 
 # By what is laid: how, the variants that refuse it, and what they name.
-TABLE: dict[str, tuple[Callable[[Path], None], str, str]] = {
+TABLE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "nothing": (both(), "", ""),
     "a stranger's directory": (strangers("deep/target"), BUT_OUTPUT, "deep/target"),
     "a stranger's directory above": (strangers("deep"), BUT_OUTPUT, "deep"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushim.ground import bounds
 from gpushim.paths import rooted
 from gpushim.paths.mountinfo import read_proc
 from gpushim.paths.walk import walk
@@ -154,6 +155,16 @@ def test_edges(tmp_path: Path, path: str, follow: bool) -> None:
     answers.add(str(chroots(tmp_path, [(path, follow)])[0]))
     os.close(root)
     assert len(answers) == 1, answers
+
+
+def test_so_many_words_and_none_more(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "link").symlink_to("d/../" * 800)
+    root = os.open(tmp_path, PLACE)
+    most = "link/" + "d/../" * ((bounds.WORDS - 1602) // 2) + "d"
+    assert ours(root, most, True) == ours(root, "d", True)
+    assert ours(root, most + "/..", True) == "ELOOP"
+    os.close(root)
 
 
 def test_magic_link_is_text(tmp_path: Path) -> None:
