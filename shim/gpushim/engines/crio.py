@@ -189,17 +189,9 @@ def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None
     return [hooksd.change(seen[-1], PROGRAM, options.hook)] if options.hook and seen else []
 
 
-def _settings(text: Text) -> list[undo.Setting]:
-    programs = programs_of(text.get())
-    return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, path in programs.items() if is_ours(path)])
+def _ours(entry: object) -> bool:
+    return isinstance(entry, dict) and is_ours(entry.get("runtime_path"))
 
 
-KIND = undo.Kind(
-    Toml,
-    _settings,
-    dropin.HEADER.format(engine="crio"),
-    runtimes=RUNTIMES,
-    default=DEFAULT,
-    others=frozenset(KNOWN),
-)
+KIND = undo.Kind(Toml, _ours, RUNTIMES, DEFAULT, comment=dropin.HEADER.format(engine="crio"), others=frozenset(KNOWN))
 ENGINE = dropin.Engine("CRI-O", KIND)

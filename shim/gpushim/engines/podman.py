@@ -19,7 +19,7 @@ from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import dropin, undo
 from gpushim.engines.settings.files import Change
 from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
-from gpushim.engines.settings.text import Text, Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError, quote
 
 FILE = "99-gpushim.conf"
@@ -115,19 +115,12 @@ def _change(options: Options, path: str) -> Change:
     return dropin.put(KIND, path, settings, {})
 
 
-def _settings(text: Text) -> list[undo.Setting]:
-    runtimes = dropin.table(text.get(), *RUNTIMES)
-    return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, paths in runtimes.items() if _ours(paths)])
-
-
-KIND = undo.Kind(
-    Toml, _settings, dropin.HEADER.format(engine="podman"), runtimes=RUNTIMES, default=DEFAULT, others=STOCK
-)
-ENGINE = dropin.Engine("Podman", KIND)
-
-
 def _ours(paths: object) -> bool:
     return isinstance(paths, list) and any(is_ours(path) for path in paths)
+
+
+KIND = undo.Kind(Toml, _ours, RUNTIMES, DEFAULT, comment=dropin.HEADER.format(engine="podman"), others=STOCK)
+ENGINE = dropin.Engine("Podman", KIND)
 
 
 def _read_by_podman(path: str) -> list[str]:

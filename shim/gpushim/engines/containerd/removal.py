@@ -77,31 +77,25 @@ def kind(key: tuple[str, str], others: Sequence[str] = ()) -> undo.Kind:
     engine = (*key, "containerd")
     return undo.Kind(
         Toml,
-        lambda text: _settings(text, key),
-        _COMMENT,
-        frozenset(["version"]),
+        imports.is_ours,
         (*engine, "runtimes"),
         (*engine, _DEFAULT),
+        lambda text, names: _more(text, key, names),
+        _COMMENT,
+        frozenset(["version"]),
         frozenset(["runc", *others]),
     )
 
 
-def _settings(text: Text, key: tuple[str, str]) -> list[undo.Setting]:
-    """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it.
+def _more(text: Text, key: tuple[str, str], names: list[str]) -> list[undo.Setting]:
+    """List what is gpushim's beside its runtimes, above all in a file that it has made.
 
     The entry of runc stays where another runtime would take the built-in one away.
     """
-    own = text.text.startswith(_COMMENT)
-    engine = dropin.table(text.get(), *key, "containerd")
-    runtimes = dropin.table(engine, "runtimes")
-    names = [name for name, entry in runtimes.items() if imports.is_ours(entry)]
-    keys = (*key, "containerd", "runtimes")
-    settings = [undo.Setting((*keys, name), certain=True) for name in names]
+    own, engine = text.text.startswith(_COMMENT), (*key, "containerd")
+    settings = [undo.Setting((*engine, _DEFAULT), certain=own), undo.Setting((*key, "enable_cdi"), certain=own)]
+    runtimes = dropin.table(text.data, *engine, "runtimes")
     if set(runtimes) <= {"runc", *names}:
-        settings.append(undo.Setting((*keys, "runc"), certain=own and runtimes.get("runc") == {"runtime_type": RUNC}))
-    default = own or engine.get(_DEFAULT) in names
-    return [
-        *settings,
-        undo.Setting((*key, "containerd", _DEFAULT), certain=default),
-        undo.Setting((*key, "enable_cdi"), certain=own),
-    ]
+        made = own and runtimes.get("runc") == {"runtime_type": RUNC}
+        settings.append(undo.Setting((*engine, "runtimes", "runc"), certain=made))
+    return settings

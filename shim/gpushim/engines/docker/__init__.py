@@ -31,7 +31,7 @@ from gpushim.engines.settings.setup import (
     is_ours,
     stays,
 )
-from gpushim.engines.settings.text import Json, Text
+from gpushim.engines.settings.text import Json
 from gpushim.ground.errors import GpushimError, quote
 
 CDI_SINCE = (25, 0)  # the first version that does CDI
@@ -163,20 +163,13 @@ def _configured(options: Options, path: str, old: bytes | None) -> bytes:
     return text.encode()
 
 
-def _settings(text: Text) -> list[undo.Setting]:
-    """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it."""
-    runtimes = text.get(("runtimes",))
-    entries = runtimes.items() if isinstance(runtimes, dict) else ()
-    names = [name for name, entry in entries if is_ours(program_of(entry))]
-    default = text.get(("default-runtime",))
-    return [
-        *(undo.Setting(("runtimes", name), certain=True) for name in names),
-        undo.Setting(("default-runtime",), certain=default in names),
-        undo.Setting(("features", "cdi")),
-    ]
-
-
-KIND = undo.Kind(Json, _settings, runtimes=("runtimes",), default=("default-runtime",))
+KIND = undo.Kind(
+    Json,
+    lambda entry: is_ours(program_of(entry)),
+    ("runtimes",),
+    ("default-runtime",),
+    lambda text, names: [undo.Setting(("features", "cdi"))],
+)
 
 
 def _check_flags(options: Options, engine: Engine | None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.settings import files, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.text import Text, Toml
+from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -41,19 +41,6 @@ def put(
         text = text.put(keys, value)
     header = f"{kind.comment}\n" if base.old is None else ""
     return replace(base, new=(header + text.text).encode(), before=base.new)
-
-
-def settings(text: Text, runtimes: tuple[str, ...], default: tuple[str, ...], ours: list[str]) -> list[undo.Setting]:
-    """List the settings that may be gpushim's: the runtimes that are gpushim-runtime, and the default if it is one.
-
-    Args:
-        text: of the file.
-        runtimes: key of the table of runtimes.
-        default: key of the default runtime's name.
-        ours: names of the runtimes that are gpushim-runtime.
-    """
-    found = [undo.Setting((*runtimes, name), certain=True) for name in ours]
-    return [*found, undo.Setting(default, certain=text.get(default) in ours)]
 
 
 @dataclass(frozen=True)

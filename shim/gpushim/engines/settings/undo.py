@@ -41,21 +41,31 @@ class Kind:
 
     Attributes:
         form: Json or Toml.
-        settings: lists those of a text that may be gpushim's.
-        comment: that gpushim puts into files it makes.
-        idle: names at the top that are nothing by themselves in such a file.
+        ours: says whether an entry of `runtimes` is gpushim-runtime.
         runtimes: where the runtimes are.
         default: where the name of the default one is; no engine starts with one that is nowhere.
+        more: lists settings that may be gpushim's beside these, by the names of its runtimes.
+        comment: that gpushim puts into files it makes.
+        idle: names at the top that are nothing by themselves in such a file.
         others: names of the runtimes that the engine has beside those of the file.
     """
 
     form: type[Text]
-    settings: Callable[[Text], list[Setting]]
+    ours: Callable[[Any], bool]
+    runtimes: Keys
+    default: Keys
+    more: Callable[[Text, list[str]], list[Setting]] = lambda text, names: []
     comment: str = ""
     idle: frozenset[str] = frozenset()
-    runtimes: Keys = ()
-    default: Keys = ()
     others: frozenset[str] = frozenset()
+
+    def settings(self, text: Text) -> list[Setting]:
+        """List the settings of a text that may be gpushim's."""
+        runtimes = text.get(self.runtimes)
+        names = [name for name, entry in runtimes.items() if self.ours(entry)] if isinstance(runtimes, dict) else []
+        found = [Setting((*self.runtimes, name), certain=True) for name in names]
+        default = Setting(self.default, certain=text.get(self.default) in names)
+        return [*found, default, *self.more(text, names)]
 
 
 def take_out(kind: Kind, path: str) -> Change:

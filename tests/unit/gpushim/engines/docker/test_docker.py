@@ -143,15 +143,6 @@ def test_a_file_that_did_not_exist_is_made_and_deleted_again(config: Path, call:
     assert os.listdir(config.parent) == []
 
 
-def test_the_style_of_the_file_is_kept(config: Path, call: Call, program: str) -> None:
-    config.write_text('{\n\t"debug": true,\n\t"runtimes": {\n\t\t"kata": {"path": "/usr/bin/kata"}\n\t}\n}\n')
-    ok(call("docker", config))
-    added = f',\n\t\t"nvidia": {{\n\t\t\t"path": "{program}"\n\t\t}}'
-    assert config.read_text() == (
-        '{\n\t"debug": true,\n\t"runtimes": {\n\t\t"kata": {"path": "/usr/bin/kata"}' + added + "\n\t}\n}\n"
-    )
-
-
 def test_defect_the_program_is_a_bare_name(config: Path, call: Call) -> None:
     result = call("docker", config, "--runtime-path=gpushim-runtime")
     assert "is a relative path" in str(result.exception)

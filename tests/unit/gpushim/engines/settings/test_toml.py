@@ -57,6 +57,14 @@ def test_names_that_need_quotation_marks() -> None:
         ("# [a.b]\r\n[a.b]\r\nx = 1\r\n", "# [a.b]\r\n"),
         ("[a]\nb = {x = 1}\n", "[a]\n"),
         ("a.b.x = 1\nz = 1\n", "z = 1\n"),
+        ('[a ."b"] # theirs\nx = 1\n# theirs too\n[y]\n', "# theirs\n# theirs too\n[y]\n"),
+        ('["\\u0061"."\\u0062"]\nx = 1\n[y]\n', "[y]\n"),
+        ("[ 'a' . b ]\nx = '''\n[a.b]\n# no comment\n'''\n[y]\n", "[y]\n"),
+        ("[a.b]\nx = 1\n[y]\n[a.b.c]\nz = 1\n", "[y]\n"),
+        ("[a.b]\nx = 1\n[[a.b.c]]\nz = 1\n[[a.b.c]]\n[y]\n", "[y]\n"),
+        ("a = {b = {x = 1}, c = 2}\n", "a = {c = 2}\n"),
+        ('a . "b" . x = [\n  1, # theirs\n]\n"a".c = 1\n', '# theirs\n"a".c = 1\n'),
+        ("[a]\nc = 1\n[a.b] # one\nx = [ # two\n] # three\n", "[a]\nc = 1\n# one\n# two\n# three\n"),
     ],
 )
 def test_drop_of_a_table(text: str, left: str) -> None:
@@ -83,23 +91,6 @@ def test_drop_leaves_comments() -> None:
 def test_what_is_refused(data: bytes, sentence: str) -> None:
     with pytest.raises(GpushimError, match=f"^file.*{sentence}"):
         Toml.parse(data, "file")
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ('[a ."b"] # theirs\nx = 1\n# theirs too\n[y]\n', "# theirs\n# theirs too\n[y]\n"),
-        ('["\\u0061"."\\u0062"]\nx = 1\n[y]\n', "[y]\n"),
-        ("[ 'a' . b ]\nx = '''\n[a.b]\n# no comment\n'''\n[y]\n", "[y]\n"),
-        ("[a.b]\nx = 1\n[y]\n[a.b.c]\nz = 1\n", "[y]\n"),
-        ("[a.b]\nx = 1\n[[a.b.c]]\nz = 1\n[[a.b.c]]\n[y]\n", "[y]\n"),
-        ("a = {b = {x = 1}, c = 2}\n", "a = {c = 2}\n"),
-        ('a . "b" . x = [\n  1, # theirs\n]\n"a".c = 1\n', '# theirs\n"a".c = 1\n'),
-        ("[a]\nc = 1\n[a.b] # one\nx = [ # two\n] # three\n", "[a]\nc = 1\n# one\n# two\n# three\n"),
-    ],
-)
-def test_drop_of_a_table_in_any_spelling(text: str, left: str) -> None:
-    assert Toml(text).drop(("a", "b")).text == left
 
 
 @pytest.mark.parametrize(
