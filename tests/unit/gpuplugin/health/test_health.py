@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,9 @@ def test_one_writes_at_a_time_or_what_an_instance_heard_that_ends_could_be_lost(
     other = Health(path, boot="b")
     other.problems(HOST, T)
     with lock.held(f"{Path(path).parent}/health.lock"):  # by one that has read the file, and is to write it
+        began = time.monotonic()
         watched.heard({"xid": 79, "gpu": WHOLE}, T)
+        assert time.monotonic() - began < 0.4  # calls of kubelet's wait
         assert not Path(path).exists()
         other._state.gpus[PARENT].causes["ecc"] = causes.Cause("ecc", T, T, ends=xids.ACTION)
         causes.save(path, other._state)
