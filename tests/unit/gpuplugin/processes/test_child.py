@@ -224,7 +224,7 @@ def test_what_it_has_told_before_it_is_stopped_is_heard() -> None:
 
     async def body() -> None:
         await until(lambda: heard.child.pid)
-        time.sleep(1)  # noqa: ASYNC251 - as a loop that is busy
+        time.sleep(1)  # as a loop that is busy
         await heard.child.stop()
         assert [line for _, line in heard.lines] == [{"xid": 79}]
 
