@@ -117,7 +117,7 @@ class Meter:
         self._done.set()
 
     def _heard(self, line: dict[str, Any]) -> None:
-        if line.get("done") in (0, self._number):  # 0: a new child's first round, which is unasked
+        if line.get("done") in (0, self._number):  # 0: the first round with an NVML, which is unasked
             self._done.set()
         poll = line.get("poll")
         uuids = {gpu["uuid"] for gpu in self._snapshot["gpus"]} if self._snapshot else set()

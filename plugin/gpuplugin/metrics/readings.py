@@ -57,24 +57,18 @@ def command(snapshot: Snapshot, suspects: Collection[str]) -> list[str]:
 def main(library: str, gpus: str) -> None:
     """Tell figures until the parent is gone or NVML fails."""
     known = [Gpu(uuid, pci, time.monotonic() + AGAIN if hung else 0.0) for uuid, pci, hung in json.loads(gpus)]
-    asked = 0
-
-    def serve(nvml: Any) -> None:
-        nonlocal asked
-        asked = _serve(nvml, known, asked)
-
-    nvml_child.run("figures", library, serve)
+    nvml_child.run("figures", library, lambda nvml: _serve(nvml, known))
 
 
-def _serve(nvml: Any, gpus: list[Gpu], asked: int) -> int:
-    """Make a round, and one more each time it is asked for, until NVML is to be reopened; returns the last ask."""
-    began = time.monotonic()
+def _serve(nvml: Any, gpus: list[Gpu]) -> None:
+    """Make a round, and one more each time it is asked for, until NVML is to be reopened."""
+    began, asked = time.monotonic(), 0  # which is told of any first round
     while True:
         well = [_tell(nvml, gpu) for gpu in gpus if not gpu.hung]
         tell(done=asked)
         asked = _next()
         if not all(well) and time.monotonic() - began > REOPEN:  # an NVML may know no better of one that was lost
-            return asked
+            return
 
 
 def _next() -> int:

@@ -573,6 +573,20 @@ def test_what_kubelet_remembers_it_may_give_to_another(scene: Scene) -> None:
     one.allocate(ONE)
 
 
+def test_a_pod_that_a_young_kubelet_does_not_list_yet_has_what_it_had(scene: Scene) -> None:
+    one = settled(scene, whole())
+    one.allocate(ONE)
+    scene.pods = {GPU: {ONE: "a"}}
+    scene.passes(kubelet_view.QUIET + 1)
+    asyncio.run(one.questions._note())
+    scene.checkpoint({GPU: [ONE]})
+    scene.kubelet_starts(0)
+    asyncio.run(one.questions._note())
+    page = one.registry.book.read()
+    assert page
+    assert [entry["to"] for *_, entry in records.entries(page)] == ["pod default/a"]
+
+
 @pytest.mark.parametrize("source", [LISTED, ALLOCATED])
 def test_what_kubelet_forgets_though_its_checkpoint_has_it_is_given_to_nobody_else(scene: Scene, source: str) -> None:
     """As where its checksum is wrong, which kubelet alone looks at."""

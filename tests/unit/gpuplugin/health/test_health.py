@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -250,15 +251,28 @@ def test_what_one_of_two_instances_has_heard_counts_for_both(watched: Health, pa
     assert kinds(new, T + 5) == kinds(Health(path, boot="b"), T + 5) == found
 
 
-def test_one_writes_at_a_time_or_what_an_instance_heard_that_ends_could_be_lost(watched: Health, path: str) -> None:
+def test_one_writes_at_a_time_or_what_an_instance_heard_that_ends_could_be_lost(
+    watched: Health, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = Health(path, boot="b")
     other.problems(HOST, T)
-    with lock.held(f"{Path(path).parent}/health.lock"):  # by one that has read the file, and is to write it
+    turn = f"{Path(path).parent}/health.lock"
+    with lock.held(turn):  # by one that has read the file, and is to write it
+        began = time.monotonic()
         watched.heard({"xid": 79, "gpu": WHOLE}, T)
+        assert time.monotonic() - began < 0.4  # calls of kubelet's wait
         assert not Path(path).exists()
         other._state.gpus[PARENT].causes["ecc"] = causes.Cause("ecc", T, T, ends=xids.ACTION)
         causes.save(path, other._state)
+    written, save = [], causes.save
+
+    def saved(*of: Any) -> None:
+        written.append(lock.is_held(turn))
+        save(*of)
+
+    monkeypatch.setattr(causes, "save", saved)
     watched.save()
+    assert written == [True]
     assert kinds(Health(path, boot="b")) == {WHOLE: ["xid"], **{who: ["ecc"] for who in (PARENT, *MIGS)}}
 
 

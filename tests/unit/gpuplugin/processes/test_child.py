@@ -219,6 +219,33 @@ def test_none_beside_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) 
     run(heard, body)
 
 
+def test_what_it_has_told_before_it_is_stopped_is_heard() -> None:
+    heard = Heard("tell(xid=79); time.sleep(99)")
+
+    async def body() -> None:
+        await until(lambda: heard.child.pid)
+        time.sleep(1)  # as a loop that is busy
+        await heard.child.stop()
+        assert [line for _, line in heard.lines] == [{"xid": 79}]
+
+    run(heard, body)
+
+
+def test_who_is_patient_waits_for_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard("tell(watching=[]); time.sleep(99)")
+    monkeypatch.setattr(process, "kill", lambda pid: None)
+    monkeypatch.setattr(module, "KILLED", 0.05)
+
+    async def body() -> None:
+        await until(lambda: heard.lines)
+        held, patient = heard.child.pid, asyncio.ensure_future(heard.child.stop(patient=True))
+        assert not (await asyncio.wait([patient], timeout=0.5))[0]
+        os.kill(held, signal.SIGKILL)
+        assert await patient
+
+    run(heard, body)
+
+
 def test_a_program_that_is_not_there_is_tried_again() -> None:
     heard = Heard(words=lambda suspects: ["/nonexistent"])
 
