@@ -58,6 +58,8 @@ def test_a_flag_counts_before_a_variable_before_the_file_before_config_toml(file
         ({}, {"FAIL_ON_INIT_ERROR": "false"}, {}, "fail-on-init-error", False),
         ({}, {}, {"flags": {"failOnInitError": False}}, "fail-on-init-error", False),
         ({}, {"FAIL_ON_INIT_ERROR": ""}, {}, "fail-on-init-error", True),
+        ({}, {"GDS_ENABLED": "T"}, {}, "gds", True),
+        ({}, {"FAIL_ON_INIT_ERROR": "F"}, {}, "fail-on-init-error", False),
         ({}, {"IMEX_CHANNEL_IDS": "[0]"}, {}, "imex-channels", [0]),
         ({}, {}, {"imex": {"channelIDs": [0], "required": True}}, "imex-channels", [0]),
         ({"exclude": ["0,GPU-1"]}, {}, {}, "exclude", ["0", "GPU-1"]),

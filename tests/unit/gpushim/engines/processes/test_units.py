@@ -90,6 +90,7 @@ SYSTEMD, SERVICE = "run/systemd/system/x", "usr/sbin/service"
         ([SCRIPT, SERVICE], None, "service docker restart"),
         ([SERVICE, SSD], Engine("dockerd", 17), BY_HAND),
         ([], None, "restart docker the way this host starts it"),
+        (["run/systemd/seats"], None, "restart docker the way this host starts it"),  # as elogind has it
     ],
 )
 def test_what_restarts_a_service(there: list[str], engine: Engine | None, named: str | None, tmp_path: Path) -> None:
