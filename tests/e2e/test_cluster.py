@@ -136,8 +136,8 @@ def test_a_node_serves_gpus(cluster: Cluster, before: dict[str, str]) -> None:
     assert before
     cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.helm("install", CHART, "gpushim", VALUES)
-    serves(cluster, ALL)
     rolled_out(cluster)
+    serves(cluster, ALL)
 
 
 def test_a_pod_gets_a_gpu(cluster: Cluster, host: Host) -> None:

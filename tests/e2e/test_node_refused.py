@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +40,7 @@ def refused(there: Node, payload: Path, *words: str, before: tuple[str, ...] = (
     return done
 
 
-PYTHON, LOCAL = "/usr/bin/python3", "/usr/local/bin/gpushim-runtime"
+PYTHON, HOOK, LOCAL = "/usr/bin/python3", "/usr/bin/gpushim-hook", "/usr/local/bin/gpushim-runtime"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,7 @@ PYTHON, LOCAL = "/usr/bin/python3", "/usr/local/bin/gpushim-runtime"
             FAILED,
             "/usr/bin of this node is read-only",
         ),
+        (f"echo >{HOOK}", f"rm {HOOK}", FAILED, f"{HOOK} is there already, and no"),
         (f"echo >{LOCAL}", f"rm {LOCAL}", FAILED, f"{LOCAL} is there already, and no"),
     ],
 )
@@ -93,6 +96,18 @@ def test_refuses_a_root_that_is_none(spoilt: Node, payload: Path) -> None:
     )
     done = refused(spoilt, payload, f"--host={other}")
     assert "/other is not the root of this node's process 1; mount the node's / there" in done.stderr
+
+
+def test_refuses_while_another_one_is_at_work(spoilt: Node, payload: Path) -> None:
+    lock = f"/proc/{spoilt.holder}/root/run/gpushim-node.lock"
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        done = refused(spoilt, payload)
+    finally:
+        os.unlink(lock)
+        os.close(fd)
+    assert (done.returncode, "another gpushim-node is at work" in done.stderr) == (FAILED, True)
 
 
 def test_refuses_where_a_package_has_the_programs(spoilt: Node, payload: Path) -> None:

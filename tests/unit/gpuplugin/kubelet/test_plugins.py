@@ -63,6 +63,15 @@ def test_where_kubelet_does_not_look(top: Path, place: str) -> None:
         assert look(top) == []
 
 
+def test_nothing_behind_a_link_is_looked_at(top: Path) -> None:
+    async def asked() -> None:
+        async with driver(top / "aside/x"):
+            (top / "plugins_registry/link").symlink_to(top / "aside")
+            assert await Plugins().look(str(top)) == []
+
+    asyncio.run(asked())
+
+
 def test_who_hangs_costs_a_second_and_is_asked_again(top: Path) -> None:
     async def asked() -> None:
         found = Plugins()

@@ -21,6 +21,7 @@ from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.test_httpd import ask, get
 from unit.gpuplugin.snapshots import uuid
 from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, top
+from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]
 OWN = "gpushim_device_plugin_"
@@ -172,6 +173,20 @@ def test_a_kubelet_that_does_not_answer_delays_no_scrape(
             found = await asyncio.wait_for(scraped(top), 2)
             assert found[f"{OWN}pod_resources_up",] == 0
             assert found[f"{OWN}registered", GPU] == 1
+
+    asyncio.run(run())
+
+
+def test_no_child_asks_while_the_gpus_are_let_go(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "PACE", 0.0)
+
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            for word, does in (("status", "begin"), ("release", ""), ("take", "begin")):
+                await do(top, word)
+                await scraped(top)
+                assert FakeChild.all["figures"].does == does
 
     asyncio.run(run())
 

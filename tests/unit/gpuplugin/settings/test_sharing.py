@@ -56,6 +56,10 @@ def test_devices(devices: Any, read: Any) -> None:
     assert groups(sliced(entry(devices=devices)))[0].devices == read
 
 
+def test_so_many_devices_can_be_named() -> None:
+    assert len(groups(sliced(*[entry(devices=["0"] * 256)] * 4))) == 4
+
+
 @pytest.mark.parametrize(
     ("said", "single"), [({}, True), ({"failRequestsGreaterThanOne": False}, False)], ids=["default", "false"]
 )
