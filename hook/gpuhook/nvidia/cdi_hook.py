@@ -22,7 +22,7 @@ from gpuhook.confine import confine
 from gpuhook.finish import cover, nodes
 from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
 from gpuhook.live import roots
-from gpuhook.nvidia.container import Container, decode, open_container, state_from
+from gpuhook.nvidia.container import Container, decode, libraries, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
 from gpushim.paths.mountinfo import OtherMountError, mount_id
 
@@ -129,8 +129,6 @@ def _own_dev(work: Container, path: str) -> set[bytes]:
 
 def update_ldcache(work: Container, options: Options) -> None:
     """Tell the loader about the libraries in some folders, those of the image's newer CUDA before all others."""
-    from gpuhook.nvidia.container import libraries  # other hooks do without
-
     machine = posix.uname().machine
     found: dict[int, Entries] = {32: [], 64: []}
     for folder in dict.fromkeys([*_chosen(work), *options.get("folder", [])]):
@@ -147,8 +145,6 @@ def _chosen(work: Container) -> list[str]:
 
 def create_soname_symlinks(work: Container, options: Options) -> None:
     """Make the links that libraries are loaded by."""
-    from gpuhook.nvidia.container import libraries
-
     for folder in options.get("folder", []):
         libraries(work, folder, posix.uname().machine)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import sys
@@ -82,11 +83,7 @@ def recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]
 
     What this process lacked is its own trouble, and not recorded.
     """
-    belongs = facts(config)
-
-    def failed(error: GpushimError) -> None:
-        record(state, belongs, error)
-
+    failed = functools.partial(record, state, facts(config))
     try:
         yield failed
     except (GpushimError, OSError, MemoryError, RuntimeError) as error:
@@ -102,7 +99,7 @@ def recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]
 
 
 def scarce(error: BaseException) -> GpushimError | None:
-    """Return the refusal for an error that is, or comes of, such a want; None for any other.
+    """Return the refusal for an error that is, or comes of, want of memory, processes or files; None for any other.
 
     What an error comes of is seen in spite of `from None`.
     """

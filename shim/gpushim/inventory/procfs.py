@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +26,8 @@ DEFAULT_MODE = 0o666  # of the driver's nodes
 _MAY_MODIFY = re.compile(r"^(ModifyDeviceFiles:\s*)1$", re.MULTILINE)
 # The first line of the version file: "... Kernel Module  535.183.01  <date>", and more words for the open module.
 _NONE: Mapping[str, Gpu] = MappingProxyType({})
+MOMENT = 0.02  # seconds, longer than a tick of the kernel's clock for files
+LOOKS = 3  # more at procfs, a moment apart, of which two that are next to each other are the same
 DRI = "/dev/dri"
 _DRM = re.compile(r"card\d+|renderD\d+")
 _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
@@ -138,6 +143,21 @@ def _links(dev_root: str) -> list[tuple[str, str]]:
             if re.fullmatch(r"\.\./\w+", target):
                 found.append((target, f"{folder}/{name}"))
     return found
+
+
+def keeps_times(proc: str, sys: str) -> bool:
+    """Say whether procfs keeps the times of its entries: old kernels make new ones for each read.
+
+    Of a kernel that keeps them two looks may differ all the same, while somebody makes other MIG instances.
+    """
+    before = ensure.driver(proc, sys, True)
+    for _ in range(LOOKS if before["mig"] else 0):
+        time.sleep(MOMENT)
+        now = ensure.driver(proc, sys, True)
+        if now["mig"] == before["mig"]:
+            return True
+        before = now
+    return not before["mig"]
 
 
 def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:

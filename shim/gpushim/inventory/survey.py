@@ -6,7 +6,6 @@ Out of scope: what is where (gpus.py, nodes.py, files.py), changing anything on 
 from __future__ import annotations
 
 import stat
-import time
 from typing import TYPE_CHECKING
 
 from gpushim import __version__
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from gpushim.inventory.earlier import Hung
 
 ATTEMPTS = 3  # when the host changes during a survey, as it does when NVML makes device nodes
-MOMENT = 0.02  # seconds, longer than a tick of the kernel's clock for files
-LOOKS = 3  # more at procfs, a moment apart, of which two that are next to each other are the same
 # Seconds that a snapshot holds at most, by the clock that also runs during a suspend.
 PASSING = 30  # of what may soon be over: NVML failed, a GPU is sick or in MIG mode without an instance
 SETTLED = 300  # of what rarely changes, and leaves no trace outside NVML: MIG mode without instances, health
@@ -90,7 +87,7 @@ def survey(
         notes.append(str(problem))
     root = settings["driver"]["root"]
     proc, sys = ensure.proc_dir(root), modules.sys_dir(root)
-    times = keeps_times(proc, sys)
+    times = procfs.keeps_times(proc, sys)
     busy: set[str] = set()
     for _ in range(ATTEMPTS):
         before, started = ensure.driver(proc, sys, times), system.clock()
@@ -145,21 +142,6 @@ def is_passing(snapshot: Snapshot) -> bool:
         or (snapshot["platform"] == "native" and snapshot["source"] != "nvml")
         or any(gpu["problem"] or (gpu["mig"] and gpu["index"] not in parents) for gpu in snapshot["gpus"])
     )
-
-
-def keeps_times(proc: str, sys: str) -> bool:
-    """Say whether procfs keeps the times of its entries: old kernels make new ones for each read.
-
-    Of a kernel that keeps them two looks may differ all the same, while somebody makes other MIG instances.
-    """
-    before = ensure.driver(proc, sys, True)
-    for _ in range(LOOKS if before["mig"] else 0):
-        time.sleep(MOMENT)
-        now = ensure.driver(proc, sys, True)
-        if now["mig"] == before["mig"]:
-            return True
-        before = now
-    return not before["mig"]
 
 
 def _begun(

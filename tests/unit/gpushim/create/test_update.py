@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gpushim.create import update
+from gpushim.ground import bounds
+from gpushim.ground.errors import GpushimError
 
 ARGUMENTS = [
     (["update", "--resources", "-", "x"], (2, "", "-")),
@@ -70,3 +72,12 @@ def test_a_file_that_is_not_there_is_for_crun_to_complain_of(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps(SPECS[0][0]))
     args = ["update", "-r", str(tmp_path / "none"), "x"]
     assert update.keep_devices(args, str(tmp_path)) == args
+
+
+def test_one_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "CONFIG_JSON", 4)
+    for text in ("1234", "12345"):
+        (tmp_path / text).write_text(text)
+    assert update._read(f"{tmp_path}/1234") == b"1234"
+    with pytest.raises(GpushimError, match="the update has more than 4 bytes"):
+        update._read(f"{tmp_path}/12345")

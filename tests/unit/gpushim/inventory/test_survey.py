@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.inventory import ensure, survey
+from gpushim.inventory import ensure, procfs, survey
 from gpushim.refresh import refresh
 
 GPU = {"index": 0, "mig": False, "problem": None}
@@ -56,10 +56,10 @@ def test_what_fails_a_refresh(changes: dict[str, Any], said: str) -> None:
 
 def test_a_kernel_that_keeps_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "driver/nvidia/capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
-    assert survey.keeps_times(str(tmp_path), str(tmp_path))
+    assert procfs.keeps_times(str(tmp_path), str(tmp_path))
     looks = itertools.count()
     monkeypatch.setattr(ensure, "_made", lambda path: [1, next(looks)])
-    assert not survey.keeps_times(str(tmp_path), str(tmp_path))
+    assert not procfs.keeps_times(str(tmp_path), str(tmp_path))
 
 
 @pytest.mark.parametrize("changes", [1, 2])
@@ -69,4 +69,4 @@ def test_mig_instances_that_are_made_meanwhile_are_no_old_kernel(
     (tmp_path / "driver/nvidia/capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
     looks = itertools.count()
     monkeypatch.setattr(ensure, "_made", lambda path: [1, min(next(looks), changes)])
-    assert survey.keeps_times(str(tmp_path), str(tmp_path))
+    assert procfs.keeps_times(str(tmp_path), str(tmp_path))
