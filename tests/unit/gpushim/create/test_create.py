@@ -557,8 +557,8 @@ def test_a_runtime_that_cannot_be_executed(shim: Shim, tmp_path: Path) -> None:
 IMPORTS = {
     "gpushim", "gpushim.ground", "gpushim.ground.errors", "gpushim.ground.bounds", "gpushim.ground.fastjson",
     "gpushim.ground.system", "gpushim.paths", "gpushim.paths.trust", "gpushim.paths.logfile", "gpushim.oci",
-    "gpushim.oci.bundle", "gpushim.oci.authorization", "gpushim.oci.selection", "gpushim.oci.require",
-    "gpushim.oci.request", "gpushim.oci.edits", "gpushim.oci.hookargs", "gpushim.inventory",
+    "gpushim.oci.bundle", "gpushim.oci.authorization", "gpushim.oci.selection", "gpushim.oci.device_list",
+    "gpushim.oci.require", "gpushim.oci.request", "gpushim.oci.edits", "gpushim.oci.hookargs", "gpushim.inventory",
     "gpushim.inventory.stamp", "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.plan",
     "gpushim.decision.decide", "gpushim.create", "gpushim.create.create", "_json", "__future__",
 }  # fmt: skip
