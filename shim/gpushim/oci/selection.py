@@ -369,18 +369,19 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> N
     if len(digits) < _UUID_GROUPS[0] and not digits.strip(_HEX):
         fix = f"write at least {_UUID_GROUPS[0]} digits of it"
         raise GpushimError(f'{who} GPU "{asked}", which is too short for a UUID; {fix}', REQUEST)
-    is_mig = item[0].startswith("mig-")
-    what = "MIG instance" if is_mig else "GPU"
-    there: Sequence[Device] = inventory["mig"] if is_mig else inventory["gpus"]
+    what = "MIG instance" if item[0].startswith("mig-") else "GPU"
     _refuse_absent(who, what, item, inventory)
-    have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
     if not disclosed(inventory, "lists"):
         raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)
-    if there:
-        have = f"has {len(there)}: {_shown(there)}; use one of them{_or_all(inventory)}"
-    elif inventory["notes"]:  # as without NVML, which alone lists MIG instances
+    gpus, migs, fix = inventory["gpus"], inventory["mig"], f"use one of them{_or_all(inventory)}"
+    if what == "GPU":
+        raise GpushimError(f'{who} GPU "{asked}", but this host has {len(gpus)}: {_shown(gpus)}; {fix}', REQUEST)
+    have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
+    if migs:
+        have = f"has {len(migs)}: {_shown(migs)}; {fix}"
+    elif inventory["notes"]:  # as without NVML, which alone lists them
         have = f"has none{_notes(inventory)}; fix that, then run gpushim refresh"
-    raise GpushimError(f'{who} {what} "{asked}", but this host {have}', REQUEST)
+    raise GpushimError(f'{who} MIG instance "{asked}", but this host {have}', REQUEST)
 
 
 def _refuse_absent(who: str, what: str, item: Item, inventory: Snapshot) -> None:

@@ -345,7 +345,7 @@ IMPORTS = {
     "gpushim", "gpushim.ground", "gpushim.ground.errors", "gpushim.ground.bounds", "gpushim.ground.fastjson",
     "gpushim.ground.system", "gpushim.paths", "gpushim.paths.trust", "gpushim.paths.walk", "gpushim.paths.logfile",
     "gpushim.oci",
-    "gpushim.oci.bundle", "gpushim.oci.authorization", "gpushim.oci.selection", "gpushim.oci.require",
+    "gpushim.oci.bundle", "gpushim.oci.authorization", "gpushim.oci.selection", "gpushim.oci.device_list", "gpushim.oci.require",
     "gpushim.oci.request", "gpushim.oci.edits", "gpushim.oci.hookargs", "gpushim.inventory",
     "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.plan",
     "gpushim.decision.decide", "gpushim.create", "gpushim.create.create", "_json", "__future__",

@@ -90,6 +90,14 @@ def test_who_waits_for_a_refresh(last: list[Any], asks: str, stale: str, renewed
     assert len(calls) == renewed
 
 
+def test_effects_are_those_of_the_policy_that_counts(last: list[Any]) -> None:
+    last[0]["policy"]["requests"]["swarm-variables"] = ["A"]
+    last[1] = "host"
+    decision = decided("A=0", f"{DEVICES}=1", renew=lambda *_: snapshot())
+    assert "A" not in decision.effects
+    assert decision.effects[DEVICES] == "names the devices"
+
+
 def test_devices_of_others_do_not_wait(last: list[Any], tmp_path: Any) -> None:
     last[:] = [with_specs(tmp_path), "host"]
     decision = decided(f"{DEVICES}=vendor.com/net=a")

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from gpushim.config import policy
 from gpushim.decision import without_config
+from gpushim.ground import system
+from gpushim.inventory import ensure
 
 A = {"process": {"env": ["A_B=0"]}}
 PLAIN = {"process": {"env": ["PATH=/bin:/sbin", "HOME=/root", "TERM=xterm", "A=", "V=void", "L=en,de"]}}
@@ -93,3 +96,27 @@ def test_what_cannot_be_read_may_name_anything(tmp_path: Path, kind: str) -> Non
     assert without_config.may_ask(annotated("x/y", "a.b/c=d"), str(config), str(tmp_path)) is True
     assert without_config.may_ask(PLAIN, str(config), str(tmp_path)) is False
     assert without_config.may_ask(annotated("x/y", "1"), str(config), str(tmp_path)) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "snapshot", "default", "log"),
+    [
+        ('[log]\nfile = "/l/own"\n', "/l/last", False, "/l/own"),
+        ("x = 1", "/l/last", False, "/l/last"),
+        ("x = 1", "/l/last", True, "/l/last"),
+        ("x = 1", "", True, policy.defaults()["log"]["file"]),
+        ("x = 1", "", False, ""),
+    ],
+)
+def test_a_refusal_is_logged_where_a_configuration_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, snapshot: str, default: bool, log: str
+) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    monkeypatch.setattr(system, "config_path", lambda: f"{tmp_path}/config.toml")
+    monkeypatch.setattr(system, "CONFIG_FILE", f"{tmp_path}/config.toml" if default else "/none")
+    monkeypatch.setattr(system, "state_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(ensure, "own", lambda _: {"policy": {"log": {"file": snapshot}}} if snapshot else {})
+    lines: list[tuple[str, str]] = []
+    monkeypatch.setattr(without_config, "append", lambda *words: lines.append(words))
+    without_config.record({"msg": "no"})
+    assert [(path, '"msg": "no"' in line or '"msg":"no"' in line) for path, line in lines] == [(log, True)]

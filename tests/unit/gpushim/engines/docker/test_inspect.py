@@ -142,21 +142,22 @@ ALL = {"Count": -1, "Capabilities": [["gpu"]]}
 
 
 @pytest.mark.parametrize(
-    ("on_path", "request_", "by_cdi"),
+    ("on_path", "request_", "version", "by_cdi"),
     [
-        (["nvidia-cdi-hook"], ALL, True),
-        (["nvidia-cdi-hook", "nvidia-container-runtime-hook"], ALL, False),  # no spec has the device
-        (["nvidia-container-runtime-hook"], ALL, False),
-        (["nvidia-cdi-hook"], {**ALL, "Driver": "nvidia.runtime-hook"}, False),
-        ([], {**ALL, "Driver": "nvidia.cdi"}, True),
+        (["nvidia-cdi-hook"], ALL, "29.7.2", True),
+        (["nvidia-cdi-hook"], ALL, "29.1.5", False),
+        (["nvidia-cdi-hook", "nvidia-container-runtime-hook"], ALL, "29.7.2", False),  # no spec has the device
+        (["nvidia-container-runtime-hook"], ALL, "29.7.2", False),
+        (["nvidia-cdi-hook"], {**ALL, "Driver": "nvidia.runtime-hook"}, "29.7.2", False),
+        ([], {**ALL, "Driver": "nvidia.cdi"}, "29.7.2", True),
     ],
 )
 def test_what_docker_29_makes_of_gpus(
-    engine: Engine, dockerd: running.Engine, on_path: list[str], request_: Any, by_cdi: bool
+    engine: Engine, dockerd: running.Engine, on_path: list[str], request_: Any, version: str, by_cdi: bool
 ) -> None:
     for name in on_path:
         hook(engine, name)
-    info = {"Runtimes": OURS, "ServerVersion": "29.7.2", "CDISpecDirs": [str(engine.folder)]}
+    info = {"Runtimes": OURS, "ServerVersion": version, "CDISpecDirs": [str(engine.folder)]}
     found = engine.knows(container(["A=b"], DeviceRequests=[request_]), info=info)
     assert ("injects the CDI device nvidia.com/gpu=all" in "".join(found.notes)) is by_cdi
     assert (f"{DEVICES}=all" in found.spec["process"]["env"]) is not by_cdi
