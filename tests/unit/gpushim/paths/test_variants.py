@@ -73,7 +73,7 @@ def mode(name: str, bits: int) -> Callable[[Path], object]:
     return lambda top: (top / name).chmod(bits)
 
 
-def both(*lays: Callable[[Path], object]) -> Callable[[Path], None]:
+def both(*lays: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda top: [lay(top) for lay in lays]
 
 
