@@ -207,6 +207,7 @@ def folders(path: str) -> list[str]:
 def _found(path: str, make: bool, output: bool) -> Place:
     other = _ROOT.fullmatch(path)
     top, inside = (other[1], other[2] or "/") if other else ("/", path)
+    make = make and os.path.basename(inside) not in ("", ".", "..")
     link, foreign = "", len(path)  # how many words are left after the first link: no fewer are in its text
 
     def allow(fd: int, status: os.stat_result, left: int) -> None:

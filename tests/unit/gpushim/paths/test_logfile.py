@@ -66,15 +66,6 @@ def test_a_path_from_the_working_directory(log: Path, monkeypatch: pytest.Monkey
     assert log.read_text() == "x\n"
 
 
-@pytest.mark.parametrize("group_writes", [False, True])
-def test_a_log_of_roots_in_a_directory_such_as_tmp(log: Path, group_writes: bool) -> None:
-    """/var/log may be 0775 and the group syslog's."""
-    log.parent.chmod(0o775 if group_writes else 0o1777)
-    logfile.append(str(log), "x")
-    assert log.read_text() == "x\n"
-    assert not logfile.refused(str(log))
-
-
 @pytest.mark.parametrize(
     "lay",
     [
