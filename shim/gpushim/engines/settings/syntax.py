@@ -72,7 +72,7 @@ class Toml:
         spans: where each comment begins and ends.
     """
 
-    name, sign, gap, last_comma = "TOML", "=", _GAP, True
+    sign, gap, last_comma = "=", _GAP, True
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -218,7 +218,7 @@ class Json(Toml):
     values but mixes two objects, so nobody can say what was meant.
     """
 
-    name, sign, gap, last_comma = "JSON", ":", _JSON_GAP, False
+    sign, gap, last_comma = ":", _JSON_GAP, False
 
     def _parse(self) -> None:
         start = self._skip(len(self.text) - len(self.text.removeprefix(BOM)))

@@ -40,7 +40,7 @@ class Text(syntax.Toml):
             line = data.decode().count("\n", 0, wrong.place) + 1
             raise GpushimError(f"{path}, line {line}: {wrong}; correct it first") from None
         except ValueError as error:
-            raise GpushimError(f"{path} is not {cls.name}: {str(error)[:200]}; correct it first") from None
+            raise GpushimError(f"{path} is not TOML: {str(error)[:200]}; correct it first") from None
 
     @classmethod
     def _read(cls, text: str) -> Text:

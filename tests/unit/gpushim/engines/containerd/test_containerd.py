@@ -301,6 +301,15 @@ def test_records_of_a_file_of_ours_that_is_gone_go_too(
     assert os.listdir(config.parent) == ["conf.d"]
 
 
+def test_a_file_of_ours_goes_whole_without_its_records(call: Call, config: Path) -> None:
+    """With runc's entry, and CDI, by which nothing shows that they are gpushim's but the file's first line."""
+    ok(call("containerd", config, "--cdi"))
+    for record in config.parent.glob("*-gpushim"):
+        record.unlink()
+    ok(call("containerd", config, "--remove"))
+    assert not config.exists()
+
+
 def test_a_file_of_ours_is_like_runc_of_another_file(call: Call, config: Path, version: Callable[..., None]) -> None:
     version(2, 0)
     write(config, "version = 2", 'imports = ["conf.d/*.toml"]')

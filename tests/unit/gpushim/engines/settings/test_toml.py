@@ -20,6 +20,7 @@ TABLE = ("engine", "runtimes")
         ("[engine]\r\nx = 1\r\n", "[engine]\r\nx = 1\r\n\r\n[engine.runtimes]\r\nours = 1\r\n"),
         ("[engine.runtimes] # c\na = 2 # d\n\n[z]\n", "[engine.runtimes] # c\na = 2 # d\nours = 1\n\n[z]\n"),
         ("[engine.runtimes]\r\na = 2\r\n", "[engine.runtimes]\r\na = 2\r\nours = 1\r\n"),
+        ("engine.runtimes.a = 2\nengine.x = 1\n", "engine.runtimes.a = 2\nengine.runtimes.ours = 1\nengine.x = 1\n"),
         ("[engine]\nruntimes = {a = 2}\n", "[engine]\nruntimes = {a = 2, ours = 1}\n"),
     ],
 )
