@@ -39,8 +39,6 @@ def loads(data: bytes) -> Any:
         raise YamlError(f"is not UTF-8 at byte {error.start}") from None
     except module.YAMLError as error:
         raise YamlError("is not YAML: " + " ".join(str(error).split())[:200]) from None
-    except RecursionError:
-        raise YamlError("is nested too deeply") from None
 
 
 def _library() -> Any:
