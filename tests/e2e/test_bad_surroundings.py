@@ -124,21 +124,6 @@ def test_nobody_reads_what_it_says(scene: Scene, stderr: str) -> None:
     assert 'GPU "99"' in json.loads(scene.log.read_text())["msg"]
 
 
-@pytest.mark.parametrize("seconds", [-(10**8), 10**9])
-def test_a_clock_that_jumps(scene: Scene, seconds: int) -> None:
-    """What is compared are identities, not ages."""
-    scene.ask(ALL)
-    scene.answers(0)
-    written = (scene.state / "inventory.json").stat().st_mtime_ns
-    for name in ("inventory.json", "runtime"):
-        status = (scene.state / name).stat()
-        os.utime(scene.state / name, (status.st_atime + seconds, status.st_mtime + seconds))
-    scene.ask(ALL)
-    scene.answers(0)
-    assert scene.nodes
-    assert (scene.state / "inventory.json").stat().st_mtime_ns != written
-
-
 # Group 36.
 @pytest.mark.parametrize(("kind", "most"), [(resource.RLIMIT_NOFILE, 16), (resource.RLIMIT_AS, 64 << 20)])
 def test_limits(scene: Scene, kind: int, most: int) -> None:

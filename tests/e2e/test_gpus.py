@@ -54,6 +54,7 @@ def sleeper(docker: Docker) -> Iterator[str]:
     docker.docker("rm", "--force", name)
 
 
+@pytest.mark.parametrize("docker", PLACES[:1], indirect=True, ids=name_of)
 @pytest.mark.parametrize(("wanted", "indices"), [("all", [0, 1, 2]), ('"device=1"', [1]), ("2", [0, 1])])
 def test_run_gives_the_gpus_asked_for(docker: Docker, gpu_host: Host, wanted: str, indices: list[int]) -> None:
     done = docker.docker("run", "--rm", *COMMON, f"--gpus={wanted}", IMAGE, *probe(gpu_host, indices))

@@ -220,6 +220,7 @@ def test_a_cache_of_thousands(tree: Path, image: Path, crowd: Path, driver: Driv
         assert loaded(one, driver.names) == loaded(other, driver.names)
 
 
+@pytest.mark.parametrize("driver", LIBDIRS[1:], indirect=True)
 @pytest.mark.parametrize("form", FORMS)
 def test_ours_come_before_older_ones_of_the_image(
     tree: Path, image: Path, elders: Path, driver: Driver, form: str, tmp_path: Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -80,27 +79,6 @@ def test_nothing_is_mended_where_the_driver_forbids_it(debian_root: Path, tmp_pa
     host.remove_node("nvidia-uvm")
     assert "/dev/nvidia-uvm is not on this host" in refused(make_bundle(tmp_path, debian_root, host))
     assert not os.path.lexists(host.node("nvidia-uvm"))
-
-
-def test_a_half_upgraded_driver_is_refused(debian_root: Path, tmp_path: Path) -> None:
-    host = build(tmp_path, 1)
-    bundle = make_bundle(tmp_path, debian_root, host)
-    bundle.look(host, [0], ALL)
-    host.half_upgrade("550.54.14")
-    said = refused(bundle)
-    assert "the NVIDIA kernel module is 550.54.14 but its libraries are 535.183.01: reboot" in said
-    assert "\n" not in said
-
-
-def test_a_create_does_not_wait_for_nvml(debian_root: Path, tmp_path: Path) -> None:
-    host = build(tmp_path, 2)
-    bundle = make_bundle(tmp_path, debian_root, host)
-    bundle.look(host, [0], "NVIDIA_VISIBLE_DEVICES=0")
-    host.behave(hang=True)
-    bundle.ask("NVIDIA_VISIBLE_DEVICES=1", args=["/bin/sh", "-c", "echo /dev/nvidia[0-9]*"])
-    started = time.monotonic()
-    assert bundle.run().stdout == f"/dev/nvidia{host.gpus[1].minor}\n"
-    assert time.monotonic() - started < 10
 
 
 def caps(host: Host) -> list[str]:

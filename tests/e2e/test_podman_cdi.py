@@ -37,7 +37,8 @@ def devices(*names: str) -> list[str]:
     return [*COMMON, *(f"--device=nvidia.com/gpu={name}" for name in names)]
 
 
-@pytest.mark.parametrize(("names", "indices"), [(["1"], [1]), (["0", "2"], [0, 2]), (["all"], [0, 1, 2])])
+@pytest.mark.parametrize("engine", PLACES[:1], indirect=True, ids=["hybrid"])
+@pytest.mark.parametrize(("names", "indices"), [(["1"], [1]), (["all"], [0, 1, 2])])
 def test_a_device_gives_its_gpus(engine: Podman, gpu_host: Host, names: list[str], indices: list[int]) -> None:
     done = engine.run(*devices(*names), IMAGE, *probe(gpu_host, indices))
     sees_by_cdi(done.stdout, gpu_host, indices)
