@@ -9,7 +9,7 @@ from gpuplugin.allocation.registry import Registry
 
 
 def test_what_is_held_is_told_at_once_and_what_is_let_go_by_the_next_offer() -> None:
-    registry: Any = Registry(lambda work: work)  # type: ignore[arg-type, return-value]
+    registry: Any = Registry(lambda work: work)
     told: list[str] = []
     resource = SimpleNamespace(fail=told.append)
     registry.served["nvidia.com/gpu"] = SimpleNamespace(resource=resource, tell=lambda: told.append("kubelet"))
