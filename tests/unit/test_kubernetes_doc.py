@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -66,13 +65,6 @@ def test_yaml_is_of_a_known_kind() -> None:
             assert KINDS[each["kind"]] == each["apiVersion"], name
         else:  # a file of the device plugin, or a part of one
             assert each.get("version", "v1") == "v1", name
-
-
-def test_values_are_those_of_the_chart() -> None:
-    found = [yaml.safe_load(block.text) for _, block in blocks("yaml values")]
-    assert found
-    for values in found:
-        jsonschema.validate(values, RULES)
 
 
 def test_helm_is_told_what_the_chart_knows() -> None:

@@ -30,9 +30,9 @@ CLAIMED = {
 
 
 @pytest.fixture
-def kubelet(tmp_path: Path) -> Kubelet:
-    (tmp_path / "device-plugins").mkdir()
-    return Kubelet(tmp_path / "device-plugins")
+def kubelet(folder: Path) -> Kubelet:
+    (folder / "device-plugins").mkdir()
+    return Kubelet(folder / "device-plugins")
 
 
 def ask(kubelet: Kubelet, question: Any) -> Any:
