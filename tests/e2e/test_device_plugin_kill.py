@@ -153,7 +153,7 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
         assert sockets(node) == {"kubelet.sock"}
         # What a refresh that was killed has left, the next one takes away.
         run([str(trees.TOP / "bin/gpushim"), "refresh", "--force"], env={"PATH": SYSTEM_PATH, **gpushim_env})
-        assert {path.name for path in state.iterdir()} == files | {"device-plugin", keep.KEEPER}
+        assert {path.name for path in state.iterdir()} == files | {"device-plugin", keep.LOCK}
         assert "Traceback" not in one.said()
 
 

@@ -17,8 +17,8 @@ from gpushim.refresh.keep import Keep
 
 HOLD = """
 import sys
-from gpushim.refresh import keep_lock
-lock = keep_lock.Lock(sys.argv[1])
+from gpushim.refresh import keep
+lock = keep.Lock(sys.argv[1])
 lock.take()
 print(flush=True)
 input()
@@ -34,7 +34,7 @@ def test_one_of_another_pid_namespace_is_seen_until_it_is_killed(tmp_path: Path)
         assert other.stdout.readline() == b"\n"
         assert keep.runs(str(tmp_path))
         other.kill()
-    with open(tmp_path / keep.KEEPER, "rb") as file:  # the child of the one that was killed ends a moment later
+    with open(tmp_path / keep.LOCK, "rb") as file:  # the child of the one that was killed ends a moment later
         fcntl.flock(file, fcntl.LOCK_EX)
     assert not keep.runs(str(tmp_path))
 
