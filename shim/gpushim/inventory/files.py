@@ -164,12 +164,12 @@ def usable(found: dict[str, list[File]], notes: list[str], root: str = "") -> di
     The latter are programs and data. Libraries are the loader's, as for root's own programs; sockets and MPS's
     directory have rules of their own.
     """
-    kept: dict[str, list[File]] = {}
+    left: dict[str, list[File]] = {}
     for capability, entries in found.items():
         problems = [_unspelled(entry) or (root and _mistrust(root, entry)) for entry in entries]
-        kept[capability] = [entry for entry, problem in zip(entries, problems) if not problem]
+        left[capability] = [entry for entry, problem in zip(entries, problems) if not problem]
         notes += [problem for problem in dict.fromkeys(problems) if problem and problem not in notes]
-    return kept
+    return left
 
 
 def _unspelled(entry: File) -> str:

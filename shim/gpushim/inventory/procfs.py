@@ -126,7 +126,8 @@ def add_sysfs(gpus: Iterable[Gpu], sys: str, dev_root: str) -> None:
         folder = f"{sys}/bus/pci/devices/{sysfs_name(gpu['pci'])}"
         names = [name for name in _names(f"{folder}/drm") if _DRM.fullmatch(name)]
         gpu["drm"] = [f"{DRI}/{name}" for name in names]
-        gpu["links"] = [f"{target}::{path}" for target, path in links if target[len("../") :] in names]
+        own = {f"../{name}" for name in names}
+        gpu["links"] = [f"{target}::{path}" for target, path in links if target in own]
         gpu["pci_class"] = (text(f"{folder}/class") or "").strip()
         with contextlib.suppress(ValueError):
             gpu["numa"] = max(int(text(f"{folder}/numa_node") or ""), -1)
@@ -139,9 +140,7 @@ def _links(dev_root: str) -> list[tuple[str, str]]:
     found = []
     for name in _names(host):
         with contextlib.suppress(OSError):  # it is no link
-            target = os.readlink(f"{host}/{name}")
-            if re.fullmatch(r"\.\./\w+", target):
-                found.append((target, f"{folder}/{name}"))
+            found.append((os.readlink(f"{host}/{name}"), f"{folder}/{name}"))
     return found
 
 

@@ -167,7 +167,8 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
         if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
             return
         failure.pass_on(state, config, wait.began)  # recorded by the child
-        raise _why(child.returncode, failure.tail(output.fileno(), STDERR_LIMIT))
+        last = failure.tail(output.fileno(), STDERR_LIMIT).strip().rpartition("\n")[2]
+        raise _why(child.returncode, last.removeprefix(failure.PREFIX))
 
 
 def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> subprocess.Popen[bytes]:
@@ -188,9 +189,8 @@ def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> sub
 def _why(code: int, output: str) -> GpushimError:
     if code < 0:
         return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
-    line = output.strip().rpartition("\n")[2]
-    if line:
-        return GpushimError(line[len(failure.PREFIX) :] if line.startswith(failure.PREFIX) else line, code)
+    if output:
+        return GpushimError(output, code)
     return GpushimError(f"gpushim refresh failed with code {code} and did not say why; run it by hand", INVENTORY)
 
 

@@ -40,7 +40,7 @@ GRACE = 0.5  # seconds that a child has to be gone when this process is to end
 ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TAIL = 16384  # bytes at the end of what a child says
 WHOLE = __file__.rpartition("/gpushim/")[0] + "/whole"  # last file of an installed version
-KEEPER = "keeper"  # in the state directory
+LOCK = "keeper"  # in the state directory
 RECORD = f"{system.LASTING_DIR}/node.json"  # of what gpushim-node has laid down on this host, which then keeps it
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -222,7 +222,7 @@ class Lock:
     """
 
     def __init__(self, state: str) -> None:
-        self._state, self._path = state, f"{state}/{KEEPER}"
+        self._state, self._path = state, f"{state}/{LOCK}"
         self._fd = -1
 
     def take(self) -> None:
@@ -255,7 +255,7 @@ def runs(state: str) -> bool:
     Raises:
         PermissionError: this user may not know.
     """
-    path = f"{state}/{KEEPER}"
+    path = f"{state}/{LOCK}"
     if os.path.lexists(path) and not os.access(path, os.R_OK):
         raise PermissionError(path)
     return lock.is_held(path)

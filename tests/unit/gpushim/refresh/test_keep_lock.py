@@ -34,7 +34,7 @@ def test_one_of_another_pid_namespace_is_seen_until_it_is_killed(tmp_path: Path)
         assert other.stdout.readline() == b"\n"
         assert keep.runs(str(tmp_path))
         other.kill()
-    with open(tmp_path / keep.KEEPER, "rb") as file:  # the child of the one that was killed ends a moment later
+    with open(tmp_path / keep.LOCK, "rb") as file:  # the child of the one that was killed ends a moment later
         fcntl.flock(file, fcntl.LOCK_EX)
     assert not keep.runs(str(tmp_path))
 
