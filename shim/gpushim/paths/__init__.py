@@ -9,9 +9,10 @@ place itself, is shown to the variant by its fd before anything is done with it,
 | --- | --- | --- | --- |
 | `rootfs.Rootfs` | the container's | links of the kernel's own file systems, closed directories of volumes, \
 much text of links; reads and writes on other mounts | is made on the container's own mounts |
-| `rooted.resolve` | the driver's | nothing: the root is root's; `mistrust` judges what it finds | leads nowhere |
 | `places.place` | /, or /proc/PID/root | what others own or may write, sticky or not; with `output` only links | \
 is made on request, but not where links lead |
 | `places.replaceable` | / | the same, but for sticky directories of root's, and read-only mounts | is an error |
 | `logfile.append` | / | what others own, and what everybody may write, unless sticky | is no log |
+
+`rooted.resolve` alone goes by paths: below a driver root, which is root's, nobody renames things under its feet.
 """

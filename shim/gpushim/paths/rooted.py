@@ -1,6 +1,6 @@
 """Paths inside a driver root: links are followed as by a process that has the root as its "/".
 
-Out of scope: containers' roots (rootfs.py); who else could change a file of the driver, but for `mistrust`.
+Out of scope: containers' roots, which may change meanwhile (gpushim.paths.walk).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from gpushim.ground import bounds
 from gpushim.paths import trust
-from gpushim.paths.walk import walk_from
 
 if TYPE_CHECKING:
     from gpushim.ground.model import File
@@ -18,14 +18,31 @@ if TYPE_CHECKING:
 
 def resolve(root: str, path: str) -> str | None:
     """Follow the links of an absolute path inside a root; None if it leads nowhere."""
-    try:
-        place = walk_from(root, path)
-    except (OSError, ValueError):  # ValueError: a NUL in it
-        return None
-    try:
-        return os.readlink(f"/proc/self/fd/{place}")[len(os.path.realpath(root).rstrip("/")) :] or "/"
-    finally:
-        os.close(place)
+    top = root.rstrip("/")
+    done: list[str] = []
+    todo = path.split("/")[::-1]
+    links = 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            del done[-1:]
+        elif part not in ("", "."):
+            here = "/".join((top, *done, part))
+            try:
+                is_link = stat.S_ISLNK(os.lstat(here).st_mode)
+                target = os.readlink(here) if is_link else ""
+            except (OSError, ValueError):  # ValueError: a NUL in it
+                return None
+            if not is_link:
+                done.append(part)
+                continue
+            links += 1
+            if links > bounds.LINKS:
+                return None
+            if target.startswith("/"):
+                done.clear()
+            todo += target.split("/")[::-1]
+    return "/" + "/".join(done)
 
 
 def nearest(root: str, folder: str) -> str:

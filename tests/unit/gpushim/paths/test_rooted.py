@@ -1,4 +1,4 @@
-"""What is at paths inside a driver root; that they are resolved as by the kernel, test_walk.py holds."""
+"""Paths inside a driver root."""
 
 from __future__ import annotations
 
@@ -6,16 +6,48 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+
 from gpushim.paths import rooted
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a/file", "/a/file"),
+        ("/a/../a/./file", "/a/file"),
+        ("/../../a/file", "/a/file"),
+        ("/up/file", "/a/file"),
+        ("/absolute", "/a/file"),
+        ("/loop", None),
+        ("/a/missing", None),
+        ("/a/file/below", None),
+        ("/", "/"),
+    ],
+)
+def test_resolve(tmp_path: Path, path: str, expected: str | None) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/file").write_text("")
+    (tmp_path / "up").symlink_to("../../../a")
+    (tmp_path / "absolute").symlink_to("/a/file")
+    (tmp_path / "loop").symlink_to("loop")
+    assert rooted.resolve(str(tmp_path), path) == expected
 
 
 def test_resolve_in_the_real_root() -> None:
     assert rooted.resolve("/", "/proc/../usr/bin/python3") == os.path.realpath("/usr/bin/python3")
 
 
+def test_link_chain_of_forty_one(tmp_path: Path) -> None:
+    (tmp_path / "0").write_text("x")
+    for number in range(1, 42):
+        (tmp_path / str(number)).symlink_to(str(number - 1))
+    assert rooted.resolve(str(tmp_path), "/40") == "/0"
+    assert rooted.resolve(str(tmp_path), "/41") is None
+
+
 def test_name_with_a_nul(tmp_path: Path) -> None:
     assert rooted.resolve(str(tmp_path), "/a\0b") is None
-    assert rooted.resolve(str(tmp_path), "/missing") is None
 
 
 def test_kinds(tmp_path: Path) -> None:

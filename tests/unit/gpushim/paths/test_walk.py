@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpushim.ground import bounds
-from gpushim.paths import rooted
 from gpushim.paths.mountinfo import read_proc
 from gpushim.paths.walk import walk
 from unit.gpuhook.sandbox import exchange, forked, open_fds, openat2_in_root, running, until
@@ -57,17 +56,6 @@ def ours(root: int, path: str, follow: bool) -> object:
         return errno.errorcode[error.errno or 0]
 
 
-def below_a_driver_root(root: int, path: str, follow: bool) -> object:
-    """What a refresh makes of it: a path inside the root, or nothing, whatever the errno."""
-    top = os.readlink(f"/proc/self/fd/{root}")
-    found = rooted.resolve(top, path)
-    answer = ours(root, path, follow)
-    if not follow or not found:
-        return answer if not follow or isinstance(answer, str) else None
-    facts = os.lstat(top + found)
-    return (facts.st_dev, facts.st_ino)
-
-
 def kernels(root: int, path: str, follow: bool) -> object:
     try:
         return identify(openat2_in_root(root, path, PLACE | (0 if follow else os.O_NOFOLLOW)))
@@ -104,8 +92,7 @@ def test_random_trees(tmp_path: Path, seed: int) -> None:
         questions = [(random_path(rng, 7), rng.random() < 0.7) for _ in range(60)]
         mine = [ours(root, *question) for question in questions]
         assert list(zip(questions, mine)) == list(zip(questions, chroots(top, questions)))
-        for answer in (kernels, below_a_driver_root):
-            assert list(zip(questions, mine)) == [(q, answer(root, *q)) for q in questions]
+        assert list(zip(questions, mine)) == [(q, kernels(root, *q)) for q in questions]
         os.close(root)
     assert open_fds() == before
 
@@ -151,7 +138,7 @@ def test_edges(tmp_path: Path, path: str, follow: bool) -> None:
     root = os.open(tmp_path, PLACE)
     # The kernel's count of links goes on when it starts over for one that it has not cached yet.
     chroots(tmp_path, [(path, follow)])
-    answers = {str(answer(root, path, follow)) for answer in (ours, kernels, below_a_driver_root)}
+    answers = {str(answer(root, path, follow)) for answer in (ours, kernels)}
     answers.add(str(chroots(tmp_path, [(path, follow)])[0]))
     os.close(root)
     assert len(answers) == 1, answers
