@@ -44,7 +44,6 @@ LONGEST = (
     "e2e: refresh_service chroot_docker faults_refresh week doctor verbs",
     "unit/gpuplugin: daemon metrics/meter health/nvml_child",
     "unit/gpushim: doctor/engine_fixes doctor/fixes create/create inventory/freshness engines/sequences",
-    "unit/gpushim: doctor/faults",
 )
 FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
 RANK = {name: rank for rank, name in enumerate(FIRST)}

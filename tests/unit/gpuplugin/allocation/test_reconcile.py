@@ -28,9 +28,9 @@ def test_what_is_gone_is_dropped(
     monkeypatch: pytest.MonkeyPatch, idle: float, listed: bool, held: Any, dropped: list[set[str]]
 ) -> None:
     async def pods(folder: str) -> Any:
-        return held
+        return None if held is None else SimpleNamespace(held=lambda: held)
 
-    monkeypatch.setattr(podresources, "pods", pods)
+    monkeypatch.setattr(podresources, "listed", pods)
     found: list[set[str]] = []
     resource = SimpleNamespace(gone={"GPU-0", "GPU-1"}, idle=idle, devices=[1], drop=found.append)
     one = SimpleNamespace(resource=resource, endpoint=SimpleNamespace(listed=listed), tell=list)

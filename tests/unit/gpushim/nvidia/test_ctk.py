@@ -12,11 +12,12 @@ import pytest
 from click.testing import Result
 
 from gpushim.engines.settings.setup import PROGRAM
-from gpushim.inventory import nodes, present, procfs
+from gpushim.inventory import present, procfs
 from gpushim.nvidia import ctk
 from unit.gpushim.cdi import hosts
 from unit.gpushim.cli.commands import REPOSITORY, apart
 
+SYSTEM = "gpushim.cli.system"
 OURS = "# ours\n[runtime]\nlow-level = ['crun']\n"
 
 
@@ -138,8 +139,8 @@ def test_info(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     monkeypatch.setattr(procfs, "module_version", lambda _: "535")
-    monkeypatch.setattr(nodes, "missing_nodes", lambda root, _: [] if "nodes" in calls else [f"{root}/nodes"])
-    monkeypatch.setattr(nodes, "missing_links", lambda root, _: [] if calls else [(f"{root}/links", "", 0)])
+    monkeypatch.setattr(f"{SYSTEM}.missing_nodes", lambda root, _: [] if "nodes" in calls else [f"{root}/nodes"])
+    monkeypatch.setattr(f"{SYSTEM}.missing_links", lambda root, _: [] if calls else [(f"{root}/links", "", 0)])
 
     def work(name: str) -> Callable[[str, str], list[str]]:
         def made(_root: str, _proc: str) -> list[str]:
@@ -148,8 +149,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return made
 
-    monkeypatch.setattr(nodes, "make", work("nodes"))
-    monkeypatch.setattr(nodes, "link", work("links"))
+    monkeypatch.setattr(f"{SYSTEM}.make", work("nodes"))
+    monkeypatch.setattr(f"{SYSTEM}.link", work("links"))
     return calls
 
 

@@ -64,10 +64,8 @@ def test_the_next_one_has_it_when_the_first_has_ended(tmp_path: Path) -> None:
 
 
 def test_who_may_not_know_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)
+    (tmp_path / keep.LOCK).touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(PermissionError):
         keep.runs(str(tmp_path))
 
