@@ -45,7 +45,7 @@ from bench import scenes  # noqa: E402
 
 from gpuplugin.allocation import offer  # noqa: E402
 from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
-from gpuplugin.book import records  # noqa: E402
+from gpuplugin.book import by_device  # noqa: E402
 from gpuplugin.book.book import Book  # noqa: E402
 from gpuplugin.book.page import fresh  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
@@ -131,7 +131,7 @@ def begun(host: Any, devices: list[resources.Device]) -> Book:
     book.prepare()
     page = fresh(system.boot() or "", "")
     with book.locked():
-        book.write(records.noted(page, desired, {}, changes.settled({}, desired, {}, units), units, 1))
+        book.write(by_device.noted(page, desired, {}, changes.settled({}, desired, {}, units), units, 1))
     return book
 
 

@@ -20,7 +20,7 @@ from gpushim.cli.show import say
 from gpushim.config import policy
 from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
-from gpushim.nvidia.migrate import device_plugin
+from gpushim.nvidia.migrate import plugin_settings
 from gpushim.nvidia.migrate.device_plugin_keys import SETTINGS, Setting
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     sources = Sources(given, os.environ)
     found = sources.read()
     if explain:
-        from gpuplugin import explain as explaining  # with much of gpushim, which the daemon does without
+        from gpuplugin import preview as explaining  # with much of gpushim, which the daemon does without
 
         explaining.tell(explain, found, form)
         return
@@ -120,7 +120,7 @@ def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool
     from gpuplugin.cluster import in_cluster
 
     found = {
-        setting.key: device_plugin.by_flag(setting, flags) or device_plugin.by_variable(setting, os.environ)
+        setting.key: plugin_settings.by_flag(setting, flags) or plugin_settings.by_variable(setting, os.environ)
         for setting in SETTINGS
         if setting.key in in_cluster.FILES
     }

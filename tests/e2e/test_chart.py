@@ -12,7 +12,7 @@ from e2e import charts, helm
 from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, MONITOR, NODE, NODES, PLUGIN, TIMES, TWO, containers
 from e2e.helm import RefusedError, Values
 from gpuplugin import cli
-from gpuplugin.node import cli as node
+from gpuplugin.node import main as node
 from gpuplugin.settings import profiles, settings, sharing
 
 UNINSTALL = "DaemonSet gpushim-uninstall"

@@ -23,7 +23,7 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.reach import ENDING, Containers
 from e2e.supervisor import Supervisor, writable
 from fakehost import Host
-from gpuplugin.book.records import FORMER, LISTED
+from gpuplugin.book.by_device import FORMER, LISTED
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0

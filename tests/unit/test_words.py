@@ -34,5 +34,12 @@ def test_names_have_the_fields_words() -> None:
     assert {one for one in found if not one.endswith(tuple(MEMBERS))} == set()
 
 
+def test_a_modules_name_stands_once() -> None:
+    """But for the command line's, whose files have their commands' names, and what a package has at its top."""
+    names = [path.stem for path in SOURCES if "cli" not in path.parts and not path.stem.startswith("__")]
+    twice = {name for name in names if names.count(name) > 1}
+    assert twice == set()
+
+
 def test_what_counts_as_one() -> None:
     assert retired("_told = Wish(mps_trouble, untold)  # wanted") == {"_told", "Wish", "mps_trouble"}

@@ -231,14 +231,14 @@ def finish(work: Work, options: Options) -> None:
         work.configure(entries, posix.uname().machine, options.driver, options.cuda, entries32)
     mask, covers = options.profile_mask, options.cover
     if options.node_link or options.gpu:
-        from gpuhook.finish import nodes  # not needed where the arguments say which GPUs the container has
+        from gpuhook.finish import dev_links  # not needed where the arguments say which GPUs the container has
 
-        nodes.link(work.root, options.node_link, work.warn)
-        own = [minor for minor, _ in options.gpu if nodes.has_gpu(work.root, minor)]
+        dev_links.link(work.root, options.node_link, work.warn)
+        own = [minor for minor, _ in options.gpu if dev_links.has_gpu(work.root, minor)]
         others = [f"{GPUS}/{name}" for minor, name in options.gpu if minor not in own and options.empty]
         covers = [*covers, *((options.empty, path) for path in others)]
         if any(soname.startswith(DRAWING) for soname, *_ in options.lib):
-            mask |= nodes.mask(own, work.warn)
+            mask |= dev_links.mask(own, work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
     if covers:

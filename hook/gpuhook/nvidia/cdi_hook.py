@@ -19,7 +19,7 @@ import posix
 
 from gpuhook import prestart
 from gpuhook.confine import confine
-from gpuhook.finish import cover, nodes
+from gpuhook.finish import cover, dev_links
 from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
 from gpuhook.live import roots
 from gpuhook.nvidia.container import Container, decode, libraries, open_container, state_from
@@ -122,7 +122,7 @@ def create_symlinks(work: Container, options: Options) -> None:
 
 
 def _own_dev(work: Container, path: str) -> set[bytes]:
-    """Return the mounts besides the rootfs's own that a path may lead to: none but below /dev (nodes.py)."""
+    """Return the mounts besides the rootfs's own that a path may lead to: none but below /dev (dev_links.py)."""
     words = path.split("/")
     return roots.own_dev(work.root) if words[:2] == ["", "dev"] and ".." not in words else set()
 
@@ -203,7 +203,7 @@ def disable_device_node_modification(work: Container, options: Options) -> None:
 
 def update_application_profile(work: Container, options: Options) -> None:
     """Tell NVIDIA's EGL which GPUs are the container's: those whose nodes are in it."""
-    mask = nodes.mask(nodes.gpus(work.root), work.warn)
+    mask = dev_links.mask(dev_links.gpus(work.root), work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
 

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import reconcile
-from gpuplugin.book import book, checkpoints, evidence, listed, records
+from gpuplugin.book import book, by_device, checkpoints, evidence, listed
 from gpuplugin.book.evidence import Evidence
 from gpuplugin.book.page import booted, fresh
 from gpuplugin.devices.changes import changing
@@ -142,9 +142,9 @@ class Questions:
                 names = known.names if known.answered else None
                 page = listed.listed(page, known.pods, names, known.asked - QUIET)
             units = listed.known(page, there)
-            alien = {uuid for uuid, owner in records.owners(page).items() if self._registry.instances.lives(owner)}
+            alien = {uuid for uuid, owner in by_device.owners(page).items() if self._registry.instances.lives(owner)}
             settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
-            new = records.noted(page, desired, last, settled, units, self._registry.instances.number)
+            new = by_device.noted(page, desired, last, settled, units, self._registry.instances.number)
             if known.pods is not None:
                 new = listed.adopted(new, known.pods, units)
             if known.answered:
@@ -181,7 +181,7 @@ class Questions:
         """Say whether it has to be known who has what."""
         if page["unknown"] or listed.doubtful(page):
             return True
-        return changing(records.devices(page, units), desired, units)
+        return changing(by_device.devices(page, units), desired, units)
 
     async def _evidence(self, snapshot: Snapshot, units: Units, ask: bool) -> Evidence:
         """Gather what is known beside the book.
@@ -266,11 +266,11 @@ class Questions:
         page = shared.read()
         if seen == self._named or page is None or page["boot"] != boot:
             return
-        sources = [(one["source"], one["time"]) for *_, one in records.entries(page)]
-        self._open = any(one != records.LISTED for one, _ in sources)
-        new = [since for source, since in sources if source == records.ALLOCATED]
+        sources = [(one["source"], one["time"]) for *_, one in by_device.entries(page)]
+        self._open = any(one != by_device.LISTED for one, _ in sources)
+        new = [since for source, since in sources if source == by_device.ALLOCATED]
         asked = system.clock()
-        if not any(since < asked - TICK for since in new) and all(one in records.SURE for one, _ in sources):
+        if not any(since < asked - TICK for since in new) and all(one in by_device.SURE for one, _ in sources):
             self._named = None if new else seen
             return
         answer = await podresources.listed(self._kubelet_dir())
@@ -282,7 +282,8 @@ class Questions:
                     if found != before:
                         shared.write(found)
         seen, page = (trust.identity(shared.path), self._socket()), shared.read()
-        new = [one["time"] for *_, one in records.entries(page) if one["source"] == records.ALLOCATED] if page else []
+        entries = by_device.entries(page) if page else []
+        new = [one["time"] for *_, one in entries if one["source"] == by_device.ALLOCATED]
         self._named = seen if all(since < asked - TICK for since in new) else None  # kubelet may not have it yet
 
     def _folder(self) -> str:

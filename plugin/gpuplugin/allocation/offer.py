@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import allocation
 from gpuplugin.allocation.allocation import Ways
-from gpuplugin.book.records import Given
+from gpuplugin.book.by_device import Given
 from gpuplugin.devices import changes, division, preferred
 from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET, check, listed
 from gpuplugin.mps import mps

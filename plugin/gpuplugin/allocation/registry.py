@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from gpuplugin.allocation.allocation import Ways
-    from gpuplugin.book.records import Given
+    from gpuplugin.book.by_device import Given
     from gpuplugin.settings.resources import Device
     from gpuplugin.settings.settings import Settings
 

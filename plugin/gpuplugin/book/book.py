@@ -5,7 +5,7 @@ all of it, which is replaced, and lines with what was given since, which are add
 the process; after a boot the divisions stand, and nobody has anything. Whoever reads and writes holds its lock, which
 is a file of root's, too, and never held while anybody is asked. A kill loses nothing of what was written, and a loss
 of power is another boot, so that the disk is not waited for. What is damaged says nothing: not that a GPU is free.
-Out of scope: what follows from it (changes.py), who asks kubelet (kubelet_view.py), what is in it (records.py).
+Out of scope: what follows from it (changes.py), who asks kubelet (kubelet_view.py), what is in it (by_device.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from gpuplugin.book import records
+from gpuplugin.book import by_device
 from gpuplugin.book.page import FORM, checked, grown
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
@@ -30,8 +30,8 @@ from gpushim.paths.replace import replace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gpuplugin.book.by_device import Given
     from gpuplugin.book.page import Gifts, Page
-    from gpuplugin.book.records import Given
 
 FOLDER = "device-plugin"  # on disk; with $GPUSHIM_STATE, below that
 NAME, LOCK = "book.json", "book.lock"
@@ -204,7 +204,7 @@ class Book:
             raise _unwritable(error) from None
         self._page, self._seen, self._more = page, trust.identity(self.path), self._more + len(data)
 
-    def give(self, given: Sequence[Given], giver: str = records.PLUGIN, to: str = "") -> None:
+    def give(self, given: Sequence[Given], giver: str = by_device.PLUGIN, to: str = "") -> None:
         """Note that a container or claim gets something, before anybody is told.
 
         Args:
@@ -218,7 +218,7 @@ class Book:
         with self.locked() as page:
             if page is None or page["boot"] != self.boot:
                 raise GpushimError(f"{self.path} is missing or damaged, and what pods have is asked again", FAILED)
-            after, new = records.give(page, given, giver, to, system.clock())
+            after, new = by_device.give(page, given, giver, to, system.clock())
             self.stuck = True
             self._add(after, new)
             self.stuck = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuplugin.book import records
+from gpuplugin.book import by_device
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import OTHERS
 from gpuplugin.settings.resources import GONE
@@ -53,8 +53,8 @@ class Evidence:
 def served(page: Page, units: Units, known: Evidence, held: Held) -> dict[str, dict[str, Device]]:
     """List what was given out last, by resource and id: as the book has it, else as kubelet's checkpoint has it."""
     ids = [(resource, name) for resource, row in held.items() for name in row]
-    found = records.devices(page, units, ids)
-    owners = records.owners(page)
+    found = by_device.devices(page, units, ids)
+    owners = by_device.owners(page)
     for resource, row in known.promised.served.items():
         more = {name: one for name, one in row.items() if one.uuid not in owners}
         if more:
@@ -70,7 +70,7 @@ def holders(page: Page, known: Evidence) -> dict[str, dict[str, str]]:
         known: what is known beside it.
     """
     found = {name: {**row} for name, row in (known.pods or {}).items()}
-    for resource, name, entry in records.entries(page):
+    for resource, name, entry in by_device.entries(page):
         found.setdefault(resource, {}).setdefault(name, entry["to"] or STARTS)
     for resource, row in known.promised.held.items() if not known.answered else ():
         for name, who in row.items():

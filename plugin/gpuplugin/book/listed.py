@@ -1,15 +1,14 @@
 """What becomes of the book by what kubelet lists, and by what it has forgotten when it starts.
 
-Pure. Out of scope: what is given out (records.py), who asks kubelet (kubelet_view.py), what follows (changes.py).
+Pure. Out of scope: what is given out (by_device.py), who asks kubelet (kubelet_view.py), what follows (changes.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.book import records
-from gpuplugin.book.checkpoints import CLAIM
-from gpuplugin.book.records import (
+from gpuplugin.book import by_device
+from gpuplugin.book.by_device import (
     DRIVER,
     FORGOTTEN,
     FORMER,
@@ -20,6 +19,7 @@ from gpuplugin.book.records import (
     stem,
     way_of_part,
 )
+from gpuplugin.book.checkpoints import CLAIM
 from gpuplugin.devices.changes import is_instance
 from gpuplugin.settings import resources
 
@@ -127,7 +127,7 @@ def _as_given(resource: str, name: str, division: Division | None) -> tuple[str,
 def lost(page: Page) -> dict[str, dict[str, str]]:
     """List who has what kubelet has forgotten, by resource and id."""
     found: dict[str, dict[str, str]] = {}
-    for resource, name, entry in records.entries(page):
+    for resource, name, entry in by_device.entries(page):
         if entry["source"] == FORGOTTEN:
             found.setdefault(resource, {})[name] = entry["to"] or "a container"
     return found
@@ -135,4 +135,4 @@ def lost(page: Page) -> dict[str, dict[str, str]]:
 
 def doubtful(page: Page) -> bool:
     """Say whether something is noted of which kubelet alone can say when it ends."""
-    return any(one["source"] in (FORMER, FORGOTTEN) or one["giver"] != PLUGIN for *_, one in records.entries(page))
+    return any(one["source"] in (FORMER, FORGOTTEN) or one["giver"] != PLUGIN for *_, one in by_device.entries(page))

@@ -1,6 +1,6 @@
 """The form of the book: what its file has, checked when it is read, and as it begins and goes over a boot.
 
-Out of scope: what it means (records.py), its file and lock (book.py).
+Out of scope: what it means (by_device.py), its file and lock (book.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.kubelet import podresources
-from gpuplugin.processes import process
+from gpuplugin.processes import spawn
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.release import Release
 from gpushim import __version__
@@ -80,7 +80,7 @@ class Commands:
 
     async def _closed(self) -> None:
         await self._close()
-        await process.alone()
+        await spawn.alone()
         self._wake()
 
     async def _let_go(self) -> dict[str, Any]:

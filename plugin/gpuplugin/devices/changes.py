@@ -6,7 +6,7 @@ division: a kubelet that comes back refuses its pods otherwise. What nobody has 
 ids, of which kubelet counts those that pods have, and follows when they are free.
 A MIG instance that was made in the place of another waits for who has that one, whose nodes are the same. What a pod
 has that kubelet has forgotten is not given out in any way: kubelet would give it once more.
-Pure: out of scope is who asks kubelet (kubelet_view.py), what is remembered (records.py), and what becomes of what
+Pure: out of scope is who asks kubelet (kubelet_view.py), what is remembered (by_device.py), and what becomes of what
 the host has lost (offer.py).
 """
 

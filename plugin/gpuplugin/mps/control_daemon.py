@@ -13,11 +13,11 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from gpuplugin.processes import process
+from gpuplugin.processes import spawn
 from gpushim.config import policy
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote, visible
-from gpushim.inventory import files
+from gpushim.inventory import driver_files
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ControlDaemon:
             output.truncate(0)
             unshared = [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm]
             log = output.fileno()
-            self.pid = process.spawn([*unshared, *words], stdout=log, stderr=log, variables=self._environment)
+            self.pid = spawn.spawn([*unshared, *words], stdout=log, stderr=log, variables=self._environment)
         late = time.monotonic() + START
         while not self._answers():
             if stopped(POLL):
@@ -124,13 +124,13 @@ class ControlDaemon:
         """End it with its servers and their clients, by force if need be."""
         if not self.pid:
             return
-        if not process.ended(self.pid):
+        if not spawn.ended(self.pid):
             with contextlib.suppress(GpushimError):
                 self.ask("quit")
                 late = time.monotonic() + ANSWER
-                while not process.ended(self.pid) and time.monotonic() < late:
+                while not spawn.ended(self.pid) and time.monotonic() < late:
                     time.sleep(POLL)
-        process.kill(self.pid)
+        spawn.kill(self.pid)
         os.waitpid(self.pid, 0)
         self.pid = 0
 
@@ -143,7 +143,7 @@ class ControlDaemon:
         return True
 
     def _check_runs(self) -> None:
-        if not process.ended(self.pid):
+        if not spawn.ended(self.pid):
             return
         with open(f"{self._place.log}/output.log", "rb") as output:
             output.seek(max(os.fstat(output.fileno()).st_size - TAIL, 0))
@@ -201,7 +201,7 @@ def _environment(snapshot: Snapshot, group: MpsGroup, place: Place, program: str
         "CUDA_MPS_LOG_DIRECTORY": place.log,
     }
     driver = snapshot["driver"]
-    library = files.library(driver["root"], "libcuda.so", driver["version"]) if driver["root"] != "/" else None
+    library = driver_files.library(driver["root"], "libcuda.so", driver["version"]) if driver["root"] != "/" else None
     if library:  # the loader looks below / only
         found["LD_LIBRARY_PATH"] = os.path.dirname(rooted.inside(driver["root"], library))
     return found

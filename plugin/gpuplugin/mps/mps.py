@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
-from gpuplugin.processes import process
+from gpuplugin.processes import spawn
 from gpuplugin.snapshot import node_requests
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -151,10 +151,10 @@ def _groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:
 async def _run(words: list[str]) -> None:
     """Run a command; systemd starts the units, and its journal says what becomes of them."""
     try:
-        pid = process.spawn(words)
+        pid = spawn.spawn(words)
     except OSError as error:
         logger.warning("%s cannot be started: %s", words[0], error.strerror)
         return
-    code = await process.gone(pid)
+    code = await spawn.gone(pid)
     if code > 0:  # by a signal: who ends all children has ended it, too
         logger.warning("%s has ended with %s", " ".join(words), code)

@@ -15,7 +15,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.processes import process, tasks
+from gpuplugin.processes import spawn, tasks
 from gpushim.ground.errors import quote, visible
 from gpushim.ground.logs import logger
 
@@ -143,7 +143,7 @@ class Child:
         self._begin_life()
         try:
             try:
-                self.pid = process.spawn(self._words([*self._suspects]), taking, writing)
+                self.pid = spawn.spawn(self._words([*self._suspects]), taking, writing)
             except OSError as error:
                 return f"it cannot be started: {error.strerror}"
             finally:
@@ -170,7 +170,7 @@ class Child:
         it would have been silent for too long.
         """
         while True:
-            ended = process.ended(self.pid)  # before reading, which takes as much as a pipe holds
+            ended = spawn.ended(self.pid)  # before reading, which takes as much as a pipe holds
             self._read(reading)
             if self._over or ended:
                 return self._over or "it has ended"
@@ -214,8 +214,8 @@ class Child:
         """Kill it, and wait until it is gone, whatever that takes."""
         pid = self.pid
         if pid:
-            process.kill(pid)
-            await process.gone(pid)
+            spawn.kill(pid)
+            await spawn.gone(pid)
             if self.pid == pid:  # else who waited for it, too, has started another
                 self.pid = 0
 

@@ -14,7 +14,7 @@ from typing import Any
 from gpushim.config import policy
 from gpushim.ground import bounds
 from gpushim.ground.errors import CONFIG, GpushimError, quote
-from gpushim.nvidia.migrate import device_plugin
+from gpushim.nvidia.migrate import plugin_settings
 
 KEYS = ("profiles", "default")
 
@@ -49,7 +49,7 @@ def read(path: str, chooser: str, begins: bool = False) -> Part:
         GpushimError: a file cannot be read or trusted, or no profile of NVIDIA's file is meant.
     """
     chosen = _chosen(chooser)
-    file = device_plugin.parse(_content(path, "configuration of a device plugin"), path) if path else {}
+    file = plugin_settings.parse(_content(path, "configuration of a device plugin"), path) if path else {}
     profiles, notes = _profiles(file, path), []
     default = _named(file.get("default"), f"{path}: default", profiles, path)
     try:
@@ -115,7 +115,7 @@ def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
         nested = [key for key in KEYS if key in profile]
         if nested:
             raise GpushimError(f"{where} has {nested[0]} in it; profiles are in the file, not in a profile", CONFIG)
-        device_plugin.check_version(profile, f"{path}, profile {quote(name)}")
+        plugin_settings.check_version(profile, f"{path}, profile {quote(name)}")
     return found
 
 

@@ -1,7 +1,7 @@
 """What the plugin is told: [device-plugin] of config.toml, and flags, variables and file of NVIDIA's plugin.
 
 A flag counts before a variable, that before NVIDIA's file (as in NVIDIA's k8s-device-plugin 0.20), and all of them
-before config.toml. Out of scope: how each says it (gpushim.nvidia.migrate.device_plugin), what settings do.
+before config.toml. Out of scope: how each says it (gpushim.nvidia.migrate.plugin_settings), what settings do.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gpuplugin.settings import forms, profiles, sharing, xids
 from gpuplugin.settings.sharing import Group
 from gpushim.ground import bounds
 from gpushim.ground.errors import quote
-from gpushim.nvidia.migrate import device_plugin
-from gpushim.nvidia.migrate.device_plugin import FILES, Given
+from gpushim.nvidia.migrate import plugin_settings
 from gpushim.nvidia.migrate.device_plugin_keys import PLACES, SETTINGS, Setting
+from gpushim.nvidia.migrate.plugin_settings import FILES, Given
 
 _FILE = 2  # rank of what NVIDIA's file says
 
@@ -112,18 +112,18 @@ def _given(
     path: str,
 ) -> tuple[int, Optional[Given]]:
     """Find what counts of a setting, and how much. Only that is checked: what is overridden cannot hurt."""
-    given = device_plugin.by_flag(setting, flags)
+    given = plugin_settings.by_flag(setting, flags)
     if given:
         return 0, given
-    given = device_plugin.by_variable(setting, environment)
-    return (1, given) if given else (_FILE, device_plugin.by_file(setting, file, path))
+    given = plugin_settings.by_variable(setting, environment)
+    return (1, given) if given else (_FILE, plugin_settings.by_file(setting, file, path))
 
 
 def _of_file(file: Mapping[str, Any], path: str) -> Iterator[str]:
     """Say what in NVIDIA's file means nothing."""
-    keys = device_plugin.unknown(file)
+    keys = plugin_settings.unknown(file)
     for key in keys[: bounds.LISTED]:
-        meant = forms.meant(key, device_plugin.KEYS)
+        meant = forms.meant(key, plugin_settings.KEYS)
         yield f"{path}: {quote(key)} means nothing" + (f"; is {meant} meant?" if meant else "")
     if len(keys) > bounds.LISTED:
         yield f"{path}: {len(keys) - bounds.LISTED} more keys mean nothing"

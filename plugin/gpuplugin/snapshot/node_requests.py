@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.processes import counts, process
+from gpuplugin.processes import counts, spawn
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.config import policy
 from gpushim.ground import system
@@ -113,7 +113,7 @@ class Renewal:
     async def over(self) -> None:
         """Wait until the refresh that runs, and has the GPUs open, has ended."""
         while lock.is_held(f"{system.state_dir()}/{renew.LOCK}"):
-            await asyncio.sleep(process.POLL)
+            await asyncio.sleep(spawn.POLL)
 
     def _judge(self, why: GpushimError | None) -> None:
         """Say what is wrong if nothing has come of asking for as long as it takes."""

@@ -2,7 +2,7 @@
 
 For a spec that was written in a container that has the host at /host, or for a driver at another place.
 /host2 is not below /host.
-Out of scope: reading and writing specs (text.py).
+Out of scope: reading and writing specs (spec_text.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from gpushim.doctor import (
     Finding,
     Host,
     broken,
-    cdi,
+    check_cdi,
     corrected,
     entries,
     ok,
@@ -69,7 +69,7 @@ def runtime(host: Host) -> Iterator[Finding]:
             yield broken(evidence, _configure(host, name))
     if not names(host) and "nvidia" not in found:
         kind = host.settings["cdi"]["kind"]
-        known = any(document["kind"] == kind for _, _, document in specs.load(cdi.directories(host))[0])
+        known = any(document["kind"] == kind for _, _, document in specs.load(check_cdi.directories(host))[0])
         evidence = "containers.conf does not name gpushim-runtime"
         if not known and os.path.lexists(host.state) and not trust.ours(host.state):
             yield skipped(f"{evidence}; whether CDI does without, a refresh decides once state-directory is well")

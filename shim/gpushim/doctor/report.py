@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpushim
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, cdi, checks, text
+from gpushim.doctor import Finding, Host, check_cdi, checks, text
 from gpushim.engines.processes import ask
 from gpushim.ground import seen
 from gpushim.ground.errors import GpushimError, visible
@@ -97,7 +97,7 @@ def _new(path: str) -> Iterator[places.Place]:
 def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
     """Gather a report's sections, without secrets."""
     snapshot, stale = ensure.last(host.config, host.state)
-    documents = specs.load(cdi.directories(host))[0]
+    documents = specs.load(check_cdi.directories(host))[0]
     sections = {
         "gpushim": gpushim.__version__,
         "written": now(),

@@ -4,7 +4,7 @@ Whoever made a file may still hold it open, and what they wrote stays in it, so 
 fix: it is moved away, or a copy that others cannot write is looked at and then replaces it. Both go where nobody else
 can have put anything, for a destination that somebody has made a link leads where he likes. Of a directory of root's
 others lose their right to write, and what they have put into it is shown.
-Out of scope: who is trusted (paths/trust.py); the state directory, which a refresh makes again (state.py).
+Out of scope: who is trusted (paths/trust.py); the state directory, which a refresh makes again (check_state.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The driver's files other than libraries: programs, firmware, sockets, configuration, X.Org modules.
 
-Out of scope: libraries (files.py); the contents of files, except which machine an X.Org module is for.
+Out of scope: libraries (driver_files.py); the contents of files, except which machine an X.Org module is for.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpushim.ground.errors import DRIVER, GpushimError
-from gpushim.inventory import files, nvml, procfs
+from gpushim.inventory import driver_files, nvml, procfs
 from gpushim.inventory.earlier import FAILS, Indices, instead
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def read(
     indices = Indices(settled)
     try:
         nvml.bindings()
-        path = files.library(root, "libnvidia-ml.so", version)
+        path = driver_files.library(root, "libnvidia-ml.so", version)
         if path is None:
             raise nvml.UnusableError(f"there is no libnvidia-ml.so.{version} below {root}")
-        with nvml.session(files.inside(root, path), waiting) as session:
+        with nvml.session(driver_files.inside(root, path), waiting) as session:
             return _ask(session, proc, known, indices, version, notes, waiting, hung)
     except nvml.UnusableError as error:
         if error.mismatch:
-            raise mismatch(version, (files.versions(root) or [""])[0]) from None
+            raise mismatch(version, (driver_files.versions(root) or [""])[0]) from None
         # NVML may have failed after it told some.
         return _by_proc(known, Indices(settled), version, str(error), notes, missing)
 

@@ -5,7 +5,7 @@ links: nothing is copied, and an upgrade of the driver leaves those in use alone
 only after the next boot, when no container can have them. Where links cannot be made, each library is mounted by
 itself. Nothing is locked: containers and users can open all that is here, and what they can open they can hold. One
 directory is made under a name of this state directory's, whose refresh has a lock, and gets its own by a rename.
-Out of scope: which libraries there are (files.py); how a container sees them (plan.py, gpuhook.finish.finish).
+Out of scope: which libraries there are (driver_files.py); how a container sees them (plan.py, gpuhook.finish.finish).
 """
 
 from __future__ import annotations

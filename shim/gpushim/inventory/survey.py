@@ -12,7 +12,7 @@ from gpushim import __version__
 from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import data_files, ensure, files, gpus, modules, nodes, platforms, procfs
+from gpushim.inventory import data_files, driver_files, ensure, gpus, modules, nodes, platforms, procfs
 from gpushim.inventory.earlier import still
 from gpushim.paths import rooted
 from gpushim.paths.logfile import now
@@ -221,9 +221,9 @@ def _check_driver(version: str | None, root: str, proc: str) -> None:
             "run gpushim refresh",
             INVENTORY,
         )
-    if any(files.library(root, name, version) for name in files.TELLTALES):
+    if any(driver_files.library(root, name, version) for name in driver_files.TELLTALES):
         return
-    installed = files.versions(root)
+    installed = driver_files.versions(root)
     if installed:
         raise gpus.mismatch(version, installed[0])
     raise GpushimError(
@@ -238,12 +238,12 @@ def _watched(snapshot: Snapshot, other: Platform | None, proc: str, busy: set[st
     if other:
         return [*other["watched"]]
     watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
-    paths = [*files.SOCKETS]
+    paths = [*driver_files.SOCKETS]
     if not snapshot["error"]:  # which is looked at again soon
-        found = files.find(driver["root"], driver["version"], [])
-        paths += files.watched(driver["root"], driver["version"], found, busy)
-    return [files.inside(driver["dev-root"], path) for path in watched] + [
-        files.inside(driver["root"], path) for path in paths
+        found = driver_files.find(driver["root"], driver["version"], [])
+        paths += driver_files.watched(driver["root"], driver["version"], found, busy)
+    return [driver_files.inside(driver["dev-root"], path) for path in watched] + [
+        driver_files.inside(driver["root"], path) for path in paths
     ]
 
 
@@ -251,7 +251,7 @@ def _mps_control(root: str, mps: MpsPolicy) -> list[str]:
     """List the path that shows a stamp whether MPS runs, if nobody but root can make or remove it."""
     pipes = mps["pipe-directory"]
     watched = mps["enabled"] and not rooted.mistrust(root, pipes)
-    return [files.inside(root, pipes) + "/control"] if watched else []
+    return [driver_files.inside(root, pipes) + "/control"] if watched else []
 
 
 def _nodes_in_use(snapshot: Snapshot) -> list[str]:
@@ -266,7 +266,7 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
     driver, notes = snapshot["driver"], snapshot["notes"]
     other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
     if other:
-        snapshot["nodes"], snapshot["files"] = other["nodes"], files.usable(other["files"], notes)
+        snapshot["nodes"], snapshot["files"] = other["nodes"], driver_files.usable(other["files"], notes)
         return
     found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
@@ -286,6 +286,6 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
         if pipes:
             snapshot["mps"] = data_files.mps_problem(driver["root"], pipes)
             notes += [snapshot["mps"]] if snapshot["mps"] else []
-        found_files = files.find(driver["root"], driver["version"], notes, mps=pipes)
-        snapshot["files"] = files.usable(found_files, notes, driver["root"])
-        notes += files.lacking(driver["root"], driver["version"])
+        found_files = driver_files.find(driver["root"], driver["version"], notes, mps=pipes)
+        snapshot["files"] = driver_files.usable(found_files, notes, driver["root"])
+        notes += driver_files.lacking(driver["root"], driver["version"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.book import page, records
-from gpuplugin.book.records import ALLOCATED, LISTED, PLUGIN
+from gpuplugin.book import by_device, page
+from gpuplugin.book.by_device import ALLOCATED, LISTED, PLUGIN
 from unit.gpuplugin.snapshots import uuid
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def division(count: int = 1, resource: str = GPU, owner: int = 1, place: str = "
 
 
 def entry(uuid: str = ONE, way: tuple[str, str] = WHOLE, source: str = ALLOCATED, **more: Any) -> Any:
-    found = records.noted_entry(PLUGIN, "pod default/a" if source == LISTED else "", uuid, way, source, 5.0)
+    found = by_device.noted_entry(PLUGIN, "pod default/a" if source == LISTED else "", uuid, way, source, 5.0)
     return {**found, **more}
 
 

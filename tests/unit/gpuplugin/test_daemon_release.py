@@ -16,7 +16,7 @@ import fakehost
 from gpuplugin import daemon
 from gpuplugin.control import commands
 from gpuplugin.limits import nvml_limits
-from gpuplugin.processes import process
+from gpuplugin.processes import spawn
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot
 from gpuplugin.snapshot.release import PROBLEM
@@ -139,7 +139,7 @@ def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPat
 
     async def run() -> None:
         monkeypatch.setattr(commands, "CLOSING", 0.1)
-        monkeypatch.setattr(process, "alone", never)
+        monkeypatch.setattr(spawn, "alone", never)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             assert "is in the driver and does not end" in (await do(top, "release"))["error"]

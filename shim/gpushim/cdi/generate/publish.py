@@ -9,7 +9,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Optional
 
-from gpushim.cdi import form, specs, text
+from gpushim.cdi import form, spec_text, specs
 from gpushim.cdi.generate import write, written
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
@@ -79,7 +79,7 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
             notes += [f"what somebody wrote to {path} is in {copy}" for copy in exchange.settle(file)]
             if _withdrawn(path, spec, notes):
                 return True
-            there, expected = exchange.content(file.name, fd), text.render(spec, "json")
+            there, expected = exchange.content(file.name, fd), spec_text.render(spec, "json")
             reason = _theirs(path, there, expected) or emptier(path, spec, snapshot["source"])
             if reason:
                 notes.append(reason)
@@ -132,7 +132,7 @@ def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
 def saved(path: str) -> Optional[dict[str, Any]]:
     """Return the valid spec in a file, or None."""
     try:
-        spec, _ = text.read(path, regular=True)
+        spec, _ = spec_text.read(path, regular=True)
         form.check(spec)
     except (GpushimError, form.FormError):
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gpushim.cdi import text
+from gpushim.cdi import spec_text
 from gpushim.cli import show
 from gpushim.config import policy
 from gpushim.engines.settings import rewrite
@@ -41,10 +41,10 @@ def put(spec: dict[str, Any], path: str, chosen: str) -> None:
         chosen: "json", "yaml", or "" for whatever fits.
     """
     path = "" if path == "-" else path
-    form, warning = text.form_of(path, chosen)
+    form, warning = spec_text.form_of(path, chosen)
     if warning:
         show.say(f"warning: {warning}", error=True)
-    content = text.render(spec, form)
+    content = spec_text.render(spec, form)
     if not path:
         click.echo(content, nl=False)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpushim.cdi import form, text
+from gpushim.cdi import form, spec_text
 from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
 from gpushim.cli.sections import Commands
@@ -35,7 +35,7 @@ def root(old: str, new: str, where: str, source: str, target: str) -> None:
     for path in (old, new):
         if not path.startswith("/"):
             raise click.UsageError(f"{path or 'an empty path'} is not absolute")
-    spec, kind = text.read(source)
+    spec, kind = spec_text.read(source)
     try:
         form.check(spec)
     except form.FormError as error:

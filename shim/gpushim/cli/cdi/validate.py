@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from gpushim.cdi import specs, text
+from gpushim.cdi import spec_text, specs
 from gpushim.cdi import validate as checks
 from gpushim.cli import show
 from gpushim.cli.cdi import output
@@ -46,7 +46,7 @@ def _file(path: str, regular: bool = False) -> Iterator[tuple[str, str, str]]:
     """Yield a line without a sentence for the file itself, then its findings."""
     yield path, "", ""
     try:
-        spec, _ = text.read(path, regular)
+        spec, _ = spec_text.read(path, regular)
     except GpushimError as error:
         yield path, checks.ERROR, str(error).replace(path, "it", 1)
         return

@@ -2,7 +2,8 @@
 
 By hand, because no parser tells where a value stands: tomlkit 0.15 edits wrongly, or cannot read the file, in 20 of
 100 additions to random TOML and in 72 of 100 removals, and Python's encoder loses bytes of 12 of the tests' 23 JSON
-files; here none is lost. Names count by what they mean: `[a . "b"]` is a.b. Out of scope: edits (edits.py, text.py).
+files; here none is lost. Names count by what they mean: `[a . "b"]` is a.b.
+Out of scope: edits (text_edits.py, text.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Settings as text, TOML or JSON: read strictly, and edited so that all that is not edited stays as it was written.
 
-An edit is tried in several forms (edits.py). The first counts after which the text, read again, says exactly what was
-there with the change, and has every comment. Out of scope: either's grammar (syntax.py); files; what settings mean.
+An edit is tried in several forms (text_edits.py). The first counts after which the text, read again, says exactly what
+was there with the change, and has every comment. Out of scope: either's grammar (syntax.py); files; what settings mean.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
-from gpushim.engines.settings import edits, syntax
+from gpushim.engines.settings import syntax, text_edits
 from gpushim.engines.settings.syntax import Keys, Wrong
 from gpushim.ground.errors import GpushimError
 
@@ -82,7 +82,7 @@ class Text(syntax.Toml):
         """
         if self.get(keys, MISSING) == value:
             return self
-        written = edits.as_written(source, keys) if source else ""
+        written = text_edits.as_written(source, keys) if source else ""
         if isinstance(value, dict) and value and not written:
             return self._put_table(keys, value, source)
         text = self.drop(keys) if source and not self.find(keys) else self  # what is in several places
@@ -113,15 +113,15 @@ class Text(syntax.Toml):
             if _within(acceptable[-1], keys[:length]):
                 break
             acceptable.append(_without(deepcopy(acceptable[-1]), keys[:length]))
-        edited = self._checked(edits.cut(self, keys), *acceptable)
+        edited = self._checked(text_edits.cut(self, keys), *acceptable)
         if not edited:
             raise _risky(keys)
         # If others make the same table.
-        return edited._checked(edits.without_header(edited, keys[:-1]), edited.data) or edited
+        return edited._checked(text_edits.without_header(edited, keys[:-1]), edited.data) or edited
 
     def without_comment(self, comment: str) -> Text:
         """Take out the lines of a comment, given with its sign, that stands alone in them."""
-        return self._read(edits.without_comment(self, comment))
+        return self._read(text_edits.without_comment(self, comment))
 
     def _added(self, keys: Keys, value: Any) -> Text | None:
         expected = self._with(keys, value)
@@ -165,13 +165,13 @@ class Text(syntax.Toml):
 class Toml(Text):
     """A text in TOML."""
 
-    additions = edits.TOML
+    additions = text_edits.TOML
 
 
 class Json(syntax.Json, Text):
     """A text in JSON."""
 
-    additions = edits.JSON
+    additions = text_edits.JSON
 
 
 @lru_cache(maxsize=TEXTS)

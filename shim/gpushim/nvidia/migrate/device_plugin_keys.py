@@ -1,7 +1,7 @@
 """What NVIDIA's k8s-device-plugin calls its settings: flags, variables, keys of its file, and ours for each of them.
 
 Source of the names: that plugin's 0.20. Which values a key of ours takes, its default and its meaning are in
-config.schema.json. Out of scope: reading values (device_plugin.py).
+config.schema.json. Out of scope: reading values (plugin_settings.py).
 """
 
 from __future__ import annotations

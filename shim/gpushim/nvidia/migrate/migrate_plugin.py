@@ -1,6 +1,6 @@
 """From NVIDIA's k8s-device-plugin to [device-plugin]: what its file, or its pod's arguments and variables, become.
 
-Out of scope: values (device_plugin.py); writing config.toml, and printing (migrate.py, cli/migrate.py).
+Out of scope: values (plugin_settings.py); writing config.toml, and printing (migrate.py, cli/migrate.py).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gpushim.cdi import text
+from gpushim.cdi import spec_text
 from gpushim.config import policy
 from gpushim.engines.settings import files
 from gpushim.ground.errors import CONFIG, GpushimError
-from gpushim.nvidia.migrate import device_plugin
-from gpushim.nvidia.migrate.device_plugin import FILES, Given
+from gpushim.nvidia.migrate import plugin_settings
 from gpushim.nvidia.migrate.device_plugin_keys import OTHER_KEYS, SECTION, SETTINGS, Setting
 from gpushim.nvidia.migrate.migrate import Row, written
 from gpushim.nvidia.migrate.migrate_keys import GIVEN_UP
+from gpushim.nvidia.migrate.plugin_settings import FILES, Given
 
 PROGRAM, IMAGE = "nvidia-device-plugin", "k8s-device-plugin"
 FILE_FLAG, FILE_VARIABLE = "config-file", "CONFIG_FILE"
@@ -56,7 +56,7 @@ def rows(path: str) -> list[Row]:
     parts = [part for part in re.split(rb"(?m)^---(?=\s|$)", data) if part.strip()]
     documents = [_parsed(part, path) for part in parts]
     if not any("kind" in document for document in documents):
-        return [*_of_file(device_plugin.parse(data, path), path)]
+        return [*_of_file(plugin_settings.parse(data, path), path)]
     containers = [one for document in documents for one in _containers(document) if _is_plugin(one)]
     if not containers:
         raise GpushimError(
@@ -67,13 +67,13 @@ def rows(path: str) -> list[Row]:
 
 
 def _parsed(data: bytes, path: str) -> dict[str, Any]:
-    found, _ = text.parse(data, path)
+    found, _ = spec_text.parse(data, path)
     return found if isinstance(found, dict) else {}
 
 
 def _of_file(file: dict[str, Any], path: str) -> Iterator[Row]:
     for setting in SETTINGS:
-        given = device_plugin.by_file(setting, file, path)
+        given = plugin_settings.by_file(setting, file, path)
         if given:
             yield _row(setting.file, setting, given)
     for name in OTHER_KEYS:
@@ -82,7 +82,7 @@ def _of_file(file: dict[str, Any], path: str) -> Iterator[Row]:
             found = found.get(part) if isinstance(found, dict) else None
         if found:
             yield Row(name, found, _OTHER[name.partition(".")[0]])
-    for name in device_plugin.unknown(file):
+    for name in plugin_settings.unknown(file):
         yield Row(name, "", _UNKNOWN)
 
 
@@ -97,7 +97,7 @@ def _of_container(container: dict[str, Any]) -> Iterator[Row]:
     for setting in SETTINGS:
         if setting.key in FILES:  # paths in the container
             continue
-        flag, variable = device_plugin.by_flag(setting, flags), device_plugin.by_variable(setting, variables)
+        flag, variable = plugin_settings.by_flag(setting, flags), plugin_settings.by_variable(setting, variables)
         if flag:
             yield _row(flag.where, setting, flag)
         if flag and variable:

@@ -27,8 +27,8 @@ from gpuplugin.allocation.allocation import Ways
 from gpuplugin.allocation.kubelet_view import Questions
 from gpuplugin.allocation.offer import Resource
 from gpuplugin.allocation.registry import Registry
-from gpuplugin.book import book, evidence, records
-from gpuplugin.book.records import ALLOCATED, LISTED
+from gpuplugin.book import book, by_device, evidence
+from gpuplugin.book.by_device import ALLOCATED, LISTED
 from gpuplugin.devices import changes
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.podresources import Listed
@@ -584,7 +584,7 @@ def test_a_pod_that_a_young_kubelet_does_not_list_yet_has_what_it_had(scene: Sce
     asyncio.run(one.questions._note())
     page = one.registry.book.read()
     assert page
-    assert [entry["to"] for *_, entry in records.entries(page)] == ["pod default/a"]
+    assert [entry["to"] for *_, entry in by_device.entries(page)] == ["pod default/a"]
 
 
 @pytest.mark.parametrize("source", [LISTED, ALLOCATED])
@@ -652,7 +652,7 @@ def test_what_is_given_during_a_question_is_asked_for_again(scene: Scene, monkey
     asyncio.run(one.questions._note())
     page = one.registry.book.read()
     assert page
-    assert {entry["to"] for *_, entry in records.entries(page)} == {"pod default/a", "pod default/b"}
+    assert {entry["to"] for *_, entry in by_device.entries(page)} == {"pod default/a", "pod default/b"}
 
 
 def test_what_was_there_before_the_book_is_noted(scene: Scene) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
+from gpuplugin.book.by_device import Given
 from gpuplugin.book.page import fresh
-from gpuplugin.book.records import Given
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 

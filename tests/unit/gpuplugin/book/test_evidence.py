@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpuplugin.book import evidence
+from gpuplugin.book.by_device import LISTED
 from gpuplugin.book.checkpoints import A_POD, Promised
 from gpuplugin.book.evidence import STARTS, UNSAID, Evidence
-from gpuplugin.book.records import LISTED
 from gpuplugin.devices.changes import OTHERS
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, TWO, book, division, entry

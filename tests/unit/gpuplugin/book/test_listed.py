@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.book import listed, records
+from gpuplugin.book import by_device, listed
+from gpuplugin.book.by_device import ALLOCATED, DRIVER, FORGOTTEN, FORMER, LISTED
 from gpuplugin.book.checkpoints import CLAIM
-from gpuplugin.book.records import ALLOCATED, DRIVER, FORGOTTEN, FORMER, LISTED
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
@@ -35,13 +35,13 @@ CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
 )
 def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, after: Any) -> None:
     found = listed.listed(book(entries={KEY: before}), held, pods, since=7.0)
-    assert [(one["source"], one["to"]) for *_, one in records.entries(found)] == ([after] if after else [])
+    assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == ([after] if after else [])
 
 
 @pytest.mark.parametrize(("held", "stays"), [({}, True), ({CLAIM: {}}, False), ({CLAIM: {ONE: "claim x"}}, True)])
 def test_a_claim_ends_when_kubelet_was_asked_for_claims_and_lists_it_no_more(held: Any, stays: bool) -> None:
     found = listed.listed(book(entries={f"{CLAIM} {ONE}": CLAIMED}), held, (), since=7.0)
-    assert bool([*records.entries(found)]) == stays
+    assert bool([*by_device.entries(found)]) == stays
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_claim_ends_when_kubelet_was_asked_for_claims_and_lists_it_no_more(hel
 def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, remembered: set[str], source: str) -> None:
     page = book(entries={KEY: before})
     found = listed.met(page, ["socket", 3.0], remembered)
-    assert [one["source"] for *_, one in records.entries(found)] == [source]
+    assert [one["source"] for *_, one in by_device.entries(found)] == [source]
     assert (found["kubelet"], found["gpus"][ONE]["divisions"]) == (["socket", 3.0], page["gpus"][ONE]["divisions"])
 
 
@@ -76,9 +76,11 @@ def test_what_nobody_has_noted_is_adopted_as_it_was_given(held: Any, entries: li
     page = book()
     page["gpus"][TWO] = {"divisions": {PART: division(resource=PROFILE, place="1/0")}, "entries": {}}
     found = listed.adopted(page, held, UNITS)
-    adopted = [(resource, name, (*one["division"],), one["giver"]) for resource, name, one in records.entries(found)]
-    assert (adopted, {one["time"] for *_, one in records.entries(found)} - {0.0}) == (entries, set())
-    assert not [*records.entries(page)]
+    adopted = [
+        (resource, name, (*one["division"],), one["giver"]) for resource, name, one in by_device.entries(found)
+    ]
+    assert (adopted, {one["time"] for *_, one in by_device.entries(found)} - {0.0}) == (entries, set())
+    assert not [*by_device.entries(page)]
 
 
 def test_what_was_noted_already_stays_as_it_is() -> None:

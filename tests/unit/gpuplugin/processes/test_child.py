@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.processes import child as module
-from gpuplugin.processes import process
+from gpuplugin.processes import spawn
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import Heard
 
@@ -200,7 +200,7 @@ def state(pid: int) -> str:
 
 def test_none_beside_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard("tell(asks='GPU-a'); time.sleep(99)", silence=1)
-    monkeypatch.setattr(process, "kill", lambda pid: None)  # as if the driver held it
+    monkeypatch.setattr(spawn, "kill", lambda pid: None)  # as if the driver held it
 
     async def body() -> None:
         await until(lambda: len(heard.blind) == 2)
@@ -233,7 +233,7 @@ def test_what_it_has_told_before_it_is_stopped_is_heard() -> None:
 
 def test_who_is_patient_waits_for_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard("tell(watching=[]); time.sleep(99)")
-    monkeypatch.setattr(process, "kill", lambda pid: None)
+    monkeypatch.setattr(spawn, "kill", lambda pid: None)
     monkeypatch.setattr(module, "KILLED", 0.05)
 
     async def body() -> None:
@@ -301,13 +301,13 @@ def test_one_that_is_fed_reads_what_it_is_told() -> None:
 def test_what_is_no_child_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
-    process.kill(os.getppid())  # as an id that was waited for, and is another's now
+    spawn.kill(os.getppid())  # as an id that was waited for, and is another's now
     assert not killed
 
 
 def test_children_are_waited_for() -> None:
     program = (
-        "import asyncio, os, time; from gpuplugin.processes.process import alone;"
+        "import asyncio, os, time; from gpuplugin.processes.spawn import alone;"
         "os.posix_spawn('/bin/sleep', ['sleep', '0.5'], {}); began = time.monotonic();"
         "asyncio.run(alone()); assert 0.4 < time.monotonic() - began < 5"
     )

@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 
 import fakehost.platforms
-from gpushim.doctor import driver
+from gpushim.doctor import check_driver
 from gpushim.inventory import earlier
 from gpushim.paths import trust
 from gpushim.refresh import keep
@@ -89,8 +89,8 @@ def persistenced(patient: Patient) -> None:
 
 
 def persistent(patient: Patient) -> None:
-    answer = {**driver.asked(patient.host), "persistence": [True, True]}
-    patient.patch.setattr("gpushim.doctor.driver._asked", lambda host: answer)
+    answer = {**check_driver.asked(patient.host), "persistence": [True, True]}
+    patient.patch.setattr("gpushim.doctor.check_driver._asked", lambda host: answer)
 
 
 def correct_the_root(patient: Patient) -> None:

@@ -62,7 +62,7 @@ def nvml_fails(patient: Patient) -> None:
 def nvml_hangs(patient: Patient) -> None:
     patient.host_of(seconds=1)
     patient.reread()
-    patient.patch.setattr("gpushim.doctor.driver.GRACE", 0.5)
+    patient.patch.setattr("gpushim.doctor.check_driver.GRACE", 0.5)
     patient.gpus.behave(hang=True)
 
 
@@ -225,7 +225,7 @@ def libraries_twice(patient: Patient) -> None:
 def nvml_is_too_slow(patient: Patient) -> None:
     patient.host_of(seconds=1)
     patient.reread()
-    patient.patch.setattr("gpushim.doctor.driver.GRACE", 0.5)
+    patient.patch.setattr("gpushim.doctor.check_driver.GRACE", 0.5)
     patient.gpus.behave(delay_ms=2500)
 
 
@@ -245,7 +245,7 @@ def nvml_of_another_version(patient: Patient) -> None:
 @fault("nvml", "warning", "nvidia-ml-py", by=hands.with_pynvml)
 def no_pynvml(patient: Patient) -> None:
     answer = {"error": "", "source": "proc", "notes": ["Python's nvidia-ml-py cannot be used"], "gpus": []}
-    patient.patch.setattr("gpushim.doctor.driver._asked", lambda host: answer)
+    patient.patch.setattr("gpushim.doctor.check_driver._asked", lambda host: answer)
 
 
 @fault("persistence", "warning", "persistence mode is off", effect=hands.persistent)

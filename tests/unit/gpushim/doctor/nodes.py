@@ -16,7 +16,7 @@ from typing import Any
 
 import gpushim
 from gpushim.containers.kubelet import CHECKPOINT
-from gpushim.doctor import device_plugin
+from gpushim.doctor import check_device_plugin
 from gpushim.refresh import keep
 from unit.gpushim.doctor.fault import State, into
 from unit.gpushim.doctor.patient import Patient
@@ -189,7 +189,7 @@ def ours_has_no_socket_of_its_own(patient: Patient) -> None:
 
 @fault("kubernetes-device-plugin", "warning", "does not answer at")
 def ours_is_stopped(patient: Patient) -> None:
-    patient.patch.setattr(device_plugin, "SECONDS", 0.2)
+    patient.patch.setattr(check_device_plugin, "SECONDS", 0.2)
     our_plugin(patient, held(patient), None)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import state
+from gpushim.doctor import check_state
 from unit.gpushim.doctor.patient import Patient
 
 pytestmark = pytest.mark.slow
@@ -54,9 +54,9 @@ def test_the_reason_and_its_fix(patient: Patient, name: str) -> None:
     path = Path(patient.state, "inventory.json")
     break_it(patient, path)
     patient.reread()
-    (found,) = state.snapshot(patient.host)
+    (found,) = check_state.snapshot(patient.host)
     assert (found.verdict, found.fix) == ("warning", "gpushim refresh")
     assert words in found.evidence
     if name != "a directory":  # the disk's own trouble
         assert patient.refresh("--force")[0] == 0
-        assert [each.verdict for each in state.snapshot(patient.host)] == ["ok"]
+        assert [each.verdict for each in check_state.snapshot(patient.host)] == ["ok"]

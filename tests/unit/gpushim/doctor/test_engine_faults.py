@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.doctor import checks, host
+from gpushim.doctor import check_host, checks
 from gpushim.engines.docker import on_path
 from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
@@ -159,7 +159,7 @@ def test_a_dockerd_that_was_told_to_reload_is_not_too_old(unlisted: Patient) -> 
 def test_strangers_without_end_do_not_bury_the_rest(patient: Patient) -> None:
     patient.host.impostors = [Impostor("dockerd", pid, 1000, "it is user 1000's") for pid in range(5000)]
     patient.host.impostors.append(Impostor("dockerd", 5001, 0, f"{origin.UNSAFE}, /opt/x/dockerd"))
-    found = list(host.impostors(patient.host))
+    found = list(check_host.impostors(patient.host))
     assert found[0].verdict == "warning"
-    assert len(found) == host.SHOWN + 1
-    assert found[-1].evidence == f"so do {5001 - host.SHOWN} more processes"
+    assert len(found) == check_host.SHOWN + 1
+    assert found[-1].evidence == f"so do {5001 - check_host.SHOWN} more processes"

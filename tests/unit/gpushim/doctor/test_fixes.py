@@ -17,14 +17,23 @@ from typing import Any
 import pytest
 
 from gpushim import doctor
-from gpushim.doctor import Finding, cdi, checks, device_nodes, driver, grants, host, state
+from gpushim.doctor import (
+    Finding,
+    check_cdi,
+    check_device_nodes,
+    check_driver,
+    check_grants,
+    check_host,
+    check_state,
+    checks,
+)
 from unit.gpushim.doctor import cdi_states, hands, host_states, own_states
 from unit.gpushim.doctor.fault import State
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
 
 pytestmark = pytest.mark.slow
 DOC = REPOSITORY / "docs/doctor.md"
-MODULES = (driver, device_nodes, state, host, cdi, grants)
+MODULES = (check_driver, check_device_nodes, check_state, check_host, check_cdi, check_grants)
 STATES = [*host_states.STATES, *own_states.STATES, *cdi_states.STATES]
 BY_NAME = {state.name: state for state in STATES}
 Site = tuple[str, int]  # file and line of a call of `warning` or `broken`

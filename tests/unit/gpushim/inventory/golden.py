@@ -35,7 +35,7 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 import fakehost
 from fakehost import smallelf
 from gpushim.ground.model import File
-from gpushim.inventory import files, loader
+from gpushim.inventory import driver_files, loader
 from gpushim.paths import rooted
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "inventory"
@@ -71,7 +71,9 @@ class Root:
         """Return what is found, and the notes."""
         notes: list[str] = []
         of_root = self.settings
-        return files.find(of_root["root"], of_root["version"], notes, mps=of_root["mps"], machine=self.machine), notes
+        return driver_files.find(
+            of_root["root"], of_root["version"], notes, mps=of_root["mps"], machine=self.machine
+        ), notes
 
     def _at(self, path: str) -> str:
         return path[5:] if path.startswith("host:") else rooted.inside(self.settings["root"], path)
@@ -163,7 +165,7 @@ def main() -> None:
     for layout in fakehost.layouts.LIBDIRS:
         with tempfile.TemporaryDirectory() as folder:
             host = fakehost.build(folder, 1, layout=layout, complete=True, mps=True, nodes=False)
-            found = files.find(host.root, host.driver, [], mps="/run/nvidia-mps")
+            found = driver_files.find(host.root, host.driver, [], mps="/run/nvidia-mps")
         (DATA / f"host-{layout}.json").write_text(dump(found), encoding="utf-8")
 
 

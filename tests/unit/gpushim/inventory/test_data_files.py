@@ -1,4 +1,4 @@
-"""The driver's files that are no libraries. Whole inventories are in test_files_golden.py."""
+"""The driver's files that are no libraries. Whole inventories are in test_driver_files_golden.py."""
 
 from __future__ import annotations
 

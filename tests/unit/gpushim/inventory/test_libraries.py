@@ -1,4 +1,4 @@
-"""Which file of a library is taken, and the links beside it. Whole inventories are in test_files_golden.py."""
+"""Which file of a library is taken, and the links beside it. Whole inventories are in test_driver_files_golden.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import fakehost
 from fakehost import smallelf
 from gpushim.ground.model import File
-from gpushim.inventory import files
+from gpushim.inventory import driver_files
 from gpushim.inventory.loader import ABIS, BELOW, Loader, read_cache
 from unit.gpushim.inventory.golden import LIBC6, loader_cache
 
@@ -33,17 +33,17 @@ def cache(root: Path, *entries: tuple[str, str, str]) -> None:
 def entries(root: Path, capability: str, machine: str = "x86_64") -> dict[str, File]:
     loader = Loader(str(root), machine, read_cache(str(root), []), [])
     loader.settle(VERSION)
-    return {os.path.basename(entry["path"]): entry for entry in files.entries(loader, capability, VERSION, [])}
+    return {os.path.basename(entry["path"]): entry for entry in driver_files.entries(loader, capability, VERSION, [])}
 
 
-@pytest.mark.parametrize("capability", files.LIBRARIES)
+@pytest.mark.parametrize("capability", driver_files.LIBRARIES)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "i386"])
 def test_every_library_of_the_list(tmp_path: Path, machine: str, capability: str) -> None:
     folder = tmp_path / f"usr/lib/{machine}-linux-gnu"
-    for name in files.LIBRARIES[capability]:
+    for name in driver_files.LIBRARIES[capability]:
         library(Path(f"{folder}{BELOW.get(name, '')}/{name}.{VERSION}"), f"{name}.1", machine)
     found = entries(tmp_path, capability, machine)
-    assert list(found) == [f"{name}.{VERSION}" for name in files.LIBRARIES[capability]]
+    assert list(found) == [f"{name}.{VERSION}" for name in driver_files.LIBRARIES[capability]]
     assert {entry["kind"] for entry in found.values()} == {"library32" if machine == "i386" else "library"}
 
 
@@ -52,7 +52,7 @@ def test_every_library_of_the_list(tmp_path: Path, machine: str, capability: str
 )
 def test_known_directories(tmp_path: Path, folder: str) -> None:
     library(tmp_path / folder / f"libcuda.so.{VERSION}", "libcuda.so.1")
-    assert files.library(str(tmp_path), "libcuda.so", VERSION, "x86_64") == f"/{folder}/libcuda.so.{VERSION}"
+    assert driver_files.library(str(tmp_path), "libcuda.so", VERSION, "x86_64") == f"/{folder}/libcuda.so.{VERSION}"
 
 
 @pytest.mark.parametrize("stranger", ["i386", "aarch64"])
@@ -63,14 +63,14 @@ def test_library_for_another_machine_comes_first(tmp_path: Path, stranger: str, 
     if where == "cache":
         cache(tmp_path, ("x86_64", "libcuda.so.1", f"/{TRIPLET}/libcuda.so.{VERSION}"))
     assert entries(tmp_path, "compute")[f"libcuda.so.{VERSION}"]["path"] == f"/usr/lib64/libcuda.so.{VERSION}"
-    assert files.library(str(tmp_path), "libcuda.so", VERSION, "x86_64") == f"/usr/lib64/libcuda.so.{VERSION}"
+    assert driver_files.library(str(tmp_path), "libcuda.so", VERSION, "x86_64") == f"/usr/lib64/libcuda.so.{VERSION}"
 
 
 def test_other_machines_are_no_trouble_worth_a_note(tmp_path: Path) -> None:
     library(tmp_path / f"usr/lib/libcuda.so.{VERSION}", "libcuda.so.1", "i386")
     cache(tmp_path)
     notes: list[str] = []
-    found = files.find(str(tmp_path), VERSION, notes, machine="x86_64")
+    found = driver_files.find(str(tmp_path), VERSION, notes, machine="x86_64")
     assert (found["compute"], notes) == ([], [])
     assert found["compute32"][0]["path"] == f"/usr/lib/libcuda.so.{VERSION}"
 
@@ -80,7 +80,7 @@ def test_damage_is_told_once_though_both_machines_look(tmp_path: Path) -> None:
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / f"usr/lib/libcuda.so.{VERSION}").write_text("garbage")
     notes: list[str] = []
-    files.find(str(tmp_path), VERSION, notes, machine="x86_64")
+    driver_files.find(str(tmp_path), VERSION, notes, machine="x86_64")
     assert notes == [f"{tmp_path}/usr/lib/libcuda.so.{VERSION} is left out: it is not an ELF file of this byte order"]
 
 
@@ -164,7 +164,7 @@ def test_damaged_entries_of_32_bit_libraries_in_the_cache(tmp_path: Path) -> Non
     data = (tmp_path / "etc/ld.so.cache").read_bytes()
     (tmp_path / "etc/ld.so.cache").write_bytes(data[:-1])  # the last string does not end
     notes: list[str] = []
-    found = files.find(str(tmp_path), VERSION, notes, machine="x86_64")
+    found = driver_files.find(str(tmp_path), VERSION, notes, machine="x86_64")
     assert found["compute"][0]["path"] == f"/{TRIPLET}/libcuda.so.{VERSION}"
     assert len(notes) == 1
     assert "no string ends" in notes[0]
@@ -173,7 +173,7 @@ def test_damaged_entries_of_32_bit_libraries_in_the_cache(tmp_path: Path) -> Non
 def test_versions_without_any_link(tmp_path: Path) -> None:
     for version in ("535.183.01", "550.54.14"):
         library(tmp_path / f"usr/lib64/libcuda.so.{version}", "libcuda.so.1")
-    assert files.versions(str(tmp_path), "x86_64") == ["550.54.14", "535.183.01"]
+    assert driver_files.versions(str(tmp_path), "x86_64") == ["550.54.14", "535.183.01"]
 
 
 def test_found_beside_the_main_libraries(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_found_beside_the_main_libraries(tmp_path: Path) -> None:
     assert "libnvidia-egl-gbm.so.1.1.0" in entries(root, "graphics")
 
 
-@pytest.mark.parametrize("capability", files.LIBRARIES)
+@pytest.mark.parametrize("capability", driver_files.LIBRARIES)
 @pytest.mark.parametrize("machine", ["x86_64", "i386"])
 def test_a_library_that_no_list_knows(tmp_path: Path, machine: str, capability: str) -> None:
     """A new driver's new library, which its others may load, comes with what computes and with what draws."""
@@ -231,7 +231,7 @@ def test_unlisted_library_that_is_damaged_or_foreign(tmp_path: Path) -> None:
     library(tmp_path / f"{TRIPLET}/libnvidia-other.so.{VERSION}", "libnvidia-other.so.1", "aarch64")
     (tmp_path / f"{TRIPLET}/libnvidia-brandnew.so.{VERSION}").write_text("garbage")
     notes: list[str] = []
-    found = files.find(str(tmp_path), VERSION, notes, machine="x86_64")
+    found = driver_files.find(str(tmp_path), VERSION, notes, machine="x86_64")
     assert (found["compute"], found["graphics"]) == ([], [])
     assert [note for note in notes if "left out" in note] == [
         f"{tmp_path}/{TRIPLET}/libnvidia-brandnew.so.{VERSION} is left out: it is not an ELF file of this byte order"

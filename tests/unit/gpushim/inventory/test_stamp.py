@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.doctor import state
+from gpushim.doctor import check_state
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, GpushimError
 from gpushim.ground.model import Stamp
@@ -269,7 +269,7 @@ def test_without_times_an_instance_is_its_place(tree: Path) -> None:
 
 def test_what_covers_a_member_is_a_fact(tree: Path) -> None:
     assert set(survey.COVER.values()) - {"life", "own"} == set(facts(tree)) - {"majors"}
-    assert set(state.FACTS) == set(facts(tree))
+    assert set(check_state.FACTS) == set(facts(tree))
 
 
 @pytest.mark.parametrize(("mode", "uid", "expected"), [(0o755, 0, True), (0o777, 0, False), (0o755, 1234, False)])

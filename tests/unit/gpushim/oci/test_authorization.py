@@ -14,7 +14,7 @@ import pytest
 from gpuhook.nvidia import container_cli_configure
 from gpushim.config import policy
 from gpushim.decision.plan import plan
-from gpushim.doctor import grants
+from gpushim.doctor import check_grants
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import authorization, device_list, request
 from gpushim.oci.authorization import SOURCES, SWITCHES, TABLE, VARIABLES
@@ -106,7 +106,7 @@ def rules(holds: set[str]) -> Any:
 
 def asking(grant: str, privileged: bool, ask: dict[str, Any]) -> dict[str, Any]:
     """A config.json that asks for one thing, and has a GPU by a mount if that thing is none."""
-    paths = [*ask.get("mounts", ()), *([] if grant in grants.DEVICES else [f"{DIR}/0"])]
+    paths = [*ask.get("mounts", ()), *([] if grant in check_grants.DEVICES else [f"{DIR}/0"])]
     env = ["NVIDIA_REQUIRE_CUDA=cuda>=1", *ask.get("env", ())]
     return {
         "process": {"env": env, "capabilities": {"bounding": ["CAP_SYS_ADMIN"] if privileged else []}},
@@ -160,7 +160,7 @@ def test_every_cell_is_expected_and_asked_for() -> None:
 def test_the_table(grant: str, source: str, privileged: bool) -> None:
     """Under every combination of the switches, a container gets what the cell says and no more."""
     needs = EXPECTED[grant, source][privileged]
-    by_mount = {MOUNTS} if source in ("variable", "mount", "policy") and grant not in grants.DEVICES else set()
+    by_mount = {MOUNTS} if source in ("variable", "mount", "policy") and grant not in check_grants.DEVICES else set()
     for holds in SETTINGS:
         got = what_comes(grant, privileged, ASKS[grant, source], holds)
         if grant == "mps":
@@ -194,7 +194,7 @@ def test_what_has_no_cell_is_an_error(grant: str, source: str, privileged: bool)
 
 def test_every_variable_and_word_of_the_doctor_has_a_row() -> None:
     assert set(VARIABLES.values()) <= set(TABLE)
-    assert {*grants.DEVICES, *authorization.BESIDE} == set(TABLE)
+    assert {*check_grants.DEVICES, *authorization.BESIDE} == set(TABLE)
     assert {f"NVIDIA_{name.upper()}" for name in authorization.FEATURES} <= set(VARIABLES)
 
 

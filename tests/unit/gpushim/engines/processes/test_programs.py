@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.doctor import Host, cdi, check_podman, kubernetes, report
+from gpushim.doctor import Host, check_cdi, check_kubernetes, check_podman, report
 from gpushim.engines import crio
 from gpushim.engines import podman as podman_settings
 from gpushim.engines.containerd import process
@@ -25,9 +25,9 @@ NAMES = ("podman", "docker", "dockerd", "systemctl", "kubectl", "k3s", "containe
 WISH, PLAN = Options("nvidia", "/usr/bin/gpushim-runtime"), Planned("/x", [], [])
 CALLERS: dict[str, Callable[[Host], Any]] = {
     "doctor, podman": lambda host: list(check_podman.program(host)),
-    "doctor, versions of engines": cdi._engines,
+    "doctor, versions of engines": check_cdi._engines,
     "doctor, report": report._versions,
-    "doctor, RuntimeClass": lambda host: list(kubernetes.runtime_class(host)),
+    "doctor, RuntimeClass": lambda host: list(check_kubernetes.runtime_class(host)),
     "configure podman": lambda _: podman_settings.verify(WISH, PLAN),
     "configure crio": lambda _: crio.verify(WISH, PLAN),
     "configure containerd": lambda _: process.dump(process.Daemon("/x")),

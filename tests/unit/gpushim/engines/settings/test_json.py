@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushim.engines.settings import edits, syntax
+from gpushim.engines.settings import syntax, text_edits
 from gpushim.engines.settings.syntax import BOM
 from gpushim.engines.settings.text import Json
 from gpushim.ground.errors import GpushimError
@@ -122,7 +122,7 @@ def test_numbers_are_compared_as_they_are_written() -> None:
 @pytest.mark.parametrize("edit", ["put", "drop", "copy"])
 def test_an_edit_that_says_anything_else_is_refused(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Json, "additions", (lambda found, keys, value: '{"a": "x"}',))
-    monkeypatch.setattr(edits, "cut", lambda found, keys: "{")
+    monkeypatch.setattr(text_edits, "cut", lambda found, keys: "{")
     calls = {
         "put": lambda: Json('{"theirs": 1}').put(("a",), "x"),
         "drop": lambda: Json('{"theirs": 1, "a": 2}').drop(("a",)),

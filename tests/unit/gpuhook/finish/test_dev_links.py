@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.finish import finish, nodes
+from gpuhook.finish import dev_links, finish
 from gpuhook.finish.options import Options
 from gpuhook.live import roots
 from gpuhook.live.roots import own_dev, own_mounts
@@ -189,5 +189,5 @@ def test_all_gpus_of_a_dev(root: Path) -> None:
         dev(root, f"{nodes_} touch '{root}/dev/nvidia1' '{root}/dev/nvidia-x' '{root}/dev/nvidia٣'")
     ) as pid:
         top = Rootfs(f"/proc/{pid}", str(root))
-        assert nodes.gpus(top) == [5, 12]
+        assert dev_links.gpus(top) == [5, 12]
         os.close(top.fd)

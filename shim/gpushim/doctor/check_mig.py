@@ -1,6 +1,6 @@
 """The check of GPUs in MIG mode: what a container gets that names one, or asks for all.
 
-Out of scope: whether NVML knows instances (driver.py), their device nodes (device_nodes.py).
+Out of scope: whether NVML knows instances (check_driver.py), their device nodes (check_device_nodes.py).
 """
 
 from __future__ import annotations

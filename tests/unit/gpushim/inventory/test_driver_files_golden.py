@@ -12,7 +12,7 @@ import pytest
 from pyfakefs.fake_filesystem import FakeFilesystem
 
 import fakehost
-from gpushim.inventory import files, loader
+from gpushim.inventory import driver_files, loader
 from unit.gpushim.inventory import golden
 from unit.gpushim.inventory.machine import Machine
 
@@ -47,7 +47,7 @@ def test_firmware_of_the_running_kernel_comes_first(fs: FakeFilesystem) -> None:
         fs.create_file(f"/lib/firmware{folder}/nvidia/1.2/gsp_ga10x.bin", contents="x")
     found = []
     for folder in (f"/updates/{release}", "/updates", f"/{release}", ""):
-        (entry,) = files.find("/", "1.2", [])["any"]
+        (entry,) = driver_files.find("/", "1.2", [])["any"]
         found.append(entry["path"].replace(folder + "/nvidia", "/nvidia"))
         fs.remove(entry["path"])
     assert found == ["/lib/firmware/nvidia/1.2/gsp_ga10x.bin"] * 4
@@ -61,7 +61,7 @@ def test_real_tree(machine: Machine, layout: str) -> None:
     found = machine.refreshed()["files"]
     wanted = expected(f"host-{layout}")
     assert found == {**wanted, "mps": []}  # which is looked for only where the policy wants it
-    assert files.find(host.root, host.driver, [], mps="/run/nvidia-mps") == wanted
+    assert driver_files.find(host.root, host.driver, [], mps="/run/nvidia-mps") == wanted
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_full_driver_in_time(tmp_path: Path) -> None:
     times = []
     for _ in range(5):  # the processor's time: this machine may do other things meanwhile
         start = time.process_time()
-        found = files.find(host.root, host.driver, [], mps="/run/nvidia-mps")
+        found = driver_files.find(host.root, host.driver, [], mps="/run/nvidia-mps")
         times.append(time.process_time() - start)
     assert found == expected("host-debian")
     assert min(times) < BUDGET

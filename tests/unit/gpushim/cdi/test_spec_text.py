@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushim.cdi import text
+from gpushim.cdi import spec_text
 from gpushim.ground.bounds import SPEC
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.cdi import hosts
@@ -23,19 +23,19 @@ PLAIN = st.recursive(
 
 @given(st.dictionaries(TEXTS, PLAIN, max_size=3), st.sampled_from(["json", "yaml"]))
 def test_what_is_written_reads_the_same(document: dict[str, Any], form: str) -> None:
-    found, _ = text.parse(text.render(document, form).encode(), "it")
+    found, _ = spec_text.parse(spec_text.render(document, form).encode(), "it")
     assert found == document
 
 
 def test_format_is_told_from_the_content(tmp_path: Path) -> None:
     for form in ("json", "yaml"):
-        (tmp_path / "spec").write_text(text.render(hosts.foreign(), form))
-        assert text.read(str(tmp_path / "spec")) == (hosts.foreign(), form)
+        (tmp_path / "spec").write_text(spec_text.render(hosts.foreign(), form))
+        assert spec_text.read(str(tmp_path / "spec")) == (hosts.foreign(), form)
 
 
 def test_yaml_names_nothing_twice_by_alias() -> None:
     shared = {"env": ["A=b"]}
-    assert "&" not in text.render({"a": shared, "b": shared}, "yaml")
+    assert "&" not in spec_text.render({"a": shared, "b": shared}, "yaml")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_yaml_names_nothing_twice_by_alias() -> None:
     ],
 )
 def test_extension_decides_over_the_option(path: str, wanted: str, form: str, warned: bool) -> None:
-    found, warning = text.form_of(path, wanted)
+    found, warning = spec_text.form_of(path, wanted)
     assert (found, bool(warning)) == (form, warned)
 
 
@@ -61,14 +61,14 @@ def test_extension_decides_over_the_option(path: str, wanted: str, form: str, wa
 def test_file_that_is_no_spec_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "spec").write_bytes(data)
     with pytest.raises(GpushimError, match=says):
-        text.read(str(tmp_path / "spec"))
+        spec_text.read(str(tmp_path / "spec"))
 
 
 def test_file_that_is_not_there_is_refused() -> None:
     with pytest.raises(GpushimError, match="/none cannot be read: No such file"):
-        text.read("/none")
+        spec_text.read("/none")
 
 
 def test_json_is_one_line() -> None:
-    assert json.loads(text.render(hosts.foreign(), "json")) == hosts.foreign()
-    assert text.render(hosts.foreign(), "json").count("\n") == 1
+    assert json.loads(spec_text.render(hosts.foreign(), "json")) == hosts.foreign()
+    assert spec_text.render(hosts.foreign(), "json").count("\n") == 1

@@ -1,6 +1,6 @@
 """Checks of device plugins: gpushim's own, which is asked, others beside it, and how containers are told.
 
-Out of scope: kubelet (kubelet.py); why devices are unhealthy, which `gpushim device-plugin status` says.
+Out of scope: kubelet (check_kubelet.py); why devices are unhealthy, which `gpushim device-plugin status` says.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpushim.doctor import (
     then,
     warning,
 )
-from gpushim.doctor.kubelet import PLUGIN_UNIT, POD_AGAIN, plugin_again, setting, then_plugin
+from gpushim.doctor.check_kubelet import PLUGIN_UNIT, POD_AGAIN, plugin_again, setting, then_plugin
 from gpushim.engines.processes import ask
 from gpushim.ground import seen
 from gpushim.ground.errors import quote, visible

@@ -10,7 +10,7 @@ import pytest
 
 import fakehost
 from gpushim.ground.model import File
-from gpushim.inventory import files
+from gpushim.inventory import driver_files
 
 VERSION = "535.183.01"
 LIB = "usr/lib/x86_64-linux-gnu"
@@ -23,7 +23,7 @@ def root(tmp_path: Path) -> Path:
 
 def find(root: Path, version: str = VERSION) -> tuple[dict[str, list[File]], list[str]]:
     notes: list[str] = []
-    return files.find(str(root), version, notes), notes
+    return driver_files.find(str(root), version, notes), notes
 
 
 def entry(found: dict[str, list[File]], ending: str) -> File:
@@ -41,7 +41,7 @@ def test_a_path_under_two_capabilities_has_one_entry(root: Path) -> None:
 
 
 def test_no_32_bit_files_beside_other_machines(root: Path) -> None:
-    assert not [key for key in files.find(str(root), VERSION, [], machine="aarch64") if key.endswith("32")]
+    assert not [key for key in driver_files.find(str(root), VERSION, [], machine="aarch64") if key.endswith("32")]
 
 
 def test_link_for_linking_only_where_the_host_has_it(root: Path) -> None:
@@ -66,7 +66,7 @@ def test_two_versions_side_by_side(root: Path) -> None:
     (root / LIB / "libcuda.so.1").symlink_to(other.name)
     found, _ = find(root)
     assert entry(found, f"libcuda.so.{VERSION}")["soname"] == "libcuda.so.1"
-    assert files.versions(str(root))[0] == "550.54.14"
+    assert driver_files.versions(str(root))[0] == "550.54.14"
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "truncated", "fifo", "directory", "loop"])
@@ -133,9 +133,9 @@ def test_links_never_leave_the_root(root: Path, tmp_path_factory: pytest.TempPat
     ("name", "lost"), [("libcuda", "find no CUDA"), ("libnvidia-ml", "nvidia-smi in containers finds no driver")]
 )
 def test_library_without_which_the_others_are_of_no_use(root: Path, name: str, lost: str) -> None:
-    assert files.lacking(str(root), VERSION) == []
+    assert driver_files.lacking(str(root), VERSION) == []
     (root / LIB / f"{name}.so.{VERSION}").unlink()
-    (sentence,) = files.lacking(str(root), VERSION)
+    (sentence,) = driver_files.lacking(str(root), VERSION)
     assert f"{name}.so.{VERSION} below {root}" in sentence
     assert lost in sentence
 
@@ -147,7 +147,7 @@ def test_a_name_that_is_not_utf_8_is_left_out(root: Path) -> None:
     (root / LIB / name).rename(odd / name)
     (root / LIB / name).symlink_to(f"../{odd.name}/{name}")
     found, notes = find(root)
-    kept = files.usable(found, notes)
+    kept = driver_files.usable(found, notes)
     assert not [file for group in kept.values() for file in group if f"{odd.name}/" in file["path"]]
     assert {file["path"] for file in kept["utility"]} == {file["path"] for file in found["utility"]}
     assert rf"/usr/lib/\udcff/{name} is left out: its name or a link to it is not UTF-8; rename it" in notes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.doctor import Finding, checks, mig
+from gpushim.doctor import Finding, check_mig, checks
 from unit.gpushim.doctor.patient import Patient
 
 
@@ -19,7 +19,7 @@ def divide(patient: Patient, devices: Any) -> None:
 def looked(patient: Patient) -> list[Finding]:
     patient.gpus.update()
     assert patient.refresh("--force")[0] == 0  # as `gpushim refresh` does
-    return list(mig.instances(patient.host))
+    return list(check_mig.instances(patient.host))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_is_said(patient: Patient, devices: Any, verdicts: list[str], words
 
 def test_a_stale_snapshot_says_nothing(patient: Patient) -> None:
     patient.gpus.remove_node("nvidia-uvm")
-    assert [each.verdict for each in mig.instances(patient.host)] == ["skipped"]
+    assert [each.verdict for each in check_mig.instances(patient.host)] == ["skipped"]
 
 
 def test_both_ways_out_of_a_gpu_without_instances(patient: Patient) -> None:
@@ -51,4 +51,4 @@ def test_both_ways_out_of_a_gpu_without_instances(patient: Patient) -> None:
         assert f"-i {patient.gpus.gpus[1].uuid} -mig 0" in found.fix
         divide(patient, out)
         assert [each.verdict for each in looked(patient)] == ["ok"]
-    assert checks.table(())["mig"] is mig.instances
+    assert checks.table(())["mig"] is check_mig.instances

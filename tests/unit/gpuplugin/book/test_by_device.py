@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.book import records
-from gpuplugin.book.records import FORGOTTEN, PLUGIN, Given
+from gpuplugin.book import by_device
+from gpuplugin.book.by_device import FORGOTTEN, PLUGIN, Given
 from gpuplugin.devices.changes import Settled
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import Share, replicated
@@ -32,7 +32,7 @@ SLICES = {GPU: replicated([UNITS[ONE]], 2, Share(TIME_SLICING))}
     ],
 )
 def test_what_was_given_out_last(page: Any, ids: list[tuple[str, str]], found: dict[str, set[str]]) -> None:
-    assert {name: {*row} for name, row in records.devices(page, UNITS, ids).items()} == found
+    assert {name: {*row} for name, row in by_device.devices(page, UNITS, ids).items()} == found
 
 
 def given(name: str = ONE, resource: str = GPU, way: tuple[str, str] = WHOLE) -> list[Given]:
@@ -64,15 +64,15 @@ def test_a_gift_that_excludes_another_is_refused_and_not_noted(
 ) -> None:
     page = book(divisions, entries)
     with pytest.raises(GpushimError, match=why):
-        records.give(page, gift, PLUGIN, "", 7.0)
+        by_device.give(page, gift, PLUGIN, "", 7.0)
     assert page == book(divisions, entries)
 
 
 def test_a_gift_is_noted_beside_those_of_the_same_way() -> None:
     page = book({ONE: division(2)}, {f"{GPU} {ONE}::0": entry(way=SLICED)})
-    after, new = records.give(page, given(f"{ONE}::1", way=SLICED), PLUGIN, "", 7.0)
+    after, new = by_device.give(page, given(f"{ONE}::1", way=SLICED), PLUGIN, "", 7.0)
     assert page == book({ONE: division(2)}, {f"{GPU} {ONE}::0": entry(way=SLICED)})  # which others have, too
-    assert [(name, one["time"]) for _, name, one in records.entries(after)] == [
+    assert [(name, one["time"]) for _, name, one in by_device.entries(after)] == [
         (f"{ONE}::0", 5.0),
         (f"{ONE}::1", 7.0),
     ]
@@ -82,15 +82,15 @@ def test_a_gift_is_noted_beside_those_of_the_same_way() -> None:
 def test_a_division_that_waits_stays_as_it_was() -> None:
     page = book(entries={f"{GPU} {ONE}": entry()})
     settled = Settled({}, waits=frozenset({ONE}), occupied=frozenset({ONE}))
-    found = records.noted(page, SLICES, {GPU: {ONE: UNITS[ONE]}}, settled, UNITS, 2)
+    found = by_device.noted(page, SLICES, {GPU: {ONE: UNITS[ONE]}}, settled, UNITS, 2)
     assert found == page
 
 
 def test_one_that_is_free_is_the_new_owners_and_what_was_given_before_is_over() -> None:
     page = book(entries={f"{GPU} {ONE}": entry()})
-    found = records.noted(page, SLICES, {GPU: {ONE: UNITS[ONE]}}, Settled({}, NOBODY, NOBODY), UNITS, 2)
+    found = by_device.noted(page, SLICES, {GPU: {ONE: UNITS[ONE]}}, Settled({}, NOBODY, NOBODY), UNITS, 2)
     assert found["gpus"][ONE]["divisions"][ONE]["parts"][GPU]["count"] == 2
-    assert (records.owners(found), found["turn"], [*records.entries(found)]) == ({ONE: 2}, page["turn"] + 1, [])
+    assert (by_device.owners(found), found["turn"], [*by_device.entries(found)]) == ({ONE: 2}, page["turn"] + 1, [])
 
 
 def test_ids_that_there_were_more_of_stay_while_somebody_may_have_them() -> None:
@@ -98,12 +98,12 @@ def test_ids_that_there_were_more_of_stay_while_somebody_may_have_them() -> None
     served = {GPU: {one.id: one for one in more[GPU]}}
     counts = []
     for occupied in (frozenset({ONE}), NOBODY):
-        found = records.noted(page, SLICES, served, Settled({}, NOBODY, occupied), UNITS, 1)
+        found = by_device.noted(page, SLICES, served, Settled({}, NOBODY, occupied), UNITS, 1)
         counts.append(found["gpus"][ONE]["divisions"][ONE]["parts"][GPU]["count"])
     assert counts == [4, 2]
 
 
 def test_an_owner_alone_is_no_turn() -> None:
     desired = {GPU: [UNITS[ONE]]}
-    found = records.noted(book(), desired, {GPU: {ONE: UNITS[ONE]}}, Settled({}, NOBODY, NOBODY), UNITS, 2)
-    assert (records.owners(found), found["turn"]) == ({ONE: 2}, 0)
+    found = by_device.noted(book(), desired, {GPU: {ONE: UNITS[ONE]}}, Settled({}, NOBODY, NOBODY), UNITS, 2)
+    assert (by_device.owners(found), found["turn"]) == ({ONE: 2}, 0)

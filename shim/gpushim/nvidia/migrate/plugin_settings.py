@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpushim.cdi import text
+from gpushim.cdi import spec_text
 from gpushim.config import policy
 from gpushim.ground import bounds
 from gpushim.ground.errors import CONFIG, GpushimError, quote
@@ -53,7 +53,7 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
     if len(data) > bounds.PLUGIN_FILE:
         raise GpushimError(f"{path} has more than {bounds.PLUGIN_FILE >> 10} KiB; make it smaller", CONFIG)
     try:
-        found, _ = text.parse(data, path)
+        found, _ = spec_text.parse(data, path)
     except GpushimError as error:  # whose code is that of a CDI spec
         raise GpushimError(str(error), CONFIG) from None
     _check_size(found, path)

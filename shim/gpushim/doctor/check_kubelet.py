@@ -1,6 +1,6 @@
 """Checks of the kubelet of this node: its directory, its socket, and what its checkpoint says it has given out.
 
-Out of scope: device plugins (device_plugin.py); the cluster (kubernetes.py).
+Out of scope: device plugins (check_device_plugin.py); the cluster (check_kubernetes.py).
 """
 
 from __future__ import annotations

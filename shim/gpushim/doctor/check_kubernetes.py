@@ -16,8 +16,8 @@ from gpushim.doctor import (
     broken,
     check_containerd,
     check_crio,
-    device_plugin,
-    kubelet,
+    check_device_plugin,
+    check_kubelet,
     ok,
     restarting,
     skipped,
@@ -107,11 +107,11 @@ def template(host: Host) -> Iterator[Finding]:
 
 
 CHECKS = {
-    "kubernetes-node": kubelet.node,
-    "kubernetes-kubelet": kubelet.listens,
-    "kubernetes-device-plugin": device_plugin.registered,
-    "kubernetes-checkpoint": kubelet.checkpoint,
-    "kubernetes-strategy": device_plugin.strategy,
+    "kubernetes-node": check_kubelet.node,
+    "kubernetes-kubelet": check_kubelet.listens,
+    "kubernetes-device-plugin": check_device_plugin.registered,
+    "kubernetes-checkpoint": check_kubelet.checkpoint,
+    "kubernetes-strategy": check_device_plugin.strategy,
     "kubernetes-runtime-class": runtime_class,
     "kubernetes-template": template,
 }

@@ -1,6 +1,6 @@
 """Checks of NVIDIA's driver: kernel module, libraries, NVML, persistence mode, the host's library cache.
 
-Out of scope: device nodes (device_nodes.py).
+Out of scope: device nodes (check_device_nodes.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, ok, skipped, some, text, warning
 from gpushim.engines.processes import ask
-from gpushim.inventory import files, gpus, modules, procfs
+from gpushim.inventory import driver_files, gpus, modules, procfs
 from gpushim.inventory.data_files import PERSISTENCED
 from gpushim.inventory.loader import CACHE, TELLTALES, Loader, read_cache
 from gpushim.paths import rooted
@@ -92,15 +92,15 @@ def agreement(host: Host) -> Iterator[Finding]:
     if not version:
         yield skipped(NO_DRIVER)
         return
-    found = files.versions(root)
-    if any(files.library(root, name, version) for name in TELLTALES):
+    found = driver_files.versions(root)
+    if any(driver_files.library(root, name, version) for name in TELLTALES):
         others = [each for each in found if each != version]
         if others:
             yield warning(
                 f"libraries of {version}, as the module has it, and also of {some(others)} are below {root}",
                 "remove the packages of the other version; containers get the module's",
             )
-        lacking = files.lacking(root, version)
+        lacking = driver_files.lacking(root, version)
         for sentence in lacking:
             evidence, _, fix = sentence.partition("; ")
             yield warning(evidence, f"{fix}; then {REFRESH}")
@@ -183,7 +183,7 @@ def cache(host: Host) -> Iterator[Finding]:
     elif any(path.endswith("." + version) for path in known):
         yield ok("the library cache has the driver's libraries")
     else:
-        found = next(filter(None, (files.library(root, name, version) for name in TELLTALES)), "")
+        found = next(filter(None, (driver_files.library(root, name, version) for name in TELLTALES)), "")
         folder = os.path.dirname(found)
         searched = any(f"{each}/".encode() in data for each in (folder, folder.removeprefix("/usr")))  # merged or not
         yield warning(

@@ -11,7 +11,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, ok, skipped, some, warning
-from gpushim.doctor.driver import NO_DRIVER
+from gpushim.doctor.check_driver import NO_DRIVER
 from gpushim.inventory import earlier, ensure, nodes, procfs
 from gpushim.paths.rooted import inside
 

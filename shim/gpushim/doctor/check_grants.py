@@ -1,6 +1,6 @@
 """Checks of what the policy lets an image get by itself, whoever runs it: read from the table of authorization.
 
-Out of scope: whether config.toml is valid (state.py).
+Out of scope: whether config.toml is valid (check_state.py).
 """
 
 from __future__ import annotations

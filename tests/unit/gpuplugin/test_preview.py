@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin import explain
+from gpuplugin import preview
 from gpuplugin.allocation import cdi
 from gpuplugin.mps import mps
 from gpuplugin.settings import settings, sharing
@@ -28,7 +28,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     def report(way: str) -> dict[str, Any]:
         said = settings.resolve({}, {}, {"device-list-strategy": [way]}, "")
         said.sharing = sharing.read({"mps": {"resources": [{"name": "gpu", "replicas": 4}]}}, "f", [])
-        return explain.report(["gpu=1"], said)
+        return preview.report(["gpu=1"], said)
 
     return report
 

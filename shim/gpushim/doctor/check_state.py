@@ -1,6 +1,6 @@
 """Checks of gpushim's own things: configuration, snapshot, log, the files that are installed, Python.
 
-Out of scope: CDI specs (cdi.py).
+Out of scope: CDI specs (check_cdi.py).
 """
 
 from __future__ import annotations
