@@ -1,7 +1,8 @@
 """Settings as text, TOML or JSON: read strictly, and edited so that all that is not edited stays as it was written.
 
-An edit is tried in several forms (text_edits.py). The first counts after which the text, read again, says exactly what
-was there with the change, and has every comment. Out of scope: either's grammar (syntax.py); files; what settings mean.
+An edit is tried in several forms (text_edits.py). The first counts after which the text, read again, says exactly
+what was there with the change, and has every comment.
+Out of scope: either's grammar (syntax.py); files; what settings mean.
 """
 
 from __future__ import annotations
