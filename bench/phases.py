@@ -5,7 +5,7 @@
 
 Needs root, gcc and strace. Two views, medians of N runs (default 20): the system calls of one start as
 `strace -r` times them, summed between milestones (under strace everything is slower, so only the shares count), and
-the modules that each imports without its joined file (`-X importtime`), in milliseconds.
+the modules that each imports without its precompiled file (`-X importtime`), in milliseconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CREATE = [
 ]
 HOOK = [
     ("Python: start", r"execve\("),
-    ("Python: imports", r"openat\(.*prestart.*\.joined|openat\(.*gpuhook/__pycache__"),
+    ("Python: imports", r"openat\(.*prestart.*\.precompiled|openat\(.*gpuhook/__pycache__"),
     ("state, rootfs", r"openat\(.*/dev/null"),
     ("links", r"symlinkat\("),
     ("loader's cache", r"openat\(.*ld\.so\.cache"),

@@ -213,7 +213,7 @@ def _identity(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
-            return "" if fields[0] in ("Z", "X") else f"{system.boot()} {fields[19]}"
+            return "" if fields[0] in ("Z", "X") else f"{system.boot() or ''} {fields[19]}"
     except (OSError, IndexError):
         return ""
 

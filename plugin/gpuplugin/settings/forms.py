@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Optional
 
 from gpuplugin.settings.resources import LONGEST_NAME, NAME, PREFIX
-from gpushim.ground.bounds import LISTED, PLUGIN_ENTRIES, PLUGIN_KEY, PLUGIN_PATTERN, PLUGIN_REPLICAS
+from gpushim.ground.bounds import LISTED, MEANT, PLUGIN_ENTRIES, PLUGIN_PATTERN, PLUGIN_REPLICAS
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 from gpushim.oci import selection
 
@@ -128,7 +128,7 @@ def meant(key: str, known: Sequence[str]) -> str:
     """Return the known key that an unknown one may mean; "" if there is none like it."""
     from difflib import get_close_matches  # only for a file with a wrong key
 
-    return next(iter(get_close_matches(key, known, 1)), "") if len(key) <= PLUGIN_KEY else ""
+    return next(iter(get_close_matches(key, known, 1)), "") if len(key) <= MEANT else ""
 
 
 def table(value: Any, path: str, name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`gpushim device-plugin`: ask the device plugin of this node, which may be absent; it listens on a socket.
 
-Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control.control, gpuplugin.control.status).
+Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Engines write config.json again for each container. A unit with `ExecStart=gpushim-runtime run` starts the same bundle
 at each boot, with other GPUs on the host, another request, or none. So a create keeps what the engine wrote beside
-its own result (bundle.kept). Where config.json still is that result, the next create starts from what was kept. Where
-it is not, this module finds in the two what the first create has added, and takes that out and nothing else. Where
-nothing usable is kept, or not for this config.json, it takes out all that a plan could have written.
+its own result (bundle.saved). Where config.json still is that result, the next create starts from what was kept.
+Where it is not, this module finds in the two what the first create has added, and takes out that alone. Where nothing
+usable is kept, or not for this config.json, it takes out all that a plan could have written.
 
 A create is known by what neither engines nor CDI specs of ours write: our hook with the path of a rootfs, or a mount
 of prepared libraries; or, by what was kept, by all the rules that it has added. Without any of these nothing is

@@ -1,7 +1,7 @@
 """Find out what is wrong with this host: checks that look and change nothing.
 
 A check is a function that takes a Host and yields what it found; checks.py lists them by name and runs them, each
-within a deadline. Programs that a check starts have deadlines of their own (renew.py).
+within a deadline. Programs that a check starts have deadlines of their own (engines/processes/ask.py).
 Out of scope: printing (cli/doctor.py); fixing, which the findings tell how to do.
 """
 
@@ -45,14 +45,15 @@ class Finding:
             "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise. Paths and other
             words from outside are quoted as one word of the shell, with no apostrophe beside them.
         check: name of the check.
-        blocks: beginnings of the names of the checks whose fixes cannot work before this one's, if it is BROKEN.
+        blocks: which fixes cannot work before this one's, if it is BROKEN: the beginning of a check's name, and of a
+            command in its fix.
     """
 
     verdict: str
     evidence: str
     fix: str = ""
     check: str = ""
-    blocks: tuple[str, ...] = ()
+    blocks: tuple[tuple[str, str], ...] = ()
 
     def data(self) -> dict[str, str]:
         """Return it for JSON."""
@@ -208,7 +209,7 @@ def warning(evidence: str, fix: str) -> Finding:
     return Finding(WARNING, evidence, fix)
 
 
-def broken(evidence: str, fix: str, blocks: tuple[str, ...] = ()) -> Finding:
+def broken(evidence: str, fix: str, blocks: tuple[tuple[str, str], ...] = ()) -> Finding:
     """Return a finding: containers get no GPUs, or not all that they ask for."""
     return Finding(BROKEN, evidence, fix, blocks=blocks)
 

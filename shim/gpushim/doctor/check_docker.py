@@ -75,7 +75,7 @@ def runtime(host: Host) -> Iterator[Finding]:
         if wrong := _wrong(host, path, engine):
             # A restart, and what configure writes, would end it.
             sentence = f"dockerd (process {engine.pid}) would not start again: {wrong}"
-            yield broken(sentence, corrected(path), ("docker-",))
+            yield broken(sentence, corrected(path), (("docker-", ""),))
             continue
         info, named = _info(host, engine), dockerd.programs(engine)
         written = [name for name, program in named.items() if executes_ours(program, engine)]

@@ -107,7 +107,7 @@ def agreement(host: Host) -> Iterator[Finding]:
         if not others and not lacking:
             yield ok(f"module and libraries are {version}")
     elif found:
-        yield broken(str(gpus.mismatch(version, found[0])), "reboot", ("library-cache",))
+        yield broken(str(gpus.mismatch(version, found[0])), "reboot", (("library-cache", "ldconfig"),))
     else:
         yield broken(
             f"the module {version} is loaded, but there are no libraries of the driver below {root}",
@@ -199,7 +199,7 @@ def asked(host: Host) -> dict[str, Any]:
 
 def _asked(host: Host) -> dict[str, Any]:
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "listing.py")
-    python = sys.executable
+    python = sys.executable or "/usr/bin/python3"
     seconds = host.settings["refresh"]["deadline-seconds"] + GRACE
     version = procfs.module_version(host.proc) or ""
     answer = ask.program([python, "-IB", script, host.driver["root"], host.proc, version, host.state], seconds)

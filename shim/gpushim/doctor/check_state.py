@@ -27,7 +27,7 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.engines.processes import ask, table
+from gpushim.engines.processes import ask
 from gpushim.engines.settings import setup
 from gpushim.ground import seen, system
 from gpushim.ground.errors import GpushimError
@@ -268,6 +268,6 @@ def programs(host: Host) -> Iterator[Finding]:
     try:
         yield ok(" and ".join(setup.installed(name) for name in (setup.PROGRAM, setup.HOOK)) + " are there")
     except GpushimError as error:
-        # `gpushim configure` and `gpushim refresh` write the same again before they are there.
-        blocks = ("cdi-paths", *(f"{name}-" for name in table.ENGINES))
+        # These write the same again before they are there.
+        blocks = (("", "gpushim configure"), ("", "gpushim-hook"), ("cdi-paths", "gpushim refresh"))
         yield broken(str(error), host.install("them"), blocks)

@@ -129,7 +129,8 @@ def run(look_at: Host) -> list[Finding]:
 def _after(one: Finding, found: list[Finding]) -> Finding:
     """Remove a fix that must wait for another finding's, and name that."""
     for first in found if one.fix else ():
-        if first.verdict == BROKEN and first.check != one.check and one.check.startswith(first.blocks):
+        blocked = any(one.check.startswith(check) and command in one.fix for check, command in first.blocks)
+        if first.verdict == BROKEN and first.check != one.check and blocked:
             return replace(one, evidence=f"{one.evidence}; {first.check} comes first", fix="")
     return one
 

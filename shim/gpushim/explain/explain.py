@@ -18,7 +18,7 @@ from gpushim.explain import not_given
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
 from gpushim.inventory import present
 from gpushim.oci import authorization, bundle, propagation, require, selection
-from gpushim.oci.device_list import DEVICE_LIST, DEVICES
+from gpushim.oci.device_list import DEVICE_LIST, DEVICES, legacy
 from gpushim.oci.edits import Edit, apply
 from gpushim.oci.hookargs import OPTIONS
 
@@ -179,9 +179,9 @@ def _looked_at(
         yield {"what": _cut(what), "value": _cut(value), "from": by, "effect": effect}
     asked = decision.request
     if asked and CAPABILITIES not in [what for what, _, _ in found]:
-        given, default = settings["requests"]["default-capabilities"], policy.defaults()["requests"]
-        named = given == asked.capabilities and given != default["default-capabilities"]
-        by = "[requests] default-capabilities" if named else "default"
+        given, default = settings["requests"], policy.defaults()["requests"]
+        named = given["default-capabilities"] != default["default-capabilities"]
+        by = "[requests] default-capabilities" if named and not legacy(dict(environment(spec))) else "default"
         value, effect = ",".join(asked.capabilities), decision.effects[CAPABILITIES]
         yield {"what": CAPABILITIES, "value": value, "from": by, "effect": effect}
     if asked:

@@ -12,6 +12,7 @@ import posix
 from typing import TYPE_CHECKING
 
 from gpushim.decision import plan
+from gpushim.ground import bounds
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import authorization, request
 from gpushim.oci.hookargs import LOADERS
@@ -112,7 +113,7 @@ def meant(name: str, swarm: Iterable[str] = ()) -> str:
         one that differs little, as by a letter, or by case and hyphens; "" if none does, or the name counts itself.
     """
     known = [*authorization.VARIABLES, *swarm]
-    if name in known or name.startswith(PREFIX):
+    if name in known or name.startswith(PREFIX) or len(name) > bounds.MEANT:
         return ""
     plain = name.upper().replace("-", "_")
     found = difflib.get_close_matches(plain, known, 1, CLOSE)

@@ -29,7 +29,7 @@ YAML_DIGITS = 64  # of a number; Python before 3.9.14 takes hours for some
 # NVIDIA's file of the device plugin, which may be a ConfigMap of whoever has rights on that alone.
 PLUGIN_FILE = 256 << 10  # bytes; a file with ten profiles has 5 KiB
 PLUGIN_NODES = 10_000  # values, with what aliases stand for; a profile has about 30
-PLUGIN_KEY = 64  # characters of an unknown key for which a known one is looked for
+MEANT = 64  # characters of an unknown name for which a known one is looked for
 PLUGIN_REPLICAS = 1000  # of a device; kubelet takes 60 000 devices of a resource
 PLUGIN_SHARES = 16384  # devices that are made of a node's; each renewal costs the loop 10 us for one
 PLUGIN_ENTRIES = 256  # of a list below sharing: each is held against others, and against each GPU

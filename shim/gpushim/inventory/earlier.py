@@ -88,7 +88,7 @@ def save_indices(state: str, snapshot: Snapshot) -> None:
 
 
 def _indices(found: Any) -> list[Known]:
-    """Read what `save` or a refresh has written; nothing if that is of another boot, not NVML's, or damaged."""
+    """Read what `save_indices` or a refresh wrote; nothing if that is of another boot, not NVML's, or damaged."""
     try:
         if found.get("stamp", found)["boot"] != system.boot() or found.get("source", "nvml") != "nvml":
             return []

@@ -24,12 +24,12 @@ UNASKED = "GPUs come from /proc/driver/nvidia, and MIG instances are not listed"
 GPU_LIMIT = 256
 DEFAULT_MODE = 0o666  # of the driver's nodes
 _MAY_MODIFY = re.compile(r"^(ModifyDeviceFiles:\s*)1$", re.MULTILINE)
-# The first line of the version file: "... Kernel Module  535.183.01  <date>", and more words for the open module.
 _NONE: Mapping[str, Gpu] = MappingProxyType({})
 MOMENT = 0.02  # seconds, longer than a tick of the kernel's clock for files
 LOOKS = 3  # more at procfs, a moment apart, of which two that are next to each other are the same
 DRI = "/dev/dri"
 _DRM = re.compile(r"card\d+|renderD\d+")
+# The first line of the version file: "... Kernel Module  535.183.01  <date>", and more words for the open module.
 _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 

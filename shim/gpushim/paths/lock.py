@@ -29,37 +29,48 @@ def held(path: str, seconds: float = SECONDS) -> Iterator[None]:
     """Hold a lock in the body.
 
     Args:
-        path: absolute, of its file, which is made where it is missing, as its directories are.
+        path: absolute, of its file, which is made where it is missing, and again where it is removed meanwhile.
         seconds: to wait for who holds it.
 
     Raises:
         GpushimError: it is still held, or others could hold it, or it cannot be made.
     """
-    fd = _opened(path)
-    try:
-        end = time.monotonic() + seconds
-        while not _taken(fd):
+    end = time.monotonic() + seconds
+    while True:
+        fd = _opened(path)
+        try:
+            if _taken(fd, path):
+                yield
+                return
             if time.monotonic() > end:
                 raise GpushimError(
                     f"{path} is held by {_holder(fd)} for more than {seconds:g} seconds; see what that does, or end "
                     "it, then do this again",
                     FAILED,
                 )
-            time.sleep(_PAUSE)
-        yield
-    finally:
-        os.close(fd)
+        finally:
+            os.close(fd)
+        time.sleep(_PAUSE)
 
 
-def is_held(path: str) -> bool:
-    """Say whether who locks a file lives: the kernel releases its lock when it ends, whatever happens."""
+def is_held(path: str, known: bool = True) -> bool:
+    """Say whether who locks a file lives: the kernel releases its lock when it ends, whatever happens.
+
+    Args:
+        path: of the file; of one that others could lock, it is no matter whether they do.
+        known: what this user may not open is held by nobody.
+
+    Raises:
+        PermissionError: without `known`, this user may not open it.
+    """
     try:
         fd = os.open(path, _LOOK)
-    except OSError:
+    except OSError as error:
+        if isinstance(error, PermissionError) and not known:
+            raise
         return False
     try:
-        status = os.fstat(fd)
-        if status.st_mode & trust.FILE_TYPE != trust.REGULAR or trust.others_may(status):
+        if not private(os.fstat(fd)):
             return False
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -69,27 +80,33 @@ def is_held(path: str) -> bool:
     return False
 
 
+def private(status: os.stat_result) -> bool:
+    """Say whether a file is one that nobody but root and this user can open, and so lock."""
+    regular = status.st_mode & trust.FILE_TYPE == trust.REGULAR
+    return regular and trust.trusted(status.st_uid) and not status.st_mode & 0o077
+
+
 def _opened(path: str) -> int:
     folder = os.path.dirname(path)
     try:
-        if not os.path.isdir(folder):
-            os.makedirs(folder, 0o755, exist_ok=True)
         fd = os.open(path, _OPEN, 0o600)
     except OSError as error:
         raise GpushimError(f"the lock {path} cannot be made: {error.strerror}; see what is there", FAILED) from None
-    status = os.fstat(fd)
-    if not trust.ours(folder) or not trust.trusted(status.st_uid) or status.st_mode & 0o077:
+    if not trust.ours(folder) or not private(os.fstat(fd)):
         os.close(fd)
         raise GpushimError(f"others could hold the lock {path}; remove it, and make {folder} root's alone", FAILED)
     return fd
 
 
-def _taken(fd: int) -> bool:
+def _taken(fd: int, path: str) -> bool:
+    """Lock the file, unless somebody holds it or another is at its path by now."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except (BlockingIOError, FileNotFoundError):
         return False
-    return True
+    except OSError as error:
+        raise GpushimError(f"the lock {path} cannot be held: {error.strerror}; see what is there", FAILED) from None
 
 
 def _holder(fd: int) -> str:

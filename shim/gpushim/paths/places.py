@@ -171,24 +171,24 @@ def replaceable(path: str) -> str:
     Raises:
         OSError: a name is not there, or there are too many links.
     """
-    found = []
-    sticky = ""
+    found: list[str] = []
 
     def allow(fd: int, status: os.stat_result, _left: int) -> None:
-        nonlocal sticky
         ours = trust.trusted(status.st_uid)
-        found.extend([sticky] if sticky and not ours else [])
-        sticky = ""
+        if not ours and _anybodys(os.path.dirname(_where(fd, path))):
+            found.append(os.path.dirname(_where(fd, path)))
         if stat.S_ISLNK(status.st_mode):
             found.extend([] if ours else [_where(fd, path)])
-        elif stat.S_ISDIR(status.st_mode) and trust.others_may(status) and not os.fstatvfs(fd).f_flag & os.ST_RDONLY:
-            if ours and status.st_mode & stat.S_ISVTX:
-                sticky = _where(fd, path)
-            else:
-                found.append(_where(fd, path))
+        elif stat.S_ISDIR(status.st_mode) and not (ours and status.st_mode & stat.S_ISVTX) and _anybodys(fd):
+            found.append(_where(fd, path))
 
     os.close(walk_from("/", path, allow))
     return found[0] if found else ""
+
+
+def _anybodys(folder: int | str) -> bool:
+    """Say whether others may make names in a directory (fd or path), be it none but their own, as in a sticky one."""
+    return trust.others_may(os.stat(folder)) and not os.statvfs(folder).f_flag & os.ST_RDONLY
 
 
 def folders(path: str) -> list[str]:

@@ -44,7 +44,8 @@ def ours(folder: str) -> bool:
 
 def in_user_namespace() -> bool:
     """Say whether this process is in a user namespace other than the host's."""
-    return (system.text("/proc/self/uid_map", 256) or "").split() != ["0", "0", "4294967295"]
+    found = system.text("/proc/self/uid_map", 256)
+    return found is not None and found.split() != ["0", "0", "4294967295"]
 
 
 def identity(path: str) -> Identity | None:

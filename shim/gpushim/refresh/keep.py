@@ -235,6 +235,8 @@ class Lock:
             return
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+            if not lock.private(os.fstat(self._fd)):
+                os.unlink(self._path)  # others may hold it; the next look makes another
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # doctor looks just now, another one runs, or the disk is full
             self.leave()
@@ -255,10 +257,7 @@ def runs(state: str) -> bool:
     Raises:
         PermissionError: this user may not know.
     """
-    path = f"{state}/{LOCK}"
-    if os.path.lexists(path) and not os.access(path, os.R_OK):
-        raise PermissionError(path)
-    return lock.is_held(path)
+    return lock.is_held(f"{state}/{LOCK}", known=False)
 
 
 def _same(fd: int, path: str) -> bool:

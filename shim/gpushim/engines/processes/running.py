@@ -2,7 +2,7 @@
 
 Whatever a process says of itself, it is an engine only if root (for an ordinary user: that user) alone could have
 started it where it is: by its user ids, its namespaces, its cgroup, and by who may write its program. Others that
-bear an engine's name are strangers: nothing that they name is opened. No path of any process is ever executed.
+bear an engine's name are impostors: nothing that they name is opened. No path of any process is ever executed.
 What runs in a PID namespace of its own (an engine inside a container) is somebody else's.
 Out of scope: what the settings say; asking the engine (its own module).
 """
@@ -201,13 +201,13 @@ def same_file(one: str, other: str) -> bool:
 
 
 def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor | None:
-    """Judge a process: an engine, a stranger with an engine's name, or neither."""
+    """Judge a process: an engine, an impostor with an engine's name, or neither."""
     first = _cmdline(folder)
     argv = tuple(os.fsdecode(word) for word in first[0].split(b"\0")[:-1])
     exe = first[1].removesuffix(" (deleted)")
     called = [os.path.basename(word) for word in (exe, *argv[:1])]
     named = [name for name in called if name in CONFIG_OPTIONS]
-    # A namespace that this user may not see is taken for this one: its owner makes it a stranger.
+    # A namespace that this user may not see is taken for this one: its owner makes it an impostor.
     here, there = origin.link(f"{proc}/self/ns/pid"), origin.link(f"{folder}/ns/pid")
     if not named or not argv or (there or here) != here:
         return None

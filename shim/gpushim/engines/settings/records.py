@@ -119,7 +119,10 @@ def _gone(base: str) -> bool:
 
 def locked() -> AbstractContextManager[None]:
     """Hold off other `gpushim configure` of the same user."""
-    return lock.held(f"{_directory(RUN)}/{LOCK}")
+    folder = _directory(RUN)
+    with contextlib.suppress(OSError):  # of which the lock tells
+        os.makedirs(folder, 0o755, exist_ok=True)
+    return lock.held(f"{folder}/{LOCK}")
 
 
 def _directory(roots: str) -> str:

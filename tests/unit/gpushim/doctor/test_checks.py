@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,19 +108,25 @@ def test_the_page_lists_every_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "first"),
-    [("docker-cdi", "one"), ("docker-hook", "one"), ("cdi-paths", "one"), ("snapshot", "")],
+    ("check", "fix", "first"),
+    [
+        ("docker-cdi", "systemctl restart docker", "one"),
+        ("cdi-paths", "gpushim refresh", "one"),
+        ("cdi-paths", "rm it", ""),
+        ("snapshot", "gpushim refresh", ""),
+        ("kubernetes-template", "gpushim configure containerd", "one"),
+        ("containerd-restarted", "systemctl restart containerd", ""),
+    ],
 )
 def test_a_fix_that_cannot_work_before_another_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, check: str, first: str
+    monkeypatch: pytest.MonkeyPatch, check: str, fix: str, first: str
 ) -> None:
-    blocking = lambda _: iter([broken("x", "install it", ("docker-", "cdi-paths", "one"))])  # noqa: E731
-    waiting = lambda _: iter([warning("so it is", "gpushim refresh")])  # noqa: E731
-    monkeypatch.setattr(checks, "table", lambda named: {"one": blocking, check: waiting})
-    blocked, last = checks.run(Host())
-    assert blocked.fix == "install it"
-    expected = (f"so it is; {first} comes first", "") if first else ("so it is", "gpushim refresh")
-    assert (last.evidence, last.fix) == expected
+    blocks = (("docker-", ""), ("cdi-paths", "gpushim refresh"), ("", "gpushim configure"))
+    found = [("one", broken("x", "install it", blocks)), (check, warning("so it is", fix))]
+    monkeypatch.setattr(checks, "table", lambda named: dict(found))
+    monkeypatch.setattr(checks, "judge", lambda name, one, _: [replace(one, check=name)])
+    last = checks.run(Host())[-1]
+    assert (last.evidence, last.fix) == ((f"so it is; {first} comes first", "") if first else ("so it is", fix))
 
 
 def restarted(patient: Patient) -> None:

@@ -121,6 +121,7 @@ def test_looking_at_a_rootfs_leaves_nothing_open(tmp_path: Path) -> None:
         ("NVIDIA_REQIRE_CUDA", "NVIDIA_REQUIRE_*"),
         ("NVIDIA_REQUIRED_CUDA", "NVIDIA_REQUIRE_*"),
         ("A_GPUS", "A_GPU"),
+        ("NVIDIA_REQIRE_" + "X" * 60, ""),  # an image may make names as long as it likes
         ("NVIDIA_REQUIRE_CUDA", ""),
         (DEVICES, ""),
         ("NVIDIA_VISIBLE", ""),

@@ -16,9 +16,39 @@ HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX);
 
 
 def test_it_is_one_that_nobody_else_can_open(tmp_path: Path) -> None:
-    path = tmp_path / "gpushim" / "lock"
+    path = tmp_path / "lock"
     with lock.held(str(path)):
-        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o022) == (0o600, 0)
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_directory_is_made_for_it(tmp_path: Path) -> None:
+    with pytest.raises(GpushimError, match="cannot be made: No such file"), lock.held(str(tmp_path / "none/lock")):
+        pass
+
+
+def test_of_two_that_take_it_one_has_the_file_that_is_there(tmp_path: Path) -> None:
+    """Somebody removes the file, or its directory, while one waits: who comes later makes another."""
+    path, later = tmp_path / "gpushim" / "lock", tmp_path / "later"
+    path.parent.mkdir()
+    with lock.held(str(path)):
+        path.parent.rename(later)
+        path.parent.mkdir()
+        with lock.held(str(path), 0.1), pytest.raises(GpushimError, match="is held"), lock.held(str(path), 0.1):
+            pass
+
+
+def test_who_waits_for_a_file_that_is_removed_takes_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, first = tmp_path / "lock", lock.held(str(tmp_path / "lock"))
+    first.__enter__()
+
+    def pause(_: float) -> None:
+        path.unlink()
+        first.__exit__(None, None, None)
+        monkeypatch.undo()
+
+    monkeypatch.setattr("time.sleep", pause)
+    with lock.held(str(path), 1), pytest.raises(GpushimError, match="is held"), lock.held(str(path), 0.05):
+        pass
 
 
 def test_the_holder_is_named_after_the_deadline(tmp_path: Path) -> None:

@@ -168,6 +168,18 @@ def test_links_in_circles_and_too_many(tmp_path: Path) -> None:
     assert places.folders(str(tmp_path / "loop")) == [str(tmp_path)]
 
 
+@pytest.mark.parametrize("way", ["rd/../evil", "link", "evil"])
+def test_a_strangers_name_in_a_sticky_directory_however_it_is_reached(tmp_path: Path, way: str) -> None:
+    (tmp_path / "rd").mkdir()
+    (tmp_path / "evil").touch()
+    (tmp_path / "link").symlink_to("evil")
+    strangers("evil")(tmp_path)
+    tmp_path.chmod(0o1777)
+    assert places.replaceable(f"{tmp_path}/{way}") == str(tmp_path)
+    tmp_path.chmod(0o755)
+    assert places.replaceable(f"{tmp_path}/{way}") == ""
+
+
 def test_where_it_shows_that_another_file_is_there(top: Path) -> None:
     assert places.folders(f"{top}/map/x") == [f"{top}/{name}" for name in ("map", "map/..1", "deep/target")]
 

@@ -64,8 +64,10 @@ def test_the_next_one_has_it_when_the_first_has_ended(tmp_path: Path) -> None:
 
 
 def test_who_may_not_know_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / keep.LOCK).touch()
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(PermissionError):
         keep.runs(str(tmp_path))
 
@@ -84,3 +86,15 @@ def test_who_keeps_holds_it_until_it_stops(tmp_path: Path, monkeypatch: pytest.M
     assert keep.runs(str(tmp_path))
     kept.stop()
     assert not keep.runs(str(tmp_path))
+
+
+def test_a_file_that_others_hold_is_made_again(tmp_path: Path) -> None:
+    path, lock = tmp_path / keep.LOCK, keep.Lock(str(tmp_path))
+    path.touch(0o644)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert not keep.runs(str(tmp_path))
+        lock.take()
+        lock.take()
+        assert keep.runs(str(tmp_path))
+        assert path.stat().st_mode & 0o777 == 0o600
