@@ -24,7 +24,6 @@ WHOLE = PREFIX + "gpu"
 # annotation, which has the same limit, has the name and more in it (allocation.ANNOTATION).
 LONGEST_NAME = 45
 NAME = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-STRATEGIES = ("none", "single", "mixed")
 GONE = "the host does not have it any more"
 ALL_IN_ONE = {"wsl": "all", "tegra": "tegra"}  # platforms whose GPUs are one device, and its id
 
@@ -95,7 +94,7 @@ def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list
 
     Args:
         snapshot: of its inventory, without an error.
-        strategy: what becomes of MIG instances, one of STRATEGIES.
+        strategy: what becomes of MIG instances, none, single or mixed.
         excluded: GPUs and MIG instances that are not given out, by index, UUID or PCI address.
         notes: gets a sentence for each device that is left out, and each entry of `excluded` that means none.
 

@@ -72,17 +72,22 @@ def explain(
 
         device_plugin.become(*(f"--explain={text}" for text in kubernetes), f"--format={form}")
     if docker:
-        from gpushim.engines.docker import inspect  # a fifth of the command's time, with an HTTP client
-
-        found = inspect.inspect(docker)
-        report = story.explain(found.spec, "", found.origins, found.rootfs, found.by_hook)
-        report["notes"] = [*found.notes, *report["notes"]]
+        report = _inspected(docker)
     elif target:
         folder, spec = _read(target)
         report = story.explain(spec, folder)
     else:
         report = story.explain(*_described(env, annotation, mount, privileged))
     _end(report, form)
+
+
+def _inspected(name: str) -> dict[str, Any]:
+    from gpushim.engines.docker import inspect  # a fifth of the command's time, with an HTTP client
+
+    found = inspect.inspect(name)
+    report = story.explain(found.spec, "", found.origins, found.rootfs, found.by_hook)
+    report["notes"] = [*found.notes, *report["notes"]]
+    return report
 
 
 def _end(report: dict[str, Any], form: str) -> None:

@@ -31,6 +31,7 @@ def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
     """
     from gpushim.ground.errors import GpushimError
     from gpushim.inventory import driver_files, earlier, gpus, modules, nvml
+    from gpushim.paths import rooted
 
     notes: list[str] = []
     found: dict[str, Any] = {"seconds": 0.0, "error": "", "persistence": [], "notes": notes}
@@ -38,7 +39,7 @@ def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         begin, session = time.monotonic(), None
         with contextlib.suppress(nvml.UnusableError):  # gpus.read says it
-            session = path and stack.enter_context(nvml.session(driver_files.inside(root, path), lambda what: None))
+            session = path and stack.enter_context(nvml.session(rooted.inside(root, path), lambda what: None))
         found["seconds"] = time.monotonic() - begin
         try:  # initialised, it costs nothing
             silent = earlier.hung_now(state, proc, modules.sys_dir(root))

@@ -18,12 +18,8 @@ from typing import TYPE_CHECKING
 from gpushim.ground.elf import ForeignError
 from gpushim.ground.errors import quote
 from gpushim.inventory import data_files
-from gpushim.inventory.data_files import SOCKETS as SOCKETS
-from gpushim.inventory.loader import BELOW, Loader, read_cache, soname
-from gpushim.inventory.loader import TELLTALES as TELLTALES
+from gpushim.inventory.loader import BELOW, TELLTALES, Loader, read_cache, soname
 from gpushim.paths import rooted, trust
-from gpushim.paths.rooted import inside as inside
-from gpushim.paths.rooted import resolve as resolve
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -153,7 +149,7 @@ def watched(root: str, version: str, found: dict[str, list[File]], busy: Contain
         above, _, name = path.rpartition("/")
         folder = rooted.nearest(root, above)
         if not rooted.mistrust(root, folder):
-            crowded = folder in CROWDED or inside(root, folder) in busy
+            crowded = folder in CROWDED or rooted.inside(root, folder) in busy
             watched.add(f"{folder.rstrip('/')}/{name}" if crowded else folder)
     return sorted(watched)
 
@@ -186,7 +182,7 @@ def _mistrust(root: str, entry: File) -> str:
     real = rooted.resolve(root, entry["path"]) or entry["path"]
     problem = rooted.mistrust(root, os.path.dirname(real))
     with contextlib.suppress(OSError):
-        if not problem and trust.others_may(os.lstat(inside(root, real))):
+        if not problem and trust.others_may(os.lstat(rooted.inside(root, real))):
             problem = f"others than root may change {real}"
     return problem and f"{entry['path']} is left out: {problem}"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import driver_files, nvml, procfs
 from gpushim.inventory.earlier import FAILS, Indices, instead
+from gpushim.paths import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,7 @@ def read(
         path = driver_files.library(root, "libnvidia-ml.so", version)
         if path is None:
             raise nvml.UnusableError(f"there is no libnvidia-ml.so.{version} below {root}")
-        with nvml.session(driver_files.inside(root, path), waiting) as session:
+        with nvml.session(rooted.inside(root, path), waiting) as session:
             return _ask(session, proc, known, indices, version, notes, waiting, hung)
     except nvml.UnusableError as error:
         if error.mismatch:

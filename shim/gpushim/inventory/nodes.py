@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.inventory import ensure, modules, procfs
 from gpushim.inventory.earlier import instead
-from gpushim.inventory.ensure import CAPS_DIR, CONTROL_NODES, GRANTED_CAPS, IMEX_DIR
+from gpushim.inventory.ensure import CAPS_DIR, CONTROL_NODES, GRANTED_CAPS, IMEX_CHANNEL, IMEX_DIR
 from gpushim.paths import trust
 from gpushim.paths.rooted import inside
 
@@ -111,8 +111,7 @@ def features(nodes: dict[str, Node]) -> dict[str, list[str]]:
 
 def imex_channels(nodes: dict[str, Node]) -> list[int]:
     """List the numbers of the IMEX channels among the nodes, in order."""
-    prefix = IMEX_DIR + "/channel"
-    return sorted(int(path[len(prefix) :]) for path in nodes if path.startswith(prefix))
+    return sorted(int(path[len(IMEX_CHANNEL) :]) for path in nodes if path.startswith(IMEX_CHANNEL))
 
 
 def watched(nodes: dict[str, Node], more: list[str]) -> list[str]:

@@ -13,7 +13,9 @@ from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import data_files, driver_files, ensure, gpus, modules, nodes, platforms, procfs
+from gpushim.inventory.data_files import SOCKETS
 from gpushim.inventory.earlier import still
+from gpushim.inventory.loader import TELLTALES
 from gpushim.paths import rooted
 from gpushim.paths.logfile import now
 
@@ -221,7 +223,7 @@ def _check_driver(version: str | None, root: str, proc: str) -> None:
             "run gpushim refresh",
             INVENTORY,
         )
-    if any(driver_files.library(root, name, version) for name in driver_files.TELLTALES):
+    if any(driver_files.library(root, name, version) for name in TELLTALES):
         return
     installed = driver_files.versions(root)
     if installed:
@@ -238,12 +240,12 @@ def _watched(snapshot: Snapshot, other: Platform | None, proc: str, busy: set[st
     if other:
         return [*other["watched"]]
     watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
-    paths = [*driver_files.SOCKETS]
+    paths = [*SOCKETS]
     if not snapshot["error"]:  # which is looked at again soon
         found = driver_files.find(driver["root"], driver["version"], [])
         paths += driver_files.watched(driver["root"], driver["version"], found, busy)
-    return [driver_files.inside(driver["dev-root"], path) for path in watched] + [
-        driver_files.inside(driver["root"], path) for path in paths
+    return [rooted.inside(driver["dev-root"], path) for path in watched] + [
+        rooted.inside(driver["root"], path) for path in paths
     ]
 
 
@@ -251,7 +253,7 @@ def _mps_control(root: str, mps: MpsPolicy) -> list[str]:
     """List the path that shows a stamp whether MPS runs, if nobody but root can make or remove it."""
     pipes = mps["pipe-directory"]
     watched = mps["enabled"] and not rooted.mistrust(root, pipes)
-    return [driver_files.inside(root, pipes) + "/control"] if watched else []
+    return [rooted.inside(root, pipes) + "/control"] if watched else []
 
 
 def _nodes_in_use(snapshot: Snapshot) -> list[str]:

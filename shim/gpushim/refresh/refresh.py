@@ -184,20 +184,25 @@ def _renewed(
             raise lack  # rather than have it be everybody's
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
-        earlier.save_indices(state, snapshot)  # before anybody goes by them
-        if settings["driver"]["library-directory"]:
-            hardlinks.add(snapshot)
-        save.for_hook(snapshot)
-        published = copy.copy(snapshot)
-        publish.on_refresh(published)  # first, for who sees the snapshot goes by its spec
-        save.save(state, snapshot)
-        snapshot["notes"] = published["notes"]  # what CDI lacks is no reason for what a container does not get
+        _save(state, settings, snapshot)
     if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
         _warn(notes)
         return snapshot
     _warn(snapshot["notes"])
     logs.logger.info("%d GPUs and %d MIG instances listed", len(snapshot["gpus"]), len(snapshot["mig"]))
     return snapshot
+
+
+def _save(state: str, settings: Policy, snapshot: Snapshot) -> None:
+    """Save a snapshot, and what goes by it; its notes then have what CDI lacks, too."""
+    earlier.save_indices(state, snapshot)  # before anybody goes by them
+    if settings["driver"]["library-directory"]:
+        hardlinks.add(snapshot)
+    save.for_hook(snapshot)
+    published = copy.copy(snapshot)
+    publish.on_refresh(published)  # first, for who sees the snapshot goes by its spec
+    save.save(state, snapshot)
+    snapshot["notes"] = published["notes"]  # what CDI lacks is no reason for what a container does not get
 
 
 def _surveyed(

@@ -204,7 +204,7 @@ def _copied(base: str, change: Change, notes: list[str]) -> list[tuple[str, byte
 
 
 def _copy(base: str, number: int) -> str:
-    return base + records.COPY + (f".{number + 1}" if number else "")
+    return base + exchange.COPY + (f".{number + 1}" if number else "")
 
 
 def _is_recorded(change: Change) -> bool:

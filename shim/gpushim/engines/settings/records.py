@@ -26,7 +26,7 @@ from gpushim.paths.places import Place
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-BEFORE, AFTER, COPY = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
+BEFORE, AFTER = ".before-gpushim", ".after-gpushim"
 DIRECTORY, RUN = system.LASTING_DIR, system.STATE_DIR
 NAME, LOCK = "configured", "configure.lock"
 

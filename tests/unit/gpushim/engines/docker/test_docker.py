@@ -23,6 +23,7 @@ from gpushim.engines.settings.setup import Options, Plan
 from gpushim.engines.settings.text import Json
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from gpushim.paths import exchange
 
 DATA = Path(__file__).parents[4] / "data" / "engines" / "docker"
 Call = Callable[..., Result]
@@ -332,7 +333,7 @@ def test_what_somebody_wrote_into_our_entry_is_kept_in_a_copy(config: Path, call
     config.write_text(config.read_text().replace('"path"', '"runtimeArgs": ["--debug"], "path"'))
     theirs = config.read_text()
     said = ok(call("docker", config, "--remove"))
-    copy = Path(f"{config}{records.COPY}")
+    copy = Path(f"{config}{exchange.COPY}")
     assert f"note: {copy} is a copy of {config} as it was: it has runtimes.nvidia.runtimeArgs, of which" in said
     assert copy.read_text() == theirs
     assert not config.exists()
@@ -381,7 +382,7 @@ def test_by_hand_with_nothing_to_take_back_says_so(config: Path, call: Call) -> 
 @pytest.mark.parametrize("words", [["--remove"], ["--remove", "--by-hand"]])
 def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str]) -> None:
     ok(call("docker", config))
-    copy = Path(f"{config}{records.COPY}")
+    copy = Path(f"{config}{exchange.COPY}")
     copy.write_text("{}")
     assert f"note: what somebody wrote into gpushim's entry is in {copy}\n" in ok(call("docker", config, *words))
 
