@@ -112,8 +112,9 @@ def test_news_are_asked_for_though_the_snapshot_is_well(file: Path) -> None:
 
 
 def test_a_refresh_that_runs_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Renewal()
-    with open(file.parents[1] / "lock", "w") as lock:
+    one, path = Renewal(), file.parents[1] / "lock"
+    path.touch(0o600)
+    with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for _ in range(2):
             assert one.read() is None
