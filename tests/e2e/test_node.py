@@ -112,7 +112,7 @@ def test_an_engine_that_no_restart_helps_is_restarted_once(there: Node, payload:
     with systemd(there, SYSTEMCTL.replace('"restart"', '"never"')):
         failed = [there.call("install", "--restart", payload=payload, check=False) for _ in range(2)]
         assert all(done.returncode for done in failed)
-        assert "was restarted for this already, and is not again" in failed[-1].stderr
+        assert "was restarted once for this and is not restarted again" in failed[-1].stderr
         assert there.run("grep -c ^restart /run/asked").stdout == "1\n"
         there.restart("containerd")
         there.run(f"{containerd_pid(there)} && echo $pid >{UNIT}/cgroup.procs")

@@ -37,7 +37,7 @@ OVER = 64  # events of a GPU of which it is known that they are over, most
 FORGET = 86400.0  # seconds that a GPU's reasons are kept while the host does not have it
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
-KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind")  # Reason says what they are
+KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "unwatched")  # Reason says what they are
 EVENTS = ("xid", "ecc")  # of them, that are heard once and never again
 _TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
@@ -234,7 +234,6 @@ def save(path: str, state: State) -> None:
     if not trust.ours(folder):
         raise PermissionError(1, f"{folder} is no directory that only root can write to")
     found = {"version": VERSION, **dataclasses.asdict(state)}
-    found["blind"] = found.pop("unwatched")  # the file's name for it
     replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
 
 
@@ -242,7 +241,7 @@ def _state(found: Any) -> State:
     if found["version"] != VERSION or not isinstance(found["boot"], str) or len(found["gpus"]) > GPUS:
         raise ValueError
     gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
-    unwatched = {_name(child): _cause(cause) for child, cause in found["blind"].items()}
+    unwatched = {_name(child): _cause(cause) for child, cause in found["unwatched"].items()}
     return State(found["boot"], gpus, unwatched)
 
 

@@ -97,12 +97,12 @@ class Health:
             self.quiet(now)
         if self._choice.checks:
             if gpus is None and child not in self._state.unwatched:
-                self._state.unwatched[child] = Cause("blind", now, now, why=quote(why))
+                self._state.unwatched[child] = Cause("unwatched", now, now, why=quote(why))
                 self._touch()
             for uuid in gpus or ():
                 known = self._state.find(uuid, self._here)
                 if known:
-                    self._add(known, f"blind {child}", Cause("blind", now, now, why=quote(why)))
+                    self._add(known, f"unwatched {child}", Cause("unwatched", now, now, why=quote(why)))
         self.save()
         return self._changed
 
@@ -238,14 +238,14 @@ class Health:
         for uuid, why in unwatched.items() if self._choice.checks else ():
             known = self._state.find(uuid, self._here)
             if known:
-                self._add(known, "blind events", Cause("blind", now, now, why=quote(str(why))))
+                self._add(known, "unwatched events", Cause("unwatched", now, now, why=quote(str(why))))
 
     def _watched_again(self, child: str, gpus: Iterable[str]) -> None:
         if self._state.unwatched.pop(child, None):
             self._touch()
         for uuid in gpus:
             if uuid in self._state.gpus:
-                self._end(self._state.gpus[uuid], f"blind {child}")
+                self._end(self._state.gpus[uuid], f"unwatched {child}")
 
     def _counts(self, cause: Cause) -> bool:
         return self._choice.counts(cause.number) if cause.kind == "xid" and cause.number else self._choice.checks

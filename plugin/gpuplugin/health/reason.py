@@ -37,7 +37,7 @@ TEXTS = {
     "rows": "a memory row could not be replaced, so the GPU is to be exchanged (RMA)",
 }
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
-SILENT = ("lost", "gone", "error", "blind")
+SILENT = ("lost", "gone", "error", "unwatched")
 LONG = 240  # characters of a sentence that is not repeated for each device
 _RELOAD = "when the driver is loaded again or the host has started again"
 UNTIL = {
@@ -54,7 +54,7 @@ class Reason:
 
     Attributes:
         kind: "xid", "ecc", "recovery" (the driver asks for one), "lost" (from the bus), "gone" (from NVML's list),
-            "rows", "error" (calls fail), "blind" (not watched) or "giver" (somebody else may give it out).
+            "rows", "error" (calls fail), "unwatched" (not watched) or "giver" (somebody else may give it out).
         text: a clause for people.
         since: seconds since boot (system.clock).
         until: a clause: when it ends.
@@ -125,6 +125,6 @@ def _clause(cause: Cause) -> str:
         return ACTIONS.get(cause.number, unknown)
     if cause.kind == "error":
         return f"the GPU's calls fail: {cause.why}"
-    if cause.kind == "blind":
+    if cause.kind == "unwatched":
         return f"the GPU cannot be watched: {cause.why}"
     return TEXTS[cause.kind]

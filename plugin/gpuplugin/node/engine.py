@@ -61,8 +61,8 @@ def configure(words: list[str], restart: bool) -> bool:
         _forget()
     elif restart and not report["changed"] and _tried() == words:
         raise GpushimError(
-            f"{words[0]} was restarted for this already, and is not again: {known.last.removeprefix('gpushim: ')}; "
-            "see to that on the node"
+            f"{words[0]} was restarted once for this and is not restarted again: "
+            f"{known.last.removeprefix('gpushim: ')}; fix that on the node, then restart it by hand"
         )
     if restart and (report["changed"] or known.code):
         replace(TRIED, json.dumps(words).encode())  # first: it may fail, and this container is run again and again

@@ -28,7 +28,7 @@ OF_ANY_CAPABILITY = ("auto", "jit-cdi", "cdi")
 _CAPABILITIES_COUNT = (
     "NVIDIA's runtime gives all of the driver to every container in its mode {} (toolkit 1.18 and later); here "
     "NVIDIA_DRIVER_CAPABILITIES counts, and without it a container gets compute and utility: no NVENC, EGL or "
-    "Vulkan. Set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them, or for all that say nothing "
+    "Vulkan. Set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them, or, for all that do not set it, "
     '[requests] default-capabilities = ["all"] in {}'
 )
 _REQUIREMENTS_COUNT = (

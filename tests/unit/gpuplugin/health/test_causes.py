@@ -15,8 +15,8 @@ from gpuplugin.health import causes
 from gpuplugin.health.causes import Cause, Known, State
 
 CAUSE = Cause("xid", 5.0, 6.5, 79, ends="action")
-BLIND = Cause("blind", 1.0, 1.0, why="x")
-STATE = State("b", {"GPU-1": Known({"xid 79 None None": CAUSE}, ["580", 7], None)}, {"polls": BLIND})
+UNWATCHED = Cause("unwatched", 1.0, 1.0, why="x")
+STATE = State("b", {"GPU-1": Known({"xid 79 None None": CAUSE}, ["580", 7], None)}, {"polls": UNWATCHED})
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_no_file_is_nothing_to_speak_of(tmp_path: Path, caplog: pytest.LogCaptur
 
 def changed(change: Any) -> str:
     found = json.loads(json.dumps(dataclasses.asdict(STATE)))
-    found["version"], found["blind"] = causes.VERSION, found.pop("unwatched")
+    found["version"] = causes.VERSION
     change(found, found["gpus"]["GPU-1"]["causes"]["xid 79 None None"])
     return json.dumps(found)
 
@@ -64,7 +64,7 @@ def changed(change: Any) -> str:
         changed(lambda state, cause: state.update(gpus=[])),
         changed(lambda state, cause: state["gpus"]["GPU-1"].update(heard=None)),
         changed(lambda state, cause: state["gpus"]["GPU-1"].update(ecc="x")),
-        changed(lambda state, cause: state.update(blind=3)),
+        changed(lambda state, cause: state.update(unwatched=3)),
         changed(lambda state, cause: state.update(gpus={"": {"causes": {}, "binding": [], "gone": None}})),
         changed(lambda state, cause: state["gpus"]["GPU-1"].update(binding=[1, 2, 3])),
         changed(lambda state, cause: state["gpus"]["GPU-1"].update(gone="x")),

@@ -200,7 +200,7 @@ def test_a_gpu_whose_calls_hang_is_marked_alone_and_at_once(watched: Health) -> 
 
 def test_a_gpu_that_cannot_be_registered_is_marked_until_it_can(watched: Health) -> None:
     assert watched.heard({"watching": [PARENT], "unwatched": {WHOLE: "Unknown Error"}}, T)
-    assert kinds(watched) == {WHOLE: ["blind"]}
+    assert kinds(watched) == {WHOLE: ["unwatched"]}
     assert watched.heard({"watching": [PARENT], "unwatched": {}}, T)  # its driver does not have the function
     assert kinds(watched) == {}
 
@@ -318,7 +318,7 @@ def test_a_flood_is_bounded_and_seldom_written(watched: Health, path: str, monke
     assert len(written) < 40
     watched.heard(poll({**WELL, "lost": True, "recovery": 1, "error": "x"}), T)
     kept = watched._state.gpus[WHOLE].causes
-    assert {"lost", "recovery", "ecc", "blind"} <= {one.kind for one in kept.values()}
+    assert {"lost", "recovery", "ecc", "unwatched"} <= {one.kind for one in kept.values()}
     assert len(kept) <= causes.CAUSES
 
 

@@ -27,7 +27,7 @@ from unit.gpuplugin.snapshots import gpu, mig, snapshot
         (Cause("gone", 0, 0), "NVML does not list the GPU any more"),
         (Cause("rows", 0, 0), "a memory row could not be replaced, so the GPU is to be exchanged (RMA)"),
         (Cause("error", 0, 0, why="Unknown Error"), "the GPU's calls fail: Unknown Error"),
-        (Cause("blind", 0, 0, why="a call hangs"), "the GPU cannot be watched: a call hangs"),
+        (Cause("unwatched", 0, 0, why="a call hangs"), "the GPU cannot be watched: a call hangs"),
     ],
 )
 def test_each_kind_says_what(cause: Cause, text: str) -> None:
@@ -37,8 +37,8 @@ def test_each_kind_says_what(cause: Cause, text: str) -> None:
 @pytest.mark.parametrize(
     ("causes", "reasons"),
     [
-        ([("blind", 1), ("blind", 2)], [("blind", 1)]),
-        ([("blind", 1), ("error", 2), ("gone", 3), ("lost", 4)], [("lost", 1)]),
+        ([("unwatched", 1), ("unwatched", 2)], [("unwatched", 1)]),
+        ([("unwatched", 1), ("error", 2), ("gone", 3), ("lost", 4)], [("lost", 1)]),
         ([("error", 3), ("xid", 1), ("rows", 4), ("gone", 2)], [("xid", 1), ("gone", 2), ("rows", 4)]),
         ([("ecc", 1), ("recovery", 2)], [("ecc", 1), ("recovery", 2)]),
         ([], []),
@@ -72,8 +72,8 @@ HUNG = f"GPU 1 (00000000:11:00.0) {earlier.HANGS}; a reset may help"
 @pytest.mark.parametrize(
     ("problem", "kinds", "said"),
     [
-        (HUNG, ["blind"], HUNG),
-        (HUNG, ["ecc", "blind"], f"{HUNG}; {reason.TEXTS['ecc']}"),
+        (HUNG, ["unwatched"], HUNG),
+        (HUNG, ["ecc", "unwatched"], f"{HUNG}; {reason.TEXTS['ecc']}"),
         (HUNG, ["ecc"], reason.TEXTS["ecc"]),  # beside the device's own
         (None, ["lost"], reason.TEXTS["lost"]),
         ("GPU 1 has no usable device node", ["lost"], reason.TEXTS["lost"]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpushim.create import again, create
 from gpushim.ground.errors import GpushimError
+from gpushim.inventory import nodes
 from gpushim.oci import edits
 from unit.gpushim.oci.test_edits import ALL, FOREIGN, HOOK, SET_NODE
 
@@ -135,6 +136,11 @@ def test_a_create_is_known_by_its_prepared_libraries_where_its_hook_is_gone() ->
     found = json.loads(again.without(text(spec), b"", b""))
     assert (found["mounts"], found["linux"]["resources"]) == (ENGINES["mounts"], ENGINES["linux"]["resources"])
     assert "devices" not in found["linux"]
+
+
+def test_all_nodes_that_a_plan_may_have_are_known() -> None:
+    folders = [folder for folder, _ in nodes.PLACES if folder != "/dev"]
+    assert [path for path in (*nodes.EXPECTED, *folders) if not f"{path}/".startswith(again._NODES)] == []
 
 
 @pytest.mark.parametrize("odd", [None, 1, "x", [], {}, [1], [{}], [{"major": [], "minor": {}}], [{"args": 1}]])
