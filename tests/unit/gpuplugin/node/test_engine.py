@@ -66,7 +66,10 @@ def test_an_engine_that_does_not_come_to_know_it_is_restarted_once(
 ) -> None:
     gpushim(tmp_path, monkeypatch, False, False)
     (tmp_path / "gpushim").write_text(RESTARTS.format(tmp_path))
-    for said in ("failed on the node: containerd is not", *["was restarted once for this and is not restarted again"] * 2):
+    for said in (
+        "failed on the node: containerd is not",
+        *["was restarted once for this and is not restarted again"] * 2,
+    ):
         with pytest.raises(GpushimError, match=said):
             engine.configure(["containerd"], True)
     assert (tmp_path / "calls").read_text() == "restarted\n"
