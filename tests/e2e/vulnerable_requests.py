@@ -59,7 +59,7 @@ def _unknown(name, troubles, directories):
         NOTHING,
     ),
     "T-MPS a user's directory in the stamp": Build(
-        {SURVEY: "_mps_control = lambda root, mps: [files.inside(root, mps['pipe-directory']) + '/control']"},
+        {SURVEY: "_mps_control = lambda root, mps: [rooted.inside(root, mps['pipe-directory']) + '/control']"},
         test_grants.test_a_users_directory_stops_nobody,
         "(ends, len(snapshots)) ==",
         {"mps": 'pipe-directory = "/tmp/nvidia-mps"'},
