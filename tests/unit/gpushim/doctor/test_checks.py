@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import Finding, Host, broken, checks, ok, skipped, warning
+from gpushim.doctor import Finding, Host, broken, check_state, checks, ok, skipped, warning
+from gpushim.engines.settings import setup
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.doctor import own_states
 from unit.gpushim.doctor.patient import REPOSITORY, RUNTIME, Patient
@@ -127,6 +128,21 @@ def test_a_fix_that_cannot_work_before_another_is_left_out(
     monkeypatch.setattr(checks, "judge", lambda name, one, _: [replace(one, check=name)])
     last = checks.run(Host())[-1]
     assert (last.evidence, last.fix) == ((f"so it is; {first} comes first", "") if first else ("so it is", fix))
+
+
+def test_what_writes_that_programs_are_missing_again_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> str:
+        raise GpushimError("it is not there")
+
+    monkeypatch.setattr(setup, "installed", missing)
+    first = [replace(one, check="programs") for one in check_state.programs(Host())]
+    fixes = {
+        "kubernetes-template": "gpushim configure containerd",
+        "cdi-paths": "gpushim refresh",
+        "docker-restarted": "systemctl restart docker",
+    }
+    found = [checks._after(replace(warning("x", fix), check=name), first).fix for name, fix in fixes.items()]
+    assert found == ["", "", "systemctl restart docker"]
 
 
 def restarted(patient: Patient) -> None:

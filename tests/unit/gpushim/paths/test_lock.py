@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -79,4 +80,20 @@ def test_one_that_others_could_hold(others: str, tmp_path: Path) -> None:
     else:
         (path if others == "file" else path.parent).chmod(0o644 if others == "file" else 0o777)
     with pytest.raises(GpushimError, match="others could hold the lock"), lock.held(str(path)):
+        pass
+
+
+def test_a_file_that_is_replaced_before_it_is_locked_is_not_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "lock", fcntl.flock
+
+    def replaced(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        path.unlink()
+        path.touch(0o600)
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with lock.held(str(path), 1), pytest.raises(GpushimError, match="is held"), lock.held(str(path), 0.05):
         pass
