@@ -25,6 +25,8 @@ metadata:
     pod-security.kubernetes.io/warn: privileged
 """
 PLUGIN, NODE = "DaemonSet gpushim-device-plugin", "DaemonSet gpushim-node"
+RULE, POLICY = "PrometheusRule gpushim-device-plugin", "NetworkPolicy gpushim-device-plugin"
+BUDGET = "PodDisruptionBudget gpushim-device-plugin"
 ACCOUNT, MONITOR = "ServiceAccount gpushim-device-plugin", "PodMonitor gpushim-device-plugin"
 NODES = ("ClusterRole gpushim-gpushim-nodes", "ClusterRoleBinding gpushim-gpushim-nodes")
 FEATURES = ("Role gpushim-device-plugin", "RoleBinding gpushim-device-plugin")
@@ -32,7 +34,16 @@ FEATURES = ("Role gpushim-device-plugin", "RoleBinding gpushim-device-plugin")
 TIMES = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}"
 TWO: Values = {"config": {"map": {"whole": "version: v1", "parted": f"version: v1\n{TIMES}"}, "default": "whole"}}
 FEATURE: Values = {"labels": {"publish": "node-feature"}}
-ALL: Values = {**TWO, **FEATURE, "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "x"}}}
+PEER: Values = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+ALL: Values = {
+    **TWO,
+    **FEATURE,
+    "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "x"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "x"}},
+    "metricsToken": {"secret": "scrape"},
+    "networkPolicy": {"enabled": True, "from": [PEER]},
+    "podDisruptionBudget": {"enabled": True, "minAvailable": 3},
+}
 FILES: dict[str, tuple[str, Values]] = {
     "gpushim.yaml": ("gpushim with the defaults of its chart", {}),
     "uninstall.yaml": ("What takes gpushim off the nodes, when gpushim.yaml is deleted", {"uninstall": True}),

@@ -130,16 +130,20 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(work: Path, address: str, port: int) -> Iterator[Prometheus]:
+def prometheus(work: Path, address: str, port: int, rules: Any = None, every: str = "2s") -> Iterator[Prometheus]:
     """Run one for the block.
 
     Args:
         work: directory for its data.
         address: that it scrapes, with a port.
         port: of its own.
+        rules: groups of rules, as in its file of them.
+        every: how often it scrapes, and goes by the rules.
     """
     job = {"job_name": "gpushim", "honor_labels": True, "static_configs": [{"targets": [address]}]}
-    config = {"global": {"scrape_interval": "2s", "scrape_timeout": "2s"}, "scrape_configs": [job]}
+    times = {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every}
+    (work / "rules.yml").write_text(json.dumps(rules or {}))
+    config = {"global": times, "scrape_configs": [job], "rule_files": ["rules.yml"]}
     (work / "prometheus.yml").write_text(json.dumps(config))
     command = [program(), f"--config.file={work}/prometheus.yml", f"--storage.tsdb.path={work}/prometheus"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]

@@ -9,7 +9,22 @@ import pytest
 import yaml
 
 from e2e import charts, helm
-from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, MONITOR, NODE, NODES, PLUGIN, TIMES, TWO, containers
+from e2e.charts import (
+    ACCOUNT,
+    ALL,
+    BUDGET,
+    FEATURE,
+    FEATURES,
+    MONITOR,
+    NODE,
+    NODES,
+    PLUGIN,
+    POLICY,
+    RULE,
+    TIMES,
+    TWO,
+    containers,
+)
 from e2e.helm import RefusedError, Values
 from gpuplugin import cli
 from gpuplugin.node import main as node
@@ -69,7 +84,7 @@ def test_plain_files_are_what_the_chart_renders_to(name: str) -> None:
         ({"config": {"name": "mine"}}, {*DEFAULT, ACCOUNT, *NODES}),
         (TWO, {*DEFAULT, "ConfigMap gpushim-profiles", ACCOUNT, *NODES}),
         (FEATURE, {*DEFAULT, ACCOUNT, *FEATURES}),
-        (ALL, {*DEFAULT, "ConfigMap gpushim-profiles", ACCOUNT, *NODES, *FEATURES, MONITOR}),
+        (ALL, {*DEFAULT, "ConfigMap gpushim-profiles", ACCOUNT, *NODES, *FEATURES, MONITOR, RULE, POLICY, BUDGET}),
         ({**FEATURE, "serviceAccount": {"create": False, "name": "mine"}}, {*DEFAULT, *FEATURES}),
         ({"fullnameOverride": "x", "runtimeClassName": None}, {"DaemonSet x-device-plugin", "DaemonSet x-node"}),
     ],

@@ -21,10 +21,18 @@ TEXT = (CHART / "values.yaml").read_text()
 VALUES = yaml.safe_load(TEXT)
 # What of [device-plugin] follows from other values, and is not below `settings`.
 FOLLOWS = {"kubelet-dir", "config-file", "profile-file", "refresh", "labels-file", "labels-interval"} | {
-    "labels-no-timestamp"
+    *("labels-no-timestamp", "metrics-token-file")
 }
 # What is Kubernetes' own, or another chart's.
-FREE = {"affinity", "updateStrategy", "podSecurityContext", "global", "tolerations[]", "env[]", "resources.claims[]"}
+FREE = {
+    "affinity",
+    "updateStrategy",
+    "podSecurityContext",
+    "global",
+    "tolerations[]",
+    "env[]",
+    "resources.claims[]",
+} | {"networkPolicy.from[]"}
 KUBERNETES = {"requests", "type", "rollingUpdate"}
 SETTINGS = RULES["properties"]["settings"]["properties"]
 SAMPLES: list[Any] = [

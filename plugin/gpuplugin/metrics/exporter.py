@@ -8,6 +8,7 @@ Out of scope: HTTP (httpd.py), names and numbers (exposition.py, meter.py).
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import socket
 import time
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
-    About = Callable[[], tuple[Settings, "Snapshot | None", dict[str, list[Reason]]]]
+    About = Callable[[], tuple[Settings, "Snapshot | None", dict[str, list[Reason]], bool]]
 
 PATIENCE = 1.5  # seconds for the driver and for kubelet
+TOKEN = 4096  # bytes of a token, most
+NOBODY = "nobody may read metrics until it is"
 OPEN_METRICS = "application/openmetrics-text"
 WITHOUT = "Python's prometheus-client cannot be used ({}); install python3-prometheus-client; metrics are not served"
 
@@ -46,7 +49,7 @@ class Exporter:
         watchers: what is known of GPUs' health.
         start: starts a task, and sees to what it ends with.
         held: says whether the GPUs are let go.
-        about: returns the settings in force, the snapshot, and reasons by UUID.
+        about: returns the settings in force, the snapshot, reasons by UUID, and whether the snapshot can be gone by.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Exporter:
 
     async def attend(self) -> None:
         """See to it that the server is there as the settings say; end the child if nobody wants it."""
-        settings, snapshot, _ = self._about()
+        settings, snapshot, *_ = self._about()
         self._meter.look(snapshot)
         await self._httpd.attend(settings.values["metrics"])
 
@@ -84,8 +87,11 @@ class Exporter:
             self._httpd.stop()
         await self._meter.stop(patient)
 
-    async def _answer(self, path: str, accept: str) -> Answer:
+    async def _answer(self, path: str, accept: str, authorization: str) -> Answer:
         if path == "/metrics":
+            refused = self._refused(authorization)
+            if refused:
+                return refused
             kind = OPEN_METRICS if OPEN_METRICS in accept else ""
             at, made = self._made.get(kind, (0.0, None))
             if made and time.monotonic() - at < PACE:
@@ -97,6 +103,23 @@ class Exporter:
             missing = self._registry.unready()
             return Answer(503, f"not registered at kubelet: {', '.join(missing)}\n".encode()) if missing else OK
         return OK if path == "/healthz" else Answer(404, b"there are /metrics, /healthz and /readyz\n")
+
+    def _refused(self, authorization: str) -> Answer | None:
+        """Say why these may not be read, if so; the file is read each time, for whoever made it may replace it."""
+        path = str(self._about()[0].values["metrics-token-file"])
+        if not path:
+            return None
+        try:
+            with open(path, "rb") as file:
+                token = file.read(TOKEN + 1).strip()
+        except OSError as error:
+            return self._failed(503, f"metrics-token-file {path} cannot be read: {error.strerror}; {NOBODY}")
+        if not token or len(token) > TOKEN or token.split() != [token]:
+            return self._failed(503, f"metrics-token-file {path} is not one word of at most {TOKEN} bytes; {NOBODY}")
+        given = authorization.encode("latin-1").partition(b" ")
+        if given[0].lower() == b"bearer" and hmac.compare_digest(given[2].strip(), token):
+            return None
+        return Answer(401, b"this needs the token of metrics-token-file: Authorization: Bearer TOKEN\n")
 
     async def _make(self, kind: str) -> Answer:
         try:
@@ -137,7 +160,7 @@ class Exporter:
             self._pods = time.monotonic(), found
 
     def _state(self) -> State:
-        _, snapshot, reasons = self._about()
+        _, snapshot, reasons, usable = self._about()
         at, listed = self._pods
         served = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in
                   self._registry.served.items()]  # fmt: skip
@@ -146,6 +169,7 @@ class Exporter:
             reasons=dict(reasons),
             released=self._held(),
             snapshot=snapshot,
+            usable=usable,
             readings=self._meter.readings(),
             xids=self._watchers.xids,
             listed=listed if time.monotonic() - at <= STALE else None,

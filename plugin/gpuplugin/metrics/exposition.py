@@ -58,6 +58,7 @@ class State:
         reasons: why devices are sick, by UUID.
         released: whether the GPUs are let go.
         snapshot: what the host has; None while that is not known.
+        usable: whether it is of this boot and kept true.
         readings: by UUID of a GPU.
         xids: the last one, by UUID of a GPU; 0 for none.
         listed: who has what, or None if kubelet does not say.
@@ -69,6 +70,7 @@ class State:
     reasons: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
     released: bool = False
     snapshot: Snapshot | None = None
+    usable: bool = False
     readings: Mapping[str, Readings] = field(default_factory=dict)
     xids: Mapping[str, int] = field(default_factory=dict)
     listed: Listed | None = None
@@ -144,6 +146,7 @@ def _of_plugin(state: State) -> Iterator[Sample]:
             yield OWN + "devices", {"resource": name, "health": health, "reason": reason}, number
         yield OWN + "registered", {"resource": name}, listed
     yield OWN + "released", {}, state.released
+    yield OWN + "snapshot_up", {}, state.usable
     yield OWN + "pod_resources_up", {}, state.asked
 
 

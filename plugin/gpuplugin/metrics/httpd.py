@@ -2,7 +2,7 @@
 
 Bounded in what each may send, in time and in how many there are at once; one request a connection. Every answer is
 made elsewhere, from memory, and sent in pieces, so that kubelet's calls in the same loop wait for none of them.
-Source: RFC 9112, of which it reads the first line, Accept and where the head ends.
+Source: RFC 9112, of which it reads the first line, Accept, Authorization and where the head ends.
 Out of scope: what is answered (exporter.py); TLS, for which there are proxies.
 """
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from gpuplugin.kubelet.sockets import Identity
 
-    Answers = Callable[[str, str], Awaitable["Answer"]]  # from the path, and what is accepted
+    Answers = Callable[
+        [str, str, str], Awaitable["Answer"]
+    ]  # from the path, and the values of Accept and Authorization
 
 UNIX = "unix:"
 HEAD = 8192  # bytes of a request, most
@@ -37,6 +39,7 @@ OTHER = "the setting metrics, settings.metrics of the chart, chooses another pla
 REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -160,19 +163,20 @@ class Httpd:
         """Read a request; returns its answer, and whether the body is wanted."""
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ASKING)
-            method, path, accept = _read(head)
+            method, *asked = _read(head)
         except asyncio.LimitOverrunError:
             return RefusedError(431).answer, True
         except asyncio.TimeoutError:
             return RefusedError(408).answer, True
         except RefusedError as error:
             return error.answer, True
-        return await self._answers(path, accept), method == "GET"
+        return await self._answers(*asked), method == "GET"
 
     async def _send(self, writer: asyncio.StreamWriter, answer: Answer, whole: bool) -> None:
         head = (
             f"HTTP/1.1 {answer.status} {REASONS[answer.status]}\r\nContent-Type: {answer.kind}\r\n"
-            f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n"
+            + ("WWW-Authenticate: Bearer\r\n\r\n" if answer.status == 401 else "\r\n")
         )
         writer.transport.set_write_buffer_limits(0)  # `drain` waits until all is with the kernel
         writer.write(head.encode())
@@ -182,8 +186,8 @@ class Httpd:
         await writer.drain()
 
 
-def _read(head: bytes) -> tuple[str, str, str]:
-    """Take a request apart: method, path, what is accepted.
+def _read(head: bytes) -> tuple[str, str, str, str]:
+    """Take a request apart: method, path, Accept, Authorization.
 
     Raises:
         RefusedError: it is none, or another method than GET and HEAD.
@@ -194,8 +198,11 @@ def _read(head: bytes) -> tuple[str, str, str]:
         raise RefusedError(400)
     if words[0] not in ("GET", "HEAD"):
         raise RefusedError(405)
-    accept = [row.partition(":")[2].strip() for row in rows if row.lower().startswith("accept:")]
-    return words[0], words[1].partition("?")[0], ",".join(accept)
+    accept, authorization = (
+        ",".join(row.partition(":")[2].strip() for row in rows if row.lower().startswith(name))
+        for name in ("accept:", "authorization:")
+    )
+    return words[0], words[1].partition("?")[0], accept, authorization
 
 
 def _path(address: str) -> str:

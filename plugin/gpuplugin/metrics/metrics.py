@@ -57,6 +57,7 @@ PLUGIN = (
     ),
     Row(OWN + "registered", "gauge", "", "Whether kubelet has a resource as it is.", labels=("resource",)),
     Row(OWN + "released", "gauge", "", "Whether the GPUs are let go."),
+    Row(OWN + "snapshot_up", "gauge", "", "Whether the list of GPUs is kept true; else none is given out."),
     Row(
         OWN + "allocation_seconds", "histogram", "s", "Allocate calls of kubelet, and how long they took.",
         counts.ALLOCATIONS, ("resource",),

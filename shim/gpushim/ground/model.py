@@ -93,6 +93,7 @@ DevicePluginPolicy = TypedDict(
         "config-file": str,
         "profile-file": str,
         "metrics": str,
+        "metrics-token-file": str,
         "labels-file": str,
         "labels-interval": int,
         "labels-no-timestamp": bool,

@@ -84,6 +84,7 @@ SETTINGS = (
         why="kubelet's socket, instead of --kubelet-dir: device-plugins/kubelet.sock in it.",
     ),
     Setting("metrics", ("metrics",), ("METRICS",)),
+    Setting("metrics-token-file", ("metrics-token-file",), ("METRICS_TOKEN_FILE",)),
     Setting("config-file", ("config-file",), ("CONFIG_FILE",)),
     Setting("profile-file", ("profile-file",), ("PROFILE_FILE",)),
     Setting("labels-file", ("labels-file",), ("GFD_OUTPUT_FILE",), "flags.gfd.outputFile"),
@@ -139,7 +140,7 @@ SETTINGS = (
 )
 # What the plugin reads, writes, or listens at. NVIDIA's file, a ConfigMap in a cluster, can name none of it: else who
 # may change that would write files as root on every node. config.toml does, or who writes the pod.
-PLACES = ("kubelet-dir", "metrics", "config-file", "profile-file", "labels-file")
+PLACES = ("kubelet-dir", "metrics", "metrics-token-file", "config-file", "profile-file", "labels-file")
 # Of NVIDIA's file, what is read elsewhere, or belongs to its GPU feature discovery.
 OTHER_KEYS = (
     *("version", "sharing", "profiles", "default", "resources"),

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics import exporter, meter
 from gpuplugin.processes import counts
+from gpuplugin.snapshot import node_requests
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.test_httpd import ask, get
 from unit.gpuplugin.snapshots import uuid
@@ -91,6 +92,54 @@ def test_what_the_plugin_does(top: Path, host: Host, monkeypatch: pytest.MonkeyP
             await until(lambda: kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),)))
             found = await scraped(top)
             assert found[f"{OWN}devices", "healthy", "", GPU] == found[f"{OWN}devices", "unhealthy", "xid", GPU] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "status"),
+    [
+        ("secret\n", "Authorization: Bearer secret", 200),
+        ("secret", "authorization: bearer  secret ", 200),
+        ("secret", "Authorization: Bearer secre", 401),
+        ("secret", "Authorization: Basic secret", 401),
+        ("secret", "X: y", 401),
+        ("", "Authorization: Bearer ", 503),
+        ("two words", "Authorization: Bearer two words", 503),
+        ("x" * 4097, f"Authorization: Bearer {'x' * 4097}", 503),
+        (None, "Authorization: Bearer secret", 503),
+    ],
+)
+def test_metrics_are_read_with_the_token_alone(
+    top: Path, host: Host, file: str | None, row: str, status: int
+) -> None:
+    token = top / "token"
+    if file is not None:
+        token.write_text(file)
+
+    async def run() -> None:
+        async with running(top, **at(top), **{"metrics-token-file": str(token)}) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await ready(top)  # kubelet's probes have none
+            assert (await ask(f"{top}/m", get("/metrics", row))).startswith(f"HTTP/1.1 {status} ".encode())
+            token.write_text("another")  # as kubelet does when the Secret changes
+            body = await ask(f"{top}/m", get("/metrics", "Authorization: Bearer another"))
+            assert body.startswith(b"HTTP/1.1 200 ")
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_that_nobody_keeps_true_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "PACE", 0.0)
+    monkeypatch.setattr(node_requests, "ANSWER", 0.1)
+
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            assert (await scraped(top))[f"{OWN}snapshot_up",] == 1
+            host.has(None)
+            while (await scraped(top))[f"{OWN}snapshot_up",]:
+                await asyncio.sleep(0.05)
 
     asyncio.run(run())
 

@@ -19,7 +19,7 @@ from gpuplugin.metrics.httpd import Answer, Httpd
 BODY = b"x" * 3_000_000  # more than the kernel keeps for who does not read
 
 
-async def answers(path: str, accept: str) -> Answer:
+async def answers(path: str, accept: str, authorization: str) -> Answer:
     return Answer(200, BODY) if path == "/big" else Answer(200, f"{path} {accept}".encode())
 
 
