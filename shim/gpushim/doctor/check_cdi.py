@@ -60,7 +60,7 @@ def spec(host: Host) -> Iterator[Finding]:
     if not host.settings["cdi"]["write-spec"]:
         yield skipped(f"write-spec under [cdi] in {host.config} is false")
     elif not found or found["error"]:
-        yield skipped("there is no snapshot to compare it with")
+        yield _without_gpus(host, path, bool(found))
     elif (expected := _expected(host, found)) is None:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
     elif _nowhere(host):
@@ -78,6 +78,16 @@ def spec(host: Host) -> Iterator[Finding]:
         )
     else:
         yield ok(f"{path} is that of the snapshot")
+
+
+def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
+    """Judge a spec where no GPU can be given out, as the last refresh has found, if there was one (`listed`)."""
+    if not listed:
+        return skipped("there is no snapshot to compare it with")
+    if not os.path.lexists(path):
+        return skipped(f"{path} is not there while no GPU can be given out, and comes with the next good refresh")
+    evidence = f"{path} is there, though no GPU can be given out: engines go by it"
+    return broken(evidence, f"do what snapshot says; then {_again(host)}")
 
 
 def _nowhere(host: Host) -> bool:

@@ -196,3 +196,11 @@ def directory_of_our_specs_like_tmp(patient: Patient) -> None:
     (patient.folder / "like-tmp").mkdir()
     os.chmod(patient.folder / "like-tmp", 0o1777)
     written_to(patient, f"{patient.folder}/like-tmp")
+
+
+@fault("cdi-spec", "broken", "though no GPU can be given out: engines go by it", by=hands.reboot)
+def edited_spec_beside_a_half_upgrade(patient: Patient) -> None:
+    path = Path(patient.state, "cdi/nvidia.com-gpu.json")
+    path.write_text(path.read_text() + "\n")
+    patient.gpus.half_upgrade("535.216.01")
+    patient.refresh("--force")
