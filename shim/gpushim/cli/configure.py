@@ -19,6 +19,7 @@ from gpushim.engines.processes import running, table, units
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import HOOK, PROGRAM, Link, Options, Plan, installed
 from gpushim.ground.errors import GpushimError
+from gpushim.paths import changeable
 
 
 @click.group(cls=Commands)
@@ -92,8 +93,9 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         "missing": None,
     }
     if dry_run:
-        report["notes"] += _refusal(plan)
+        report["notes"] += _refusal(plan, options)
     elif not verify:
+        _check_programs(options, plan)
         plan.check()
         report["notes"] += files.apply(plan.changes, undo=options.remove)
         links, notes = on_path.apply(plan.links)
@@ -133,15 +135,23 @@ def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
     if commands and row.unit:
         arguments = _restarting(row, options, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
-    for line in [*commands, *(f"# note: {sentence}" for sentence in [*_refusal(plan), *_copies(plan, [])])]:
+    for line in [*commands, *(f"# note: {sentence}" for sentence in [*_refusal(plan, options), *_copies(plan, [])])]:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
 
 
-def _refusal(plan: Plan) -> list[str]:
+def _check_programs(options: Options, plan: Plan) -> None:
+    """Refuse to name programs in settings, or to link them, that others could change."""
+    for program in dict.fromkeys([options.program, options.hook, *(link.target for link in plan.links)]):
+        if program:
+            changeable.check(program)
+
+
+def _refusal(plan: Plan, options: Options) -> list[str]:
     """Say why changes would be refused."""
     try:
+        _check_programs(options, plan)
         plan.check()
     except GpushimError as error:
         return [str(error)]

@@ -216,8 +216,19 @@ def hooks(host: Host) -> Iterator[Finding]:
                 "LD_PRELOAD too (CVE-2025-23266)",
                 f"let a newer version of the program that wrote {shlex.quote(path)} write it again, or remove it",
             )
+        for program in sorted({each for each in _hooks(edits) if each.rpartition("/")[2] == HOOK_NAME}):
+            again = _again(host)
+            if path != publish.path_of(host.settings):
+                again = f"let gpushim cdi generate write {shlex.quote(path)} again, or remove it"
+            if found := entries.foreign(f"{path} names {program}", program, again):
+                count += 1
+                yield found
     if not count:
         yield ok("all hooks of specs have an environment of their own")
+
+
+def _hooks(edits: list[Any]) -> Iterator[str]:
+    yield from (str(hook["path"]) for each in edits for hook in each.get("hooks") or ())
 
 
 def _named(document: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ How a refresh ends decides what becomes of the spec that the last one wrote:
 | lists GPUs | is replaced, but by an emptier one only if NVML was asked (`emptier`) |
 | comes to its end and finds that the host can give no GPU (the snapshot's error: module and libraries differ, no \
 module, no libraries, no driver root) | goes: engines would give containers what does not fit, or is not there |
+| would name a hook that others could change (paths/changeable.py) | goes, and none is written |
 | lists no GPU that can be used, and nothing else is wrong | stays |
 | does not come to its end: config.toml is wrong, NVML hangs, memory, processes or files are short, the state cannot \
 be saved | stays: nothing is known of the host |
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from gpushim.cdi import form, spec_text, specs
 from gpushim.cdi.generate import write, written
+from gpushim.decision.decide import hook_program
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.oci.selection import BESIDE, parse
-from gpushim.paths import exchange, trust
+from gpushim.paths import changeable, exchange, trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,11 +53,31 @@ def on_refresh(snapshot: Snapshot, first: Callable[[], object] = lambda: None) -
     try:
         if path and snapshot["error"]:
             _take_back(path, first, notes)
+        elif path and (why := _unsafe_hook()):
+            _take_back(path, lambda: None, notes)
+            notes.append(f"no CDI spec is written: {why}")
         elif not path or _write(snapshot, path, notes):
             _remove_others(path, notes)
     except (GpushimError, OSError, ValueError) as error:
         notes.append(f"no CDI spec is written: {error}")
     snapshot["notes"] = [*snapshot["notes"], *(note for note in notes if note not in snapshot["notes"])]
+
+
+def check_hook(hook: str = "") -> None:
+    """Refuse a hook for a spec that others could change; "" is the one beside this code.
+
+    Raises:
+        GpushimError: they could.
+    """
+    changeable.check(hook or hook_program())
+
+
+def _unsafe_hook() -> str:
+    try:
+        check_hook()
+    except GpushimError as error:
+        return str(error)
+    return ""
 
 
 def _take_back(path: str, first: Callable[[], object], notes: list[str]) -> None:
@@ -66,17 +88,11 @@ def _take_back(path: str, first: Callable[[], object], notes: list[str]) -> None
     for spec in published:
         try:
             written.remove(spec)
-            notes.append(f"{spec} is removed, until a refresh finds a driver that is whole")
+            notes.append(f"{spec} is removed, until a refresh can stand behind it")
         except OSError as error:
-            notes.append(
-                f"{spec} cannot be removed ({error.strerror}), so engines give containers GPUs that do not work; "
-                "remove it"
-            )
+            notes.append(f"{spec} cannot be removed ({error.strerror}), so engines go by it; remove it")
     if path not in published and os.path.lexists(path):
-        notes.append(
-            f"{path} is not as refresh wrote it, and stays, so engines give containers GPUs that do not work; move "
-            "it away"
-        )
+        notes.append(f"{path} is not as refresh wrote it, and stays, so engines go by it; move it away")
 
 
 def _remove_others(path: str, notes: list[str]) -> None:

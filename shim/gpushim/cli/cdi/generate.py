@@ -142,6 +142,8 @@ def generate(
     reason = "" if force or target in ("", "-") else publish.emptier(target, spec, snapshot["source"])
     if reason:
         raise GpushimError(f"{reason}; or use --force")
+    if target not in ("", "-"):
+        publish.check_hook(hook)
     output.put(spec, target, form or "")
 
 

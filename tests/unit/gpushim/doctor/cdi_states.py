@@ -8,8 +8,9 @@ from pathlib import Path
 
 from gpushim.cdi.generate import written
 from unit.gpushim.doctor import hands
+from unit.gpushim.doctor.engine_states import of_a_user
 from unit.gpushim.doctor.fault import State, into
-from unit.gpushim.doctor.patient import Patient
+from unit.gpushim.doctor.patient import HOOK, Patient
 
 STATES: list[State] = []
 fault = into(STATES)
@@ -204,3 +205,9 @@ def edited_spec_beside_a_half_upgrade(patient: Patient) -> None:
     path.write_text(path.read_text() + "\n")
     patient.gpus.half_upgrade("535.216.01")
     patient.refresh("--force")
+
+
+@fault("cdi-hooks", "broken", "which runs with every container, and others could change it: ")
+def spec_names_a_hook_of_a_users(patient: Patient) -> None:
+    path = Path(patient.state, "cdi/nvidia.com-gpu.json")
+    path.write_text(path.read_text().replace(str(HOOK), of_a_user(patient, HOOK)))

@@ -471,9 +471,7 @@ def test_a_host_that_can_give_no_gpu_has_no_spec_until_it_can(directory: Path) -
     host = hosts.mixed(error=FAILS)
     host["policy"]["cdi"]["output-directory"] = str(directory)
     publish.on_refresh(host, lambda: first.append((directory / "nvidia.com-gpu.json").exists()))
-    assert host["notes"] == [
-        f"{directory}/nvidia.com-gpu.json is removed, until a refresh finds a driver that is whole"
-    ]
+    assert host["notes"] == [f"{directory}/nvidia.com-gpu.json is removed, until a refresh can stand behind it"]
     publish.on_refresh(host, lambda: first.append(False))
     assert first == [True]  # not where there is nothing to take away
     assert [*directory.iterdir()] == [other]
@@ -507,3 +505,20 @@ def test_a_spec_that_cannot_be_taken_away_is_named(directory: Path, monkeypatch:
     monkeypatch.setattr(record, "remove", fails)
     (note,) = refresh(directory, hosts.mixed(error=FAILS))
     assert "cannot be removed (Read-only file system)" in note
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which gives files away")
+def test_a_hook_that_others_could_change_is_not_named(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(directory)
+    hook = tmp_path / "gpushim-hook"
+    hook.touch(0o755)
+    os.chown(hook, 1000, 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "hook_program", lambda: str(hook))
+        removed, why = refresh(directory)
+        assert (removed.endswith("until a refresh can stand behind it"), [*directory.iterdir()]) == (True, [])
+        assert why.startswith(f"no CDI spec is written: {hook} runs with every container")
+    assert refresh(directory) == []
+    assert names(directory)
