@@ -93,8 +93,9 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         "missing": None,
     }
     if dry_run:
-        report["notes"] += _refusal(plan, options)
+        report["notes"] += _refusal(row, plan, options)
     elif not verify:
+        _check_reader(row, options, plan)
         _check_programs(options, plan)
         plan.check()
         report["notes"] += files.apply(plan.changes, undo=options.remove)
@@ -135,7 +136,10 @@ def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
     if commands and row.unit:
         arguments = _restarting(row, options, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
-    for line in [*commands, *(f"# note: {sentence}" for sentence in [*_refusal(plan, options), *_copies(plan, [])])]:
+    for line in [
+        *commands,
+        *(f"# note: {sentence}" for sentence in [*_refusal(row, plan, options), *_copies(plan, [])]),
+    ]:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
@@ -148,9 +152,22 @@ def _check_programs(options: Options, plan: Plan) -> None:
             changeable.check(program)
 
 
-def _refusal(plan: Plan, options: Options) -> list[str]:
+def _check_reader(row: table.Row, options: Options, plan: Plan) -> None:
+    """Refuse to write an ordinary user's settings where root's engine runs alone, which does not read them."""
+    if not os.geteuid() or options.remove or options.config or options.files_only or plan.engine or not row.process:
+        return
+    roots = [each.pid for each in running.look()[1] if each.name == row.process and each.uid == 0]
+    if roots:
+        raise GpushimError(
+            f"{row.process} (process {roots[0]}) is root's, and none of this user's runs, so nobody reads "
+            f"{plan.config}; run this as root, or for a rootless {row.process} that is to come, with --files-only"
+        )
+
+
+def _refusal(row: table.Row, plan: Plan, options: Options) -> list[str]:
     """Say why changes would be refused."""
     try:
+        _check_reader(row, options, plan)
         _check_programs(options, plan)
         plan.check()
     except GpushimError as error:

@@ -71,6 +71,7 @@ def refresh(
     accept: bool = False,
     early: float = 0,
     yielding: bool = False,
+    people: bool = False,
 ) -> Snapshot:
     """Bring the snapshot up to date, one process at a time, or end with INVENTORY when that takes too long.
 
@@ -82,6 +83,7 @@ def refresh(
         accept: let NVML's order of now be that of the indices, if NVML can be used; goes with `force`.
         early: renew a snapshot that is true for less than so many seconds longer.
         yielding: open no GPU while the device plugin has let them go.
+        people: somebody reads what is logged, whatever the policy's form of it.
 
     Raises:
         GpushimError: the configuration is wrong, or the state directory cannot be trusted or written.
@@ -92,7 +94,7 @@ def refresh(
     with failure.recorded(state, config) as failed:
         identity = trust.identity(config)  # before it is read: a later change makes the snapshot stale
         settings = policy.load(config)
-        logs.start(settings["log"]["format"], settings["log"]["level"])
+        logs.start(settings["log"]["format"], settings["log"]["level"], people)
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)
@@ -167,7 +169,7 @@ def _renewed(
     `spared` has the GPUs that are not asked; None: all are, and NVML's order of now is that of the indices.
     """
     state = system.state_dir()
-    save.prepare(state)
+    save.prepare(state, config)
     waiting(f"another refresh, which holds {state}/{renew.LOCK}")
     with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
         # Under the lock, which who lets them go waits for: a refresh that began before may not have opened them yet.

@@ -166,7 +166,7 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
 
 def _listed(settings: Policy) -> Any:
     """List the host, and save nothing."""
-    logs.start(settings["log"]["format"], settings["log"]["level"])
+    logs.start(settings["log"]["format"], settings["log"]["level"], people=True)
     return present.look(settings)
 
 
