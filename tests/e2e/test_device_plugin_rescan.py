@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from e2e.leftovers import until
 from e2e.plugins import SECONDS, Plugin, plugin
 from e2e.podgpus import GPU
 from fakehost import Host
+from gpushim.refresh import plugin_socket
 
 MIG = "nvidia.com/mig-1g.5gb"
 NOTICED = 5.0  # seconds until kubelet has what the host has
@@ -130,13 +133,21 @@ def test_nvml_that_fails_and_is_back(one: Plugin, host: Host) -> None:
 
 
 def test_a_driver_upgraded_underneath(one: Plugin, host: Host) -> None:
-    """Nothing is given out while its halves differ; then a pod gets the new one's files."""
-    old = host.driver
+    """Nothing is given out while its halves differ; then a pod gets the new one's files.
+
+    The CDI spec goes too, but not before the devices are unhealthy.
+    """
+    old, state = host.driver, one.env["GPUSHIM_STATE"]
+    spec = Path(state, "cdi/nvidia.com-gpu.json")
     try:
         host.half_upgrade("550.54.14")
+        assert until(lambda: not spec.exists(), 4 * NOTICED), one.said()[-3000:]
+        status = json.loads(plugin_socket.exchange(state, plugin_socket.STATUS, SECONDS))
+        assert not [each for one in status["resources"] for each in one["devices"] if each["healthy"]]
         assert until(lambda: not any(one.node.everything().values()), NOTICED), one.said()[-3000:]
         install(host, "550.54.14")
         has(one, host)
+        assert spec.exists()
         one.node.create("upgraded", {GPU: 1})  # tried again by kubelet, should a file still have been missing
         assert until(lambda: (pod := one.node.status("upgraded")) is not None and pod.container != "", SECONDS), (
             one.node.status("upgraded")

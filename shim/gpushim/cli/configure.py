@@ -19,6 +19,7 @@ from gpushim.engines.processes import running, table, units
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import HOOK, PROGRAM, Link, Options, Plan, installed
 from gpushim.ground.errors import GpushimError
+from gpushim.paths import changeable
 
 
 @click.group(cls=Commands)
@@ -92,8 +93,10 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         "missing": None,
     }
     if dry_run:
-        report["notes"] += _refusal(plan)
+        report["notes"] += _refusal(row, plan, options)
     elif not verify:
+        _check_reader(row, options, plan)
+        _check_programs(options, plan)
         plan.check()
         report["notes"] += files.apply(plan.changes, undo=options.remove)
         links, notes = on_path.apply(plan.links)
@@ -133,15 +136,39 @@ def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
     if commands and row.unit:
         arguments = _restarting(row, options, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
-    for line in [*commands, *(f"# note: {sentence}" for sentence in [*_refusal(plan), *_copies(plan, [])])]:
+    for line in [
+        *commands,
+        *(f"# note: {sentence}" for sentence in [*_refusal(row, plan, options), *_copies(plan, [])]),
+    ]:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
 
 
-def _refusal(plan: Plan) -> list[str]:
+def _check_programs(options: Options, plan: Plan) -> None:
+    """Refuse to name programs in settings, or to link them, that others could change."""
+    for program in dict.fromkeys([options.program, options.hook, *(link.target for link in plan.links)]):
+        if program:
+            changeable.check(program)
+
+
+def _check_reader(row: table.Row, options: Options, plan: Plan) -> None:
+    """Refuse to write an ordinary user's settings where root's engine runs alone, which does not read them."""
+    if not os.geteuid() or options.remove or options.config or options.files_only or plan.engine or not row.process:
+        return
+    roots = [each.pid for each in running.look()[1] if each.name == row.process and each.uid == 0]
+    if roots:
+        raise GpushimError(
+            f"{row.process} (process {roots[0]}) is root's, and none of this user's runs, so nobody reads "
+            f"{plan.config}; run this as root, or for a rootless {row.process} that is to come, with --files-only"
+        )
+
+
+def _refusal(row: table.Row, plan: Plan, options: Options) -> list[str]:
     """Say why changes would be refused."""
     try:
+        _check_reader(row, options, plan)
+        _check_programs(options, plan)
         plan.check()
     except GpushimError as error:
         return [str(error)]

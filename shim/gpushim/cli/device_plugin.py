@@ -15,11 +15,12 @@ import click
 
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
-from gpushim.containers import holders, plugin_socket
+from gpushim.containers import holders
 from gpushim.decision.decide import hook_program
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.inventory import ensure
+from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

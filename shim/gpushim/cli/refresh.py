@@ -61,7 +61,10 @@ def refresh(
     if unattended and accept:
         raise click.UsageError("--accept-indices does not go with --unattended; leave one of them out")
     load = not no_modules
-    snapshot = inventory.unattended(load) if unattended else inventory.refresh(force=True, load=load, accept=accept)
+    if unattended:
+        snapshot = inventory.unattended(load)
+    else:
+        snapshot = inventory.refresh(force=True, load=load, accept=accept, people=True)
     if snapshot is None:
         logs.logger.info("nothing is listed: the GPUs are let go, until gpushim device-plugin take")
         return

@@ -38,7 +38,22 @@ click.Context.formatter_class = _Formatter  # that of all commands, whoever make
 
 
 class Commands(click.Group):
-    """A group whose help describes each command in a whole sentence."""
+    """A group whose help describes each command in a whole sentence, and which names those that may be meant."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command that is called."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            from difflib import get_close_matches  # needed by nobody who types well
+
+            names = [] if args[0].startswith("-") else get_close_matches(args[0], self.list_commands(ctx))
+            commands = {name: self.get_command(ctx, name) for name in names}
+            near = [name for name, command in commands.items() if command and not command.hidden]
+            if not near:
+                raise
+            meant = f"No such command {args[0]!r}; did you mean {' or '.join(near)}?"
+            raise click.UsageError(meant, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, as click does otherwise."""

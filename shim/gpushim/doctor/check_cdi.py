@@ -60,7 +60,7 @@ def spec(host: Host) -> Iterator[Finding]:
     if not host.settings["cdi"]["write-spec"]:
         yield skipped(f"write-spec under [cdi] in {host.config} is false")
     elif not found or found["error"]:
-        yield skipped("there is no snapshot to compare it with")
+        yield _without_gpus(host, path, bool(found))
     elif (expected := _expected(host, found)) is None:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
     elif _nowhere(host):
@@ -78,6 +78,16 @@ def spec(host: Host) -> Iterator[Finding]:
         )
     else:
         yield ok(f"{path} is that of the snapshot")
+
+
+def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
+    """Judge a spec where no GPU can be given out, as the last refresh has found, if there was one (`listed`)."""
+    if not listed:
+        return skipped("there is no snapshot to compare it with")
+    if not os.path.lexists(path):
+        return skipped(f"{path} is not there while no GPU can be given out, and comes with the next good refresh")
+    evidence = f"{path} is there, though no GPU can be given out: engines go by it"
+    return broken(evidence, f"do what snapshot says; then {_again(host)}")
 
 
 def _nowhere(host: Host) -> bool:
@@ -206,8 +216,19 @@ def hooks(host: Host) -> Iterator[Finding]:
                 "LD_PRELOAD too (CVE-2025-23266)",
                 f"let a newer version of the program that wrote {shlex.quote(path)} write it again, or remove it",
             )
+        for program in sorted({each for each in _hooks(edits) if each.rpartition("/")[2] == HOOK_NAME}):
+            again = _again(host)
+            if path != publish.path_of(host.settings):
+                again = f"let gpushim cdi generate write {shlex.quote(path)} again, or remove it"
+            if found := entries.foreign(f"{path} names {program}", program, again):
+                count += 1
+                yield found
     if not count:
         yield ok("all hooks of specs have an environment of their own")
+
+
+def _hooks(edits: list[Any]) -> Iterator[str]:
+    yield from (str(hook["path"]) for each in edits for hook in each.get("hooks") or ())
 
 
 def _named(document: dict[str, Any]) -> Iterator[str]:

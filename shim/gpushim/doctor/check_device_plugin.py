@@ -14,7 +14,6 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
-from gpushim.containers import plugin_socket
 from gpushim.containers.kubelet import PLUGINS
 from gpushim.doctor import (
     OK,
@@ -36,6 +35,7 @@ from gpushim.doctor.check_kubelet import PLUGIN_UNIT, POD_AGAIN, plugin_again, s
 from gpushim.engines.processes import ask
 from gpushim.ground import seen
 from gpushim.ground.errors import quote, visible
+from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ def _asked(host: Host) -> Iterator[Finding]:
     """Ask gpushim's own plugin, which may run in a pod that shares the state directory."""
     where = f"{host.state}/{plugin_socket.SOCKET}"
     try:
-        data = plugin_socket.exchange(host.state, b'{"do": "status"}\n', SECONDS)
+        data = plugin_socket.exchange(host.state, plugin_socket.STATUS, SECONDS)
         answer = json.loads(data)
         names = [(str(one["name"]), bool(one["registered"]), one["devices"]) for one in answer["resources"]]
         sick = sum(not each["healthy"] for _, _, devices in names for each in devices)

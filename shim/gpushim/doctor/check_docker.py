@@ -100,11 +100,13 @@ def program(host: Host) -> Iterator[Finding]:
     for engine in host.running("dockerd"):
         yield from _default(host, engine)
         for name, path in entries.for_gpus(engine, dockerd.programs(engine)).items():
-            if engine.executable(path):
-                yield ok(f"dockerd can execute {path}")
+            again = _configure(host, engine, name)
+            if here := engine.executable(path):
+                yield entries.foreign(f"the runtime {name} is {path}", here, again) or ok(
+                    f"dockerd can execute {path}"
+                )
                 continue
             where = "in dockerd's own root" if engine.root else "here" if "/" in path else "on dockerd's PATH"
-            again = _configure(host, engine, name)
             yield broken(
                 f"the runtime {name} is {path}, which is not an executable file {where}",
                 f"install gpushim where dockerd sees it; then {again}" if engine.root else again,
@@ -135,7 +137,9 @@ def hook(host: Host) -> Iterator[Finding]:
         where = f"the PATH of dockerd (process {engine.pid})"
         today = version_of(host, engine) >= CDI_GPUS
         by_cdi = on_path.found(engine, CDI_HOOK) if today else ""
-        if by_cdi:
+        if found := _changeable(host, engine, by_cdi or path, where):
+            yield found
+        elif by_cdi:
             yield ok(f"{by_cdi} is on {where}: docker run --gpus uses CDI")
         elif not path:
             name, says = (
@@ -155,6 +159,11 @@ def hook(host: Host) -> Iterator[Finding]:
             )
         else:
             yield ok(f"{path} is on {where}")
+
+
+def _changeable(host: Host, engine: Engine, path: str, where: str) -> Finding | None:
+    again = f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}"
+    return entries.foreign(f"{path} is on {where}", path, again) if path else None
 
 
 def _gpus_fix(host: Host, engine: Engine, name: str) -> str:

@@ -107,7 +107,7 @@ def agreement(host: Host) -> Iterator[Finding]:
         if not others and not lacking:
             yield ok(f"module and libraries are {version}")
     elif found:
-        yield broken(str(gpus.mismatch(version, found[0])), "reboot", (("library-cache", "ldconfig"),))
+        yield broken(str(gpus.mismatch(version, found[0])), "reboot", (("library-cache", "ldconfig"), ("", REFRESH)))
     else:
         yield broken(
             f"the module {version} is loaded, but there are no libraries of the driver below {root}",

@@ -63,7 +63,8 @@ def runtime(host: Host) -> Iterator[Finding]:
     for name, paths in found.items():
         good = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
         if good:
-            yield ok(f"Podman's runtime {name} is {good[0]}")
+            what = f"Podman's runtime {name} is {good[0]}"
+            yield entries.foreign(what, f"{host.top}{good[0]}", _configure(host, name)) or ok(what)
         else:
             evidence = f"Podman's runtime {name} is {paths[0]}, which is not an executable file"
             yield broken(evidence, _configure(host, name))

@@ -6,6 +6,7 @@ Out of scope: CDI specs (check_cdi.py).
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 from typing import TYPE_CHECKING
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 THEN = f"do what it says, if that is not done yet; then {REFRESH}"
+UNSAID = f"look for it in docs/errors.md; then {REFRESH}"
+# What a sentence of ours has behind what is wrong.
+ADVICE = re.compile(r"; |: (?:correct|install|load|make|reboot|set)\b|run gpushim")
 PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
@@ -118,13 +122,17 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:
-        yield broken(found["error"]["sentence"], THEN)
+        yield broken(found["error"]["sentence"], _then(found["error"]["sentence"]))
     else:
         for note in found["notes"]:
-            yield warning(f"the snapshot notes: {note}", THEN)
+            yield warning(f"the snapshot notes: {note}", _then(note))
         if not found["notes"]:
             old = f"; it is older than {found['life']} s, so the next GPU container lists again" if stale else ""
             yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs{old}")
+
+
+def _then(sentence: str) -> str:
+    return THEN if ADVICE.search(sentence) else UNSAID
 
 
 def log(host: Host) -> Iterator[Finding]:

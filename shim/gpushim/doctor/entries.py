@@ -14,7 +14,9 @@ from gpushim.cdi.generate import publish
 from gpushim.doctor import REFRESH, broken, listing, ok, ours, restarting, skipped, text, warning
 from gpushim.engines import hooksd
 from gpushim.engines.processes import table
-from gpushim.engines.settings.setup import executes_ours, is_ours
+from gpushim.engines.settings import setup
+from gpushim.engines.settings.setup import executes_ours, is_ours, leads_to_ours
+from gpushim.paths import changeable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,11 +63,29 @@ def handlers(
             has = f"{who} has {known.get(name) or 'nothing'} for the handler {name}"
             yield broken(f"{has}, and its files say {path or 'nothing'}", host.restart(engine))
         elif name in mine:
-            yield ok(f"{title}'s handler {name} is {path}")
+            what = f"{title}'s handler {name} is {path}"
+            yield foreign(what, engine.executable(path), again(name)) or ok(what)
     if not mine:
         other = named.get("nvidia", "")
         evidence = f"the settings of {who} do not name gpushim-runtime{other and f'; their nvidia is {other}'}"
         yield broken(evidence, again("nvidia")) if needed else skipped(f"{evidence}, and no Kubernetes is here")
+
+
+def foreign(what: str, program: str, again: str = "") -> Finding | None:
+    """Find that others could change a program of gpushim's that an engine executes; None if they could not.
+
+    Args:
+        what: the beginning of a sentence that names the program.
+        program: its path, as this process sees it.
+        again: command of gpushim's that names the program beside this code instead; "" for none.
+    """
+    found = changeable.by(program) if leads_to_ours(program) or ours(program) else ""
+    if not found:
+        return None
+    here = setup.installed(setup.PROGRAM)
+    whole = again.partition(" ")[2] if again.startswith("gpushim ") else ""
+    fix = again if again and not changeable.by(here) else changeable.fix(here, whole)
+    return broken(f"{what}, which runs with every container, and others could change it: {found}", fix)
 
 
 def absent(host: Host, name: str, which: str = "", start: str = "") -> Finding:
@@ -139,7 +159,8 @@ def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str,
             mine = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
             yield broken(f"{path} names {hook}, which is not there: {then}", (own if mine else "") or remove)
         elif ours(seen(hook)):
-            yield ok(f"{path} makes {title} call {hook}")
+            what = f"{path} makes {title} call {hook}"
+            yield foreign(what, seen(hook), own or remove) or ok(what)
         else:
             yield warning(f"{path} makes {title} call {hook}, which is not gpushim's", remove)
     if not known:

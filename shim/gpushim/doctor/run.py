@@ -51,6 +51,7 @@ SCRIPT = f"""for node in /dev/nvidia* /dev/dxg; do
 done
 for library in {" ".join(LIBRARIES)}; do echo "library $library $(LD_PRELOAD=$library {SHELL} -c : 2>&1)"; done
 exit 0"""
+SENTENCE = re.compile(r"gpushim(?:-hook)?: (.*?)(?:: unknown\.?)?$")  # as Docker has it
 COMMAND = [SHELL, "-c", SCRIPT]
 
 
@@ -74,7 +75,7 @@ def judged(answer: ask.Answer) -> Iterator[Finding]:
     nodes = dict(re.findall(r"^node (\S+) (.*)$", answer.out, re.MULTILINE))
     libraries = dict(re.findall(r"^library (\S+) ?(.*)$", answer.out, re.MULTILINE))
     if answer.code != 0 or not libraries:
-        yield broken(f"the container does not start: {answer.last}", "the sentence names the next step")
+        yield _refused(answer)
         return
     if not nodes:
         yield broken(f"a container with {REQUEST} gets no device node", f"gpushim explain --env {REQUEST}")
@@ -88,6 +89,17 @@ def judged(answer: ask.Answer) -> Iterator[Finding]:
             yield broken(f"{library} does not load in a container: {result}", f"gpushim explain --env {REQUEST}")
     if nodes and {*nodes.values(), *libraries.values()} == {"opens", ""}:
         yield ok(f"{some(list(nodes), 8)} open in a container, and {' and '.join(libraries)} load")
+
+
+def _refused(answer: ask.Answer) -> Finding:
+    """Say why a container did not start, and what that names as fix, if it is gpushim that says it."""
+    lines = [line for line in answer.error.splitlines() if SENTENCE.search(line)]
+    line = lines[-1] if lines else answer.last
+    evidence = f"the container does not start: {line}"
+    found = SENTENCE.search(line)
+    if found and "; " in found[1]:
+        return broken(evidence, found[1].rpartition("; ")[2])
+    return broken(evidence, "look for these words in docs/symptoms.md and docs/errors.md")
 
 
 def make_root(root: str) -> None:

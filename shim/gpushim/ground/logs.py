@@ -14,9 +14,12 @@ from typing import Any
 logger = logging.getLogger("gpushim")
 
 
-def start(form: str, level: str) -> None:
-    """Send gpushim's log to stderr; to a terminal as text, and without "info", which the command itself tells."""
-    if sys.stderr is not None and sys.stderr.isatty():
+def start(form: str, level: str, people: bool = False) -> None:
+    """Send gpushim's log to stderr; for people as text, and without "info", which the command itself tells.
+
+    Whoever has a terminal there is one of them.
+    """
+    if people or (sys.stderr is not None and sys.stderr.isatty()):
         form, level = "text", "warning" if level == "info" else level
     formatter = _json_formatter() if form == "json" else None
     logging.raiseExceptions = False  # no tracebacks about a full or closed stderr

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 OLDEST = 10  # the oldest form that `completed` can complete
 
 
-def prepare(state: str) -> None:
-    """Make the state directory; refuse one where others could put a snapshot."""
+def prepare(state: str, config: str = "") -> None:
+    """Make the state directory; refuse one where others could put a snapshot, or where this user may not put one."""
     try:
         os.mkdir(state)
         os.chmod(state, 0o755)  # noqa: S103 - the launcher reads it in rootless engines too; mkdir minds the umask
@@ -52,6 +52,12 @@ def prepare(state: str) -> None:
             INVENTORY,
         )
     if not os.access(state, os.W_OK):
+        if config and ensure.read(config, state) is not None:
+            raise GpushimError(
+                f"this user may not renew the snapshot in {state}, which is not out of date; to list the GPUs again, "
+                "run gpushim refresh as root, or set GPUSHIM_STATE to a directory of your own",
+                INVENTORY,
+            )
         raise GpushimError(
             f"the snapshot in {state} is out of date, and this user may not renew it: run gpushim refresh as root, "
             "or set GPUSHIM_STATE to a directory of your own",

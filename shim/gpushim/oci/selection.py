@@ -237,7 +237,7 @@ def _selected(
             return whole, instances
         found = find(item, inventory)
         if len(found) != 1:
-            _refuse(who, item, found, inventory)
+            _refuse(_as_counted(who, devices, inventory), item, found, inventory)
         (device,) = meant[item[2]] = found
         _require_healthy(who, item, device, inventory)
         if "gi" in device:
@@ -279,6 +279,15 @@ def disclosed(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
 
 def _who(source: str) -> str:
     return source[4:] + " asks for" if source.startswith("env ") else f"the container asks in its {source} for"
+
+
+def _as_counted(who: str, devices: Sequence[Item], inventory: Snapshot) -> str:
+    """Name what the user may have written: of `docker run --gpus N`, dockerd makes the indices from 0 on."""
+    count, variable = len(devices), "NVIDIA_VISIBLE_DEVICES"
+    enough = len(inventory["gpus"]) + len(inventory.get("absent", ())) >= count
+    if enough or count < 2 or [item[:2] for item in devices] != [("index", index) for index in range(count)]:
+        return who
+    return who.replace(variable, f"{variable} (as docker run --gpus {count} sets it)", 1)
 
 
 def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:

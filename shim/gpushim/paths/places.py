@@ -88,13 +88,13 @@ def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> N
     if output and stat.S_ISDIR(status.st_mode):
         return
     if not trust.trusted(status.st_uid):
-        where = _where(fd, path)
+        where = found_at(fd, path)
         raise GpushimError(
             f"{path} is not touched: {where} belongs to user {status.st_uid}; {_whose(where, status.st_uid)}"
         )
     if not _others_write(status):
         return
-    where = _where(fd, path)
+    where = found_at(fd, path)
     if status.st_mode & stat.S_ISVTX:
         raise GpushimError(
             f"{path} is not touched: others may make files in {where}; "
@@ -175,15 +175,20 @@ def replaceable(path: str) -> str:
 
     def allow(fd: int, status: os.stat_result, _left: int) -> None:
         ours = trust.trusted(status.st_uid)
-        if not ours and _anybodys(os.path.dirname(_where(fd, path))):
-            found.append(os.path.dirname(_where(fd, path)))
+        if not ours and _anybodys(os.path.dirname(found_at(fd, path))):
+            found.append(os.path.dirname(found_at(fd, path)))
         if stat.S_ISLNK(status.st_mode):
-            found.extend([] if ours else [_where(fd, path)])
+            found.extend([] if ours else [found_at(fd, path)])
         elif stat.S_ISDIR(status.st_mode) and not (ours and status.st_mode & stat.S_ISVTX) and _anybodys(fd):
-            found.append(_where(fd, path))
+            found.append(found_at(fd, path))
 
     os.close(walk_from("/", path, allow))
     return found[0] if found else ""
+
+
+def others_change(status: os.stat_result) -> bool:
+    """Say whether others than root and this user own a file, directory or link, or may write to it."""
+    return not trust.trusted(status.st_uid) or _others_write(status)
 
 
 def _anybodys(folder: int | str) -> bool:
@@ -197,7 +202,7 @@ def folders(path: str) -> list[str]:
 
     def allow(fd: int, status: os.stat_result, left: int) -> None:
         if stat.S_ISLNK(status.st_mode) or not left:
-            found.append(os.path.dirname(_where(fd, path)))
+            found.append(os.path.dirname(found_at(fd, path)))
 
     with contextlib.suppress(OSError):  # as far as the way goes
         os.close(walk_from("/", path, allow))
@@ -217,7 +222,7 @@ def _found(path: str, make: bool, output: bool) -> Place:
         if stat.S_ISLNK(status.st_mode):
             foreign = min(foreign, left)
             if not left:
-                link = os.path.join(os.path.dirname(_where(fd, path)), os.readlink("", dir_fd=fd))
+                link = os.path.join(os.path.dirname(found_at(fd, path)), os.readlink("", dir_fd=fd))
 
     def missing(folder: int, name: str, left: int) -> bool:
         if left and link:
@@ -242,7 +247,9 @@ def _found(path: str, make: bool, output: bool) -> Place:
         os.close(root)
     if fd >= 0:
         os.close(fd)
-    return Place(folder, name, f"{top.rstrip('/')}{_where(folder, os.path.dirname(inside)).rstrip('/')}/{name}", link)
+    return Place(
+        folder, name, f"{top.rstrip('/')}{found_at(folder, os.path.dirname(inside)).rstrip('/')}/{name}", link
+    )
 
 
 def _make(folder: int, name: str) -> None:
@@ -255,7 +262,8 @@ def _make(folder: int, name: str) -> None:
             os.close(made)
 
 
-def _where(fd: int, otherwise: str) -> str:
+def found_at(fd: int, otherwise: str) -> str:
+    """Return where an O_PATH fd is, as this process sees it; `otherwise` where that cannot be known."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:

@@ -22,7 +22,7 @@ from gpushim.inventory import earlier, ensure, failure, hardlinks, modules, node
 from gpushim.inventory.failure import deadline, say
 from gpushim.oci.selection import SHOWN, unusable
 from gpushim.paths import trust
-from gpushim.refresh import plugin_requests
+from gpushim.refresh import plugin_requests, plugin_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LONGEST = 300  # seconds for a refresh that no one waits for; the slowest hosts are known to need 30
 ROUNDS = 2
+PLUGIN_SECONDS = 10  # for the device plugin to see a snapshot, at which it looks every 3 s at least
 ATTEMPTS = 3  # more, when the state directory is removed meanwhile
 # Seconds before the end of a snapshot's life in which a unit renews it, so that no create has to: the timer's period,
 # its accuracy, and the wait until nothing changes.
@@ -70,6 +71,7 @@ def refresh(
     accept: bool = False,
     early: float = 0,
     yielding: bool = False,
+    people: bool = False,
 ) -> Snapshot:
     """Bring the snapshot up to date, one process at a time, or end with INVENTORY when that takes too long.
 
@@ -81,6 +83,7 @@ def refresh(
         accept: let NVML's order of now be that of the indices, if NVML can be used; goes with `force`.
         early: renew a snapshot that is true for less than so many seconds longer.
         yielding: open no GPU while the device plugin has let them go.
+        people: somebody reads what is logged, whatever the policy's form of it.
 
     Raises:
         GpushimError: the configuration is wrong, or the state directory cannot be trusted or written.
@@ -91,7 +94,7 @@ def refresh(
     with failure.recorded(state, config) as failed:
         identity = trust.identity(config)  # before it is read: a later change makes the snapshot stale
         settings = policy.load(config)
-        logs.start(settings["log"]["format"], settings["log"]["level"])
+        logs.start(settings["log"]["format"], settings["log"]["level"], people)
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)
@@ -166,7 +169,7 @@ def _renewed(
     `spared` has the GPUs that are not asked; None: all are, and NVML's order of now is that of the indices.
     """
     state = system.state_dir()
-    save.prepare(state)
+    save.prepare(state, config)
     waiting(f"another refresh, which holds {state}/{renew.LOCK}")
     with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
         # Under the lock, which who lets them go waits for: a refresh that began before may not have opened them yet.
@@ -177,14 +180,14 @@ def _renewed(
         saved = None if ahead is None else _saved(config, state, ahead)
         if saved is not None:  # the other refresh did it
             _warn(notes)
-            publish.on_refresh(saved)  # its spec may have been removed since
+            _publish(saved)  # its spec may have been removed since, or another refresh killed before it removed one
             return saved
         snapshot = _surveyed(config, settings, _discreet(telling, settings), silent, spared is None)
         if lock is not None and (lack := failure.among(snapshot["notes"])):
             raise lack  # rather than have it be everybody's
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
-        _save(state, settings, snapshot)
+        notes += _save(state, settings, snapshot)
     if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
         _warn(notes)
         return snapshot
@@ -193,16 +196,36 @@ def _renewed(
     return snapshot
 
 
-def _save(state: str, settings: Policy, snapshot: Snapshot) -> None:
-    """Save a snapshot, and what goes by it; its notes then have what CDI lacks, too."""
+def _save(state: str, settings: Policy, snapshot: Snapshot) -> list[str]:
+    """Save a snapshot, and what goes by it; its notes then have what CDI lacks, which is returned, too."""
     earlier.save_indices(state, snapshot)  # before anybody goes by them
     if settings["driver"]["library-directory"]:
         hardlinks.add(snapshot)
     save.for_hook(snapshot)
     published = copy.copy(snapshot)
-    publish.on_refresh(published)  # first, for who sees the snapshot goes by its spec
+    if not snapshot["error"]:
+        lacking = _publish(published)  # first, for who sees the snapshot goes by its spec
     save.save(state, snapshot)
+    if snapshot["error"]:
+        lacking = _publish(published)  # last, for who has not seen the snapshot still gives out what the spec has
     snapshot["notes"] = published["notes"]  # what CDI lacks is no reason for what a container does not get
+    return lacking
+
+
+def _publish(snapshot: Snapshot) -> list[str]:
+    """Write or take away the CDI spec, the latter after the device plugin's devices; return what is to be said."""
+    before = {*snapshot["notes"]}
+    late: list[str] = []
+
+    def plugin_first() -> None:
+        if not plugin_socket.wait_for_unhealthy(system.state_dir(), PLUGIN_SECONDS):
+            late.append(
+                "the device plugin has not said that its devices are unhealthy, so kubelet may still give pods what "
+                "has no CDI spec; its log says why"
+            )
+
+    publish.on_refresh(snapshot, plugin_first)
+    return [*late, *(note for note in snapshot["notes"] if note not in before)]
 
 
 def _surveyed(

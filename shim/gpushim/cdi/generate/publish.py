@@ -1,5 +1,19 @@
-"""The CDI spec that every refresh writes.
+"""The CDI spec that every refresh writes, and takes away where it cannot stand behind it.
 
+How a refresh ends decides what becomes of the spec that the last one wrote:
+
+| the refresh | the spec |
+| --- | --- |
+| lists GPUs | is replaced, but by an emptier one only if NVML was asked (`emptier`) |
+| comes to its end and finds that the host can give no GPU (the snapshot's error: module and libraries differ, no \
+module, no libraries, no driver root) | goes: engines would give containers what does not fit, or is not there |
+| would name a hook that others could change (paths/changeable.py) | goes, and none is written |
+| lists no GPU that can be used, and nothing else is wrong | stays |
+| does not come to its end: config.toml is wrong, NVML hangs, memory, processes or files are short, the state cannot \
+be saved | stays: nothing is known of the host |
+
+A process that may open no more files, and so misses the driver's, cannot take a spec away either. Only what is as
+refresh wrote it goes. What containers use that run, the files for the hook and hard links, is not touched.
 Nothing here fails a refresh, for which a container may be waiting. Out of scope: what a spec says (write.py).
 """
 
@@ -11,13 +25,14 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from gpushim.cdi import form, spec_text, specs
 from gpushim.cdi.generate import write, written
+from gpushim.decision.decide import hook_program
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.oci.selection import BESIDE, parse
-from gpushim.paths import exchange, trust
+from gpushim.paths import changeable, exchange, trust
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpushim.ground.model import Snapshot
 
@@ -28,16 +43,56 @@ CHOICE = (
 )
 
 
-def on_refresh(snapshot: Snapshot) -> None:
-    """Write the spec of a snapshot as its policy says, and remove outdated ones; "notes" gets what goes wrong."""
+def on_refresh(snapshot: Snapshot, first: Callable[[], object] = lambda: None) -> None:
+    """Write the spec of a snapshot as its policy says, and remove outdated ones; "notes" gets what goes wrong.
+
+    Where no GPU can be given out (the snapshot's "error"), all specs of refresh's go, after `first` was called.
+    """
     notes: list[str] = []
     path = path_of(snapshot["policy"]) if snapshot["policy"]["cdi"]["write-spec"] else ""
     try:
-        if not path or _write(snapshot, path, notes):
+        if path and snapshot["error"]:
+            _take_back(path, first, notes)
+        elif path and (why := _unsafe_hook()):
+            _take_back(path, lambda: None, notes)
+            notes.append(f"no CDI spec is written: {why}")
+        elif not path or _write(snapshot, path, notes):
             _remove_others(path, notes)
     except (GpushimError, OSError, ValueError) as error:
         notes.append(f"no CDI spec is written: {error}")
     snapshot["notes"] = [*snapshot["notes"], *(note for note in notes if note not in snapshot["notes"])]
+
+
+def check_hook(hook: str = "") -> None:
+    """Refuse a hook for a spec that others could change; "" is the one beside this code.
+
+    Raises:
+        GpushimError: they could.
+    """
+    changeable.check(hook or hook_program())
+
+
+def _unsafe_hook() -> str:
+    try:
+        check_hook()
+    except GpushimError as error:
+        return str(error)
+    return ""
+
+
+def _take_back(path: str, first: Callable[[], object], notes: list[str]) -> None:
+    """Remove what refresh has written, wherever that is; `path` is where it writes now."""
+    published = written.others("")
+    if published:
+        first()
+    for spec in published:
+        try:
+            written.remove(spec)
+            notes.append(f"{spec} is removed, until a refresh can stand behind it")
+        except OSError as error:
+            notes.append(f"{spec} cannot be removed ({error.strerror}), so engines go by it; remove it")
+    if path not in published and os.path.lexists(path):
+        notes.append(f"{path} is not as refresh wrote it, and stays, so engines go by it; move it away")
 
 
 def _remove_others(path: str, notes: list[str]) -> None:
@@ -70,7 +125,7 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
         old = saved(path)
         if old and not _withdrawn(path, old, notes):
             notes.append(f"{path} stays as it was, for there is nothing to put in its place: {error}")
-        elif not old and not snapshot["error"]:  # an error is reported anyway
+        elif not old:
             raise
         return False
     try:

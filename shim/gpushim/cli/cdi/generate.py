@@ -142,6 +142,8 @@ def generate(
     reason = "" if force or target in ("", "-") else publish.emptier(target, spec, snapshot["source"])
     if reason:
         raise GpushimError(f"{reason}; or use --force")
+    if target not in ("", "-"):
+        publish.check_hook(hook)
     output.put(spec, target, form or "")
 
 
@@ -164,7 +166,7 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
 
 def _listed(settings: Policy) -> Any:
     """List the host, and save nothing."""
-    logs.start(settings["log"]["format"], settings["log"]["level"])
+    logs.start(settings["log"]["format"], settings["log"]["level"], people=True)
     return present.look(settings)
 
 

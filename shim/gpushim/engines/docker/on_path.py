@@ -18,7 +18,7 @@ from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.settings.setup import HOOK as PROGRAM
 from gpushim.engines.settings.setup import Link
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places
+from gpushim.paths import changeable, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +59,8 @@ def folders(engine: Engine | None) -> list[str]:
 def expected(engine: Engine | None, hook: str, version: str) -> tuple[list[Link], list[str]]:
     """Work out which links a dockerd lacks for --gpus: of both names, for the version may change.
 
+    A link of ours to a program that others could change counts as none.
+
     Args:
         engine: the dockerd; None for one that systemd is going to start.
         hook: absolute path of gpushim-hook.
@@ -70,7 +72,8 @@ def expected(engine: Engine | None, hook: str, version: str) -> tuple[list[Link]
     needed = (CDI_HOOK if number(version) >= CDI_SINCE else HOOK,) if number(version) else (CDI_HOOK, HOOK)
     links, notes = [], []
     for name in (CDI_HOOK, HOOK):
-        if found(engine, name):
+        there = found(engine, name)
+        if there and not (_is_ours(there) and changeable.by(there)):
             continue
         free = [f"{folder}/{name}" for folder in folders(engine) if _is_ours(f"{folder}/{name}", absent=True)]
         if free:

@@ -31,6 +31,22 @@ def test_commands_stand_in_sections() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("doctr", "No such command 'doctr'; did you mean doctor?"),
+        ("lits", "No such command 'lits'; did you mean list?"),
+        ("secre", "No such command 'secre'"),
+        ("frob", "No such command 'frob'"),
+        ("--lits", "No such option"),
+    ],
+)
+def test_what_may_be_meant(word: str, says: str) -> None:
+    done = run(group("list", "doctor"), word, code=2)
+    assert says in done.stderr
+    assert ("did you mean" in done.stderr) == ("did you mean" in says)
+
+
 def test_no_command_is_in_two_sections() -> None:
     names = [name for _, listed in SECTIONS for name in listed]
     assert len(names) == len(set(names))

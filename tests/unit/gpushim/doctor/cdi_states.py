@@ -8,8 +8,9 @@ from pathlib import Path
 
 from gpushim.cdi.generate import written
 from unit.gpushim.doctor import hands
+from unit.gpushim.doctor.engine_states import of_a_user
 from unit.gpushim.doctor.fault import State, into
-from unit.gpushim.doctor.patient import Patient
+from unit.gpushim.doctor.patient import HOOK, Patient
 
 STATES: list[State] = []
 fault = into(STATES)
@@ -196,3 +197,17 @@ def directory_of_our_specs_like_tmp(patient: Patient) -> None:
     (patient.folder / "like-tmp").mkdir()
     os.chmod(patient.folder / "like-tmp", 0o1777)
     written_to(patient, f"{patient.folder}/like-tmp")
+
+
+@fault("cdi-spec", "broken", "though no GPU can be given out: engines go by it", by=hands.reboot)
+def edited_spec_beside_a_half_upgrade(patient: Patient) -> None:
+    path = Path(patient.state, "cdi/nvidia.com-gpu.json")
+    path.write_text(path.read_text() + "\n")
+    patient.gpus.half_upgrade("535.216.01")
+    patient.refresh("--force")
+
+
+@fault("cdi-hooks", "broken", "which runs with every container, and others could change it: ")
+def spec_names_a_hook_of_a_users(patient: Patient) -> None:
+    path = Path(patient.state, "cdi/nvidia.com-gpu.json")
+    path.write_text(path.read_text().replace(str(HOOK), of_a_user(patient, HOOK)))

@@ -12,7 +12,7 @@ from typing import Any
 from gpushim.engines.processes import programs, running
 from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.fault import State, into
-from unit.gpushim.doctor.patient import NVIDIA_HOOK, RUNTIME, Patient
+from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 
 STATES: list[State] = []
 fault = into(STATES)
@@ -469,3 +469,40 @@ def settings_of_which_one_cannot_be_taken_over(patient: Patient) -> None:
 
 
 STATES += nodes.STATES
+
+
+def of_a_user(patient: Patient, program: Path) -> str:
+    """Copy one of gpushim's programs into a user's home; returns its path."""
+    copy = patient.folder / "home" / program.name
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copy(program, copy)
+    os.chown(copy, 1000, 1000)
+    return str(copy)
+
+
+@fault("docker-program", "broken", "which runs with every container, and others could change it: ")
+def program_of_a_users(patient: Patient) -> None:
+    both(patient, of_a_user(patient, RUNTIME))
+
+
+@fault("docker-hook", "broken", "which runs with every container, and others could change it: ")
+def hook_of_a_users(patient: Patient) -> None:
+    (patient.top / "usr/sbin" / NVIDIA_HOOK).symlink_to(of_a_user(patient, HOOK))
+
+
+@fault("containerd-runtime", "broken", "which runs with every container, and others could change it: ")
+def handler_of_a_users(patient: Patient) -> None:
+    edit(patient, CONTAINERD, str(RUNTIME), of_a_user(patient, RUNTIME))
+
+
+@fault("podman-runtime", "broken", "which runs with every container, and others could change it: ")
+def podman_program_of_a_users(patient: Patient) -> None:
+    (patient.top / "usr/bin/gpushim-runtime").unlink()
+    shutil.move(of_a_user(patient, RUNTIME), patient.top / "usr/bin/gpushim-runtime")
+
+
+@fault("podman-hooks", "broken", "which runs with every container, and others could change it: ")
+def podman_hook_of_a_users(patient: Patient) -> None:
+    shutil.move(of_a_user(patient, HOOK), patient.top / "usr/bin/gpushim-hook")
+    hook = '{"version": "1.0.0", "hook": {"path": "/usr/bin/gpushim-hook"}, "when": {"always": true}}'
+    patient.write("usr/share/containers/oci/hooks.d/99-gpushim.json", hook)

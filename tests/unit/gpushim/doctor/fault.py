@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpushim.doctor import Finding
+from gpushim.doctor import Finding, check_state, checks
 from unit.gpushim.doctor.patient import Patient
 
 Hand = Callable[[Patient], object]
@@ -42,7 +43,17 @@ class State:
         said = patient.said(self.check)
         found = [each for each in said if each.verdict == self.verdict and self.evidence in each.evidence]
         assert found, said
+        assert promised(found[0]), found[0]
         return found[0]
+
+
+def promised(finding: Finding) -> bool:
+    """Say whether what a fix refers to is there: advice in the evidence, or a check of that name."""
+    named = re.findall(r"[Dd]o what ([a-z-]+) says", finding.fix)
+    if "next step" in finding.fix or "the sentence" in finding.fix:
+        return False
+    everything = {*checks.GENERAL, *(name for each in checks.ENGINES.values() for name in each)}
+    return all(check_state.ADVICE.search(finding.evidence) if name == "it" else name in everything for name in named)
 
 
 def into(states: list[State]) -> Callable[..., Callable[[Hand], Hand]]:

@@ -15,6 +15,7 @@ from gpushim.engines.processes import programs
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin
 from unit.gpushim.doctor.administrator import Administrator
+from unit.gpushim.doctor.engine_states import of_a_user
 from unit.gpushim.doctor.fault import State, into
 from unit.gpushim.doctor.patient import HOOK, RUNTIME, Patient
 
@@ -124,6 +125,17 @@ def hook_is_nvidias(node: Node) -> None:
     node.script("usr/bin/nvidia-container-toolkit", "true")
     program = node.top / "usr/bin/nvidia-container-toolkit"
     node.write("hooks.d/oci-nvidia-hook.json", f'{{"hook": {{"path": "{program}"}}}}')
+
+
+@fault("crio-runtime", "broken", "which runs with every container, and others could change it: ")
+def program_of_a_users(node: Node) -> None:
+    edit(node, DROP_IN, str(RUNTIME), of_a_user(node, RUNTIME))
+    restarted(node)
+
+
+@fault("crio-hooks", "broken", "which runs with every container, and others could change it: ")
+def hook_of_a_users(node: Node) -> None:
+    edit(node, "hooks.d/99-gpushim.json", str(HOOK), of_a_user(node, HOOK))
 
 
 @fault("crio-cdi", "warning", "gpushim's spec is in")

@@ -214,3 +214,20 @@ def test_nothing_is_said_of_a_driver_whose_root_does_not_exist(patient: Patient,
     (found,) = patient.said(check)
     told = "not looked at: driver.root is '/nonexistent', which is no directory of this host"
     assert (found.verdict, found.evidence) == ("skipped", told)
+
+
+@pytest.mark.slow
+def test_while_the_drivers_halves_differ_no_refresh_is_advised(patient: Patient) -> None:
+    """It would refuse; a stale spec of the old driver, before any refresh, waits too."""
+    lost = Path(patient.gpus.lib_path, f"libnvidia-ptxjitcompiler.so.{patient.gpus.driver}")
+    lost.unlink()
+    patient.gpus.half_upgrade("550.54.14")
+    before = patient.complaints()
+    assert before["cdi-paths"].evidence.endswith("driver-libraries comes first")
+    assert before["driver-libraries"].fix == "reboot"
+    assert patient.refresh("--force")[0] != 0
+    after = patient.examined()
+    assert not [each for each in after if "gpushim refresh" in each.fix]
+    (spec,) = [each for each in after if each.check == "cdi-spec"]
+    assert spec.verdict == "skipped"
+    assert spec.evidence.endswith("comes with the next good refresh")

@@ -34,6 +34,27 @@ def test_an_answer_is_judged(code: int | None, out: str, said: str, verdict: str
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
 
 
+DOCKERS = "docker: Error response from daemon: OCI runtime create failed: "
+HELP = "\n\nRun 'docker run --help' for more information"
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        (f"{DOCKERS}gpushim: no GPU was found; do this: unknown.{HELP}", "do this"),
+        (
+            "runc create failed: stderr: gpushim-hook: libcuda.so.1 is gone; run gpushim refresh\n",
+            "run gpushim refresh",
+        ),
+        (f"{DOCKERS}error mounting x: unknown.{HELP}", "look for these words in docs/symptoms.md and docs/errors.md"),
+        ("gpushim: it ends\n", "look for these words in docs/symptoms.md and docs/errors.md"),
+    ],
+)
+def test_the_fix_is_what_the_sentence_names(said: str, fix: str) -> None:
+    (found,) = run.judged(ask.Answer(125, "", said))
+    assert found.fix == fix
+
+
 def test_the_root_filesystem_can_run_the_script(tmp_path: Path) -> None:
     root = tmp_path / "root"
     run.make_root(str(root))

@@ -29,6 +29,14 @@ def test_json_has_no_field_that_newer_pythons_add(capsys: pytest.CaptureFixture[
     assert set(json.loads(capsys.readouterr().err)) == {"level", "msg", "time"}
 
 
+def test_for_people_it_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the policy says, and without what the command tells by itself."""
+    logs.start("json", "info", people=True)
+    logs.logger.info("x")
+    logs.logger.warning("y")
+    assert capsys.readouterr().err == "gpushim: WARNING: y\n"
+
+
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     logs.start("text", "debug")
     logs.logger.debug("x")

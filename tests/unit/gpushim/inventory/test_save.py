@@ -146,3 +146,17 @@ def test_a_user_before_roots_first_refresh(machine: Machine, monkeypatch: pytest
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(GpushimError, match="cannot be made: Permission denied; run gpushim refresh as root"):
         save.prepare(f"{machine.folder}/none")
+
+
+def test_a_user_after_roots_refresh(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is out of date then; once something is, it is said."""
+    host = machine.build(1)
+    machine.refreshed()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(
+        GpushimError, match="which is not out of date; to list the GPUs again, run gpushim refresh as"
+    ):
+        save.prepare(machine.state, machine.config)
+    host.half_upgrade("550.54.14")
+    with pytest.raises(GpushimError, match="is out of date, and this user may not renew it"):
+        save.prepare(machine.state, machine.config)

@@ -158,6 +158,21 @@ def test_anything_else_is_kept_as_unknown_and_refused(text: str) -> None:
     assert str(refusal(text)).startswith(f'NVIDIA_VISIBLE_DEVICES asks for GPU "{errors.quote(text)}", ')
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            "0,1,2,3,4,5",
+            'NVIDIA_VISIBLE_DEVICES (as docker run --gpus 6 sets it) asks for GPU "4", but this host has 4',
+        ),
+        ("0,4", 'NVIDIA_VISIBLE_DEVICES asks for GPU "4"'),
+        ("1,0,2,3,4", 'NVIDIA_VISIBLE_DEVICES asks for GPU "4"'),
+    ],
+)
+def test_a_number_of_gpus_is_named_as_it_was_written(asked: str, says: str) -> None:
+    assert str(refusal(*asked.split(","))).startswith(says)
+
+
 LISTS: list[tuple[str, str | None]] = [
     ("0 1 2", "0 1 2"),
     ("2 0 1", "2 0 1"),

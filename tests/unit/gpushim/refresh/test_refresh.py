@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import posix
@@ -17,11 +18,13 @@ from typing import Any
 
 import pytest
 
+import fakehost
 from gpushim.ground import logs
 from gpushim.ground.errors import CONFIG, DRIVER, INVENTORY, GpushimError
 from gpushim.inventory import ensure, gpus, modules, procfs, save, survey
 from gpushim.refresh import plugin_requests, refresh
 from unit.gpushim.inventory.machine import Machine
+from unit.gpushim.refresh import test_plugin_socket
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +179,109 @@ def test_half_upgraded_driver(machine: Machine, module: str) -> None:
     sentence = f"the NVIDIA kernel module is {module} but its libraries are 535.183.01: reboot, or reload the module "
     assert said.splitlines()[-1] == f"gpushim: {sentence}(rmmod/modprobe), then run gpushim refresh"
     assert machine.saved()["error"]["code"] == DRIVER
+
+
+def spec_of(machine: Machine) -> Path:
+    return Path(machine.state, "cdi/nvidia.com-gpu.json")
+
+
+def half_upgraded(host: fakehost.Host) -> None:
+    host.half_upgrade("550.54.14")
+
+
+def seen_by_nvml(host: fakehost.Host) -> None:
+    host.behave(fail=18)
+
+
+def without_libraries(host: fakehost.Host) -> None:
+    shutil.rmtree(host.lib_path)
+
+
+def without_a_module(host: fakehost.Host) -> None:
+    os.rename(f"{host.root}/proc/driver/nvidia/version", f"{host.root}/version")
+
+
+@pytest.mark.parametrize("spoil", [half_upgraded, seen_by_nvml, without_libraries, without_a_module])
+def test_what_no_refresh_can_stand_behind_is_not_published_until_one_can(
+    machine: Machine, spoil: Callable[[fakehost.Host], None]
+) -> None:
+    """What running containers have of us stays: the hook's files."""
+    host = machine.build(1)
+    machine.refreshed()
+    before, kept = spec_of(machine).read_bytes(), {*os.listdir(machine.state)}
+    spoil(host)
+    for _ in range(2):
+        code, _ = machine.refresh("--force")
+        assert code in (DRIVER, INVENTORY)
+        assert not spec_of(machine).exists()
+    assert {*os.listdir(machine.state)} >= kept
+    machine.build(1)
+    machine.refreshed()
+    assert spec_of(machine).read_bytes() == before
+
+
+def hanging(machine: Machine, host: fakehost.Host) -> None:
+    machine.configure(Path(machine.config).read_text() + "[refresh]\ndeadline-seconds = 1\n")
+    host.behave(hang=True)
+
+
+def failing(_: Machine, host: fakehost.Host) -> None:
+    host.behave(fail=999)
+
+
+def misconfigured(machine: Machine, _: fakehost.Host) -> None:
+    machine.configure("[driver\n")
+
+
+def closed(machine: Machine, _: fakehost.Host) -> None:
+    os.chmod(machine.state, 0o777)
+
+
+@pytest.mark.parametrize("spoil", [hanging, failing, misconfigured, closed])
+def test_a_refresh_that_learns_nothing_of_the_host_takes_no_spec_away(
+    machine: Machine, spoil: Callable[[Machine, fakehost.Host], None]
+) -> None:
+    host = machine.build(1)
+    machine.refreshed()
+    spoil(machine, host)
+    machine.refresh("--force")
+    assert '"name":"0"' in spec_of(machine).read_text()
+
+
+def test_one_that_is_killed_before_it_takes_the_spec_away_is_followed_by_one_that_does(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the snapshot is true then."""
+    host = machine.build(1)
+    machine.refreshed()
+    before = spec_of(machine).read_bytes()
+    host.half_upgrade("550.54.14")
+    machine.refresh("--force")
+    spec_of(machine).write_bytes(before)
+    record = Path(machine.state, "specs")
+    record.write_text(json.dumps({str(spec_of(machine)): [hashlib.sha256(before).hexdigest()]}))
+    inode = os.stat(f"{machine.state}/inventory.json").st_ino
+    machine.refresh()
+    assert os.stat(f"{machine.state}/inventory.json").st_ino == inode
+    assert not spec_of(machine).exists()
+
+
+def test_the_device_plugin_is_told_before_the_spec_goes(machine: Machine) -> None:
+    """It says at its third answer that its devices are unhealthy; the snapshot was there at the first."""
+    machine.build(1)
+    machine.refreshed()
+    seen: list[tuple[bool, bool]] = []
+
+    def answer(asked: int) -> bytes:
+        seen.append((bool(machine.saved()["error"]), spec_of(machine).exists()))
+        devices = [{"healthy": asked < 3}, {"healthy": False}]
+        return json.dumps({"resources": [{"devices": devices}]}).encode() + b"\n"
+
+    shutil.rmtree(f"{machine.root}/proc/driver/nvidia")
+    with test_plugin_socket.plugin(Path(machine.state), answer):
+        machine.refresh("--force")
+    assert seen == [(True, True)] * 3
+    assert not spec_of(machine).exists()
 
 
 def test_half_upgraded_driver_without_nvml(machine: Machine) -> None:

@@ -138,7 +138,6 @@ def test_without_nvml_a_spec_goes_that_has_a_feature_too_many(directory: Path) -
 @pytest.mark.parametrize(
     "host",
     [
-        hosts.mixed(error={"sentence": "no NVIDIA driver is loaded", "code": 12}),
         hosts.mixed(gpus=[], mig=[]),
         hosts.mixed(nodes={}),
     ],
@@ -256,7 +255,8 @@ def test_an_earlier_kind_goes(directory: Path) -> None:
 
 def test_an_earlier_directory_stays_while_there_is_nothing_new(directory: Path, tmp_path: Path) -> None:
     refresh(directory)
-    assert refresh(tmp_path / "other", hosts.mixed(error={"sentence": "no driver", "code": 12})) == []
+    (note,) = refresh(tmp_path / "other", hosts.mixed(gpus=[], mig=[]))
+    assert note.startswith("no CDI spec is written")
     assert "0" in names(directory)
 
 
@@ -457,3 +457,68 @@ def test_what_somebody_puts_there_at_any_call_is_kept(directory: Path, policy: d
         refresh(directory, **policy)
         assert meanwhile.THEIRS in [path.read_bytes() for path in directory.iterdir()]
     assert at > 10
+
+
+FAILS = {"sentence": "no NVIDIA driver is loaded", "code": 12}
+
+
+def test_a_host_that_can_give_no_gpu_has_no_spec_until_it_can(directory: Path) -> None:
+    """Twice is as once; what other engines' users wrote into the directory stays."""
+    refresh(directory)
+    other = directory / "theirs.json"
+    other.write_text("{}")
+    first: list[bool] = []
+    host = hosts.mixed(error=FAILS)
+    host["policy"]["cdi"]["output-directory"] = str(directory)
+    publish.on_refresh(host, lambda: first.append((directory / "nvidia.com-gpu.json").exists()))
+    assert host["notes"] == [f"{directory}/nvidia.com-gpu.json is removed, until a refresh can stand behind it"]
+    publish.on_refresh(host, lambda: first.append(False))
+    assert first == [True]  # not where there is nothing to take away
+    assert [*directory.iterdir()] == [other]
+    other.unlink()
+    assert refresh(directory) == []
+    assert "2:0" in names(directory)
+
+
+def test_a_spec_of_an_earlier_directory_goes_with_it(directory: Path, tmp_path: Path) -> None:
+    refresh(tmp_path / "before")
+    host = hosts.mixed(error=FAILS)
+    refresh(directory, host)
+    assert not [*(tmp_path / "before").iterdir()]
+
+
+def test_a_spec_that_somebody_changed_stays_without_a_driver(directory: Path) -> None:
+    refresh(directory)
+    path = directory / "nvidia.com-gpu.json"
+    path.write_text(path.read_text() + "\n")
+    (note,) = refresh(directory, hosts.mixed(error=FAILS))
+    assert note.startswith(f"{path} is not as refresh wrote it, and stays")
+    assert path.exists()
+
+
+def test_a_spec_that_cannot_be_taken_away_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refresh(directory)
+
+    def fails(_: str) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(record, "remove", fails)
+    (note,) = refresh(directory, hosts.mixed(error=FAILS))
+    assert "cannot be removed (Read-only file system)" in note
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which gives files away")
+def test_a_hook_that_others_could_change_is_not_named(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(directory)
+    hook = tmp_path / "gpushim-hook"
+    hook.touch(0o755)
+    os.chown(hook, 1000, 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "hook_program", lambda: str(hook))
+        removed, why = refresh(directory)
+        assert (removed.endswith("until a refresh can stand behind it"), [*directory.iterdir()]) == (True, [])
+        assert why.startswith(f"no CDI spec is written: {hook} runs with every container")
+    assert refresh(directory) == []
+    assert names(directory)

@@ -1,16 +1,21 @@
 """Ask this node's gpushim-device-plugin, by its socket in the state directory: one line of JSON each way.
 
+A refresh asks it before a CDI spec goes whose devices kubelet may still give to pods.
+
 Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control.control), and what is made of it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 
 SOCKET = "device-plugin.sock"  # in the state directory, as the plugin has it
 LIMIT = 64 << 20  # bytes of an answer
+STATUS = b'{"do": "status"}\n'
+PAUSE = 0.1  # seconds between two questions
 
 
 def exchange(folder: str, question: bytes, seconds: float) -> bytes:
@@ -42,3 +47,27 @@ def exchange(folder: str, question: bytes, seconds: float) -> bytes:
             return bytes(data)
     finally:
         os.close(fd)
+
+
+def wait_for_unhealthy(folder: str, seconds: float) -> bool:
+    """Wait until the plugin, which sees the snapshot by itself, has told kubelet that no device is healthy.
+
+    Args:
+        folder: the state directory.
+        seconds: for how long.
+
+    Returns:
+        whether it has; True at once where no plugin listens, False where one says nothing that is understood.
+    """
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        try:
+            answer = json.loads(exchange(folder, STATUS, left))
+            if not any(device["healthy"] for one in answer["resources"] for device in one["devices"]):
+                return True
+        except (FileNotFoundError, ConnectionRefusedError):
+            return True
+        except (OSError, ValueError, KeyError, TypeError):  # it is late, closes, or is another program
+            return False
+        time.sleep(PAUSE)
+    return False
