@@ -182,6 +182,7 @@ def dockerd(
         }
         (state / "daemon.json").write_text(json.dumps(said))
         os.chown(state, user, user)
+        state.chmod(0o711)  # which userns-remap wants
         path = ":".join([*map(str, path_dirs), SYSTEM_PATH])
         engine = Docker(state, prefix)
         ready = [*prefix, DOCKER, f"--host=unix://{engine.socket}", "version"]
