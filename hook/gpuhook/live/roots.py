@@ -177,12 +177,18 @@ def bundle_of(state: dict[str, Any]) -> str:
 def rootfs_of(state: dict[str, Any]) -> str:
     """Return the absolute path of a container's rootfs: root.path of config.json, which may count from the bundle.
 
+    crun says it itself in the state. Of a user namespace's container whose nodes or volumes it has opened in the
+    container's mount namespace, it has the bundle wrong ("/"): to go there took its working directory away.
+
     Args:
         state: what the runtime wrote on stdin (OCI runtime-spec, State).
 
     Raises:
         GpushimError: config.json cannot be read, or names none.
     """
+    said = _usable(state.get("root"))
+    if said.startswith("/"):
+        return said
     from gpushim.oci import bundle
 
     directory = bundle_of(state)
