@@ -35,7 +35,8 @@ done
 TAKES = "chown 5 /etc/ld.so.cache /etc/ld.so.conf.d/*gpushim* && chown -h 5 /usr/lib/*/libcuda.so.1 && ldconfig"
 
 # So Podman calls itself again in the namespaces that it has made.
-ROOTLESS = [f"_CONTAINERS_ROOTLESS_{kind}={lent.USER}" for kind in ("UID", "GID")]
+ROOTLESS = ["_CONTAINERS_USERNS_CONFIGURED=done"]
+ROOTLESS += [f"_CONTAINERS_ROOTLESS_{kind}={lent.USER}" for kind in ("UID", "GID")]
 
 
 @pytest.fixture(scope="module")
