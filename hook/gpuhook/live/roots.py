@@ -181,10 +181,10 @@ def _bundle_of_parent() -> str:
     mount namespace, which takes it to /.
     """
     try:
-        said = mountinfo.read_proc(f"/proc/{posix.getppid()}/cmdline", bounds.STATE)
+        line = mountinfo.read_proc(f"/proc/{posix.getppid()}/cmdline", bounds.STATE)
     except OSError:
         return ""
-    words = said.decode("utf-8", "surrogateescape").split("\0")
+    words = line.decode("utf-8", "surrogateescape").split("\0")
     for word, following in zip(words, words[1:]):
         option, equals, value = word.partition("=")
         if option in ("--bundle", "-b"):

@@ -51,9 +51,9 @@ def _mapped(gid: int, maps: Any) -> Optional[int]:
     for one in maps if isinstance(maps, list) else ():
         if not isinstance(one, dict):
             continue
-        numbers = [one.get(key) for key in ("hostID", "containerID", "size")]
-        if all(isinstance(number, int) for number in numbers):
-            first, start, size = numbers
-            if first <= gid < first + size:
-                return int(start + gid - first)
+        first, start, size = one.get("hostID"), one.get("containerID"), one.get("size")
+        if not (isinstance(first, int) and isinstance(start, int) and isinstance(size, int)):
+            continue
+        if first <= gid < first + size:
+            return start + gid - first
     return None
