@@ -49,7 +49,8 @@ def ids() -> Iterator[tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def docker(ids: tuple[str, ...], debian_image: Path, gpushim_env: dict[str, str]) -> Iterator[Docker]:
     """A dockerd whose containers' root is a user to whom ids are lent."""
-    runtimes, settings = {"nvidia": TOP / "bin" / "gpushim-runtime"}, {"userns-remap": lent.NAME}
+    runtimes = {"nvidia": TOP / "bin" / "gpushim-runtime"}
+    settings: dict[str, object] = {"userns-remap": lent.NAME}
     with dockerd(runtimes, env=gpushim_env, path_dirs=(TOP / "bin",), prefix=ids, settings=settings) as engine:
         engine.docker("load", f"--input={debian_image}")
         yield engine
