@@ -118,7 +118,17 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         return
     options = Options(argv)
     confine(options.log)
-    state = read_state(0)
+    try:
+        _make_ready(options, read_state(0))
+    except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
+        from gpushim.ground.fastjson import dumps
+        from gpushim.paths.logfile import append, now
+
+        append(options.log, dumps({"level": "error", "msg": str(error)[: bounds.LOG_TEXT], "time": now()}))
+        raise
+
+
+def _make_ready(options: Options, state: dict[str, Any]) -> None:
     if not options.rootfs:
         options.rootfs = roots.rootfs_of(state)
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)

@@ -3,7 +3,7 @@
 The messages are declared here, with the field numbers of `pkg/apis/runtime/v1/api.proto` in
 kubernetes/cri-api, because no package of Debian 12 carries them. A map field is declared as the repeated
 key and value pair that it is on the wire, and an enumeration as the integer that it is. Pods share the
-host's network, so that no CNI plugin is needed.
+host's network; those with a user namespace of their own may not, and have one in which nothing is.
 """
 
 from __future__ import annotations
@@ -16,11 +16,22 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PACKAGE = "runtime.v1"
-NODE, CONTAINER = 2, 1  # NamespaceMode
+NODE, CONTAINER, POD = 2, 1, 0  # NamespaceMode
+IDS = 65536  # that kubelet lends a pod with hostUsers: false
 EXITED = 2  # ContainerState
 PROPAGATIONS = {None: 0, "rprivate": 0, "rslave": 1, "rshared": 2}  # MountPropagation
 CALL_SECONDS = 60.0
 STOP_SECONDS = 10.0
+
+# A network's plugin for pods that cannot share the host's: it says that all is done.
+PLUGIN = """#!/bin/sh
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0"]}' ;;
+ADD) printf '{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "%s"}],
+"ips": [{"address": "10.1.2.3/24", "interface": 0}]}' "$CNI_NETNS" ;;
+esac
+"""
+NETWORK = '{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}'
 
 # One message per line: its name, then NAME=NUMBER:TYPE; a type with a star is repeated.
 MESSAGES = """
@@ -28,14 +39,17 @@ Empty
 Name id=1:string
 Pair key=1:string value=2:string
 Version version=1:string runtime_name=2:string runtime_version=3:string
-Namespaces network=1:int32 pid=2:int32 ipc=3:int32
+IdMapping host_id=1:uint32 container_id=2:uint32 length=3:uint32
+Users mode=1:int32 uids=2:*IdMapping gids=3:*IdMapping
+Namespaces network=1:int32 pid=2:int32 ipc=3:int32 userns_options=5:Users
 PodSecurity namespace_options=1:Namespaces privileged=6:bool
 PodLinux cgroup_parent=1:string security_context=2:PodSecurity
 PodMetadata name=1:string uid=2:string namespace=3:string attempt=4:uint32
 Pod metadata=1:PodMetadata hostname=2:string log_directory=3:string annotations=7:*Pair linux=8:PodLinux
 RunPodSandbox config=1:Pod runtime_handler=2:string
 Image image=1:string user_specified_image=18:string
-Mount container_path=1:string host_path=2:string readonly=3:bool propagation=5:int32
+Mount container_path=1:string host_path=2:string readonly=3:bool propagation=5:int32 \
+uid_mappings=6:*IdMapping gid_mappings=7:*IdMapping
 Device container_path=1:string host_path=2:string permissions=3:string
 Security privileged=2:bool namespace_options=3:Namespaces
 Resources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64
@@ -85,6 +99,25 @@ def _declare(text: str) -> dict[str, Any]:
 M = _declare(MESSAGES)
 
 
+def _ids(uids: str, gids: str, first: int) -> dict[str, Any]:
+    """Return the fields of these names that map a container's ids to those of the host from `first` on."""
+    return {name: [M["IdMapping"](host_id=first, container_id=0, length=IDS)] for name in (uids, gids)}
+
+
+def network(programs: Path, settings: Path) -> None:
+    """Write a network for pods with hostUsers: false, which has nothing in it.
+
+    Args:
+        programs: directory for its plugin.
+        settings: directory for its configuration; both are made.
+    """
+    for folder in (programs, settings):
+        folder.mkdir(parents=True, exist_ok=True)
+    (programs / "loopback").write_text(PLUGIN)
+    (programs / "loopback").chmod(0o755)
+    (settings / "10-none.conflist").write_text(NETWORK)
+
+
 class RefusedError(Exception):
     """The engine refused a call; the text is what it tells its user."""
 
@@ -96,6 +129,7 @@ class Client:
         self._channel = grpc.insecure_channel(f"unix://{socket}")
         self._logs, self._cgroup = logs, cgroup  # the latter is the parent of the pods' cgroups
         self._pods: dict[str, Any] = {}
+        self._first: dict[str, int] = {}  # id on the host of each pod's root
 
     def close(self) -> None:
         """Remove the pods that are left and hang up."""
@@ -118,10 +152,16 @@ class Client:
         """Ask the engine for its version."""
         return str(self._call("Version", M["Version"](), "Version").runtime_version)
 
-    def run_pod(self, handler: str, annotations: dict[str, str] | None = None) -> str:
-        """Start a pod under a runtime class's handler and return its id."""
+    def run_pod(self, handler: str, annotations: dict[str, str] | None = None, first: int = 0) -> str:
+        """Start a pod under a runtime class's handler and return its id.
+
+        Args:
+            handler: its name.
+            annotations: of the pod.
+            first: id on the host of the pod's root, as with hostUsers: false; such a pod has a network of its own.
+        """
         uid = f"pod-{time.time_ns()}"
-        namespaces = M["Namespaces"](network=NODE, pid=CONTAINER)
+        namespaces = self._namespaces(first)
         security = M["PodSecurity"](namespace_options=namespaces)
         config = M["Pod"](
             metadata=M["PodMetadata"](name=uid, uid=uid, namespace="default"),
@@ -132,7 +172,15 @@ class Client:
         request = M["RunPodSandbox"](config=config, runtime_handler=handler)
         pod = str(self._call("RunPodSandbox", request, "Name").id)
         self._pods[pod] = config
+        self._first[pod] = first
         return pod
+
+    @staticmethod
+    def _namespaces(first: int) -> Any:
+        if not first:
+            return M["Namespaces"](network=NODE, pid=CONTAINER)
+        users = M["Users"](mode=POD, **_ids("uids", "gids", first))
+        return M["Namespaces"](network=POD, pid=CONTAINER, userns_options=users)
 
     def create(
         self,
@@ -162,9 +210,12 @@ class Client:
             RefusedError: the engine or its runtime would not create it.
         """
         name = f"c{time.time_ns()}"
-        security = M["Security"](namespace_options=M["Namespaces"](network=NODE, pid=CONTAINER))
+        first = self._first[pod]
+        security = M["Security"](namespace_options=self._namespaces(first))
+        mapped = _ids("uid_mappings", "gid_mappings", first) if first else {}  # as kubelet has its volumes mounted
         binds = [
-            M["Mount"](host_path=str(host), container_path=at, readonly=True) for host, at in (mounts or {}).items()
+            M["Mount"](host_path=str(host), container_path=at, readonly=True, **mapped)
+            for host, at in (mounts or {}).items()
         ]
         if volume:
             host, at, option = volume

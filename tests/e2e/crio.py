@@ -1,7 +1,7 @@
 """CRI-O in a Debian that is entered (engines29.py), where all is in its usual place, gpushim's own files too.
 
 The low-level runtimes and the monitor lie where CRI-O's packages have them: in /usr/libexec/crio and nowhere else.
-No CNI plugin and no registry is needed: pods share the host's network, images come from a store of Podman's.
+No registry is needed: images come from a store of Podman's.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ default_capabilities = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SE
 [crio.image]
 pause_image = "localhost/pause:local"
 pause_command = "/bin/sleep 1000000"
+[crio.network]
+plugin_dirs = ["/etc/cni/bin"]
 [crio.nri]
 enable_nri = false
 """
@@ -151,5 +153,6 @@ def entered(host: Host, stores: list[Path], view: str) -> Iterator[Crio]:
         }.items():
             (state / "etc" / path).parent.mkdir(parents=True, exist_ok=True)
             (state / "etc" / path).write_text(text)
+        cri.network(state / "etc/cni/bin", state / "etc/cni/net.d")
         engine.sh(LAY_OUT, str(state), str(trees.TOP))
         yield engine

@@ -182,6 +182,7 @@ def dockerd(
         }
         (state / "daemon.json").write_text(json.dumps(said))
         os.chown(state, user, user)
+        state.chmod(0o711)  # which userns-remap wants
         path = ":".join([*map(str, path_dirs), SYSTEM_PATH])
         engine = Docker(state, prefix)
         ready = [*prefix, DOCKER, f"--host=unix://{engine.socket}", "version"]
@@ -307,12 +308,15 @@ def containerd(
         The daemon, once it answers.
     """
     with leftovers.state() as state:
+        state.chmod(0o711)  # which a pod's user namespace wants
+        state.chmod(0o711)  # which a pod's user namespace wants
         config = CONTAINERD_CONFIG.format(
             state=state, pause=pause, more="enable_cdi = true" if cdi else "", default=default
         )
         for name, path in runtimes.items():
             config += HANDLER_CONFIG.format(name=name, path=path, state=state)
         (state / "config.toml").write_text(config)
+        cri.network(state / "cni", state / "cni")
         engine = Containerd(state, prefix)
         ready = [*prefix, CTR, f"--address={engine.socket}", "version"]
         command = [*prefix, CONTAINERD, f"--config={state}/config.toml"]

@@ -14,6 +14,9 @@ INSIDE = "/probe.py"
 CONTROL_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl")
 MODESET_NODE = "/dev/nvidia-modeset"  # which all capabilities bring
 GPU_MAJOR = 195
+# Says to whom the files belong that the hook makes in an image.
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+OWNERS = ("stat", "--format=%u", "/etc/ld.so.cache", "/etc/ld.so.conf.d/zz-gpushim.conf", f"{LIBRARIES}/libcuda.so.1")
 
 
 def probe(host: Host, indices: list[int]) -> list[str]:
@@ -55,6 +58,20 @@ def sees_exactly(output: str, host: Host, indices: list[int]) -> None:
     said = report["nvidia-smi"]
     assert [gpu.uuid for gpu in host.gpus if gpu.uuid in said] == [gpu.uuid for gpu in given], said
     assert "libcuda.so.1 " in report["ldconfig"]
+
+
+def sees_in_a_user_namespace(output: str, host: Host, indices: list[int]) -> None:
+    """Assert the same of a container in which nobody may make nodes, or try to.
+
+    Args:
+        output: what the probe printed that had nothing to try.
+        host: the simulated host.
+        indices: NVML indices of the GPUs that were asked for, in ascending order.
+    """
+    report: dict[str, Any] = json.loads(output)
+    report["nodes"].pop(MODESET_NODE, None)  # a CDI spec brings it
+    _, _, *others = probe(host, indices)
+    sees_exactly(json.dumps({**report, "made": dict.fromkeys(others, "EPERM")}), host, indices)
 
 
 def sees_nothing(output: str) -> None:

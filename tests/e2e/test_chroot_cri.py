@@ -13,7 +13,7 @@ from e2e import chroots, cri, trees
 from e2e.allocated import DEVICES, FOLDER, KIND, plugin_spec
 from e2e.cdihooks import NAMES
 from e2e.engines import Containerd, containerd
-from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_nothing
+from e2e.expect import INSIDE, OWNERS, PROBE, probe, sees_by_cdi, sees_exactly, sees_in_a_user_namespace, sees_nothing
 from e2e.views import CRUN
 from e2e.witness import Witness
 from fakehost import Host
@@ -152,3 +152,21 @@ def test_update_keeps_what_our_runtime_gave(client: cri.Client, gpu_host: Host, 
 @pytest.mark.parametrize("handler", ["runc", "nvidia"])
 def test_no_gpu_is_seen_without_a_request(client: cri.Client, gpu_host: Host, handler: str) -> None:
     sees_nothing(look(client, handler, gpu_host, []))
+
+
+# containerd 2 has images mapped to a pod's ids; 1.7 copies them for it.
+@pytest.mark.parametrize("engine", ["sid"], indirect=True)
+@pytest.mark.parametrize(
+    ("asked", "handler"),
+    [
+        ({"env": {"NVIDIA_VISIBLE_DEVICES": "1"}}, "nvidia"),
+        ({"env": {"NVIDIA_VISIBLE_DEVICES": "1"}}, "nvidia-crun"),
+        (by_field(["nvidia.com/gpu=1"]), "crun"),
+    ],
+)
+def test_a_pod_with_a_user_namespace(client: cri.Client, gpu_host: Host, asked: dict[str, Any], handler: str) -> None:
+    """hostUsers: false, and volumes mapped to its ids."""
+    container = client.create(client.run_pod(handler, first=100000), IMAGE, SLEEP, mounts=MOUNTS, **asked)
+    client.start(container)
+    sees_in_a_user_namespace(client.execute(container, "python3", INSIDE), gpu_host, [1])
+    assert set(client.execute(container, *OWNERS).split()) == {"0"}

@@ -12,7 +12,7 @@ import pytest
 from e2e import cri, crio, podman, trees
 from e2e.crio import Crio
 from e2e.engines import READY_SECONDS
-from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_nothing
+from e2e.expect import INSIDE, OWNERS, PROBE, probe, sees_by_cdi, sees_exactly, sees_in_a_user_namespace, sees_nothing
 from e2e.leftovers import until
 from fakehost import Host
 
@@ -157,6 +157,14 @@ def test_a_pods_annotation_brings_nothing_where_annotations_may_not(
 ) -> None:
     with engine.settings("[requests]\naccept-annotations-when-unprivileged = false"):
         sees_nothing(look(client, gpu_host, [], client.run_pod("nvidia", {ANNOTATION: "nvidia.com/gpu=all"})))
+
+
+@pytest.mark.parametrize(("asked", "handler"), [({"env": {"NVIDIA_VISIBLE_DEVICES": "1"}}, "nvidia"), (FIELD, "")])
+def test_a_pod_with_a_user_namespace(client: cri.Client, gpu_host: Host, asked: Any, handler: str) -> None:
+    """Whose crun binds nodes for it, and then says in the hook's state that the bundle is /."""
+    container = started(client, client.run_pod(handler, first=100000), **asked)
+    sees_in_a_user_namespace(client.execute(container, "python3", INSIDE), gpu_host, [1])
+    assert set(client.execute(container, *OWNERS).split()) == {"0"}
 
 
 def test_the_doctor_leads_from_nothing_to_a_handler(gpu_host: Host, stores: list[Path]) -> None:

@@ -10,29 +10,19 @@ import contextlib
 import http.server
 import json
 import os
-import shutil
 import socketserver
-import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import engines, engines29, leftovers
+from e2e import engines, engines29, lent
 from e2e.engines import Docker, dockerd
-from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_nothing
-from e2e.trees import TOP
-from e2e.witness import settings
-from fakehost import Host
+from e2e.expect import INSIDE, probe, sees_by_cdi, sees_exactly, sees_nothing
+from e2e.lent import USER, Installed
 
-USER, MORE = 1, 100000  # "daemon" on every Debian, and the first of the ids that are lent to that user
-MAP = f"0 {USER} 1\n1 {MORE} 65536\n"
-BECOME = ("/usr/bin/setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
-HOLD = (*BECOME, "/usr/bin/unshare", "--user", "--mount", "--net", "/bin/sh", "-c", "echo ready; exec cat")
 IMAGE = "debian:local"
 VIEWS = ("v1", "v2")
 
@@ -69,59 +59,19 @@ def rootlesskit(folder: Path) -> Iterator[None]:
             os.unlink(f"{folder}/api.sock")
 
 
-@dataclass
-class Installed:
-    """A directory that the user may look at, with a simulated host and a gpushim that knows it."""
-
-    folder: Path
-    host: Host
-    env: dict[str, str]
-
-
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Installed]:
-    with leftovers.state() as folder:
-        folder.chmod(0o755)
-        host = fakehost.build(f"{folder}/host", 3, compile_cache=str(TOP / ".cache" / "fakehost"))
-        for name in ("bin", "hook", "shim", "vendor"):
-            shutil.copytree(TOP / name, folder / "gpushim" / name, symlinks=True)
-        shutil.copy2(PROBE, folder)
-        (folder / "settings").mkdir()
-        env = settings(folder / "settings", host.root)
-        log = folder / "settings/gpushim.log"
-        log.touch()
-        os.chown(log, USER, USER)
-        yield Installed(folder, host, env)
+    with lent.installed() as found:
+        yield found
 
 
 @contextlib.contextmanager
 def become(prefix: tuple[str, ...], specs: Path) -> Iterator[tuple[str, ...]]:
-    """Hold the namespaces of an ordinary user's engine.
-
-    Args:
-        prefix: command that enters the machine.
-        specs: directory with CDI specs, which is /run/cdi there.
-
-    Yields:
-        What to put before a command that shall have them.
-    """
-    with subprocess.Popen([*prefix, *HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"ready\n", "there is no user namespace to be had"
-        try:
-            # The prefix enters a PID namespace, so its command is a child.
-            child = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0]
-            for name in ("uid_map", "gid_map"):
-                Path("/proc", child, name).write_text(MAP)
-            kinds = ("user", "mnt", "net", "pid")
-            flags = [f"--{'mount' if kind == 'mnt' else kind}=/proc/{child}/ns/{kind}" for kind in kinds]
-            enter = ("/usr/bin/nsenter", *flags, "--")
-            script = "mount -t tmpfs -o mode=755 none /run; mkdir /run/cdi; mount --rbind $1 /run/cdi"
-            engines.run([*enter, "/bin/sh", "-euc", script, "sh", str(specs)])
-            yield enter
-        finally:
-            holder.stdin.close()
+    """Hold the namespaces of an ordinary user's engine, where /run/cdi has these CDI specs."""
+    with lent.become(prefix) as enter:
+        script = "mount -t tmpfs -o mode=755 none /run; mkdir /run/cdi; mount --rbind $1 /run/cdi"
+        engines.run([*enter, "/bin/sh", "-euc", script, "sh", str(specs)])
+        yield enter
 
 
 @pytest.fixture(scope="module", params=VIEWS)

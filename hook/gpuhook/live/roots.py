@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import posix
 
-from gpushim.ground import fastjson
+from gpushim.ground import bounds, fastjson
 from gpushim.ground.errors import BUNDLE, ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
 from gpushim.paths.mountinfo import held, mount_id
@@ -171,7 +171,26 @@ def bundle_of(state: dict[str, Any]) -> str:
     path = _usable(state.get("bundle") or state.get("bundlePath") or bundle.working_directory())
     if not path.startswith("/"):
         raise GpushimError("the container's state on stdin names no absolute path of the bundle", BUNDLE)
-    return path
+    return path if path.strip("/") else _bundle_of_parent() or path
+
+
+def _bundle_of_parent() -> str:
+    """Return the bundle that the low-level runtime was called with, which wrote the state; "" if it names none.
+
+    crun says that the bundle is where it works itself. To bind nodes for a user namespace, it goes to the container's
+    mount namespace, which takes it to /.
+    """
+    try:
+        line = mountinfo.read_proc(f"/proc/{posix.getppid()}/cmdline", bounds.STATE)
+    except OSError:
+        return ""
+    words = line.decode("utf-8", "surrogateescape").split("\0")
+    for word, following in zip(words, words[1:]):
+        option, equals, value = word.partition("=")
+        if option in ("--bundle", "-b"):
+            path = value if equals else following
+            return path if path.startswith("/") else ""
+    return ""
 
 
 def rootfs_of(state: dict[str, Any]) -> str:

@@ -217,7 +217,10 @@ def of_bundle(spec: dict[str, Any], directory: str) -> Bundle:
     spaces = linux.get("namespaces") if isinstance(linux, dict) else None
     listed = spaces if isinstance(spaces, list) else ()  # what else there may be is for runc to refuse
     userns = any(isinstance(space, dict) and space.get("type") == "user" for space in listed)
-    return {"rootfs": absolute(rootfs, directory), "userns": userns, "hook": hook_program()}
+    found: Bundle = {"rootfs": absolute(rootfs, directory), "userns": userns, "hook": hook_program()}
+    if userns and isinstance(linux, dict):
+        found["gids"] = linux.get("gidMappings")
+    return found
 
 
 def hook_program() -> str:

@@ -27,6 +27,7 @@ from gpushim.oci.edits import (
     last_counts,
 )
 from gpushim.oci.request import MPS_PIPES
+from gpushim.paths.trust import in_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     nodes = node_paths(request, gpus, migs, inventory, meant)
     for path, why in nodes.items():
         edits += node_edits(path, inventory, bundle["userns"], why)
+    if any(edit.kind == "gid" for edit in edits) and (bundle["userns"] or in_user_namespace()):
+        from gpushim.decision import groups
+
+        edits = [edit for edit in edits if edit.kind != "gid"]
+        edits += groups.inside(list(nodes), inventory, bundle.get("gids"), request.ignored)
     files = driver_files(request, inventory)
     mounts = _mounts(files, inventory)
     edits += mounts if bundle["rootfs"] else []

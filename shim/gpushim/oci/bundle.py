@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Names = dict[str, tuple[str, "Names"]]
 
-    class Bundle(TypedDict):
+    class _Mapped(TypedDict, total=False):
+        gids: Any  # gidMappings of a user namespace, as config.json has them
+
+    class Bundle(_Mapped):
         """What a plan must know of a bundle.
 
         With an empty rootfs the hook finds out by itself where the rootfs is and which of the GPUs it has, as one

@@ -8,7 +8,7 @@ Out of scope: how the directory is reached (rootfs.py). Hot path: builtin module
 from __future__ import annotations
 
 import posix
-from errno import EISDIR, EOVERFLOW
+from errno import EISDIR
 
 from gpushim.ground import bounds
 from gpushim.paths.mountinfo import OtherMountError, mount_id
@@ -158,7 +158,7 @@ class Directory:
 
 
 def make_on(mounts: Collection[bytes], file: bool = False) -> Missing:
-    """Return what makes missing directories (0755 less the umask), as their parent's owner where root may not.
+    """Return what makes missing directories (0755 less the umask), as their parent's owner.
 
     Args:
         mounts: ids of those on which they are made; on others it is an OtherMountError.
@@ -181,31 +181,34 @@ def make_on(mounts: Collection[bytes], file: bool = False) -> Missing:
 
 
 def as_owner(directory: int, make: Callable[[], T]) -> T:
-    """Make something in a directory, as the directory's owner where root may not.
+    """Make something in a directory as the directory's owner, or as this process where that one may not.
 
-    In file systems of a user namespace and on mounts with mapped ids, whoever has no id there gets EOVERFLOW
-    (may_create in the kernel's fs/namei.c), the host's root too.
+    What lies in the image of a user namespace must belong to a user who has an id there: nobody can chown anything
+    else in the container. In file systems of a user namespace and on mounts with mapped ids, whoever has no id there
+    gets EOVERFLOW (may_create in the kernel's fs/namei.c), the host's root too.
 
     Args:
         directory: an open directory.
-        make: makes it.
+        make: makes it; it is called twice if the owner may not.
 
     Returns:
         what `make` returns.
 
     Raises:
-        OSError: the owner may not either.
+        OSError: neither may, or it cannot be made.
     """
-    try:
-        return make()
-    except OSError as error:
-        if error.errno != EOVERFLOW:
-            raise
     owner, user, group = posix.fstat(directory), posix.geteuid(), posix.getegid()
-    posix.setegid(owner.st_gid)
+    if owner.st_uid == user:
+        return make()
     try:
+        posix.setegid(owner.st_gid)
         posix.seteuid(owner.st_uid)
         return make()
+    except (FileExistsError, FileNotFoundError):
+        raise
+    except OSError:
+        pass  # an owner without the right to write there, or without an id in this process's user namespace
     finally:
         posix.seteuid(user)
         posix.setegid(group)
+    return make()
