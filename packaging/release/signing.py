@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from release.steps import ReleaseError, run
+from release.steps import PATH, ReleaseError, run
 
 GPG = ("gpg", "--batch", "--no-tty", "--yes")
 
@@ -60,7 +61,9 @@ class Key:
 
     def rpm(self, file: Path) -> None:
         """Put a signature into an rpm."""
-        run("rpmsign", "--define", f"_gpg_name {self.fingerprint}!", "--addsign", file)
+        program = shutil.which("gpg", path=PATH)  # Debian's rpm looks for gpg2
+        defines = ("--define", f"__gpg {program}", "--define", f"_gpg_name {self.fingerprint}")
+        run("rpmsign", *defines, "--addsign", file)
 
     def _with(self) -> tuple[str, ...]:
         return (*GPG, "--digest-algo", "SHA512", "--local-user", self.fingerprint)
