@@ -80,6 +80,8 @@ unpack() (
 if [ "$what" = test ]; then
   unpack prometheus usr/bin/prometheus || say "there is no prometheus" # installed, it would start
   unpack logrotate usr/sbin/logrotate || say "there is no logrotate" # installed, it would bring a cron
+  unpack docker-registry usr/bin/docker-registry || say "there is no docker-registry" # as prometheus
+  unpack skopeo usr/bin/skopeo || say "there is no skopeo"
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.

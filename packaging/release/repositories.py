@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import time
 from pathlib import Path
 
 from release.checkout import Commit
@@ -47,9 +48,9 @@ def apt(commit: Commit, packages: list[Path], tree: Path, key: Key | None) -> No
         place.mkdir(parents=True)
         (place / "Packages").write_bytes(index)
         (place / "Packages.gz").write_bytes(gzip.compress(index, mtime=0))
-    fields = [f"--option=APT::FTPArchive::Release::{name}={value}" for name, value in RELEASE.items()]
-    time = {"SOURCE_DATE_EPOCH": str(commit.epoch)}
-    (suite / "Release").write_text(run("apt-ftparchive", *digests, *fields, "release", suite, **time))
+    date = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(commit.epoch))
+    fields = [f"--option=APT::FTPArchive::Release::{name}={text}" for name, text in {**RELEASE, "Date": date}.items()]
+    (suite / "Release").write_text(run("apt-ftparchive", *digests, *fields, "release", suite))
     for file in sorted(suite.rglob("Packages*")):  # by a name of its own, while a web server gets another release
         by_hash = file.parent / "by-hash/SHA256"
         by_hash.mkdir(parents=True, exist_ok=True)
