@@ -57,7 +57,9 @@ def _release(directory: Path, base: Path | None, key_id: str) -> None:
         if directory.exists():
             directory.rmdir()
         out.rename(directory)
-    say(f"{directory} has gpushim {commit.version}, {f'signed by {key.fingerprint}' if key else 'NOT signed: no --key'}")
+    say(
+        f"{directory} has gpushim {commit.version}, {f'signed by {key.fingerprint}' if key else 'NOT signed: no --key'}"
+    )
 
 
 if __name__ == "__main__":

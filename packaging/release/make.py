@@ -60,7 +60,9 @@ def everything(commit: Commit, sources: Path, work: Path, base: Path | None) -> 
             run(sources / "packaging/image/base", made.base, ARCH)
         else:
             shutil.copyfile(base, made.base)
-        run(sources / "packaging/image/build", "--base", f"oci-archive:{made.base}", "--arch", ARCH, made.image, **env)
+        run(
+            sources / "packaging/image/build", "--base", f"oci-archive:{made.base}", "--arch", ARCH, made.image, **env
+        )
 
     say(f"building packages and image of gpushim {commit.version}")
     with ThreadPoolExecutor() as pool:

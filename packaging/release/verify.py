@@ -71,7 +71,9 @@ def versions(commit: Commit, out: Path) -> None:
         found |= dict(re.findall(r'^(version|appVersion): "?([^"\n]+)', text.read().decode(), re.MULTILINE))
     (image,) = json.loads((out / "oci/image/index.json").read_text())["manifests"]
     found["image"] = image["annotations"]["org.opencontainers.image.ref.name"].rpartition(":")[2]
-    found["gpushim.yaml"] = "".join(set(re.findall(r"image: \"?gpushim:([^\"\s]+)", (out / "gpushim.yaml").read_text())))
+    found["gpushim.yaml"] = "".join(
+        set(re.findall(r"image: \"?gpushim:([^\"\s]+)", (out / "gpushim.yaml").read_text()))
+    )
     wanted |= {name: commit.version for name in found if name not in wanted}
     # Before a version's own sign dpkg and rpm have a tilde, and Helm a hyphen.
     other = [f"{name}: {text}" for name, text in found.items() if _plain(text) != _plain(wanted[name])]
