@@ -14,8 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from release import checkout, make, publish, verify
-from release.steps import ReleaseError, say
 from release.signing import Key
+from release.steps import ReleaseError, say
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         _release(given.directory.resolve(), given.base and given.base.resolve(), given.key)
-    except ReleaseError as problem:
+    except (ReleaseError, OSError) as problem:
         print(f"release: {problem}", file=sys.stderr)
         return 1
     return 0
@@ -57,9 +57,8 @@ def _release(directory: Path, base: Path | None, key_id: str) -> None:
         if directory.exists():
             directory.rmdir()
         out.rename(directory)
-    say(
-        f"{directory} has gpushim {commit.version}, {f'signed by {key.fingerprint}' if key else 'NOT signed: no --key'}"
-    )
+    how = f"signed by {key.fingerprint}" if key else "NOT signed: there was no --key"
+    say(f"{directory} has gpushim {commit.version}, {how}")
 
 
 if __name__ == "__main__":

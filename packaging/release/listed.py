@@ -12,7 +12,7 @@ from release.checkout import Commit
 from release.steps import digest, run
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "image"))
-import sbom  # noqa: E402
+import sbom
 
 LICENSE = "Apache-2.0"  # of our own part; what is bundled is listed with its licences
 RPM = r"%{NAME}\n%{VERSION}-%{RELEASE}\n%|SOURCERPM?{%{ARCH}}:{src}|\n"

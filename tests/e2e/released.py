@@ -115,7 +115,7 @@ def site(directory: Path) -> Iterator[Site]:
     """Serve a release's files on the loopback interface, as any web server would."""
 
     class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # as it is called there
             found.asked.append(self.path)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory))) as server:
