@@ -54,10 +54,12 @@ def document(rootfs: Path, layout: Path, version: str) -> dict[str, Any]:
     contained = [related("SPDXRef-image", "CONTAINS", part["SPDXID"]) for part in parts]
     told = f"{len(known)} packages are in the base as dpkg tells; what it does not know is not listed."
     relations = [related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-image"), *contained]
-    return spdx(f"gpushim-{version}", digest, told, [image, *parts], relations, int(os.environ["SOURCE_DATE_EPOCH"]))
+    return listing(
+        f"gpushim-{version}", digest, told, [image, *parts], relations, int(os.environ["SOURCE_DATE_EPOCH"])
+    )
 
 
-def spdx(
+def listing(
     name: str,
     key: str,
     comment: str,

@@ -37,7 +37,7 @@ def packages(commit: Commit, files: list[Path], bundled: Path, place: Path) -> N
     told = "What is in the debs and rpms. What they depend on is the distribution's, and not listed."
     key = hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()
     name = f"gpushim-packages-{commit.version}"
-    found = sbom.spdx(name, key, told, [*listed, *brought], relations, commit.epoch)
+    found = sbom.listing(name, key, told, [*listed, *brought], relations, commit.epoch)
     place.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -52,7 +52,7 @@ def everything(commit: Commit, sources: Path, work: Path, base: Path | None) -> 
     bundled = Path(os.environ.get("GPUSHIM_BUNDLED") or work / "bundled")
     if not bundled.is_dir():
         run(sources / "tools/vendor", bundled)
-    made = Made(sources, bundled, *(work / name for name in ("debs", "rpms", "image")), work / "base.tar")
+    made = Made(sources, bundled, work / "debs", work / "rpms", work / "image", work / "base.tar")
     env = {"SOURCE_DATE_EPOCH": str(commit.epoch), "GPUSHIM_BUNDLED": str(bundled)}
 
     def image() -> None:

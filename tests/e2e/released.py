@@ -75,7 +75,7 @@ def _ready(directory: Path) -> None:
 def make(top: Path, directory: Path, *words: str, **env: str) -> None:
     """Let a checkout's tools/release make a release, whose image begins as that of the other tests."""
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHIM_BUNDLED": str(built.bundled()), **env}
-    command = [top / "tools/release", "--base", image.base("x86_64"), *words, directory]
+    command: list[str | Path] = [top / "tools/release", "--base", image.base("x86_64"), *words, directory]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS, umask=0o077
     )

@@ -101,7 +101,7 @@ def block(page: str, first: str, address: str) -> str:
 def plain(file: Path) -> bytes:
     """Return what of a file does not depend on whether it, or an rpm, is signed."""
     if file.suffix == ".rpm":
-        asked = ["/usr/bin/rpm", "-qp", "--queryformat", CONTENT, file]
+        asked = ["/usr/bin/rpm", "-qp", "--queryformat", CONTENT, str(file)]
         return subprocess.run(asked, check=True, capture_output=True).stdout
     content = file.read_bytes()
     content = gzip.decompress(content) if file.name.endswith(".xml.gz") else content
@@ -294,7 +294,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "registry.yml").write_text(REGISTRY.format(data=tmp_path / "registry", port=port))
-    command = [program("docker-registry"), "serve", tmp_path / "registry.yml"]
+    command = [program("docker-registry"), "serve", str(tmp_path / "registry.yml")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             assert leftovers.until(answers(f"http://127.0.0.1:{port}/v2/"), 30.0)
