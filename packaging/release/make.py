@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +66,9 @@ def everything(commit: Commit, sources: Path, work: Path, base: Path | None) -> 
 
     say(f"building packages and image of gpushim {commit.version}")
     with ThreadPoolExecutor() as pool:
-        steps = [
-            pool.submit(run, sources / "packaging/deb/build", made.debs, **env),
-            pool.submit(run, sources / "packaging/rpm/build", made.rpms, **env),
+        steps: list[Future[object]] = [
+            pool.submit(run, sources / "packaging/deb/build", made.debs, env=env),
+            pool.submit(run, sources / "packaging/rpm/build", made.rpms, env=env),
             pool.submit(image),
         ]
     for step in steps:

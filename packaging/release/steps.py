@@ -27,7 +27,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**found, "PATH": PATH, "LC_ALL": "C.UTF-8", "TZ": "UTC0", **more}
 
 
-def run(*words: str | Path, cwd: Path | None = None, **env: str) -> str:
+def run(*words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
     """Run a program; return what it prints.
 
     Args:
@@ -41,7 +41,12 @@ def run(*words: str | Path, cwd: Path | None = None, **env: str) -> str:
     command = [str(word) for word in words]
     try:
         done = subprocess.run(
-            command, cwd=cwd, env=environment(**env), stdin=subprocess.DEVNULL, capture_output=True, check=False
+            command,
+            cwd=cwd,
+            env=environment(**(env or {})),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
         )
     except FileNotFoundError:
         raise ReleaseError(f"there is no {command[0]}; tools/setup.sh release installs it") from None

@@ -103,11 +103,11 @@ def apt(out: Path, work: Path, key: Key | None) -> None:
         source = SOURCES.format(tree=out / "apt", suite=SUITE, component=COMPONENT, trust=trust)
         (root / "etc/apt/sources.list.d/gpushim.sources").write_text(source)
         env = {"APT_CONFIG": str(root / "apt.conf")}
-        said = run("apt-get", "update", "--error-on=any", **env)
+        said = run("apt-get", "update", "--error-on=any", env=env)
         if not re.search("^Get:.*InRelease" if key else "^Get:.* Release", said, re.MULTILINE):
             raise ReleaseError(f"apt does not read the repository as it should:\n{said}")
         wanted = [f"{_deb(deb, 'Package')}={_deb(deb, 'Version')}" for deb in debs]
-        run("apt-get", "download", *wanted, cwd=root, **env)
+        run("apt-get", "download", *wanted, cwd=root, env=env)
         if sorted(map(digest, root.glob("*.deb"))) != sorted(map(digest, debs)):
             raise ReleaseError("apt gets other packages from the repository than those that were built")
 
@@ -143,7 +143,7 @@ def layout(place: Path) -> None:
     seen = set()
 
     def blob(descriptor: dict[str, Any]) -> bytes:
-        name = descriptor["digest"].removeprefix("sha256:")
+        name: str = descriptor["digest"].removeprefix("sha256:")
         content = (place / "blobs/sha256" / name).read_bytes()
         if digest(place / "blobs/sha256" / name) != name or len(content) != descriptor["size"]:
             raise ReleaseError(f"{place}: the blob {name} is not what its descriptor says")

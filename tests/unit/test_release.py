@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from release import charts, checkout, repositories, verify
-from release.steps import ReleaseError
+from release.steps import ReleaseError, digest
 
 TOP = Path(__file__).parents[2]
 GIT = ["/usr/bin/git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
@@ -140,7 +140,7 @@ def test_a_layout_that_is_not_whole_is_found(layout: Path, fault: str) -> None:
 def test_a_file_that_is_not_as_listed_is_found(tmp_path: Path, listed: str, sentence: str) -> None:
     other = tmp_path / "b"
     other.write_text("")
-    (tmp_path / "SHA256SUMS").write_text(f"{verify.digest(other)}  b\n{listed}")
+    (tmp_path / "SHA256SUMS").write_text(f"{digest(other)}  b\n{listed}")
     (tmp_path / "a").write_text("x")
     with pytest.raises(ReleaseError, match=sentence):
         verify.sums(tmp_path)
