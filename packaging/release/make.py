@@ -61,7 +61,13 @@ def everything(commit: Commit, sources: Path, work: Path, base: Path | None) -> 
         else:
             shutil.copyfile(base, made.base)
         run(
-            sources / "packaging/image/build", "--base", f"oci-archive:{made.base}", "--arch", ARCH, made.image, **env
+            sources / "packaging/image/build",
+            "--base",
+            f"oci-archive:{made.base}",
+            "--arch",
+            ARCH,
+            made.image,
+            env=env,
         )
 
     say(f"building packages and image of gpushim {commit.version}")
