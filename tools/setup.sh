@@ -1,6 +1,7 @@
 #!/bin/sh
-# Install what the demo, the packages, the image or the tests need on Debian 12: `tools/setup.sh demo|package|image|test`,
-# as root; or what the unit tests need, as anybody on any Linux with Python 3.9 or later: `tools/setup.sh unit`.
+# Install what the demo, the packages, the image or the tests need on Debian 12:
+# `tools/setup.sh demo|package|image|release|test`, as root; or what the unit tests need, as anybody on any Linux with
+# Python 3.9 or later: `tools/setup.sh unit`.
 #
 # Packages come from the host's own apt sources and only if they are missing. Everything else lands in this
 # checkout: vendor/ holds the Python packages that a refresh imports with the system's Python, .venv/ the tools
@@ -12,14 +13,16 @@ what=${1:-test}
 packages="busybox-static gcc libc6-dev libc-bin mmdebstrap python3 python3-venv runc"
 building="debhelper dh-python lintian python3 python3-venv rpm rpmlint"
 imaging="mmdebstrap podman python3 python3-venv"
+releasing="$building $imaging apt-utils createrepo-c git gpg python3-yaml" # with rpm comes rpmsign
 case $what in
   demo) ;;
   package) packages=$building ;;
   image) packages=$imaging ;;
+  release) packages=$releasing ;;
   unit) packages='' ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io shellcheck python3-grpcio python3-prometheus-client python3-yaml strace systemd udev valgrind $building $imaging" ;;
-  *) echo "usage: tools/setup.sh demo|package|image|test|unit" >&2 && exit 2 ;;
+  test) packages="$packages containerd crun docker.io shellcheck python3-grpcio python3-prometheus-client python3-yaml strace systemd udev valgrind $releasing" ;;
+  *) echo "usage: tools/setup.sh demo|package|image|release|test|unit" >&2 && exit 2 ;;
 esac
 
 say() { echo "setup: $1"; }
@@ -77,6 +80,8 @@ unpack() (
 if [ "$what" = test ]; then
   unpack prometheus usr/bin/prometheus || say "there is no prometheus" # installed, it would start
   unpack logrotate usr/sbin/logrotate || say "there is no logrotate" # installed, it would bring a cron
+  unpack docker-registry usr/bin/docker-registry || say "there is no docker-registry" # as prometheus
+  unpack skopeo usr/bin/skopeo || say "there is no skopeo"
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.

@@ -52,18 +52,45 @@ def document(rootfs: Path, layout: Path, version: str) -> dict[str, Any]:
     image = package("image", "gpushim", version, "Apache-2.0", f"pkg:oci/gpushim@sha256%3A{digest}")
     image |= {"primaryPackagePurpose": "CONTAINER", "checksums": [{"algorithm": "SHA256", "checksumValue": digest}]}
     contained = [related("SPDXRef-image", "CONTAINS", part["SPDXID"]) for part in parts]
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"])))
+    told = f"{len(known)} packages are in the base as dpkg tells; what it does not know is not listed."
+    relations = [related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-image"), *contained]
+    return listing(
+        f"gpushim-{version}", digest, told, [image, *parts], relations, int(os.environ["SOURCE_DATE_EPOCH"])
+    )
+
+
+def listing(
+    name: str,
+    key: str,
+    comment: str,
+    packages: list[dict[str, Any]],
+    relations: list[dict[str, str]],
+    created: int,
+) -> dict[str, Any]:
+    """Return a list of packages as a document.
+
+    Args:
+        name: of the document.
+        key: digest of what it is about, which makes its namespace its own.
+        comment: what it leaves out.
+        packages: as `package` makes them.
+        relations: as `related` makes them.
+        created: when, in seconds.
+    """
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
-        "name": f"gpushim-{version}",
-        "comment": f"{len(known)} packages are in the base as dpkg tells; what it does not know is not listed.",
-        "documentNamespace": f"https://spdx.org/spdxdocs/gpushim-{version}-{digest}",
-        "creationInfo": {"created": created, "creators": ["Organization: gpushim developers", "Tool: sbom.py"]},
-        "packages": [image, *parts],
-        "relationships": [related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-image"), *contained],
-        "hasExtractedLicensingInfos": extracted([image, *parts]),
+        "name": name,
+        "comment": comment,
+        "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{key}",
+        "creationInfo": {
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+            "creators": ["Organization: gpushim developers", "Tool: sbom.py"],
+        },
+        "packages": packages,
+        "relationships": relations,
+        "hasExtractedLicensingInfos": extracted(packages),
     }
 
 
@@ -100,7 +127,12 @@ def debian(rootfs: Path) -> Iterator[dict[str, Any]]:
 def python(rootfs: Path, version: str) -> Iterator[dict[str, Any]]:
     """List gpushim itself and what is bundled with it."""
     yield package("gpushim", "gpushim", version, "Apache-2.0", f"pkg:generic/gpushim@{version}")
-    for file in sorted((rootfs / "usr/lib/gpushim" / version / "vendor").glob("*.dist-info/METADATA")):
+    yield from bundled(rootfs / "usr/lib/gpushim" / version / "vendor")
+
+
+def bundled(folder: Path) -> Iterator[dict[str, Any]]:
+    """List the Python packages in a folder that tools/vendor made."""
+    for file in sorted(folder.glob("*.dist-info/METADATA")):
         fields = email.message_from_string(file.read_text())
         name = fields["Name"].lower().replace("_", "-")
         purl = f"pkg:pypi/{name}@{fields['Version']}"

@@ -41,7 +41,18 @@ PLANE = (
     *("dash", "grep", "libpython3-stdlib", "python3-minimal"),
     *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),
 )
-RECIPES = {"trixie": ("trixie", PACKAGES), "sid": ("sid", PACKAGES), "plane": ("sid", PLANE)}
+# With the programs by which Fedora and RHEL build and install rpms; dpkg comes along as a dependency.
+RPM = (
+    *("dnf", "rpm", "xz-utils", "python3-venv"),
+    *("dash", "findutils", "grep", "gzip", "sed", "tar"),
+    *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),
+)
+RECIPES = {
+    "trixie": ("trixie", PACKAGES),
+    "sid": ("sid", PACKAGES),
+    "plane": ("sid", PLANE),
+    "rpm": ("trixie", RPM),
+}
 # The packages' scripts do not run, which would take half the time again. This is what is missed of their work.
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",

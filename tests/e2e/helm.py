@@ -72,6 +72,22 @@ def template(chart: Path, values: Values | None = None, *, name: str = NAME, nam
     return str(answer["manifest"])
 
 
+def pull(reference: str, directory: Path, chart_version: str) -> Path:
+    """Pull a chart from a registry that speaks HTTP without TLS; return the archive.
+
+    Args:
+        reference: as in `oci://127.0.0.1:5000/gpushim`.
+        directory: empty, for the archive.
+        chart_version: of the chart.
+
+    Raises:
+        RefusedError: Helm would not.
+    """
+    _call("pull", reference, destination=directory, version=chart_version, plain_http=True)
+    (found,) = directory.glob("*.tgz")
+    return found
+
+
 def release(network: str, kubeconfig: Path, action: str, *words: Any, namespace: str = NAMESPACE, **more: Any) -> Any:
     """Change a release in a cluster.
 
@@ -104,6 +120,8 @@ def _main() -> None:
             answer: Any = helm_python.helm_sdk_version()
         elif action == "lint":
             answer = helm_python.lint(*words, **more)
+        elif action == "pull":
+            answer = str(helm_python.pull(*words, **more))
         else:
             with helm_python.Config(**config) as found:
                 answer = getattr(found, action)(*words, **more)
