@@ -40,6 +40,11 @@ def blocks(text: str) -> list[Block]:
     return [Block(info.strip(), body) for info, body in _FENCED.findall(text)]
 
 
+def commands(page: Path, info: str = "sh") -> list[str]:
+    """Return the lines of a page's blocks of one kind, each a command."""
+    return [line for block in blocks(page.read_text()) if block.info == info for line in block.commands]
+
+
 def anchors(page: Path) -> set[str]:
     """Return the names that a page's headings have as targets of links."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
