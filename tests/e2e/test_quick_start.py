@@ -37,7 +37,7 @@ def nothing_left(there: Machine) -> Iterator[None]:
     before = packages.files(there)
     there.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{there.host.root}"\n')
     yield
-    there.run("apt-get autoremove --purge")
+    there.run("apt-get autoremove --purge")  # what it has brought of the distribution's
     assert packages.traces(there, before) == []
 
 
