@@ -55,6 +55,16 @@ def lint(chart: Path, values: Values | None = None) -> list[str]:
     return [f"{row['path']}: {row['error']}" for row in found["messages"] if row["severity"] > 1]
 
 
+def package(chart: Path, directory: Path) -> Path:
+    """Make of a chart what `helm package` makes: a tgz, named by the chart and its version.
+
+    Args:
+        chart: its directory.
+        directory: existing one for the tgz.
+    """
+    return Path(_call("package", chart, destination=directory))
+
+
 def template(chart: Path, values: Values | None = None, *, name: str = NAME, namespace: str = NAMESPACE) -> str:
     """Return what `helm template` prints.
 
@@ -122,6 +132,8 @@ def _main() -> None:
             answer = helm_python.lint(*words, **more)
         elif action == "pull":
             answer = str(helm_python.pull(*words, **more))
+        elif action == "package":
+            answer = helm_python.package(*words, **more)
         else:
             with helm_python.Config(**config) as found:
                 answer = getattr(found, action)(*words, **more)

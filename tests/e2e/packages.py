@@ -30,9 +30,9 @@ ldconfig
 rm -f /var/lib/man-db/auto-update # would take longer than all else
 mkdir -p /root
 rm -f /var/log/gpushim.log # which tests have left on the machine that runs them
-for engine in docker containerd; do
-    mkdir -p "$1/$engine" "/var/lib/$engine"
-    mount --bind "$1/$engine" "/var/lib/$engine"
+for engine in docker containerd containers; do
+    mkdir -p "$1/lib/$engine" "/var/lib/$engine"
+    mount --bind "$1/lib/$engine" "/var/lib/$engine"
 done
 """
 ROOTFS = 'mkdir upper work rootfs; mount -t overlay overlay -o "lowerdir=$1,upperdir=upper,workdir=work" rootfs'
@@ -41,8 +41,8 @@ LIST = r"""
 find / /run -xdev \( -path /root -o -path /home -o -path /opt -o -path "$2" -o -path /tmp -o -path /mnt \
     -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache/apt -o -path /var/cache/debconf \
     -o -path /var/log/apt -o -path /var/log/dpkg.log -o -path /var/log/alternatives.log -o -path /var/cache/man \
-    -o -path /var/lib/docker -o -path /var/lib/containerd -o -path /run/docker \
-    -o -path /run/containerd -o -path "$1" \) -prune -o \
+    -o -path /var/lib/docker -o -path /var/lib/containerd -o -path /var/lib/containers -o -path '/run/docker*' \
+    -o -path /run/containerd -o -path /run/containers -o -path /run/libpod -o -path "$1" \) -prune -o \
     \( -type d -printf '%p %y %m %U:%G\n' -o -printf '%p %y %m %U:%G %s %l\n' \) | sort
 """
 
@@ -65,18 +65,19 @@ def root(suite: str) -> str:
 
 
 @contextlib.contextmanager
-def machine(suite: str, containers: Path, layer: Path | None = None) -> Iterator[Machine]:
+def machine(suite: str, containers: Path, layer: Path | None = None, *, view: str = "v1") -> Iterator[Machine]:
     """Set a machine up, with three GPUs, on which nothing of gpushim is installed.
 
     Args:
         suite: one of SUITES.
         containers: root filesystem for those of `bundle`.
         layer: what `changed` has kept of another machine of the suite, to go on from there.
+        view: of the cgroup file systems; Docker works in "v1", Podman in "v2".
     """
     lower = f"{layer}:{root(suite)}" if layer else root(suite)
     with leftovers.state() as state:
         host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
-        with chroots.entered(suite, view="v1", lower=lower) as place:
+        with chroots.entered(suite, view=view, lower=lower) as place:
             (state / "containers").symlink_to(containers)
             subprocess.run([*place.prefix, "/bin/sh", "-euc", MOUNT, "sh", str(state)], check=True)
             found = Machine(place.prefix, state, host)

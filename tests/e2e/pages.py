@@ -2,9 +2,9 @@
 
 The word behind a fence says what a block is: `sh` is run by a test, `sh not-here` cannot be run on a machine like
 this one, `sh node` is run on a node with a kubelet, `sh cluster` is for who administers a cluster and is held against
-the chart, `sh docker` and `sh podman` are quick starts and are run from nothing, `toml config` is a config.toml of
-gpushim's, `yaml values` are values of the chart. A block behind `<!-- session: STAGE -->` is a session: its lines
-that begin with "$ " are commands, and what stands below each is what it prints at that stage.
+the chart, `sh docker` and `sh podman` are quick starts and are run from nothing, as is README's `sh cluster`, `toml
+config` is a config.toml of gpushim's, `yaml values` are values of the chart. A block behind `<!-- session: STAGE -->`
+is a session: its lines that begin with "$ " are commands, and what stands below each is what it prints at that stage.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Block:
 def blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a page."""
     return [Block(info.strip(), body) for info, body in _FENCED.findall(text)]
+
+
+def commands(page: Path, info: str = "sh") -> list[str]:
+    """Return the lines of a page's blocks of one kind, each a command."""
+    return [line for block in blocks(page.read_text()) if block.info == info for line in block.commands]
 
 
 def anchors(page: Path) -> set[str]:

@@ -15,20 +15,21 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import fakehost
-from e2e import helm, image, kube, plane, trees, workload
+from e2e import cluster_lines, helm, image, kube, lines, pages, plane, trees, workload
 from e2e.dradriver import driver
-from e2e.engines import run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
+from e2e.nodefiles import FEATURES, files, nothing_is_left
 from e2e.plane import Cluster
 from e2e.test_chart_rights import definition
 from fakehost import Host
 
 CHART, NAMESPACE = trees.TOP / "packaging" / "kubernetes" / "chart", helm.NAMESPACE
+README, KUBERNETES = pages.TOP / "README.md", pages.TOP / "docs/kubernetes.md"
 DRIVER = "gpu.nvidia.com"
 GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
-LABEL, FEATURES = "nvidia.com/device-plugin.config", "/etc/kubernetes/node-feature-discovery/features.d/gpushim"
+LABEL = "nvidia.com/device-plugin.config"
 SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n"
 PROFILES = {"whole": "version: v1\n", "shared": SHARING}
 REPOSITORY = image.NAME.rpartition(":")[0]
@@ -39,25 +40,6 @@ VALUES: helm.Values = {
     "labels": {"publish": "file", "interval": 1},
 }
 NEXT = {**VALUES, "image": {**VALUES["image"], "tag": "next"}, "labels": {"publish": "node-feature", "interval": 1}}
-# Mode, owner, size or target of all files but those of kernel, cluster and engine, and what is in those below /etc.
-FILES = """
-import hashlib, json, os, stat
-found, kept = {}, ["/root", "/var/lib/cni", "/run/containerd", "/run/etcd", "/run/netns"]
-kept += ["/var/log/containers", "/var/log/pods"]
-for top in ("/", "/run"):
-    device = os.stat(top).st_dev
-    for folder, names, leaves in os.walk(top):
-        for path in (os.path.join(folder, name) for name in names + leaves):
-            status = os.lstat(path)
-            kind = [oct(status.st_mode), status.st_uid, status.st_gid]
-            if stat.S_ISREG(status.st_mode):
-                etc = path.startswith("/etc/")
-                kind.append(hashlib.sha256(open(path, "rb").read()).hexdigest() if etc else status.st_size)
-            found[path] = str([*kind, os.readlink(path)] if stat.S_ISLNK(status.st_mode) else kind)
-        paths = {name: os.path.join(folder, name) for name in names}
-        names[:] = [name for name, path in paths.items() if path not in kept and os.lstat(path).st_dev == device]
-print(json.dumps(found))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +56,8 @@ def cluster(host: Host, debian_image: Path, busybox_tree: Path) -> Iterator[Clus
     pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
     with plane.cluster(debian_image, pause, image.archive()) as found:
         found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
-        found.node.engine.ctr("images", "tag", image.NAME, f"{REPOSITORY}:next", namespace="k8s.io")
+        for name in (f"{REPOSITORY}:next", image.NAME.replace("docker.io/library", "registry.example.org")):
+            found.node.engine.ctr("images", "tag", image.NAME, name, namespace="k8s.io")
         yield found
 
 
@@ -85,12 +68,6 @@ def before(cluster: Cluster) -> dict[str, str]:
     workload.running(cluster, "first")
     workload.remove(cluster, "first")
     return files(cluster)
-
-
-def files(cluster: Cluster) -> dict[str, str]:
-    """Tell what is on the node, by path."""
-    found: dict[str, str] = json.loads(run([*cluster.place.prefix, "/usr/bin/python3", "-IBc", FILES]).stdout)
-    return found
 
 
 def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
@@ -130,6 +107,22 @@ def plugin(cluster: Cluster) -> dict[str, Any]:
     """Return the pod of the device plugin."""
     (found,) = cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()
     return found
+
+
+def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
+    """README's lines from nothing to a pod with a GPU, and back to nothing; images are on the node already."""
+    folder = cluster.work / "typed"
+    folder.mkdir()
+    assert helm.package(CHART, folder).name in README.read_text()
+    (pod,) = (block.text for block in pages.blocks(KUBERNETES.read_text()) if block.info == "yaml")
+    (folder / "pod.yaml").write_text(pod.replace("image: debian", f"image: {workload.IMAGE}"))
+    for line in pages.commands(README, "sh cluster"):
+        output = cluster_lines.do(cluster, folder, line)
+        if line == "kubectl logs gpu":
+            (uuid,) = lines.uuids(output)
+            assert uuid in {gpu.uuid for gpu in host.gpus}
+    nothing_is_left(cluster, before)
+    assert not any(cluster.get(*words) for words in (("namespace", NAMESPACE), ("runtimeclass", "nvidia")))
 
 
 def test_a_node_serves_gpus(cluster: Cluster, before: dict[str, str]) -> None:
@@ -296,8 +289,5 @@ def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
     cluster.helm("uninstall", "gpushim")
     cluster.wait_for(lambda: not cluster.pods(namespace=NAMESPACE), "all pods are gone")
     cluster.wait_for(lambda: not features(cluster), "the NodeFeature is gone")
-    now = files(cluster)
-    made = {"/etc/cdi", *map(str, Path(FEATURES).parents)}  # empty directories, by kubelet for hostPath
-    assert {path: row for path, row in now.items() if path not in made and before.get(path) != row} == {}
-    assert before.keys() <= now.keys()
+    nothing_is_left(cluster, before)
     assert cluster.get("runtimeclass", "nvidia") == {}

@@ -12,63 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import engines29, installed, pages, trees
+from e2e import engines29, installed, lines, pages, trees
 from e2e.cri import RefusedError
 from e2e.installed import CONTAINERD, PODMAN, Machine
 
 DOCS = pages.TOP / "docs"
 SUITE, NEWER = "trixie", "sid"
-# What a line becomes on a machine without systemd, whose cgroups others share.
-REWRITTEN = (
-    ("podman run ", "podman run --cgroup-parent=/{cgroup} "),
-    ("docker.io/library/debian:latest", "docker.io/library/debian:local"),
-)
-
-
-def commands(page: str) -> list[str]:
-    """The lines of a page that are to be run."""
-    return [
-        line for block in pages.blocks((DOCS / page).read_text()) if block.info == "sh" for line in block.commands
-    ]
-
-
-def do(machine: Machine, line: str) -> str:
-    """Run a line of a page; returns what it printed."""
-    restart = re.fullmatch(r"systemctl restart (docker|containerd)", line)
-    if restart:
-        machine.restart(restart[1])
-        return ""
-    for old, new in REWRITTEN:
-        line = line.replace(old, new.format(cgroup=machine.state.name))
-    # The doctor's 1 is a warning.
-    done = machine.run(line, check=False)
-    assert done.returncode in ((0, 1) if line.startswith("gpushim doctor") else (0,)), (
-        line,
-        done.stdout,
-        done.stderr,
-    )
-    return done.stdout
-
-
-def gpus(machine: Machine, line: str) -> list[int]:
-    """The GPUs that a line asks for in one of the ways in which it may ask."""
-    found = re.search(r"(?:VISIBLE_DEVICES=|gpu=|--gpus '?\"?(?:device=)?)([0-9,]+|all)", line)
-    assert found is not None, line
-    return [gpu.index for gpu in machine.host.gpus] if found[1] == "all" else [int(i) for i in found[1].split(",")]
 
 
 def work_through(machine: Machine, page: str, starts: int) -> None:
-    """Run the lines of a page; `starts` of them run nvidia-smi in a container, which must see what is asked for."""
-    seen = 0
-    for line in commands(page):
-        output = do(machine, line)
-        if line.endswith("nvidia-smi -L"):
-            seen += 1
-            uuids = [machine.host.gpus[index].uuid for index in gpus(machine, line)]
-            assert re.findall(r"GPU-[0-9a-f-]+", output) == uuids, (line, output)
-        elif line.endswith("--verify"):
-            assert "verified" in output, (line, output)
-    assert seen == starts
+    """Run the lines of a page that are to be run, as lines.work_through."""
+    lines.work_through(machine, pages.commands(DOCS / page), starts)
 
 
 def doctors(machine: Machine, check: str) -> dict[str, str]:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pytest
 import yaml
 
 from e2e import charts, pages
+from e2e.cluster_lines import told
 from e2e.helm import Values
 
 FOUND = [block for page in pages.PAGES for block in pages.blocks(page.read_text())]
 FILES = [yaml.safe_load(block.text) for block in FOUND if block.info == "yaml values"]
 LINES = [line for block in FOUND if block.info == "sh cluster" for line in block.commands]
 OURS = [line for line in LINES if line.startswith("helm ") and "kubernetes/chart" in line and "--set" in line]
-
-
-def told(line: str) -> Values:
-    """The values that a command's --set give, as Helm reads them: words are text but for true and false."""
-    words, values = shlex.split(line), Values()
-    for pair in (word for before, word in zip(words, words[1:]) if before == "--set"):
-        place, _, value = pair.partition("=")
-        *parts, last = place.split(".")
-        members = values
-        for part in parts:
-            members = members.setdefault(part, {})
-        members[last] = {"true": True, "false": False}.get(value, value)
-    return values
 
 
 @pytest.mark.parametrize("values", [*FILES, *map(told, OURS)], ids=str)

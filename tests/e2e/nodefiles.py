@@ -1,0 +1,48 @@
+"""All files of a cluster's node, to find what is left there.
+
+Out of scope: the files of the kernel, of the cluster and of its engine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from e2e.engines import run
+from e2e.plane import Cluster
+
+# The file of labels, and directories that kubelet makes for a hostPath and leaves behind, empty.
+FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpushim"
+MADE = {"/etc/cdi", *map(str, Path(FEATURES).parents)}
+# Mode, owner, size or target of all files but those of kernel, cluster and engine, and what is in those below /etc.
+FILES = """
+import hashlib, json, os, stat
+found, kept = {}, ["/root", "/var/lib/cni", "/run/containerd", "/run/etcd", "/run/netns"]
+kept += ["/var/log/containers", "/var/log/pods"]
+for top in ("/", "/run"):
+    device = os.stat(top).st_dev
+    for folder, names, leaves in os.walk(top):
+        for path in (os.path.join(folder, name) for name in names + leaves):
+            status = os.lstat(path)
+            kind = [oct(status.st_mode), status.st_uid, status.st_gid]
+            if stat.S_ISREG(status.st_mode):
+                etc = path.startswith("/etc/")
+                kind.append(hashlib.sha256(open(path, "rb").read()).hexdigest() if etc else status.st_size)
+            found[path] = str([*kind, os.readlink(path)] if stat.S_ISLNK(status.st_mode) else kind)
+        paths = {name: os.path.join(folder, name) for name in names}
+        names[:] = [name for name, path in paths.items() if path not in kept and os.lstat(path).st_dev == device]
+print(json.dumps(found))
+"""
+
+
+def files(cluster: Cluster) -> dict[str, str]:
+    """Tell what is on the node, by path."""
+    found: dict[str, str] = json.loads(run([*cluster.place.prefix, "/usr/bin/python3", "-IBc", FILES]).stdout)
+    return found
+
+
+def nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
+    """Assert that the node is as it was when `files` told this, but for directories in MADE."""
+    now = files(cluster)
+    assert {path: row for path, row in now.items() if path not in MADE and before.get(path) != row} == {}
+    assert before.keys() <= now.keys()
