@@ -42,7 +42,7 @@ def there(engine: Machine) -> Iterator[Machine]:
         install(engine)
     yield engine
     engine.run("docker ps --all --quiet | xargs --no-run-if-empty docker rm --force", check=False)
-    engine.run(f"rm -rf {STUB} {PLACES}; apt-get purge --yes {MAIN}")
+    engine.run(f"dpkg --purge {MAIN}; rm -rf {STUB} {PLACES}", check=False)
 
 
 def install(there: Machine) -> None:
