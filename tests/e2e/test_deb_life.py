@@ -134,13 +134,14 @@ def test_without_a_gpu_nothing_fails(there: Machine) -> None:
     sees_nothing(packages.bundle(there).look(there.host, []))
 
 
-def test_removal_leaves_containers_and_the_configuration_alone(installed: Machine) -> None:
+def test_removal_leaves_the_configuration_and_a_container_of_no_engine_alone(installed: Machine) -> None:
     installed.run("gpushim configure docker")
     bundle = packages.bundle(installed)
     bundle.ask(ASKS, args=["/bin/sleep", "1000"])
     with bundle.created():
         bundle.call("start", bundle.id)
         done = installed.run(f"apt-get remove --yes {MAIN}")
+        # No engine has recorded the runtime for it: test_removal.py has those.
         bundle.runtime = Path(RUNC)
         assert bundle.state() == "running"
         assert bundle.call("exec", bundle.id, "/bin/ls", "/dev/nvidia1").stdout == "/dev/nvidia1\n"

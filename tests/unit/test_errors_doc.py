@@ -19,7 +19,7 @@ TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs/errors.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| (`.*?`+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 ROWS = [(int(code), cell.strip("`").strip().replace("\\|", "|")) for code, cell, _, _ in ROW.findall(PAGE)]
-LAUNCHER = (TOP / "shim/gpushim/launcher").read_text()
+LAUNCHER = (TOP / "shim/gpushim/launcher").read_text() + (TOP / "packaging/removed").read_text()
 SOURCES = [path for root in ("shim", "hook", "plugin") for path in sorted((TOP / root).rglob("*.py"))]
 NODES = [(path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
 
