@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 TOP = Path(__file__).resolve().parents[1]
+SHOWN = 6  # imports that are listed, the dearest first
 sys.path[:1] = [str(TOP), str(TOP / "tests")]
 
 from bench.rows import Row, build  # noqa: E402
@@ -67,8 +68,10 @@ def main() -> None:
     for module in ("gpushim.create.create", "gpuhook.prestart"):
         prices = imports(module, rounds)
         print(f"\n{module}: imports one by one, {sum(prices.values()):.2f} ms")
-        for name, price in sorted(prices.items(), key=lambda item: -item[1]):
+        dearest = sorted(prices.items(), key=lambda item: -item[1])
+        for name, price in dearest[:SHOWN]:
             print(f"  {price:6.3f}  {name}")
+        print(f"  {sum(price for _, price in dearest[SHOWN:]):6.3f}  {len(dearest[SHOWN:])} others")
 
 
 def traced(row: Row, steps: list[tuple[str, str]], work: Path) -> dict[str, float]:

@@ -24,7 +24,7 @@ async def remind(registry: Registry, kubelet_dir: str) -> None:
     for name, well in registered.items():
         one = served.get(name)
         if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
-            logger.warning("kubelet has no device of %s, and is told again", name)
+            logger.warning("kubelet has lost its devices of %s; sending them again", name)
             one.endpoint.forgotten()
 
 

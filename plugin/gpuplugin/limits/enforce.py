@@ -37,7 +37,7 @@ TICK = 1.0  # seconds between looks for a container that starts
 STARTING = 60.0  # seconds after an Allocate in which its container is looked for
 SILENCE = 10.0  # seconds after which the child hangs
 TEXT_LIMIT = 300  # characters of what it says
-POD = "the kernel is told no memory limits: in a pod it is not seen whose cgroup is whose"
+POD = "the kernel gets no memory limits: a pod cannot see which cgroup is whose"
 WITHOUT = "limits of shares are kept by MPS for each process, or not at all"
 
 
@@ -54,7 +54,7 @@ class KernelLimits:
         self, registry: Registry, kubelet_dir: Callable[[], str], start: Callable[[Any], asyncio.Task[Any]]
     ) -> None:
         self._registry, self._kubelet_dir, self._start = registry, kubelet_dir, start
-        lost = "the kernel is told no memory limits"
+        lost = "the kernel gets no memory limits"
         self._child = Child("limits", self._words, self._heard, self._stopped, SILENCE, start, lost, fed=True)
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the child has opened
@@ -127,7 +127,7 @@ class KernelLimits:
         self._sent, self._answers = set(), {}
 
     def _stopped(self, why: str, gpu: str) -> None:
-        self._forget(f"the kernel is told no memory limits: {why}")
+        self._forget(f"the kernel gets no memory limits: {why}")
         self._hung = gpu or self._hung
 
     def _heard(self, line: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def device_plugin() -> None:
 @device_plugin.command()
 @_FORM
 def status(form: str) -> None:
-    """Show what kubelet is told, why devices are unhealthy and since when, and who has what.
+    """Show the devices that kubelet has, why devices are unhealthy and since when, and who has what.
 
     Pods are those that kubelet tells; containers are those of `gpushim ps`, whoever made them.
     """

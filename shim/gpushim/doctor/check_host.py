@@ -199,9 +199,7 @@ def old_config(host: Host) -> Iterator[Finding]:
     steps = [f"read what gpushim migrate says of {lost}, and take it out of {shlex.quote(theirs)}"] if lost else []
     steps += [MIGRATE] if any(row.setting for row in left) else []
     if any(_hardens(row) for row in left):
-        yield broken(
-            f"{theirs} allows less than is in force: {evidence} counts for nothing here", "; then ".join(steps)
-        )
+        yield broken(f"{theirs} allows less than is in force: {evidence} has no effect here", "; then ".join(steps))
     elif left:
         yield warning(f"{theirs} is there, which gpushim does not read: {evidence}", "; then ".join(steps))
     else:

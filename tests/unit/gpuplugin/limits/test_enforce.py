@@ -226,7 +226,7 @@ def test_in_a_pod_nothing_is_asked_and_it_is_said_once(
         scene.made.look(scene.snapshot, sliced)
     assert not scene.tasks
     assert len(caplog.messages) == 1
-    assert "in a pod it is not seen whose cgroup is whose; limits of shares are kept by MPS" in scene.made.notes[0]
+    assert "a pod cannot see which cgroup is whose; limits of shares are kept by MPS" in scene.made.notes[0]
     assert scene.made.state["kernel"] is False
     scene.made.look(scene.snapshot, settings.resolve({}, {}, {}))
     assert scene.made.notes == []

@@ -448,7 +448,7 @@ def k3s_is_not_configured(patient: Patient) -> None:
     )
 
 
-@fault("nvidia-config", "broken", "accept-nvidia-visible-devices-envvar-when-unprivileged = false counts for nothing")
+@fault("nvidia-config", "broken", "accept-nvidia-visible-devices-envvar-when-unprivileged = false has no effect")
 def a_hardening_switch_left_behind(patient: Patient) -> None:
     line = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
     patient.write("etc/nvidia-container-runtime/config.toml", line)
