@@ -32,7 +32,9 @@ FEATURES = ("Role gpushim-device-plugin", "RoleBinding gpushim-device-plugin")
 TIMES = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}"
 TWO: Values = {"config": {"map": {"whole": "version: v1", "parted": f"version: v1\n{TIMES}"}, "default": "whole"}}
 FEATURE: Values = {"labels": {"publish": "node-feature"}}
-ALL: Values = {**TWO, **FEATURE, "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "x"}}}
+MONITORED: Values = {"enabled": True, "interval": "30s", "labels": {"release": "x"}}
+SWITCHED: Values = {"prometheusRule": {"enabled": True}, "networkPolicy": {"enabled": True}}
+ALL: Values = {**TWO, **FEATURE, **SWITCHED, "podMonitor": MONITORED}
 FILES: dict[str, tuple[str, Values]] = {
     "gpushim.yaml": ("gpushim with the defaults of its chart", {}),
     "uninstall.yaml": ("What takes gpushim off the nodes, when gpushim.yaml is deleted", {"uninstall": True}),
@@ -62,7 +64,9 @@ def plain(name: str) -> str:
         name: one of FILES.
     """
     what, values = FILES[name]
-    return NAMESPACE.format(what=what) + helm.template(CHART, values)
+    texts = helm.template(CHART, values).split("---\n")[1:]
+    texts.sort(key=lambda text: "kind: RuntimeClass" not in text)  # what pods name comes before them
+    return NAMESPACE.format(what=what) + "".join(f"---\n{text.rstrip()}\n" for text in texts)
 
 
 def main() -> None:

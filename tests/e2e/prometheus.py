@@ -130,16 +130,18 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(work: Path, address: str, port: int) -> Iterator[Prometheus]:
+def prometheus(work: Path, address: str, port: int, rules: Path | None = None) -> Iterator[Prometheus]:
     """Run one for the block.
 
     Args:
         work: directory for its data.
         address: that it scrapes, with a port.
         port: of its own.
+        rules: file of alert rules, which it goes by every second.
     """
     job = {"job_name": "gpushim", "honor_labels": True, "static_configs": [{"targets": [address]}]}
-    config = {"global": {"scrape_interval": "2s", "scrape_timeout": "2s"}, "scrape_configs": [job]}
+    pace = {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"}
+    config = {"global": pace, "scrape_configs": [job], "rule_files": [str(rules)] if rules else []}
     (work / "prometheus.yml").write_text(json.dumps(config))
     command = [program(), f"--config.file={work}/prometheus.yml", f"--storage.tsdb.path={work}/prometheus"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]

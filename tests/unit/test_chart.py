@@ -24,7 +24,15 @@ FOLLOWS = {"kubelet-dir", "config-file", "profile-file", "refresh", "labels-file
     "labels-no-timestamp"
 }
 # What is Kubernetes' own, or another chart's.
-FREE = {"affinity", "updateStrategy", "podSecurityContext", "global", "tolerations[]", "env[]", "resources.claims[]"}
+FREE = {
+    "affinity",
+    "updateStrategy",
+    "podSecurityContext",
+    "global",
+    "tolerations[]",
+    "env[]",
+    "resources.claims[]",
+} | {"networkPolicy.from[]"}
 KUBERNETES = {"requests", "type", "rollingUpdate"}
 SETTINGS = RULES["properties"]["settings"]["properties"]
 SAMPLES: list[Any] = [
