@@ -2,9 +2,9 @@
 
 The word behind a fence says what a block is: `sh` is run by a test, `sh not-here` cannot be run on a machine like
 this one, `sh node` is run on a node with a kubelet, `sh cluster` is for who administers a cluster and is held against
-the chart, `toml config` is a config.toml of gpushim's, `yaml values` are values of the chart. A block behind `<!--
-session: STAGE -->` is a session: its lines that begin with "$ " are commands, and what stands below each is what it
-prints at that stage.
+the chart, `sh docker` and `sh podman` are quick starts and are run from nothing, `toml config` is a config.toml of
+gpushim's, `yaml values` are values of the chart. A block behind `<!-- session: STAGE -->` is a session: its lines
+that begin with "$ " are commands, and what stands below each is what it prints at that stage.
 """
 
 from __future__ import annotations

@@ -105,6 +105,6 @@ def test_links_of_the_pages_lead_somewhere(debs: dict[str, Path], tmp_path: Path
 
 def test_the_readme_installs_both_packages_at_once(debs: dict[str, Path]) -> None:
     line = next(line for line in (pages.TOP / "README.md").read_text().splitlines() if "apt install" in line)
-    patterns = [word.removeprefix("./dist/") for word in line.split() if word.startswith("./dist/")]
+    patterns = [word.strip("`./") for word in line.split() if word.startswith("./")]
     built_here = [[name for name, path in debs.items() if fnmatch(path.name, pattern)] for pattern in patterns]
     assert built_here == [[MAIN], [COMPAT]]

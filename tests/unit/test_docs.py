@@ -16,7 +16,11 @@ from e2e import pages
 from gpushim.cli import main
 from gpushim.config import policy
 
-INFOS = {"sh", "sh node", "sh not-here", "sh cluster", "toml", "toml config", "yaml", "yaml values"} | {
+INFOS = {"sh", "sh node", "sh not-here", "sh cluster", "sh docker", "sh podman"} | {
+    "toml",
+    "toml config",
+    "yaml",
+    "yaml values",
     "text",
     "mermaid",
 }

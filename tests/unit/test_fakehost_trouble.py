@@ -92,7 +92,7 @@ def test_an_xid_wakes_who_waits(host: Host, gi: Any, ci: Any, told: list[int]) -
         began = time.monotonic()
         host.xid(1, 79, gi, ci)
         assert ask.answer() == [host.gpus[1].uuid, 8, 79, *told]
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5  # of 9
         assert ask("wait(1)") == {"error": 10}
 
 

@@ -269,4 +269,4 @@ def test_no_answer_in_time(private: Path, monkeypatch: pytest.MonkeyPatch, sent:
     monkeypatch.setattr(systemd, "SYSTEM", systemd.PRIVATE)
     before = time.monotonic()
     assert refused(private, sent, sent) in ("no answer in time", "Connection timed out")
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 5

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuplugin.health import causes, gaps, nvml_lines
+from gpuplugin.health import causes, gaps, health, nvml_lines
 from gpuplugin.health.health import Health
 from gpuplugin.settings import xids
 from gpushim.ground import system
@@ -257,10 +257,11 @@ def test_one_writes_at_a_time_or_what_an_instance_heard_that_ends_could_be_lost(
     other = Health(path, boot="b")
     other.problems(HOST, T)
     turn = f"{Path(path).parent}/health.lock"
+    monkeypatch.setattr(health, "LOCKED", 8.0)
     with lock.held(turn):  # by one that has read the file, and is to write it
         began = time.monotonic()
         watched.heard({"xid": 79, "gpu": WHOLE}, T)
-        assert time.monotonic() - began < 0.4  # calls of kubelet's wait
+        assert time.monotonic() - began < 6  # calls of kubelet's wait
         assert not Path(path).exists()
         other._state.gpus[PARENT].causes["ecc"] = causes.Cause("ecc", T, T, ends=xids.ACTION)
         causes.save(path, other._state)

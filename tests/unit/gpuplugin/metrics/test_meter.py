@@ -148,7 +148,7 @@ def test_the_end_of_an_earlier_round_is_not_that_of_the_last(
 
 
 def test_a_gpu_that_hangs_is_left_out_then(host: fakehost.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readings, "SILENCE", 1.0)
+    monkeypatch.setattr(readings, "SILENCE", 4.0)
     monkeypatch.setattr(meter, "PACE", 0.0)
     monkeypatch.setattr(child, "FIRST", 0.1)
 
@@ -159,7 +159,7 @@ def test_a_gpu_that_hangs_is_left_out_then(host: fakehost.Host, monkeypatch: pyt
         host.hang(0)
         began = time.monotonic()
         await one.ask(0.3)
-        assert time.monotonic() - began < 0.9  # of a second of silence
+        assert time.monotonic() - began < 3  # of four of silence
         assert own(one, host, 0)["sm_clock"] == 1
         assert not one.readings()[host.gpus[0].uuid].up
         host.figure(1, sm_clock=2)
