@@ -102,7 +102,7 @@ class Exporter:
         if missing := self._registry.unready():
             return Answer(503, f"not registered at kubelet: {', '.join(missing)}\n".encode())
         _, snapshot, reasons = self._about()
-        found = [reasons.get(gpu["uuid"], ()) for gpu in snapshot["gpus"]] if snapshot else []
+        found = [reasons.get(gpu["uuid"], []) for gpu in snapshot["gpus"]] if snapshot else []
         sick = sum(map(bool, found))
         if sick and not self._held() and all(any(one.kind == "unwatched" for one in row) for row in found):
             return Answer(503, f"no GPU is watched, so all are unhealthy: {found[0][0].text}\n".encode())
