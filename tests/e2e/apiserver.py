@@ -24,10 +24,12 @@ class Api:
     Attributes:
         prefix: what to put before a command that shall reach it.
         work: directory with credentials and logs.
+        network: file of the network namespace from which it is reached.
     """
 
     prefix: tuple[str, ...]
     work: Path
+    network: str
 
     def kubectl(self, *words: str, objects: list[dict[str, Any]] | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl as an administrator; objects are what it reads."""
@@ -43,7 +45,7 @@ def api() -> Iterator[Api]:
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         place = stack.enter_context(chroots.entered("plane", program.parent, network=True))
-        found = Api(place.prefix, state / "plane")
+        found = Api(place.prefix, state / "plane", place.network)
         stack.enter_context(controlplane.api_server(place, found.work))
         controlplane.served(place, found.work)
         yield found

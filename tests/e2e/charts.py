@@ -73,7 +73,9 @@ def plain(name: str) -> str:
         name: one of FILES.
     """
     what, values = FILES[name]
-    return NAMESPACE.format(what=what) + helm.template(CHART, values)
+    texts = helm.template(CHART, values).split("---\n")[1:]
+    texts.sort(key=lambda text: "kind: RuntimeClass" not in text)  # what pods name comes before them
+    return NAMESPACE.format(what=what) + "".join(f"---\n{text.rstrip()}\n" for text in texts)
 
 
 def main() -> None:

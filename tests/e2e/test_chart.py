@@ -31,6 +31,8 @@ from gpuplugin.node import main as node
 from gpuplugin.settings import profiles, settings, sharing
 
 UNINSTALL = "DaemonSet gpushim-uninstall"
+PCI = ("pci-0300_10de", "pci-0302_10de", "pci-10de")
+FOREIGN = yaml.safe_load((charts.CHART / "values.schema.json").read_text())["patternProperties"]
 DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia"}
 PARTED = sharing.read({"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}, "x", [])
 SETTINGS: Values = {
@@ -86,7 +88,10 @@ def test_plain_files_are_what_the_chart_renders_to(name: str) -> None:
         (FEATURE, {*DEFAULT, ACCOUNT, *FEATURES}),
         (ALL, {*DEFAULT, "ConfigMap gpushim-profiles", ACCOUNT, *NODES, *FEATURES, MONITOR, RULE, POLICY, BUDGET}),
         ({**FEATURE, "serviceAccount": {"create": False, "name": "mine"}}, {*DEFAULT, *FEATURES}),
-        ({"fullnameOverride": "x", "runtimeClassName": None}, {"DaemonSet x-device-plugin", "DaemonSet x-node"}),
+        (
+            {"fullnameOverride": "x", "runtimeClassName": None, "node": {"setAsDefault": True}},
+            {"DaemonSet x-device-plugin", "DaemonSet x-node"},
+        ),
     ],
 )
 def test_objects(values: Values, wanted: set[str]) -> None:
@@ -174,7 +179,20 @@ def test_profiles_become_one_file(config: dict[str, Any], wanted: str, tmp_path:
     ("values", "sentence"),
     [
         ({"settings": {"mig-strategie": "single"}}, "/settings': additional properties 'mig-strategie' not allowed"),
-        ({"gfd": {"enabled": True}}, "additional properties 'gfd' not allowed"),
+        ({"gfdd": {"enabled": True}}, "additional properties 'gfdd' not allowed"),
+        (
+            {"gfd": {"enabled": True}},
+            "gfd is a value of NVIDIA's charts .* write labels.publish: file",
+        ),
+        ({"node-feature-discovery": {}}, "write nodeFeatureDiscovery: true for its label"),
+        ({"toolkit": {"enabled": False}}, "toolkit is a value .* node.enabled, node.engine"),
+        ({"securityContext": {}}, "write podSecurityContext; what the containers may is fixed"),
+        ({"runtimeClassName": ""}, "runtimeClassName is empty, so the device plugin would get no GPU"),
+        ({"runtimeClassName": None}, "write nvidia there, or node.setAsDefault: true"),
+        *(
+            ({name: {"enabled": True}, "settings": {"metrics": ""}}, f"{name}.enabled needs a port")
+            for name in ("prometheusRule", "networkPolicy")
+        ),
         ({"image": {"digest": "sha256:12"}}, "/image/digest': 'sha256:12' does not match pattern"),
         ({"image": {"repository": "a.example:5000/gpushim:0.1"}}, "/image/repository': .* does not match pattern"),
         ({"image": "gpushim:1"}, "/image': got string, want null or object"),
@@ -235,3 +253,44 @@ def test_kubelet_probes_where_the_plugin_answers(metrics: str, port: int) -> Non
     assert [row["containerPort"] for row in found.get("ports", ())] == ([port] if port else [])
     assert ("livenessProbe" in found, "readinessProbe" in found) == (bool(port),) * 2
     assert not any("hostPort" in row for row in found.get("ports", ()))
+
+
+@pytest.mark.parametrize("name", [name for words in FOREIGN for name in words.strip("^()$").split("|")])
+def test_each_of_nvidias_values_has_a_sentence(name: str) -> None:
+    with pytest.raises(RefusedError, match=f"{name} is a value of NVIDIA's charts and not of this one; [a-z]"):
+        charts.objects({name: None if name == "gfd" else {}})
+
+
+def test_the_label_of_node_feature_discovery_joins_what_else_is_wished() -> None:
+    one = {"key": "zone", "operator": "In", "values": ["a"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [one]}]}
+    wished = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}, "podAffinity": {}}
+    for values, before in (({}, []), ({"affinity": wished}, [one])):
+        rendered = charts.objects({"nodeFeatureDiscovery": True, **values})
+        for name in (PLUGIN, NODE):
+            found = rendered[name]["spec"]["template"]["spec"]["affinity"]
+            terms = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+            keys = [term["matchExpressions"][len(before)]["key"] for term in terms]
+            assert [term["matchExpressions"][: len(before)] for term in terms] == [before] * 3
+            assert keys == [f"feature.node.kubernetes.io/{x}.present" for x in PCI]
+            assert ("podAffinity" in found) == bool(before)
+
+
+def test_what_pods_name_comes_before_them_in_the_plain_file() -> None:
+    kinds = [each["kind"] for each in yaml.safe_load_all(charts.plain("gpushim.yaml"))]
+    assert kinds == ["Namespace", "RuntimeClass", "DaemonSet", "DaemonSet"]
+
+
+@pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])
+def test_openshifts_constraints_allow_what_pods_ask_for(values: Values) -> None:
+    allowed = yaml.safe_load((charts.KUBERNETES / "openshift-scc.yaml").read_text())
+    for each in (one for one in charts.objects(values).values() if one["kind"] == "DaemonSet"):
+        pod = each["spec"]["template"]["spec"]
+        assert f"system:serviceaccount:gpushim:{pod['serviceAccountName']}" in allowed["users"]
+        for key in ("hostPID", "hostNetwork", "hostIPC"):
+            assert allowed[f"allow{key[0].upper()}{key[1:]}"] or not pod.get(key)
+        kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+        assert kinds <= {*allowed["volumes"]}
+        for container in containers(each).values():
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert not container["securityContext"].get("capabilities", {}).get("add")

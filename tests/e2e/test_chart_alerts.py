@@ -34,7 +34,7 @@ CAUSES: dict[str, dict[str, int | None]] = {
         'gpushim_device_plugin_devices{resource="nvidia.com/gpu",health="unhealthy",reason="xid': 1
     },
     "GpushimXID": {"DCGM_FI_DEV_XID_ERRORS": 79},
-    "GpushimDevicePluginGone": {"gpushim_gpu_figures_up": None},
+    "GpushimPluginGone": {"gpushim_gpu_figures_up": None},
     "GpushimSnapshotOld": {"gpushim_device_plugin_snapshot_up": 0},
     "GpushimGPUThrottled": {
         'gpushim_gpu_throttle_reason{gpu="0",UUID="GPU-1",Hostname="node",reason="hw_thermal_slowdown': 1

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
-from e2e import charts
+from e2e import charts, helm
 from e2e.apiserver import Api, api
-from e2e.charts import ACCOUNT, ALL, FEATURES, NODES, PLUGIN, containers
+from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, NODES, PLUGIN, TWO, containers
 from e2e.helm import Values
 
 SOMEWHERE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
 # Objects that need other definitions than Kubernetes' own.
 FOREIGN = {
     "podmonitors": ("monitoring.coreos.com", "v1", "PodMonitor"),
+    "prometheusrules": ("monitoring.coreos.com", "v1", "PrometheusRule"),
     "nodefeatures": ("nfd.k8s-sigs.io", "v1alpha1", "NodeFeature"),
 }
 # Of each container: its user, whether it is privileged, and what of the node it sees, with ! where it may write.
@@ -173,3 +176,96 @@ def test_the_api_server_would_say_what_is_wrong(server: Api) -> None:
     )
     assert done.returncode
     assert "hostPid" in done.stderr
+
+
+# Values that go there and back; together they are all that change an object which stays.
+CHANGES: dict[str, Values] = {
+    "others": {
+        "image": {"tag": "x", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "x"}],
+        "visibleDevices": "volume-mounts",
+        "node": {"engine": "crio", "restart": False, "cdi": True, "setAsDefault": True},
+        "runtimeClassName": "other",
+        "kubeletDir": "/k",
+        "migStrategy": "mixed",
+        "settings": {"metrics": ""},
+        "labels": {"publish": "file", "interval": 5, "noTimestamp": True},
+        "nodeFeatureDiscovery": True,
+        "nodeSelector": {"gpu": "yes"},
+        "tolerations": [],
+        "priorityClassName": "",
+        "updateStrategy": {"type": "OnDelete"},
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"a": "b"},
+        "podSecurityContext": {"seLinuxOptions": {"type": "t"}},
+        "env": [{"name": "A", "value": "b"}],
+        "resources": {"limits": {"cpu": 1}},
+    },
+    "what brings objects": {
+        **TWO,
+        **FEATURE,
+        "podMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True},
+        "networkPolicy": {"enabled": True, "from": [{"podSelector": {}}]},
+        "metricsToken": {"secret": "scrape"},
+        "podDisruptionBudget": {"enabled": True},
+        "node": {"enabled": False},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": SOMEWHERE}},
+    },
+}
+# Names of objects, which stay; what takes the place of all; and what only goes together with other values.
+NEVER = {
+    "nameOverride",
+    "fullnameOverride",
+    "uninstall",
+    "runtimeClass",
+    "serviceAccount",
+    "global",
+    "cdi",
+    "mps",
+} | {
+    *("deviceDiscoveryStrategy", "nvidiaDriverRoot"),  # change nothing
+    *("deviceIDStrategy", "deviceListStrategy", "failOnInitError", "compatWithCPUManager"),  # as migStrategy
+    *("gdsEnabled", "mofedEnabled", "gdrcopyEnabled"),
+}
+BACK = "gpushim-back"
+BASE: Values = {"fullnameOverride": "back"}  # for what has no namespace
+
+
+def workloads(server: Api) -> dict[str, Any]:
+    """What the API server has of the DaemonSets' pods."""
+    said = server.kubectl("get", "daemonsets", f"--namespace={BACK}", "--output=json").stdout
+    return {row["metadata"]["name"]: row["spec"] | {"revisionHistoryLimit": 0} for row in json.loads(said)["items"]}
+
+
+@pytest.fixture(scope="module")
+def installed(server: Api) -> Iterator[dict[str, Any]]:
+    """The chart in a namespace that has an account, and its DaemonSets as they are then."""
+    for words in (("namespace", BACK), ("serviceaccount", "default", f"--namespace={BACK}")):
+        done = server.kubectl("create", *words)
+        assert not done.returncode, done.stderr
+    helm.release(server.network, server.work / "admin", "install", charts.CHART, "gpushim", BASE, namespace=BACK)
+    yield workloads(server)
+    helm.release(server.network, server.work / "admin", "uninstall", "gpushim", namespace=BACK)
+
+
+def test_no_value_is_forgotten() -> None:
+    known = {*yaml.safe_load((charts.CHART / "values.yaml").read_text())}
+    assert {key for values in CHANGES.values() for key in values} == known - NEVER
+
+
+@pytest.mark.parametrize("values", CHANGES.values(), ids=[*CHANGES])
+def test_a_value_goes_there_and_back(server: Api, installed: dict[str, Any], values: Values) -> None:
+    """Then the next pod of each DaemonSet is made, as after one has been deleted."""
+    for given, same in ((values, False), ({}, True)):
+        helm.release(
+            *(server.network, server.work / "admin", "upgrade", charts.CHART, "gpushim", {**given, **BASE}),
+            namespace=BACK,
+        )
+        now = workloads(server)
+        assert (now == installed) == same
+        for name, spec in now.items():
+            pod = {"apiVersion": "v1", "kind": "Pod", "spec": spec["template"]["spec"]}
+            pod["metadata"] = {"name": name, "namespace": BACK}
+            done = server.kubectl("create", "--dry-run=server", "--filename=-", objects=[pod])
+            assert not done.returncode, done.stderr

@@ -193,6 +193,14 @@ def test_people_are_told_the_pods(cluster: Cluster, host: Host) -> None:
     (index,) = (str(gpu.index) for gpu in host.gpus if gpu.uuid == held)
     assert (rows["one"]["namespace"], rows["one"]["devices"]) == ("default", [index])
     assert rows["slice"]["devices"] == ["0:1"]
+    (pod,) = cluster.pods("--selector=app.kubernetes.io/component=node", namespace=NAMESPACE).values()
+    keep = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+    enter = f"ctr --namespace=k8s.io tasks exec --exec-id=told {keep} nsenter --target=1 --mount"  # kubectl exec
+    for words in ("device-plugin status", "doctor kubernetes --format=json", "explain --pod default/one"):
+        inside = cluster.run(f"{enter} gpushim {words}", check=False)
+        assert GPU in inside or "kubelet" in inside, inside
+    rows = {row["pod"]: row for row in json.loads(cluster.run(f"{enter} gpushim ps --format=json"))}
+    assert rows["one"]["devices"] == [index]
     said = cluster.run("gpushim explain --pod default/one")
     assert re.search(rf"{GPU} +{held} +variable NVIDIA_VISIBLE_DEVICES={held}", said), said
 

@@ -100,9 +100,19 @@ class Exporter:
                 self._making[kind] = self._start(self._make(kind))
             return await asyncio.shield(self._making[kind])
         if path == "/readyz":
-            missing = self._registry.unready()
-            return Answer(503, f"not registered at kubelet: {', '.join(missing)}\n".encode()) if missing else OK
+            return self._ready()
         return OK if path == "/healthz" else Answer(404, b"there are /metrics, /healthz and /readyz\n")
+
+    def _ready(self) -> Answer:
+        """Say whether the plugin does its part; that GPUs are broken is no reason to hold up a rolling update."""
+        if missing := self._registry.unready():
+            return Answer(503, f"not registered at kubelet: {', '.join(missing)}\n".encode())
+        _, snapshot, reasons, _ = self._about()
+        found = [reasons.get(gpu["uuid"], []) for gpu in snapshot["gpus"]] if snapshot else []
+        sick = sum(map(bool, found))
+        if sick and not self._held() and all(any(one.kind == "unwatched" for one in row) for row in found):
+            return Answer(503, f"no GPU is watched, so all are unhealthy: {found[0][0].text}\n".encode())
+        return Answer(200, f"ok; {sick} of {len(found)} GPUs are unhealthy\n".encode()) if sick else OK
 
     def _refused(self, authorization: str) -> Answer | None:
         """Say why these may not be read, if so; the file is read each time, for whoever made it may replace it."""

@@ -59,7 +59,7 @@ nodeSelector:
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.affinity }}
+{{- with include "gpushim.affinity" . | fromJson }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -91,4 +91,25 @@ seccompProfile:
 
 {{- define "gpushim.kubeletDir" -}}
 {{- .Values.kubeletDir | required "kubeletDir is empty; write where kubelet keeps its files, as in /var/lib/kubelet" -}}
+{{- end -}}
+
+{{- /* Of pods, as a JSON object: that of the values, and node-feature-discovery's labels in each of its terms. */ -}}
+{{- define "gpushim.affinity" -}}
+{{- $all := deepCopy (.Values.affinity | default dict) -}}
+{{- if .Values.nodeFeatureDiscovery -}}
+  {{- $required := "requiredDuringSchedulingIgnoredDuringExecution" -}}
+  {{- $node := $all.nodeAffinity | default dict -}}
+  {{- $given := (index $node $required | default dict).nodeSelectorTerms | default (list dict) -}}
+  {{- $terms := list -}}
+  {{- range $term := $given -}}
+    {{- range $label := list "pci-0300_10de" "pci-0302_10de" "pci-10de" -}}
+      {{- $one := dict "key" (printf "feature.node.kubernetes.io/%s.present" $label) "operator" "In" "values" (list "true") -}}
+      {{- $words := append ($term.matchExpressions | default list) $one -}}
+      {{- $terms = append $terms (merge (dict "matchExpressions" $words) $term) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- $_ := set $node $required (dict "nodeSelectorTerms" $terms) -}}
+  {{- $_ = set $all "nodeAffinity" $node -}}
+{{- end -}}
+{{- toJson $all -}}
 {{- end -}}

@@ -55,10 +55,18 @@
     {{- fail (printf "%s is %q, which is not decided here: %s" (index $row 0) (index $row 1) (index $row 3)) -}}
   {{- end -}}
 {{- end -}}
+{{- include "gpushim.foreign" . -}}
+{{- $node := .Values.node | default dict -}}
+{{- if and $node.enabled (not .Values.uninstall) (not $node.setAsDefault) (not .Values.runtimeClassName) -}}
+  {{- fail "runtimeClassName is empty, so the device plugin would get no GPU; write nvidia there, or node.setAsDefault: true" -}}
+{{- end -}}
 {{- $_ := include "gpushim.configMap" . -}}
 {{- $_ = include "gpushim.defaultProfile" . -}}
-{{- if and (.Values.podMonitor | default dict).enabled (not (include "gpushim.port" .)) -}}
-  {{- fail (printf "podMonitor.enabled needs a port that Prometheus reaches, and settings.metrics is %q; write %q there"
-    (toString (.Values.settings | default dict).metrics) ":9400") -}}
+{{- $port := include "gpushim.port" . -}}
+{{- range $name := list "podMonitor" "prometheusRule" "networkPolicy" -}}
+  {{- if and (index $.Values $name | default dict).enabled (not $port) -}}
+    {{- fail (printf "%s.enabled needs a port that Prometheus reaches, and settings.metrics is %q; write %q there" $name
+      (toString ($.Values.settings | default dict).metrics) ":9400") -}}
+  {{- end -}}
 {{- end -}}
 {{- end -}}

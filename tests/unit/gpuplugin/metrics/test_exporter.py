@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -171,6 +172,28 @@ def test_healthz_and_readyz(top: Path, host: Host) -> None:
             assert b"404 " in await ask(f"{top}/m", get("/"))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "held", "status", "said"),
+    [
+        ([[], []], False, 200, "ok"),
+        ([["unwatched"], []], False, 200, "1 of 2 GPUs are unhealthy"),
+        ([["ecc"], ["unwatched"]], False, 200, "2 of 2 GPUs are unhealthy"),
+        ([["unwatched"], ["xid", "unwatched"]], False, 503, "no GPU is watched, so all are unhealthy: why"),
+        ([["unwatched"], ["unwatched"]], True, 200, "2 of 2"),
+        ([], False, 200, "ok"),
+    ],
+)
+def test_ready_unless_no_gpu_is_watched(kinds: list[list[str]], held: bool, status: int, said: str) -> None:
+    rows = {f"GPU-{number}": [SimpleNamespace(kind=kind, text="why") for kind in row]
+            for number, row in enumerate(kinds)}  # fmt: skip
+    about: Any = lambda: (None, {"gpus": [{"uuid": uuid} for uuid in rows]}, rows)  # noqa: E731
+    registry: Any = SimpleNamespace(unready=list)
+    nothing: Any = None
+    one = exporter.Exporter(registry, nothing, nothing, lambda: held, about)
+    found = asyncio.run(one._answer("/readyz", ""))
+    assert (found.status, said in found.body.decode()) == (status, True)
 
 
 def test_ready_while_another_instance_serves(top: Path, host: Host) -> None:
