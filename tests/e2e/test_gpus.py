@@ -69,6 +69,12 @@ def test_a_list_of_gpus_needs_its_own_quotes(docker: Docker) -> None:
     assert "cannot set both Count and DeviceIDs on device request" in done.stderr
 
 
+@pytest.mark.parametrize("docker", PLACES[:1], indirect=True, ids=name_of)
+def test_a_read_only_root(docker: Docker, gpu_host: Host) -> None:
+    done = docker.docker("run", "--rm", "--read-only", *COMMON, "--gpus=all", IMAGE, *probe(gpu_host, [0, 1, 2]))
+    sees_exactly(done.stdout, gpu_host, [0, 1, 2])
+
+
 def test_exec_sees_the_same_gpus(docker: Docker, gpu_host: Host, sleeper: str) -> None:
     done = docker.docker("exec", sleeper, *probe(gpu_host, [0, 2]))
     sees_exactly(done.stdout, gpu_host, [0, 2])
