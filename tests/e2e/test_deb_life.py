@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import built, leftovers, packages, pages, recorder
+from e2e import built, leftovers, packages, recorder
 from e2e.built import OLD
 from e2e.engines import SYSTEM_PATH
 from e2e.expect import sees_exactly, sees_nothing
@@ -128,7 +128,9 @@ def test_upgrade_keeps_the_configuration_and_its_comments(there: Machine) -> Non
     assert NEXT not in done.stdout
 
 
-def test_packages_of_two_versions_do_not_go_together_and_going_back_keeps_the_configuration(installed: Machine) -> None:
+def test_packages_of_two_versions_do_not_go_together_and_going_back_keeps_the_configuration(
+    installed: Machine,
+) -> None:
     old = built.packages("deb", OLD)
     before = installed.run("cat /etc/gpushim/config.toml").stdout
     done = packages.install(installed, old[COMPAT], check=False)
@@ -139,20 +141,6 @@ def test_packages_of_two_versions_do_not_go_together_and_going_back_keeps_the_co
     assert installed.run("ls /usr/lib/gpushim").stdout.split() == [OLD]
     assert installed.run("cat /etc/gpushim/config.toml").stdout == before
     sees_exactly(packages.bundle(installed).look(installed.host, [0, 2], ASKS), installed.host, [0, 2])
-
-
-def test_two_sources_of_one_repository_need_one_key(tmp_path: Path) -> None:
-    """What apt says of a leftover line beside the file that packages.md has."""
-    (block,) = (b.text for b in pages.blocks((pages.TOP / "docs/packages.md").read_text()) if "Signed-By:" in b.text)
-    (tmp_path / "gpushim.sources").write_text(block)
-    line = block.replace("/gpushim.asc", "/other.asc")
-    (tmp_path / "old.sources").write_text(line)
-    command = ["/usr/bin/apt-get", "indextargets", "-o", "Dir::Etc::sourcelist=/dev/null"]
-    command += ["-o", f"Dir::Etc::sourceparts={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "E: Conflicting values set for option Signed-By regarding source" in done.stderr
-    (tmp_path / "old.sources").unlink()
-    subprocess.run(command, check=True)
 
 
 def test_without_a_gpu_nothing_fails(there: Machine) -> None:

@@ -62,7 +62,10 @@ def test_tegra(debian_root: Path, tmp_path: Path, devices: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "there"),
     [
-        ("wsl", [f"{platforms.WSL_LIB}/libcuda.so.1", f"{platforms.WSL_LIB}/libnvidia-ml.so.1", "/usr/bin/nvidia-smi"]),
+        (
+            "wsl",
+            [f"{platforms.WSL_LIB}/libcuda.so.1", f"{platforms.WSL_LIB}/libnvidia-ml.so.1", "/usr/bin/nvidia-smi"],
+        ),
         ("tegra", [f"{platforms.TEGRA_LIB}/{name}" for name in platforms.TEGRA_LIBRARIES]),
     ],
 )

@@ -236,7 +236,7 @@ def test_nodes_of_a_group_in_a_user_namespace(
     root = str(open_directory / "host")
     fakehost.build(root, 1, node_mode=mode, node_gid=44, compile_cache=cache)
     with trees.overlay(debian_tree, open_directory) as rootfs:
-        chown = ["/usr/bin/find", rootfs, "-type", "d", "-exec", "/bin/chown", f"{MAPPED}:{MAPPED}", "{}", "+"]
+        chown = ["/usr/bin/find", str(rootfs), "-type", "d", "-exec", "/bin/chown", f"{MAPPED}:{MAPPED}", "{}", "+"]
         subprocess.run(chown, check=True)
         bundle = Bundle(open_directory / "bundle", rootfs, settings(open_directory, root))
         uids = [{"containerID": 0, "hostID": MAPPED, "size": 65536}]
