@@ -136,8 +136,7 @@ def test_packages_of_two_versions_do_not_go_together_and_going_back_keeps_the_co
     done = packages.install(installed, old[COMPAT], check=False)
     assert done.returncode != 0
     assert f"Depends: gpushim (= {OLD}-1) but {built.version_here()}-1 is" in done.stdout + done.stderr
-    sees_exactly(packages.bundle(installed).look(installed.host, [0, 2], ASKS), installed.host, [0, 2])
-    packages.install(installed, old[MAIN], old[COMPAT])  # with apt's --allow-downgrades
+    packages.install(installed, old[MAIN])  # with apt's --allow-downgrades
     assert installed.run("ls /usr/lib/gpushim").stdout.split() == [OLD]
     assert installed.run("cat /etc/gpushim/config.toml").stdout == before
     sees_exactly(packages.bundle(installed).look(installed.host, [0, 2], ASKS), installed.host, [0, 2])
