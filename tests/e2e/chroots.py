@@ -83,7 +83,7 @@ for directory in "$top" "$@"; do
     mount --bind "$directory" ".$directory"
     mount -o remount,bind,ro ".$directory"
 done
-if [ -d "$top/vendor" ]; then mount -t tmpfs none ".$top/vendor"; fi
+if [ -d "$top/vendor" ]; then mount -t tmpfs -o mode=755 none ".$top/vendor"; fi
 mkdir -p .old
 pivot_root . .old
 umount -l /.old
