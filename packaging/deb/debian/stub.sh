@@ -91,10 +91,12 @@ keep_stub() { # program's name, this version's directory
   mv "$STUB.new" "$STUB"
 }
 
-# After the files have gone: let the name lead to the stub, and the next boot take it away.
+# After the files have gone: let the name lead to the stub, and the next boot take it away. The link is made before all
+# else, for the name is missing since the program went: what is put there before, dpkg and rpm would take away like it.
 link_stub() { # program's name
-  if [ ! -d "$STUB" ] || [ -z "$(recorded "$1")" ]; then drop_stub && return 0; fi
+  if [ ! -d "$STUB" ]; then return 0; fi
   if [ ! -e "/usr/bin/$1" ] && [ ! -L "/usr/bin/$1" ]; then ln -s "$STUB/runtime" "/usr/bin/$1"; fi
+  if [ -z "$(recorded "$1")" ]; then drop_stub && return 0; fi
   if [ -d /etc/systemd/system ]; then
     mkdir -p /etc/systemd/system/multi-user.target.wants
     cat >/etc/systemd/system/gpushim-removed.service <<'END'
