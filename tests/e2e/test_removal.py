@@ -5,7 +5,6 @@ Engines call the runtime that they have recorded for exec, kill and delete; what
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,14 @@ RUN_SLEEP = "debian:local sleep 1000"
 IMAGE = "localhost/debian:local"
 SLEEP = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"]
 SECONDS = 20.0
+SOON = "f=$(ls /usr/lib/gpushim/*/removed) && grep -q _moment=10 $f && sed -i s/_moment=10/_moment=2/ $f"
+# What a package does, for a Debian that has none.
+REMOVAL = """
+DPKG_ROOT=
+keep_stub gpushim-runtime /usr/lib/gpushim/{version}
+rm -r /usr/bin/gpushim* /usr/lib/gpushim
+link_stub gpushim-runtime
+"""
 # How each of the others runs, calls, ends and starts a container by its name.
 OTHERS = {
     "ctr": (
@@ -71,7 +78,7 @@ def there(engine: Machine) -> Iterator[Machine]:
 
 def install(there: Machine) -> None:
     packages.install(there, built.packages("deb")[MAIN])
-    there.run("sed -i s/_moment=10/_moment=2/ /usr/lib/gpushim/*/removed")
+    there.run(SOON)
     packages.settle(there)
     there.run("gpushim refresh")
 
@@ -143,28 +150,25 @@ def test_cri_o_s_containers_go_on_too(
     gpu_host: Host, podman_images: Path, busybox_tree: Path, tmp_path: Path
 ) -> None:
     pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
-    lib = f"{tmp_path}/usr/lib/gpushim/{__version__}"
     subprocess.run([trees.TOP / "packaging/install", tmp_path, "main", trees.TOP / "vendor"], check=True)
-    shutil.copy("/usr/bin/find", tmp_path)  # which this Debian lacks
-    stub = (
-        f"PATH=$PATH:{tmp_path}; DPKG_ROOT= version={lib}\n{(trees.TOP / 'packaging/deb/debian/stub.sh').read_text()}"
-    )
+    removal = (trees.TOP / "packaging/deb/debian/stub.sh").read_text() + REMOVAL.format(version=__version__)
     with crio.entered(gpu_host, [podman_images, store(tmp_path / "images", pause)], "v2") as there:
-        there.gpushim("refresh")
-        there.hands_over(there.gpushim("configure", "crio").stderr)
-        with there.running(), there.cri() as client:
-            pod = client.run_pod("nvidia")
-            gpu = client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})
-            client.start(gpu)
-            there.sh(f'{stub}\nkeep_stub gpushim-runtime "$version"; rm {STUB}; link_stub gpushim-runtime')
-            assert there.sh("ls /usr/lib/gpushim-removed/containers").stdout.split() == [
-                gpu
-            ]  # its pod has no container
-            assert client.execute(gpu, "ls", "/dev/nvidiactl") == "/dev/nvidiactl\n"
-            with pytest.raises(cri.RefusedError, match="gpushim was removed, and this container may ask for a GPU"):
-                client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})
-            client.start(client.create(pod, IMAGE, SLEEP))
-        assert until(lambda: there.sh(f"ls -d {STUB} {PLACES}", check=False).stdout == "", SECONDS)
+        there.sh("rm /usr/bin/gpushim*; cp -r $1/usr/. /usr; gpushim refresh", str(tmp_path))
+        there.hands_over(there.sh("gpushim configure crio").stderr)
+        with there.running():
+            with there.cri() as client:
+                pod = client.run_pod("nvidia")
+                gpu = client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})
+                client.start(gpu)
+                there.sh(removal)
+                assert (
+                    there.sh("ls /usr/lib/gpushim-removed/containers").stdout == f"{gpu}\n"
+                )  # none is its pod's own
+                assert client.execute(gpu, "ls", "/dev/nvidiactl") == "/dev/nvidiactl\n"
+                with pytest.raises(cri.RefusedError, match="removed, and this container may ask for a GPU"):
+                    client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})
+                client.start(client.create(pod, IMAGE, SLEEP))
+            assert until(lambda: not there.sh(f"ls -d {STUB} {PLACES}", check=False).stdout, SECONDS)
 
 
 def test_installed_again_it_takes_the_stub_s_place(there: Machine) -> None:

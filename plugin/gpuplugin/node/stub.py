@@ -19,6 +19,9 @@ KEPT = "/removed"  # the end of its path among a version's files
 SHOWN = 8
 SECONDS = 60
 KEEP = """
+for tool in cat cp grep head mv readlink sort stat tr; do
+  command -v "$tool" >/dev/null || { echo "there is no $tool" >&2; exit 1; } # else no container would be found
+done
 keep_stub gpushim-runtime "$1"
 [ -d "$STUB" ] || recorded gpushim-runtime | sort -u
 """
