@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.node import payload as payloads
-from gpuplugin.node import stub
+from gpuplugin.node import remains
 from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError
@@ -66,10 +66,10 @@ def check(payload: Payload, record: Record) -> None:
     there = [
         path
         for path in payload.files
-        if path != payloads.CONFIG and os.path.lexists(path) and not stub.leads_to(path)
+        if path != payloads.CONFIG and os.path.lexists(path) and not remains.leads_to(path)
     ]
     strange = [path for path in there if path not in record.files and content(path) != payload.files[path].data]
-    strange = [path for path in strange if not stub.leads_to(path)]
+    strange = [path for path in strange if not remains.leads_to(path)]
     strange += [path for path in _others() if path not in payload.files]
     if strange:
         raise GpushimError(

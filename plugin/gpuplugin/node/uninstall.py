@@ -1,7 +1,7 @@
 """Take gpushim off a node: the engine's settings, then the files by the record, then what gpushim has written.
 
 Out of scope: each of these steps (lay.py, engine.py), and rules for what gpushim has written, which are those of the
-packages (packaging/deb/debian/written.sh), what stays for containers that run too (stub.py).
+packages (packaging/deb/debian/written.sh), what stays for containers that run too (remains.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from gpuplugin.node import engine, host, install, lay, owners, stub
+from gpuplugin.node import engine, host, install, lay, owners, remains
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
 from gpushim.engines.processes import ask
@@ -45,7 +45,7 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
         GpushimError: containers still need the programs, and nothing can take their place.
     """
     host.check(place)
-    shell = stub.functions(folder)
+    shell = remains.functions(folder)
     host.enter(place)
     with host.locked():
         record = records.load()
@@ -61,7 +61,7 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
             engine.configure([*install.named(record.engine), "--remove"], restart)
             record.engine = []
             record.save()
-        stub.keep(shell, record)
+        remains.keep(shell, record)
         _remove(record, shell, labels)
 
 

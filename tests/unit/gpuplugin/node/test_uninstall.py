@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import install, record, stub, uninstall
+from gpuplugin.node import install, record, remains, uninstall
 from gpushim.ground.errors import GpushimError
 
 
@@ -22,8 +22,8 @@ from gpushim.ground.errors import GpushimError
 )
 def test_programs_that_are_needed_and_cannot_be_replaced_stay(shell: str, sentence: str) -> None:
     with pytest.raises(GpushimError, match=sentence):
-        stub.keep(f"STUB=/none\n{shell}", record.Record({"/x/removed": ""}))
-    stub.keep("STUB=/\nrecorded() { echo a; }; keep_stub() { :; }; ", record.Record())
+        remains.keep(f"STUB=/none\n{shell}", record.Record({"/x/removed": ""}))
+    remains.keep("STUB=/\nrecorded() { echo a; }; keep_stub() { :; }; ", record.Record())
 
 
 @pytest.mark.parametrize(("script", "seconds"), [("exit 3", 60.0), ("sleep 9", 0.1)])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuplugin.node.record import Record
 
 PROGRAM = "/usr/lib/gpushim-removed/runtime"
-KEPT = "/removed"  # the end of its path among a version's files
+SUFFIX = "/removed"  # the end of its path among a version's files
 SHOWN = 8
 SECONDS = 60
 KEEP = """
@@ -47,7 +47,7 @@ def keep(shell: str, record: Record) -> None:
     Raises:
         GpushimError: they need it, and there is none to be laid out.
     """
-    lib = next((path[: -len(KEPT)] for path in record.files if path.endswith(KEPT)), "/none")
+    lib = next((path[: -len(SUFFIX)] for path in record.files if path.endswith(SUFFIX)), "/none")
     answer = ask.program(["/bin/sh", "-c", shell + KEEP, "sh", lib], SECONDS)
     if answer.code != 0:
         raise GpushimError(f"what running containers need cannot be found out: {answer.last}; nothing was removed")
