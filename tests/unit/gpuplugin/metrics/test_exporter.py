@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics import exporter, meter
+from gpuplugin.metrics.httpd import Answer
 from gpuplugin.processes import counts
 from gpuplugin.snapshot import node_requests
 from unit.gpuplugin.kubelet.fake import until
@@ -191,8 +192,11 @@ def test_ready_unless_no_gpu_is_watched(kinds: list[list[str]], held: bool, stat
     about: Any = lambda: (None, {"gpus": [{"uuid": uuid} for uuid in rows]}, rows, True)  # noqa: E731
     registry: Any = SimpleNamespace(unready=list)
     nothing: Any = None
-    one = exporter.Exporter(registry, nothing, nothing, lambda: held, about)
-    found = asyncio.run(one._answer("/readyz", "", ""))
+
+    async def asked() -> Answer:
+        return await exporter.Exporter(registry, nothing, nothing, lambda: held, about)._answer("/readyz", "", "")
+
+    found = asyncio.run(asked())
     assert (found.status, said in found.body.decode()) == (status, True)
 
 
