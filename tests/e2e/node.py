@@ -114,7 +114,8 @@ def payload(folder: Path, version: str = "") -> Path:
     bundled = trees.TOP / "vendor"
     for package in ("main", "device-plugin"):
         subprocess.run([trees.TOP / "packaging/install", made, package, bundled], check=True)
-    shutil.copy(trees.TOP / "packaging/deb/debian/written.sh", folder)
+    subprocess.run([trees.TOP / "packaging/install", folder / "own", "node"], check=True)
+    shutil.copy(folder / "own/usr/share/gpushim/written.sh", folder)
     if version:
         _renamed(made, version)
     return made

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from e2e import node, recorder, trees
+from e2e.leftovers import until
 from e2e.node import Node
 from e2e.test_deb_life import CREATES, beside
 from e2e.test_docs import by_variable, pod
 from gpushim import __version__
-from gpushim.ground.errors import FAILED
 from gpushim.inventory import ensure
 
 SUITE = "trixie"
 OLD = "0.0.9"
+SECONDS = 30.0
 INVENTORY = f"/run/gpushim/{ensure.SNAPSHOT}"
 UNIT = "/sys/fs/cgroup/systemd/system.slice/containerd.service"
 # In systemd's place: of its services there is containerd alone.
@@ -135,23 +136,27 @@ def standing(there: Node, payload: Path) -> Node:
     return there
 
 
-def test_containers_that_run_keep_the_files_until_they_have_ended(
+def test_containers_that_run_go_on_when_it_is_taken_away(
     standing: Node, payload: Path, debian_image: Path, busybox_tree: Path
 ) -> None:
+    """A script stays for them, which an installation replaces, and which goes when the last of them has ended."""
     for archive in (debian_image, trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])):
         standing.containerd.load(archive)
+    stub = "readlink /usr/bin/gpushim-runtime /usr/lib/gpushim-removed/runtime"
     with standing.containerd.cri() as client:
         container = client.create(client.run_pod("nvidia"), "docker.io/library/debian:local", ["sleep", "1000"])
         client.start(container)
-        done = standing.call("uninstall", payload=payload, check=False)
-        assert (done.returncode, "2 containers still need gpushim-runtime for their end: " in done.stderr) == (
-            FAILED,
-            True,
-        )
-        assert container in done.stderr
-        assert "gpushim" not in standing.run("cat /etc/containerd/config.toml").stdout
-        assert standing.run("gpushim --version").stdout == f"gpushim {__version__}\n"
-    assert "is taken away" in standing.call("uninstall", payload=payload).stdout
+        done = standing.call("uninstall", payload=payload)
+        assert "/usr/bin/gpushim-runtime stays for containers that run" in done.stdout
+        assert (container in done.stdout, "is taken away" in done.stdout) == (True, True)
+        assert standing.run("ls /usr/bin/gpushim*").stdout == "/usr/bin/gpushim-runtime\n"
+        assert client.execute(container, "echo", "here") == "here\n"
+        assert "nothing of gpushim-node's" in standing.call("uninstall", payload=payload).stdout
+        standing.call("install", payload=payload)
+        assert standing.run(f"{stub}; ls -d /usr/lib/gpushim-removed", check=False).stdout == ""
+        standing.call("uninstall", payload=payload)
+        assert client.execute(container, "echo", "here") == "here\n"
+    assert until(lambda: standing.run(stub, check=False).stdout == "", SECONDS)
 
 
 def test_what_others_have_changed_stays(there: Node, payload: Path) -> None:

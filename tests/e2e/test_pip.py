@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,3 +66,16 @@ def test_engines_are_told_the_program_beside(programs: Path, tmp_path: Path) -> 
     done = subprocess.run([str(programs / "gpushim"), *words], capture_output=True, text=True, check=True)
     path = next(line.split('"')[3] for line in done.stdout.splitlines() if '"path":' in line)
     assert Path(path).samefile(programs / "gpushim-runtime")
+
+
+def test_what_is_to_be_done_before_it_is_removed_is_said(programs: Path, tmp_path: Path) -> None:
+    """And its command takes gpushim out of the settings, which runs nothing of pip's."""
+    (settings := tmp_path / "daemon.json").write_text("{}\n")
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": "/root"}
+    words = ["gpushim", "configure", "docker", f"--config={settings}", f"--runtime-path={programs}/gpushim-runtime"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    (undo,) = re.findall("and uv remove [^`]*`(gpushim configure docker --remove [^`]*)`", done.stdout + done.stderr)
+    assert "gpushim-runtime" in settings.read_text()
+    gone = subprocess.run(["/bin/sh", "-c", undo], env=env, capture_output=True, text=True, check=True)
+    assert settings.read_text() == "{}\n"
+    assert "pip and uv" not in gone.stdout + gone.stderr

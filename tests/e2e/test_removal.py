@@ -1,19 +1,23 @@
-"""The package is removed while containers run: real dockerd, and dpkg's own scripts.
+"""The package is removed while containers run: real engines, and dpkg's own scripts; for CRI-O their functions alone.
 
 Engines call the runtime that they have recorded for exec, kill and delete; what stays under its path hands these on.
 """
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e import built, packages
-from e2e.installed import Machine
+from e2e import built, cri, crio, packages, trees
+from e2e.installed import PODMAN, Machine
 from e2e.leftovers import until
 from e2e.packages import MAIN
+from e2e.podman import store
+from fakehost import Host
+from gpushim import __version__
 
 SUITE = "trixie"
 STUB = "/usr/bin/gpushim-runtime"
@@ -21,8 +25,34 @@ PLACES = "/usr/lib/gpushim-removed /etc/systemd/system/gpushim-removed.service"
 ASKS = "--env=NVIDIA_VISIBLE_DEVICES=0"
 HEALTHY = "--health-cmd=true --health-interval=1s --health-retries=1"
 RUN = "docker run --detach --network=none --runtime=gpushim"
-SLEEP = "debian:local sleep 1000"
+RUN_SLEEP = "debian:local sleep 1000"
+IMAGE = "localhost/debian:local"
+SLEEP = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"]
 SECONDS = 20.0
+SOON = "f=$(ls /usr/lib/gpushim/*/removed) && grep -q _moment=10 $f && sed -i s/_moment=10/_moment=2/ $f"
+# What a package does, for a Debian that has none.
+REMOVAL = """
+DPKG_ROOT=
+keep_stub gpushim-runtime /usr/lib/gpushim/{version}
+rm -r /usr/bin/gpushim* /usr/lib/gpushim
+link_stub gpushim-runtime
+"""
+# How each of the others runs, calls, ends and starts a container by its name.
+OTHERS = {
+    "ctr": (
+        f"ctr run --detach --env {{}} --runc-binary={STUB} docker.io/library/debian:local {{}} sleep 1000",
+        "ctr tasks exec --exec-id=$(date +%s%N) {} cat /proc/1/comm",
+        "ctr tasks delete --force {}",
+        "ctr tasks start --detach {}",
+    ),
+    "podman": (
+        f"podman --runtime={STUB} run --detach --network=none --pids-limit=0 --env={{}} --name={{}} "
+        "localhost/debian:local sleep 1000",
+        f"podman --runtime={STUB} exec {{}} cat /proc/1/comm",
+        f"podman --runtime={STUB} stop --time=0 {{}}",
+        f"podman --runtime={STUB} start {{}}",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +60,7 @@ def engine(debian_tree: Path, debian_image: Path) -> Iterator[Machine]:
     with packages.machine(SUITE, debian_tree) as there:
         install(there)
         there.run("gpushim configure docker --runtime-name=gpushim")
+        there.write("/etc/containers/containers.conf", PODMAN)
         there.restart("docker")
         there.run(f"docker load --input={debian_image}")
         yield there
@@ -47,8 +78,13 @@ def there(engine: Machine) -> Iterator[Machine]:
 
 def install(there: Machine) -> None:
     packages.install(there, built.packages("deb")[MAIN])
+    there.run(SOON)
     packages.settle(there)
     there.run("gpushim refresh")
+
+
+def gone(there: Machine) -> bool:
+    return there.run(f"ls -d {STUB} {PLACES}", check=False).stdout == ""
 
 
 def health(there: Machine) -> list[str]:
@@ -58,8 +94,8 @@ def health(there: Machine) -> list[str]:
 
 def test_running_containers_go_on_until_they_end(there: Machine) -> None:
     """Exec, healthchecks, restart, stop and start, with a second container that keeps the stub; then it goes."""
-    there.run(f"{RUN} --name=gpu {ASKS} {HEALTHY} {SLEEP}")
-    there.run(f"for name in plain other old; do {RUN} --name=$name {SLEEP}; done; docker stop --time=0 old")
+    there.run(f"{RUN} --name=gpu {ASKS} {HEALTHY} {RUN_SLEEP}")
+    there.run(f"for name in plain other old; do {RUN} --name=$name {RUN_SLEEP}; done; docker stop --time=0 old")
     done = there.run(f"apt-get remove --yes {MAIN}")
     assert f"{STUB} stays for containers that run" in done.stdout
     assert there.run("docker exec gpu ls /dev/nvidiactl").stdout == "/dev/nvidiactl\n"
@@ -71,15 +107,72 @@ def test_running_containers_go_on_until_they_end(there: Machine) -> None:
     assert there.run("docker exec plain echo here").stdout == "here\n"
     there.run(f"docker run --rm --network=none --runtime=gpushim {ASKS.replace('=0', '=void')} debian:local true")
     assert there.run(f"test -x {STUB}; apt-get purge --yes {MAIN}").stdout.count(f"{STUB} stays for containers") == 1
-    there.run(f"docker stop --time=0 other; test -x {STUB}; docker stop --time=0 plain")
-    assert there.run(f"ls -d {STUB} {PLACES}", check=False).stdout == ""
-    gone = there.run("docker start plain", check=False)
-    assert gone.returncode
-    assert "gpushim-runtime" in gone.stderr
+    there.run(
+        f"docker stop --time=0 other; test -x {STUB}; docker restart --time=0 plain; docker stop --time=0 plain"
+    )
+    assert until(lambda: gone(there), SECONDS)
+    missed = there.run("docker start plain", check=False)
+    assert missed.returncode
+    assert "gpushim-runtime" in missed.stderr
+
+
+def test_others_containers_go_on_too(there: Machine, debian_image: Path) -> None:
+    """Those of ctr and Podman; the last ends and starts again within the moment that the stub stays for it."""
+    there.restart("containerd")
+    there.run(f"ctr images import {debian_image}; podman load --input={debian_image}")
+    for tool, (run, *_) in OTHERS.items():
+        there.run(run.format("NVIDIA_VISIBLE_DEVICES=0", f"{tool}-gpu"))
+        there.run(run.format("A=B", f"{tool}-plain"))
+    done = there.run(f"apt-get remove --yes {MAIN}").stdout
+    for tool, (_, call, end, start) in OTHERS.items():
+        assert there.run(f"test -e /usr/lib/gpushim-removed/containers/{tool}-gpu", check=False).returncode == (
+            tool == "podman"  # which has ids
+        ), done
+        for name in (f"{tool}-gpu", f"{tool}-plain"):
+            assert there.run(call.format(name)).stdout == "sleep\n"
+        there.run(end.format(f"{tool}-gpu"))
+        refused = there.run(start.format(f"{tool}-gpu"), check=False)
+        assert "gpushim was removed, and this container may ask for a GPU" in refused.stderr
+    for tool, (_, call, end, start) in OTHERS.items():
+        plain = f"{tool}-plain"
+        there.run(f"{end.format(plain)} && {start.format(plain)} && {call.format(plain)}")
+    for tool, (_, _, end, _) in OTHERS.items():
+        assert not gone(there)
+        there.run(end.format(f"{tool}-plain"))
+    assert until(lambda: gone(there), SECONDS)
+    for tool, (*_, start) in OTHERS.items():
+        missed = there.run(start.format(f"{tool}-plain"), check=False)
+        assert (missed.returncode != 0, "gpushim-runtime" in missed.stderr) == (True, True)
+    there.stop("containerd")
+
+
+def test_cri_o_s_containers_go_on_too(
+    gpu_host: Host, podman_images: Path, busybox_tree: Path, tmp_path: Path
+) -> None:
+    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
+    subprocess.run([trees.TOP / "packaging/install", tmp_path, "main", trees.TOP / "vendor"], check=True)
+    removal = (trees.TOP / "packaging/deb/debian/stub.sh").read_text() + REMOVAL.format(version=__version__)
+    with crio.entered(gpu_host, [podman_images, store(tmp_path / "images", pause)], "v2") as there:
+        there.sh("rm /usr/bin/gpushim*; cp -r $1/usr/. /usr; gpushim refresh", str(tmp_path))
+        there.hands_over(there.sh("gpushim configure crio").stderr)
+        with there.running():
+            with there.cri() as client:
+                pod = client.run_pod("nvidia")
+                gpu = client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})
+                client.start(gpu)
+                there.sh(removal)
+                assert (
+                    there.sh("ls /usr/lib/gpushim-removed/containers").stdout == f"{gpu}\n"
+                )  # none is its pod's own
+                assert client.execute(gpu, "ls", "/dev/nvidiactl") == "/dev/nvidiactl\n"
+                with pytest.raises(cri.RefusedError, match="removed, and this container may ask for a GPU"):
+                    client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})
+                client.start(client.create(pod, IMAGE, SLEEP))
+            assert until(lambda: not there.sh(f"ls -d {STUB} {PLACES}", check=False).stdout, SECONDS)
 
 
 def test_installed_again_it_takes_the_stub_s_place(there: Machine) -> None:
-    there.run(f"{RUN} --name=gpu {ASKS} {SLEEP}; apt-get remove --yes {MAIN}")
+    there.run(f"{RUN} --name=gpu {ASKS} {RUN_SLEEP}; apt-get remove --yes {MAIN}")
     assert there.run(f"readlink {STUB}").stdout == "/usr/lib/gpushim-removed/runtime\n"
     install(there)
     assert there.run(f"ls -d {PLACES}", check=False).stdout == ""
@@ -89,7 +182,9 @@ def test_installed_again_it_takes_the_stub_s_place(there: Machine) -> None:
 
 def test_the_next_boot_takes_it_away(there: Machine) -> None:
     """By its unit, or by the first container where there is no systemd; a boot is told by its id."""
-    there.run(f"{RUN} --name=gpu {ASKS} {SLEEP}; apt-get remove --yes {MAIN}; cp -a /usr/lib/gpushim-removed /kept")
+    there.run(
+        f"{RUN} --name=gpu {ASKS} {RUN_SLEEP}; apt-get remove --yes {MAIN}; cp -a /usr/lib/gpushim-removed /kept"
+    )
     unit = there.run("sed -n 's/^ExecStart=//p' /etc/systemd/system/gpushim-removed.service").stdout.strip()
     there.run(f"{unit}; test -x {STUB}")  # not in the boot of those containers
     there.run(f"echo another >/usr/lib/gpushim-removed/boot; {unit}")

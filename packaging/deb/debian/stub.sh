@@ -35,15 +35,24 @@ is_of_root() { # directory in /proc, the beginning of its program's name
   done
   exe=$(readlink "$1/exe") exe=${exe%" (deleted)"}
   case ${exe##*/} in "$2"*) ;; *) return 1 ;; esac
-  [ -n "$(find -L "$1/exe" -prune -uid 0 ! -perm /022)" ]
+  is_root_s "$1/exe"
+}
+
+# Whether a file or directory is root's, and nobody else may write it. By stat, for find is not on every node.
+is_root_s() { # path
+  case $(stat -L -c '%u %a' "$1" 2>/dev/null) in
+    '0 '*[2367] | '0 '*[2367]?) return 1 ;;
+    '0 '*) return 0 ;;
+    *) return 1 ;;
+  esac
 }
 
 in_task() { # name, a container's directory
-  if [ -L "$2" ] || [ -z "$(find "$2/" -prune -uid 0 ! -perm /022 2>/dev/null)" ]; then return 0; fi
+  if [ -L "$2" ] || ! is_root_s "$2/"; then return 0; fi
   for file in "$2/runtime" "$2/options.json"; do
     if [ -L "$file" ] || [ ! -f "$file" ]; then continue; fi
     if ! grep -Eq "(^|[\"/])$1(\"|\$)" "$file"; then # or in a script of dockerd's, for a runtime with arguments
-      script=$(sed -n 's#^\(/.*/runtimes/.*\)$#\1#p' "$file" | head -n 1)
+      script=$(grep -m 1 '^/.*/runtimes/' "$file" || true)
       if [ ! -f "$script" ] || ! grep -Eqs "(^|[ '\"/])$1([ '\"]|\$)" "$script"; then continue; fi
     fi
     echo "${2##*/}"
@@ -91,10 +100,12 @@ keep_stub() { # program's name, this version's directory
   mv "$STUB.new" "$STUB"
 }
 
-# After the files have gone: let the name lead to the stub, and the next boot take it away.
+# After the files have gone: let the name lead to the stub, and the next boot take it away. The link is made before all
+# else, for the name is missing since the program went: what is put there before, dpkg and rpm would take away like it.
 link_stub() { # program's name
-  if [ ! -d "$STUB" ] || [ -z "$(recorded "$1")" ]; then drop_stub && return 0; fi
+  if [ ! -d "$STUB" ]; then return 0; fi
   if [ ! -e "/usr/bin/$1" ] && [ ! -L "/usr/bin/$1" ]; then ln -s "$STUB/runtime" "/usr/bin/$1"; fi
+  if [ -z "$(recorded "$1")" ]; then drop_stub && return 0; fi
   if [ -d /etc/systemd/system ]; then
     mkdir -p /etc/systemd/system/multi-user.target.wants
     cat >/etc/systemd/system/gpushim-removed.service <<'END'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from gpuplugin.node import engine, host, lay, owners
+from gpuplugin.node import engine, host, lay, owners, remains
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
@@ -27,7 +27,7 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         restart: restart the engine if it has to be.
     """
     host.check(place)
-    payload = payloads.read(folder)
+    payload, shell = payloads.read(folder), remains.functions(folder)
     host.enter(place)
     with host.locked():
         tag = host.python()
@@ -35,6 +35,7 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         record = records.load()
         owners.check(payload, record)
         fresh = lay.down(payload, record, tag)
+        remains.drop(shell)
         say(f"gpushim-node: gpushim {payload.version} " + ("is laid down" if fresh else "is there already"))
         if payloads.UNIT in fresh:
             ask.program([SYSTEMCTL, "daemon-reload"])

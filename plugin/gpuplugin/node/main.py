@@ -92,10 +92,10 @@ def install_command(place: str, folder: str, name: str, restart: bool, **options
 def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> None:
     """Take away what install has put onto the node: first the engine's settings, then the files.
 
-    Files that somebody has changed stay. As long as containers run whose engine needs gpushim-runtime to end them,
-    all files stay, and the exit code says so.
+    Files that somebody has changed stay. For containers that run, and whose engine calls gpushim-runtime for them, a
+    script stays in its place until they have ended.
     """
-    uninstall.uninstall(place, os.path.dirname(folder) + "/written.sh", labels, restart)
+    uninstall.uninstall(place, folder, labels, restart)
 
 
 @main.command("keep", short_help="Keep the node's list of GPUs true until a signal comes.")

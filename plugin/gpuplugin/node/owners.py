@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.node import payload as payloads
+from gpuplugin.node import remains
 from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError
@@ -62,8 +63,13 @@ def check(payload: Payload, record: Record) -> None:
             f"the package {name} has {programs[0]} on this node; remove the package there, or install nothing "
             "(node.enabled: false)"
         )
-    there = [path for path in payload.files if path != payloads.CONFIG and os.path.lexists(path)]
+    there = [
+        path
+        for path in payload.files
+        if path != payloads.CONFIG and os.path.lexists(path) and not remains.leads_to(path)
+    ]
     strange = [path for path in there if path not in record.files and content(path) != payload.files[path].data]
+    strange = [path for path in strange if not remains.leads_to(path)]
     strange += [path for path in _others() if path not in payload.files]
     if strange:
         raise GpushimError(

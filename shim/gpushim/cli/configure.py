@@ -104,6 +104,7 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         report["changed"] = bool(plan.changed or links)
         if report["changed"]:
             time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
+            report["notes"] += _of_pip(name, options)
         report["notes"] += _copies(plan, report["notes"]) if options.remove else []
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, row, options, plan, restart and not verify)
@@ -143,6 +144,19 @@ def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
+
+
+def _of_pip(name: str, options: Options) -> list[str]:
+    """Say what nobody does when pip or uv remove the programs that settings now name."""
+    if options.remove or not os.path.dirname(os.path.dirname(__file__)).endswith("-packages/gpushim"):
+        return []
+    undo = shlex.join(
+        ["gpushim", "configure", name, "--remove", *([f"--config={options.config}"] * bool(options.config))]
+    )
+    return [
+        f"pip and uv remove {options.program} without a word to the engine: before, run `{undo}`, and end the "
+        "containers that were made with it"
+    ]
 
 
 def _check_programs(options: Options, plan: Plan) -> None:

@@ -1,0 +1,169 @@
+"""What stays after a removal: for whose containers it does, and which of them it creates."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e import recorder
+from unit.gpushim.calls import LOOKS_LIKE_A_REQUEST, TOP
+from unit.gpushim.create.test_launcher import VERBS, WORDS
+
+SCRIPT = TOP / "packaging/deb/debian/stub.sh"
+OURS = "/usr/bin/gpushim-runtime"
+TASKS = ("run/containerd/io.containerd.runtime.v2.task", "run/docker/containerd/daemon/io.containerd.runtime.v2.task")
+STRANGERS = [{"uid": 1000}, {"ns": "pid"}, {"ns": "mnt"}, {"ns": "user"}, {"mode": 0o777}, {"exe": "sh"}]
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (folder := tmp_path / "proc/self/ns").mkdir(parents=True)
+    for name in ("pid", "mnt", "user"):
+        (folder / name).symlink_to(f"{name}:[1]")
+    return tmp_path / "proc"
+
+
+def process(
+    proc: Path,
+    pid: int,
+    name: str,
+    cwd: Path | None = None,
+    words: str = "",
+    uid: int = 0,
+    ns: str = "",
+    mode: int = 0o755,
+    exe: str = "",
+) -> None:
+    (folder := proc / str(pid) / "ns").mkdir(parents=True)
+    for space in ("pid", "mnt", "user"):
+        (folder / space).symlink_to(f"{space}:[{2 if space == ns else 1}]")
+    folder, exe = folder.parent, exe or name
+    (folder / exe).touch()
+    (folder / exe).chmod(mode)
+    (folder / "exe").symlink_to(folder / exe)
+    (folder / "status").write_text(f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    (folder / "comm").write_text(f"{name}\n")
+    (folder / "cmdline").write_bytes(words.replace(" ", "\0").encode())
+    if cwd:
+        (folder / "cwd").symlink_to(cwd)
+
+
+def bundle(tasks: Path, name: str, text: str, file: str = "runtime") -> Path:
+    (folder := tasks / name).mkdir(parents=True)
+    (folder / file).write_text(text)
+    return folder
+
+
+def recorded(proc: Path) -> list[str]:
+    done = subprocess.run(
+        ["/bin/sh", "-euc", f"{SCRIPT.read_text()}\nrecorded gpushim-runtime"],
+        env={"PATH": "/usr/bin:/bin", "PROC": str(proc), "DPKG_ROOT": str(proc.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return sorted(set(done.stdout.split()))
+
+
+def test_containers_by_their_engine_s_files_and_command_lines(proc: Path, tmp_path: Path) -> None:
+    tasks = tmp_path / "k8s.io"
+    pod = bundle(tasks, "pod", OURS)
+    bundle(tasks, "one", f'{{"BinaryName": "{OURS}"}}', "options.json")
+    bundle(tasks, "other", "/usr/bin/runc")
+    for at, folder in enumerate(TASKS):
+        bundle(tmp_path / folder / "moby", f"task{at}", f"{OURS}\n")
+    process(proc, 7, "containerd-shim", pod)
+    process(proc, 8, "conmon", words=f"/usr/bin/conmon -b x -c two -r {OURS} ")
+    process(proc, 9, "conmon", words="/usr/bin/conmon -c three -r /usr/bin/crun ")
+    process(proc, 10, "sh", words=f"sh -c {OURS} ")
+    process(proc, 11, "conmon", words=f"/usr/bin/conmon -c ../../etc -r {OURS} ")
+    assert recorded(proc) == ["one", "pod", "task0", "task1", "two"]
+
+
+@pytest.mark.parametrize("facts", STRANGERS, ids=str)
+def test_strangers_that_call_themselves_so_keep_nothing_here(
+    proc: Path, tmp_path: Path, facts: dict[str, object]
+) -> None:
+    """A user's process, one in a container, with the host's process ids too, and a program that others may write."""
+    own = bundle(tmp_path / "tasks", "own", OURS)
+    process(proc, 7, "containerd-shim", own, **facts)  # type: ignore[arg-type]
+    process(proc, 8, "conmon", words=f"/usr/bin/conmon -c two -r {OURS} ", **facts)  # type: ignore[arg-type]
+    assert recorded(proc) == []
+
+
+def test_files_of_others_keep_nothing_here(proc: Path, tmp_path: Path) -> None:
+    """A directory that another owns or may write, a link to one, and links and pipes in the place of files."""
+    tasks = tmp_path / TASKS[0] / "default"
+    os.chown(bundle(tasks, "another-s", OURS), 1000, 1000)
+    bundle(tasks, "open", OURS).chmod(0o777)
+    (tasks / "link").symlink_to(bundle(tmp_path, "elsewhere", OURS))
+    os.mkfifo(bundle(tasks, "pipe", "", "x") / "runtime")
+    (bundle(tasks, "linked", "", "x") / "runtime").symlink_to(tmp_path / "elsewhere/runtime")
+    assert recorded(proc) == []
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stub as it is laid out, in a directory of the test's, above a runtime that records its call."""
+    top = tmp_path_factory.mktemp("stub")
+    subprocess.run([TOP / "packaging/install", top / "installed", "main", TOP / "vendor"], check=True)
+    (made,) = top.glob("installed/usr/lib/gpushim/*/removed")
+    stub = top / "runtime"
+    stub.write_text(made.read_text().replace("_top=/usr/lib/gpushim-removed", f"_top={top}"))
+    stub.chmod(0o755)
+    (top / "containers").mkdir()
+    (top / "low").write_text(f"{recorder.build(top)}\n")
+    (top / "boot").write_text(Path("/proc/sys/kernel/random/boot_id").read_text())
+    (top / "names").touch()
+    return stub
+
+
+def reaches(program: Path, folder: Path, *args: str, code: int = 1) -> bool:
+    """Call it in a directory; says whether the low-level runtime got the same call, or else it refused."""
+    env = {"RECORD": str(folder / "record.json")}
+    done = subprocess.run(
+        [program, *args], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=20
+    )
+    if (folder / "record.json").exists():
+        assert recorder.read(folder / "record.json")["argv"][1:] == list(args)
+        return True
+    assert (done.returncode, "gpushim was removed, and this container may ask" in done.stderr) == (code, True)
+    return False
+
+
+@pytest.mark.parametrize("args", [args for args, _ in VERBS if args != ["create", "x", "-b"]], ids=str)
+def test_it_finds_the_bundle_as_the_launcher_does(program: Path, tmp_path: Path, args: list[str]) -> None:
+    """A bundle without a request is created, one with one is not; an update needs no GPU."""
+    config = {tuple(args): config for args, config in VERBS}[tuple(args)]
+    for text in (LOOKS_LIKE_A_REQUEST, "{}"):
+        (tmp_path / "record.json").unlink(missing_ok=True)
+        for name in (".", "A", "B", "create", "-b", "a \"b'\nc"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "config.json").write_text(text)
+        asks = config is not None and "update" not in args and text != "{}"
+        assert reaches(program, tmp_path, *args) is not asks
+
+
+SAYS_NO = {
+    '{"env":["NVIDIA_VISIBLE_DEVICES=void","CUDA_VERSION=12.4"]}': False,
+    '{"env":["NVIDIA_VISIBLE_DEVICES="]}': False,
+    '{"env":["NVIDIA_VISIBLE_DEVICES=none"]}': True,  # of which the driver's files remain
+    '{"env":["NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_DEVICES=0"]}': True,
+    '{"env":["NVIDIA_VISIBLE_DEVICES=voids"]}': True,
+    '{"env":["NVIDIA_VISIBLE_DEVICES=void"],"annotations":{"cdi.k8s.io/x":"y"}}': True,
+    '{"env":["NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_\\u0044EVICES=0"]}': True,
+}
+
+
+@pytest.mark.parametrize(("text", "asks"), [*WORDS.items(), *SAYS_NO.items()], ids=range(len(WORDS) + len(SAYS_NO)))
+def test_what_may_be_a_request_is_refused(program: Path, tmp_path: Path, text: str, asks: bool) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert reaches(program, tmp_path, "create", "x") is not asks
+
+
+def test_a_bundle_that_cannot_be_read_is_refused(program: Path, tmp_path: Path) -> None:
+    assert not reaches(program, tmp_path, "create", "x")
