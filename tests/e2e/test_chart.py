@@ -187,6 +187,7 @@ def test_profiles_become_one_file(config: dict[str, Any], wanted: str, tmp_path:
         ({"node-feature-discovery": {}}, "write nodeFeatureDiscovery: true for its label"),
         ({"toolkit": {"enabled": False}}, "toolkit is a value .* node.enabled, node.engine"),
         ({"securityContext": {}}, "write podSecurityContext; what the containers may is fixed"),
+        ({"cdi": {"enabled": True}}, r"cdi.enabled is a value .* settings.device-list-strategy: \[cdi-cri\]"),
         ({"runtimeClassName": ""}, "runtimeClassName is empty, so the device plugin would get no GPU"),
         ({"runtimeClassName": None}, "write nvidia there, or node.setAsDefault: true"),
         *(
