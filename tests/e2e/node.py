@@ -33,7 +33,7 @@ mkdir -p "$1/run" /run/containerd
 mount --bind "$1/run" /run/containerd
 """
 NOT_LISTED = ("/run/containerd", "/var/lib/containerd", "/tmp", "/root")
-TELLING = ("sys/bus/pci/devices", "proc/driver")  # of a device
+TELLING = ("sys/bus/pci/devices", "sys/module", "proc/driver")  # of a device
 VERSION = re.compile(r'(?m)^__version__ = "(.*)"$')
 
 

@@ -129,7 +129,7 @@ def test_a_node_without_a_device_is_left_alone_until_one_comes(empty: Node, payl
     assert empty.files() == before
     with kept(empty, "--engine=none", payload=payload, until_said=WAITS) as (pid, log):
         node.with_device(empty.host)
-        assert until(lambda: KEPT in log.read_text(), 40), log.read_text()
+        assert until(lambda: KEPT in log.read_text(), 25), log.read_text()
         assert len(listed(empty)["gpus"]) == 3
     assert "gpushim-node.begun" not in empty.run("ls /run").stdout
     empty.run("touch /run/gpushim-node.begun; rm /usr/bin/gpushim")  # as after a kill

@@ -1,7 +1,6 @@
 """Whether a node is to have gpushim, and the wait of one that has no NVIDIA device yet.
 
-The node is looked at from outside, as nothing is done there. Out of scope: what a device is
-(gpushim.inventory.plugged).
+Nothing is done there before a device comes. Out of scope: what a device is (gpushim.inventory.plugged).
 """
 
 from __future__ import annotations
@@ -9,16 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
+from importlib import import_module
 
+from gpuplugin.node import host
 from gpuplugin.node import record as records
 from gpuplugin.node.payload import CONFIG
 from gpushim.cli.show import say
 from gpushim.config import policy
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import plugged
 
-LOOK = 5.0  # seconds between looks, of some 5 ms; kubelet takes longer to start the plugin
+TOML = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")  # before the node is entered
+LOOK = 5.0  # seconds between looks, each of some 5 ms
 BEGUN = "/run/gpushim-node.begun"  # what keep began, keep brings to its end: install runs once in a pod
+ABSENT, UNKNOWN = 1, 2  # exit codes of a child that has looked; 0: there is one
 NONE = "this node has no NVIDIA device"
 
 
@@ -76,9 +81,29 @@ def _sleep(place: str) -> None:
 
 
 def _has_device(place: str) -> bool:
-    """Look below the driver root that the node's config.toml names."""
-    driver = policy.usable(place + CONFIG)["driver"]
-    return any(
-        plugged.has_device(*(place + path.rstrip("/") for path in paths))
-        for paths in ((driver["root"], driver["dev-root"]), ("/", "/"))
-    )
+    """Have a child enter the node, whose links are the node's, and look below the driver root of its config.toml."""
+    child = os.fork()
+    if not child:
+        code = UNKNOWN
+        try:
+            host.enter(place)
+            code = 0 if _is_plugged() else ABSENT
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code != ABSENT  # install says what is wrong, if something is
+
+
+def _is_plugged() -> bool:
+    root, dev_root = _roots()
+    return plugged.has_device(root, dev_root) or plugged.has_device("/", "/")
+
+
+def _roots() -> tuple[str, str]:
+    """Read the driver root and that of device nodes; not by policy.load, whose schema is not on the node."""
+    with contextlib.suppress(OSError, GpushimError, ValueError, LookupError, TypeError):
+        driver = TOML.loads(policy.trusted(CONFIG, "config.toml").decode())["driver"]
+        roots = driver["root"], driver.get("dev-root") or driver["root"]
+        if all(isinstance(each, str) and each.startswith("/") for each in roots):
+            return roots
+    return "/", "/"

@@ -12,6 +12,7 @@ from gpushim.inventory import ensure, modules, platforms
 from gpushim.paths import rooted
 
 DRIVER = "/driver/nvidia/version"  # below /proc: a driver that has a GPU in some other way
+CONTAINER = "/run/nvidia/driver"  # where the GPU operator has its driver
 LOADED = "/module/nvidia"  # below /sys
 
 
@@ -22,6 +23,7 @@ def has_device(root: str, dev_root: str) -> bool:
         root: the driver root.
         dev_root: the root of device nodes.
     """
-    sys, proc = modules.sys_dir(root), ensure.proc_dir(root)
-    paths = (proc + DRIVER, sys + LOADED, rooted.inside(dev_root, platforms.NODE))
+    sys = modules.sys_dir(root)
+    procs = ensure.proc_dir(root), rooted.inside(root, CONTAINER + "/proc")
+    paths = (*(proc + DRIVER for proc in procs), sys + LOADED, rooted.inside(dev_root, platforms.NODE))
     return modules.has_gpu(sys) or any(os.path.lexists(path) for path in paths) or platforms.is_tegra(root)
