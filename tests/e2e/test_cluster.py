@@ -134,8 +134,9 @@ def test_a_node_without_a_device_is_left_alone(cluster: Cluster, host: Host, bef
     cluster.helm("install", CHART, "gpushim", VALUES)
     idle = ("rollout", "status", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--timeout=60s")
     cluster.kubectl(*idle)
-    said = cluster.kubectl("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=keep")
-    assert said == "gpushim-node: this node has no NVIDIA device; waiting for one, then gpushim is installed\n"
+    logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=keep")
+    line = "gpushim-node: this node has no NVIDIA device; waiting for one, then gpushim is installed\n"
+    cluster.wait_for(lambda: cluster.kubectl(*logs) == line, "it says so")
     assert cluster.run("ls /usr/bin/gpushim* /var/lib/gpushim/node.json 2>/dev/null || true") == ""
     assert cluster.containerd.process == engine
 
