@@ -76,6 +76,10 @@ class Plugin:
     def _folder(self) -> str:
         return str(self._settings.values["kubelet-dir"]) + "/device-plugins"
 
+    @property
+    def _usable(self) -> bool:
+        return self._snapshot is not None and not self._renewal.problem
+
     async def run(self) -> None:
         """Serve until a signal ends it.
 
@@ -88,8 +92,7 @@ class Plugin:
         path = f"{release.prepare()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         self._allocators = Allocators(self._registry, lambda: self._settings, self._wake.set)
-        usable = lambda: self._snapshot is not None and not self._renewal.problem  # noqa: E731
-        about = lambda: (self._settings, self._snapshot, self._reasons, usable())  # noqa: E731
+        about = lambda: (self._settings, self._snapshot, self._reasons, self._usable)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
         self._askers = (self._watchers, self._limits, self._exporter)  # of the driver
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored

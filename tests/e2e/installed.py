@@ -112,7 +112,9 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machine(suite: str, view: str = "v1", *, lower: str = "", compat: bool = True) -> Iterator[Machine]:
+def machine(
+    suite: str, view: str = "v1", *, lower: str = "", compat: bool = True, layout: str = "debian"
+) -> Iterator[Machine]:
     """Set a machine up.
 
     Args:
@@ -120,12 +122,14 @@ def machine(suite: str, view: str = "v1", *, lower: str = "", compat: bool = Tru
         view: of the cgroup file systems; Docker and containerd work in "v1", Podman in "v2".
         lower: root filesystems instead of the suite's, as for chroots.entered.
         compat: whether the package with NVIDIA's names is installed, too.
+        layout: where the simulated driver's files are, one of fakehost/layouts.py's.
 
     Yields:
         The machine, with three GPUs, on which no engine runs.
     """
     with leftovers.state() as state, contextlib.ExitStack() as stack:
-        host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+        cache = str(trees.TOP / ".cache" / "fakehost")
+        host = fakehost.build(str(state / "driver"), 3, layout=layout, compile_cache=cache)
         stack.enter_context(_persistenced(host))
         place = stack.enter_context(chroots.entered(suite, view=view, lower=lower))
         for package in (["main", trees.TOP / "vendor"], ["compat"])[: 2 if compat else 1]:

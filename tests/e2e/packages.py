@@ -118,10 +118,12 @@ def link_libraries(there: Machine) -> Path:
     return made
 
 
-def bundle(there: Machine, runtime: str = "/usr/bin/gpushim-runtime") -> bundles.Bundle:
-    """Make a bundle there, with a root filesystem of its own."""
+def bundle(
+    there: Machine, runtime: str = "/usr/bin/gpushim-runtime", containers: Path | None = None
+) -> bundles.Bundle:
+    """Make a bundle there, with a root filesystem of its own, over the machine's or another one for containers."""
     directory = Path(tempfile.mkdtemp(dir=there.state))
-    there.run(f"cd {directory}; set -- {(there.state / 'containers').resolve()}; {ROOTFS}")
+    there.run(f"cd {directory}; set -- {containers or (there.state / 'containers').resolve()}; {ROOTFS}")
     return bundles.Bundle(
         directory / "bundle", directory / "rootfs", {"PATH": SYSTEM_PATH}, there.prefix, Path(runtime)
     )

@@ -108,3 +108,17 @@ def test_the_readme_installs_both_packages_at_once(debs: dict[str, Path]) -> Non
     patterns = [word.strip("`./") for word in line.split() if word.startswith("./")]
     built_here = [[name for name, path in debs.items() if fnmatch(path.name, pattern)] for pattern in patterns]
     assert built_here == [[MAIN], [COMPAT]]
+
+
+def test_two_sources_of_one_repository_need_one_key(tmp_path: Path) -> None:
+    """What apt says of a leftover line beside the file that packages.md has."""
+    (block,) = (b.text for b in pages.blocks((pages.TOP / "docs/packages.md").read_text()) if "Signed-By:" in b.text)
+    (tmp_path / "gpushim.sources").write_text(block)
+    line = block.replace("/gpushim.asc", "/other.asc")
+    (tmp_path / "old.sources").write_text(line)
+    command = ["/usr/bin/apt-get", "indextargets", "-o", "Dir::Etc::sourcelist=/dev/null"]
+    command += ["-o", f"Dir::Etc::sourceparts={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "E: Conflicting values set for option Signed-By regarding source" in done.stderr
+    (tmp_path / "old.sources").unlink()
+    subprocess.run(command, check=True)

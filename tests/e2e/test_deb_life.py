@@ -128,6 +128,20 @@ def test_upgrade_keeps_the_configuration_and_its_comments(there: Machine) -> Non
     assert NEXT not in done.stdout
 
 
+def test_packages_of_two_versions_do_not_go_together_and_going_back_keeps_the_configuration(
+    installed: Machine,
+) -> None:
+    old = built.packages("deb", OLD)
+    before = installed.run("cat /etc/gpushim/config.toml").stdout
+    done = packages.install(installed, old[COMPAT], check=False)
+    assert done.returncode != 0
+    assert f"Depends: gpushim (= {OLD}-1) but {built.version_here()}-1 is" in done.stdout + done.stderr
+    packages.install(installed, old[MAIN])  # with apt's --allow-downgrades
+    assert installed.run("ls /usr/lib/gpushim").stdout.split() == [OLD]
+    assert installed.run("cat /etc/gpushim/config.toml").stdout == before
+    sees_exactly(packages.bundle(installed).look(installed.host, [0, 2], ASKS), installed.host, [0, 2])
+
+
 def test_without_a_gpu_nothing_fails(there: Machine) -> None:
     done = packages.install(there, *(built.packages("deb")[name] for name in (MAIN, COMPAT)))
     assert NEXT in done.stdout

@@ -48,6 +48,7 @@ class Lab:
         self.state.rename(self.saved)
         config.write_text(config.read_text().replace("GPU", "GPUS"))
         fakehost.build(root, 2, compile_cache=cache)
+        self.libraries = [*sorted(map(str, Path(host.lib_path).glob("lib*-ml.so*"))), host.lib_path]
         self.lay()
         made = calls(COMMAND, env=self.env, stderr=subprocess.DEVNULL)
         self.start, self.work = split(made, f"{self.state}/lock")
@@ -130,6 +131,25 @@ def test_refused_by_the_kernel_at_any_call(lab: Lab) -> None:
                 assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith(f"gpushim: {says}")
     lab.works()
     assert {*codes} == {0, FAILED, INVENTORY}
+
+
+@pytest.mark.parametrize("error", ["ENOMEM", "EIO", "EMFILE", "ESTALE"])
+def test_what_cannot_be_looked_up_for_now_is_not_missing(lab: Lab, error: str) -> None:
+    """Or a refresh in a tenant's cgroup, or a network that is away, would take the CDI spec from all."""
+    lab.lay()
+    inject = f"inject=stat,lstat,newfstatat,statx,readlink,readlinkat:error={error}"
+    paths = [word for path in lab.libraries for word in ("-P", path)]
+    done = subprocess.run(
+        ["/usr/bin/strace", "-f", "-qq", "-o", "/dev/null", *paths, "-e", "trace=all", "-e", inject, *COMMAND],
+        env=lab.env,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (FAILED, INVENTORY)
+    assert "Traceback" not in done.stderr
+    assert lab.files()[SPEC] == lab.old[SPEC]
+    lab.works()
 
 
 def test_a_power_cut_finds_old_files_or_whole_new_ones(lab: Lab) -> None:

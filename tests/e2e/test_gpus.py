@@ -61,6 +61,20 @@ def test_run_gives_the_gpus_asked_for(docker: Docker, gpu_host: Host, wanted: st
     sees_exactly(done.stdout, gpu_host, indices)
 
 
+@pytest.mark.parametrize("docker", PLACES[:1], indirect=True, ids=name_of)
+def test_a_list_of_gpus_needs_its_own_quotes(docker: Docker) -> None:
+    """Docker reads the comma as the end of the first option, and the next number as a count."""
+    done = docker.docker("run", "--rm", *COMMON, "--gpus=device=0,2", IMAGE, "true", check=False)
+    assert done.returncode != 0
+    assert "cannot set both Count and DeviceIDs on device request" in done.stderr
+
+
+@pytest.mark.parametrize("docker", PLACES[:1], indirect=True, ids=name_of)
+def test_a_read_only_root(docker: Docker, gpu_host: Host) -> None:
+    done = docker.docker("run", "--rm", "--read-only", *COMMON, "--gpus=all", IMAGE, *probe(gpu_host, [0, 1, 2]))
+    sees_exactly(done.stdout, gpu_host, [0, 1, 2])
+
+
 def test_exec_sees_the_same_gpus(docker: Docker, gpu_host: Host, sleeper: str) -> None:
     done = docker.docker("exec", sleeper, *probe(gpu_host, [0, 2]))
     sees_exactly(done.stdout, gpu_host, [0, 2])

@@ -59,6 +59,30 @@ def test_tegra(debian_root: Path, tmp_path: Path, devices: str) -> None:
     assert found == (nodes if devices != "none" else [], [True] * 5 + [False])
 
 
+@pytest.mark.parametrize(
+    ("kind", "there"),
+    [
+        (
+            "wsl",
+            [f"{platforms.WSL_LIB}/libcuda.so.1", f"{platforms.WSL_LIB}/libnvidia-ml.so.1", "/usr/bin/nvidia-smi"],
+        ),
+        ("tegra", [f"{platforms.TEGRA_LIB}/{name}" for name in platforms.TEGRA_LIBRARIES]),
+    ],
+)
+def test_what_an_image_was_built_with_is_in_nobodys_way(
+    debian_root: Path, tmp_path: Path, kind: str, there: list[str]
+) -> None:
+    """Empty files, as a build under NVIDIA's toolkit leaves them: "file exists", or a library that cannot load."""
+    for path in [*there, *(f"/usr/lib/x86_64-linux-gnu/{name}" for name in ("libcuda.so.1", "libnvidia-ml.so.1"))]:
+        left = debian_root / path[1:]
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_bytes(b"")
+    libraries = ["libcuda.so.1", *(["libnvidia-ml.so.1"] if kind == "wsl" else [])]
+    nodes, found = look(tmp_path, debian_root, kind, libraries, there)
+    assert nodes
+    assert all(found)
+
+
 def test_another_gpu_of_a_jetson_is_refused(debian_root: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match='asks for GPU "1", but this host has 1'):
         look(tmp_path, debian_root, "tegra", [], [], "1")

@@ -215,6 +215,41 @@ def test_a_user_namespace(
     sees_exactly(json.dumps(report), gpu_host, [0, 2])
 
 
+@pytest.mark.parametrize(
+    ("mode", "maps", "opens"),
+    [
+        (0o660, [{"containerID": 0, "hostID": MAPPED, "size": 65536}], False),
+        (0o666, [{"containerID": 0, "hostID": MAPPED, "size": 65536}], True),
+        (
+            0o660,
+            [{"containerID": 0, "hostID": MAPPED, "size": 65536}, {"containerID": 65536, "hostID": 44, "size": 1}],
+            True,
+        ),
+    ],
+    ids=["neither", "mode 0666", "its group mapped"],
+)
+def test_nodes_of_a_group_in_a_user_namespace(
+    debian_tree: Path, open_directory: Path, mode: int, maps: list[dict[str, int]], opens: bool
+) -> None:
+    """What the log names as the two ways to nodes that are not for everybody."""
+    cache = str(trees.TOP / ".cache" / "fakehost")
+    root = str(open_directory / "host")
+    fakehost.build(root, 1, node_mode=mode, node_gid=44, compile_cache=cache)
+    with trees.overlay(debian_tree, open_directory) as rootfs:
+        chown = ["/usr/bin/find", str(rootfs), "-type", "d", "-exec", "/bin/chown", f"{MAPPED}:{MAPPED}", "{}", "+"]
+        subprocess.run(chown, check=True)
+        bundle = Bundle(open_directory / "bundle", rootfs, settings(open_directory, root))
+        uids = [{"containerID": 0, "hostID": MAPPED, "size": 65536}]
+        linux = {**bundle.plain["linux"], "uidMappings": uids, "gidMappings": maps}
+        linux["namespaces"] = [*linux["namespaces"], {"type": "user"}]
+        bundle.ask("NVIDIA_VISIBLE_DEVICES=all", args=["sh", "-c", ": <>/dev/nvidiactl"], linux=linux)
+        done = bundle.run(check=False)
+    # The simulated node has no driver behind it.
+    assert ("No such device or address" if opens else "Permission denied") in done.stderr
+    log = (open_directory / "gpushim.log").read_text()
+    assert ("group 44, which alone may open /dev/nvidiactl" in log) != opens
+
+
 def test_crun(debian_root: Path, tmp_path: Path, gpu_host: Host) -> None:
     bundle = Bundle(tmp_path / "bundle", debian_root, settings(tmp_path, gpu_host.root, CRUN), PURE_V1_PREFIX)
     assert bundle.call("--version").stdout.startswith("crun ")

@@ -15,8 +15,9 @@ import pytest
 
 import fakehost
 from e2e import chroots, engines, engines29, leftovers, trees
+from e2e.bundles import Bundle
 from e2e.engines import SYSTEM_PATH, Done, dockerd
-from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi
+from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly
 from e2e.podman import podman
 from e2e.trees import TOP
 from e2e.views import low_level, view
@@ -102,6 +103,21 @@ def test_nothing_is_given_while_its_halves_differ(run: Run, host: Host, env: dic
     install(host)
     assert refreshed(env).returncode == 0
     sees_by_cdi(run(*probe(host, [0])).stdout, host, [0])
+
+
+def test_a_container_of_before_the_upgrade_starts_after_it(
+    host: Host, env: dict[str, str], debian_root: Path, tmp_path: Path
+) -> None:
+    """Its engine kept config.json with the old driver's paths, or runs the same bundle again."""
+    made = Bundle(tmp_path / "bundle", debian_root, env)
+    sees_exactly(made.look(host, [0], "NVIDIA_VISIBLE_DEVICES=all"), host, [0])
+    host.half_upgrade(NEW)
+    done = made.run(check=False)
+    assert done.returncode == 13
+    assert SENTENCE in done.stderr
+    install(host)
+    sees_exactly(made.run().stdout, host, [0])
+    assert "535.183.01" not in made.config.read_text()
 
 
 def install(host: Host) -> None:

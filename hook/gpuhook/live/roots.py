@@ -179,18 +179,34 @@ def _bundle_of_parent() -> str:
 
     crun says that the bundle is where it works itself. To bind nodes for a user namespace, it goes to the container's
     mount namespace, which takes it to /.
+
+    A command line is a process's own word. It counts as the state on stdin does, as long as its writer is this
+    process's user and works where this process does; and as there, the rootfs is one only if the kernel has it so
+    (`check`). An orphan's new parent has not called it.
     """
+    pid = posix.getppid()
     try:
-        line = mountinfo.read_proc(f"/proc/{posix.getppid()}/cmdline", bounds.STATE)
+        if not _calls(f"/proc/{pid}"):
+            return ""
+        line = mountinfo.read_proc(f"/proc/{pid}/cmdline", bounds.STATE)
     except OSError:
         return ""
-    words = line.decode("utf-8", "surrogateescape").split("\0")
-    for word, following in zip(words, words[1:]):
+    return "" if posix.getppid() != pid else _named(line.decode("utf-8", "surrogateescape").split("\0"))
+
+
+def _calls(process: str) -> bool:
+    """Say whether a process may be the runtime that called this one: of this user, and in this mount namespace."""
+    return posix.stat(process).st_uid == posix.geteuid() and same(f"{process}/ns/mnt", "/proc/self/ns/mnt")
+
+
+def _named(words: list[str]) -> str:
+    """Return the absolute path of the bundle in a low-level runtime's words; the last one counts, as there."""
+    path = ""
+    for word, following in zip(words, [*words[1:], ""]):
         option, equals, value = word.partition("=")
         if option in ("--bundle", "-b"):
             path = value if equals else following
-            return path if path.startswith("/") else ""
-    return ""
+    return path if path.startswith("/") else ""
 
 
 def rootfs_of(state: dict[str, Any]) -> str:

@@ -111,7 +111,8 @@ class Exporter:
         found = [reasons.get(gpu["uuid"], []) for gpu in snapshot["gpus"]] if snapshot else []
         sick = sum(map(bool, found))
         if sick and not self._held() and all(any(one.kind == "unwatched" for one in row) for row in found):
-            return Answer(503, f"no GPU is watched, so all are unhealthy: {found[0][0].text}\n".encode())
+            why = next(one.text for one in found[0] if one.kind == "unwatched")
+            return Answer(503, f"no GPU is watched, so all are unhealthy: {why}\n".encode())
         return Answer(200, f"ok; {sick} of {len(found)} GPUs are unhealthy\n".encode()) if sick else OK
 
     def _refused(self, authorization: str) -> Answer | None:

@@ -76,10 +76,12 @@ def foreign(what: str, program: str, again: str = "") -> Finding | None:
 
     Args:
         what: the beginning of a sentence that names the program.
-        program: its path, as this process sees it.
+        program: its path, as this process sees it; one below /proc/PID/root, of a snap's engine, is not judged, for
+            its links mean another root.
         again: command of gpushim's that names the program beside this code instead; "" for none.
     """
-    found = changeable.by(program) if leads_to_ours(program) or ours(program) else ""
+    judged = not program.startswith("/proc/") and (leads_to_ours(program) or ours(program))
+    found = changeable.by(program) if judged else ""
     if not found:
         return None
     here = setup.installed(setup.PROGRAM)

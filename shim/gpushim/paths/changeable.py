@@ -11,9 +11,10 @@ import contextlib
 import glob
 import os
 import shlex
+import stat
 
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places
+from gpushim.paths import places, rooted
 from gpushim.paths.walk import walk_from
 
 PYTHON = "/usr/bin/python3"  # which gpushim-runtime starts
@@ -21,6 +22,7 @@ CHECKOUT = ("bin", "shim", "hook", "plugin", "vendor")  # what a checkout runs
 LAUNCHER = "/shim/gpushim/launcher"  # in a checkout, which bin/gpushim-runtime leads to
 COPIES = ("/opt/gpushim", "/usr/local/lib/gpushim")  # where root's copy of a checkout may go
 OWN_COPY = "~/.local/lib/gpushim"
+HERE = os.path.realpath(__file__)  # a copy is advised of nothing but what runs this
 LINE = 256  # bytes of a script's first line (execve(2))
 
 
@@ -30,14 +32,14 @@ def by(program: str) -> str:
     Args:
         program: absolute path of gpushim-runtime or gpushim-hook; one that is not there has nothing to change.
     """
-    try:
-        code = _code(program)
-        for path in (program, *_interpreters(program), *code):
-            if found := _on_the_way(path):
-                return found
-        return next(filter(None, map(_in_tree, code)), "")
-    except FileNotFoundError:
+    if not os.path.exists(program):
         return ""
+    if found := _on_the_way(program):  # before anything of it is read
+        return found
+    code = _code(program)
+    found = next(filter(None, map(_on_the_way, (*_interpreters(program), *code))), "")
+    seen: set[tuple[int, int]] = set()
+    return found or next(filter(None, (_in_tree(path, seen) for path in code)), "")
 
 
 def check(program: str) -> None:
@@ -62,7 +64,7 @@ def fix(program: str, then: str = "") -> str:
     """
     top = _checkout(program)
     place = next(filter(_free, [os.path.expanduser(OWN_COPY)] if os.geteuid() else COPIES), "")
-    if not top or not place:
+    if not top or not place or not HERE.startswith(f"{top}/"):  # nobody looked at that code, or ran it
         again = f"; then gpushim {then}" if then else ""
         return f"install gpushim's package, and use the programs that it brings{again}"
     parts = [f"{top}/{name}" for name in CHECKOUT if os.path.isdir(f"{top}/{name}")]
@@ -96,30 +98,41 @@ def _code(program: str) -> list[str]:
     if top := _checkout(program):
         return [f"{top}/{name}" for name in CHECKOUT if os.path.isdir(f"{top}/{name}")]
     top = glob.escape(os.path.dirname(os.path.dirname(os.path.realpath(program))))
-    patterns = ("lib/gpushim", "lib/python3*/*-packages/gpushim", "lib/python3*/*-packages/gpuhook")
-    return [path for pattern in patterns for path in sorted(glob.glob(f"{top}/{pattern}"))]
+    # What pip or uv installed imports what lies beside it.
+    return glob.glob(f"{top}/lib/gpushim") or sorted(glob.glob(f"{top}/lib/python3*/*-packages"))
 
 
 def _interpreters(program: str) -> list[str]:
     """List the programs that run a script: the one in its first line, and the one that the launcher starts."""
-    with open(program, "rb") as file:
-        first = file.readline(LINE)
+    with open(program, "rb", opener=rooted.nonblocking) as file:
+        first = file.readline(LINE) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     word = os.fsdecode(first[2:].split()[0]) if first.startswith(b"#!") and first[2:].split() else ""
     return [path for path in (word, PYTHON) if path.startswith("/") and os.path.exists(path)]
 
 
-def _in_tree(top: str) -> str:
-    """Return the first name below a directory of code by which others could change the code; "" for none."""
+def _in_tree(top: str, seen: set[tuple[int, int]]) -> str:
+    """Return the first name below a directory of code by which others could change the code; "" for none.
+
+    Args:
+        top: the directory, which is judged itself.
+        seen: device and inode of the directories that were looked through; links may lead there again.
+    """
+    status = os.stat(top)
+    if (status.st_dev, status.st_ino) in seen:
+        return ""
+    seen.add((status.st_dev, status.st_ino))
     with os.scandir(top) as entries:
         for entry in entries:
             found = ""
-            if entry.is_symlink():
-                with contextlib.suppress(FileNotFoundError):  # it leads nowhere, and its directory is judged
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a link leads nowhere, or it has gone: its directory is judged
+                if entry.is_symlink():
                     found = _on_the_way(entry.path)
-            elif places.others_change(entry.stat(follow_symlinks=False)):
-                found = entry.path
-            elif entry.is_dir():
-                found = _in_tree(entry.path)
+                elif places.others_change(entry.stat(follow_symlinks=False)):
+                    found = entry.path
+                if not found and entry.is_dir():
+                    found = _in_tree(entry.path, seen)
             if found:
                 return found
     return ""

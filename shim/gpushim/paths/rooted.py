@@ -1,10 +1,12 @@
 """Paths inside a driver root: links are followed as by a process that has the root as its "/".
 
+A name that the kernel cannot look up for now (UNKNOWN) is not one that is missing: that is an OSError to the caller.
 Out of scope: containers' roots, which may change meanwhile (gpushim.paths.walk).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -15,9 +17,15 @@ from gpushim.paths import trust
 if TYPE_CHECKING:
     from gpushim.ground.model import File
 
+UNKNOWN = {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE}
+
 
 def resolve(root: str, path: str) -> str | None:
-    """Follow the links of an absolute path inside a root; None if it leads nowhere."""
+    """Follow the links of an absolute path inside a root; None if it leads nowhere.
+
+    Raises:
+        OSError: one of UNKNOWN.
+    """
     top = root.rstrip("/")
     done: list[str] = []
     todo = path.split("/")[::-1]
@@ -31,7 +39,10 @@ def resolve(root: str, path: str) -> str | None:
             try:
                 is_link = stat.S_ISLNK(os.lstat(here).st_mode)
                 target = os.readlink(here) if is_link else ""
-            except (OSError, ValueError):  # ValueError: a NUL in it
+            except ValueError:  # a NUL in it
+                return None
+            except OSError as error:
+                _missing(error)
                 return None
             if not is_link:
                 done.append(part)
@@ -63,11 +74,16 @@ def inside(root: str, path: str) -> str:
 
 
 def kind(root: str, path: str | None) -> int:
-    """Tell what is at a resolved path: S_IFREG, S_IFSOCK, ...; 0 for nothing, and for an empty file."""
+    """Tell what is at a resolved path: S_IFREG, S_IFSOCK, ...; 0 for nothing, and for an empty file.
+
+    Raises:
+        OSError: one of UNKNOWN.
+    """
     try:
         status = os.lstat(inside(root, path)) if path else None
-    except OSError:
-        return 0
+    except OSError as error:
+        _missing(error)
+        status = None
     if status is None or (stat.S_ISREG(status.st_mode) and not status.st_size):
         return 0
     return stat.S_IFMT(status.st_mode)
@@ -99,12 +115,22 @@ def mistrust(root: str, path: str) -> str:
 
 
 def listing(root: str, folder: str) -> list[str]:
-    """List the names in a directory inside a root, sorted; [] if it cannot be read."""
+    """List the names in a directory inside a root, sorted; [] if it is not there, or not for this user.
+
+    Raises:
+        OSError: one of UNKNOWN.
+    """
     real = resolve(root, folder)
     try:
         return sorted(os.listdir(inside(root, real))) if real else []
-    except OSError:
+    except OSError as error:
+        _missing(error)
         return []
+
+
+def _missing(error: OSError) -> None:
+    if error.errno in UNKNOWN:
+        raise error
 
 
 def nonblocking(path: str, flags: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushim.create import precompile
+from gpushim.ground.errors import for_engines
 from unit import imports
 from unit.gpuhook.sandbox import HOOK, TOP, as_root, picture
 
@@ -194,6 +195,28 @@ def test_the_hosts_own_root_as_the_bundles(root: Path, pid: int, path: str) -> N
     done = run("prestart", "--log", log, "--link", "x::/gpushim-was-here", state=state)
     assert (done.returncode, "host's own root" in log.read_text()) == (0, True)
     assert not os.path.lexists("/gpushim-was-here")
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "text"),
+    [
+        (("--rootfs", "/nowhere"), {}, "the rootfs /nowhere cannot be opened"),
+        (("--rootfs", "/"), {"pid": 2**31 - 1}, "the container's process 2147483647 cannot be found"),
+        ((), {"bundle": "relative"}, "names no absolute path of the bundle"),
+        (("--rootfs", "/"), {"status": "running"}, "past the stages prestart and createRuntime"),
+    ],
+)
+def test_a_refusal_is_in_the_log_too(
+    tmp_path: Path, pid: int, words: tuple[str, ...], state: dict[str, object], text: str
+) -> None:
+    """crun hands on the exit code alone."""
+    log = tmp_path / "log"
+    done = run("prestart", *words, "--log", log, state=json.dumps({"pid": pid, **state}).encode())
+    assert done.returncode in (14, 16)
+    line = json.loads(log.read_text())
+    assert done.stderr.decode() == f"gpushim-hook: {for_engines(line['msg'])}\n"
+    assert line["level"] == "error"
+    assert text in line["msg"]
 
 
 @pytest.mark.parametrize("verb", ["poststart", "poststop"])

@@ -128,6 +128,42 @@ def test_a_state_with_an_odd_bundle(path: object) -> None:
         bundle_of({"bundle": path})
 
 
+# Says what the hook takes for its bundle where the state on stdin says "/", as a child of some runtime.
+ASK = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from gpuhook.live.roots import bundle_of
+print(bundle_of({"bundle": "/"}))
+"""
+CALLS = {
+    "crun's": (["create", "--bundle", "/b", "--pid-file", "/p", "id"], "", "/b"),
+    "its short option": (["create", "-b", "/b", "id"], "", "/b"),
+    "one word": (["create", "--bundle=/b", "id"], "", "/b"),
+    "twice": (["create", "--bundle", "/a", "--bundle=/b", "id"], "", "/b"),
+    "none": (["create", "id"], "", "/"),
+    "no value": (["create", "id", "--bundle"], "", "/"),
+    "relative": (["create", "--bundle", "b", "id"], "", "/"),
+    "another mount namespace": (["create", "--bundle", "/b", "id"], "/usr/bin/unshare --mount", "/"),
+    "another user": (
+        ["create", "--bundle", "/b", "id"],
+        "/usr/bin/setpriv --reuid=65534 --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace",
+        "/",
+    ),
+    "another pid namespace": (["create", "--bundle", "/b", "id"], "/usr/bin/unshare --pid --fork", "/"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_bundle_of_who_called(name: str) -> None:
+    """A runtime's own words say which bundle it is, where crun's state does not; a stranger's say nothing."""
+    words, between, bundle = CALLS[name]
+    folders = [f"{TOP}/{part}" for part in ("hook", "shim")]
+    child = [*between.split(), "/usr/bin/python3", "-IBS", "-c", ASK, *folders]
+    runtime = f"import subprocess; subprocess.run({child!r}, check=True)"
+    done = subprocess.run(["/usr/bin/python3", "-IS", "-c", runtime, *words], capture_output=True, check=True)
+    assert done.stdout.decode().strip() == bundle
+
+
 @pytest.mark.parametrize(
     "hooks",
     [

@@ -63,10 +63,11 @@
 {{- $_ := include "gpushim.configMap" . -}}
 {{- $_ = include "gpushim.defaultProfile" . -}}
 {{- $port := include "gpushim.port" . -}}
-{{- range $name := list "podMonitor" "prometheusRule" "networkPolicy" -}}
-  {{- if and (index $.Values $name | default dict).enabled (not $port) -}}
-    {{- fail (printf "%s.enabled needs a port that Prometheus reaches, and settings.metrics is %q; write %q there" $name
-      (toString ($.Values.settings | default dict).metrics) ":9400") -}}
+{{- range $name := list "podMonitor" "prometheusRule" "networkPolicy" "metricsToken" -}}
+  {{- $key := ternary "secret" "enabled" (eq $name "metricsToken") -}}
+  {{- if and (index $.Values $name | default dict | dig $key "") (not $port) -}}
+    {{- fail (printf "%s.%s needs a port that Prometheus reaches, and settings.metrics is %q; write %q there" $name $key
+      (($.Values.settings | default dict).metrics | default "") ":9400") -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}

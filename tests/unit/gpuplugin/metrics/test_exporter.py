@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics import exporter, meter
+from gpuplugin.metrics.httpd import Answer
 from gpuplugin.processes import counts
 from gpuplugin.snapshot import node_requests
 from unit.gpuplugin.kubelet.fake import until
@@ -188,11 +189,14 @@ def test_healthz_and_readyz(top: Path, host: Host) -> None:
 def test_ready_unless_no_gpu_is_watched(kinds: list[list[str]], held: bool, status: int, said: str) -> None:
     rows = {f"GPU-{number}": [SimpleNamespace(kind=kind, text="why") for kind in row]
             for number, row in enumerate(kinds)}  # fmt: skip
-    about: Any = lambda: (None, {"gpus": [{"uuid": uuid} for uuid in rows]}, rows)  # noqa: E731
+    about: Any = lambda: (None, {"gpus": [{"uuid": uuid} for uuid in rows]}, rows, True)  # noqa: E731
     registry: Any = SimpleNamespace(unready=list)
     nothing: Any = None
-    one = exporter.Exporter(registry, nothing, nothing, lambda: held, about)
-    found = asyncio.run(one._answer("/readyz", ""))
+
+    async def asked() -> Answer:
+        return await exporter.Exporter(registry, nothing, nothing, lambda: held, about)._answer("/readyz", "", "")
+
+    found = asyncio.run(asked())
     assert (found.status, said in found.body.decode()) == (status, True)
 
 

@@ -37,7 +37,7 @@ def test_no_engine_is_told(call: Configure, theirs: str, tmp_path: Path, engine:
     )
     assert not config.exists()
     dry = call(engine, config, "--dry-run")
-    assert (dry.exit_code, "others than root own or may write" in dry.stderr) == (0, True)
+    assert (dry.exit_code, "others than root own or may write" in dry.output) == (0, True)
     os.chown(theirs, 0, 0)
     assert call(engine, config).exit_code == 0
     os.chown(theirs, 1000, 1000)
@@ -63,7 +63,7 @@ def test_nor_is_the_hook_linked_or_registered(
     monkeypatch.setattr("gpushim.engines.settings.setup.decide.hook_program", lambda: str(hook))
     words = [engine, f"--runtime-path={program}", "--dry-run", *filter(None, [option])]
     done = CliRunner().invoke(configure, words)
-    assert f"{hook} runs with every container" in done.stderr
+    assert f"{hook} runs with every container" in done.output
 
 
 def test_a_link_to_one_is_made_again(local: Path, program: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_file_that_nobody_reads_is_not_written(
     assert str(done.exception).startswith(
         f"dockerd (process 7) is root's, and none of this user's runs, so nobody reads {path}; run this as root"
     )
-    assert "is root's" in call("docker", None, "--dry-run").stderr
+    assert "is root's" in call("docker", None, "--dry-run").output
     assert call("docker", None, "--remove").exit_code == 0
 
 
@@ -45,4 +45,4 @@ def test_where_somebody_may_read_it_goes_on(
         engines.append(running.Engine("dockerd", 8, uid=ordinary.UID, environ={"XDG_CONFIG_HOME": str(tmp_path)}))
     options = {"named": [], "files": ["--files-only"]}.get(way, [])
     done = call("docker", tmp_path / "d.json" if way == "named" else None, *options, "--dry-run")
-    assert "is root's" not in done.stderr
+    assert "is root's" not in done.output

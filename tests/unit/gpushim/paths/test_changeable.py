@@ -106,16 +106,34 @@ def test_interpreters_count(
     assert changeable.by(str(checkout / "bin/gpushim-hook")) == str(theirs)
 
 
-def test_code_of_a_package_and_of_pip(tmp_path: Path) -> None:
-    for name in ("lib/gpushim/1.0/gpushim", "lib/python3.11/site-packages/gpuhook", "bin"):
-        (tmp_path / "usr" / name).mkdir(parents=True)
+@pytest.mark.parametrize("name", ["lib/gpushim/1.0/gpushim", "lib/python3.11/site-packages/yaml"])
+def test_code_of_a_package_and_of_pip(tmp_path: Path, name: str) -> None:
+    """Of pip's and uv's whatever can be imported."""
+    for folder in (name, "bin"):
+        (tmp_path / "usr" / folder).mkdir(parents=True)
     program = tmp_path / "usr/bin/gpushim-hook"
     shutil.copy("/bin/true", program)
     assert changeable.by(str(program)) == ""
-    for name in ("lib/gpushim/1.0/gpushim", "lib/python3.11/site-packages/gpuhook"):
-        os.chown(tmp_path / "usr" / name, USER, USER)
-        assert changeable.by(str(program)) == str(tmp_path / "usr" / name)
-        os.chown(tmp_path / "usr" / name, 0, 0)
+    os.chown(tmp_path / "usr" / name, USER, USER)
+    assert changeable.by(str(program)) == str(tmp_path / "usr" / name)
+
+
+def test_a_linked_directory_of_code_is_looked_through(checkout: Path, tmp_path: Path) -> None:
+    """Once: a link may lead to what it is in."""
+    (tmp_path / "shared/team").mkdir(parents=True)
+    (checkout / "shim/gpushim/plug").symlink_to(tmp_path / "shared")
+    (checkout / "shim/gpushim/again").symlink_to(checkout / "shim")
+    program = str(checkout / "bin/gpushim-runtime")
+    assert changeable.by(program) == ""
+    os.chown(tmp_path / "shared/team", USER, USER)
+    assert changeable.by(program) == str(checkout / "shim/gpushim/plug/team")
+
+
+def test_a_fifo_of_others_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gpushim-runtime", 0o755)
+    assert changeable.by(str(tmp_path / "gpushim-runtime")) == ""
+    os.chown(tmp_path / "gpushim-runtime", USER, USER)
+    assert changeable.by(str(tmp_path / "gpushim-runtime")) == str(tmp_path / "gpushim-runtime")
 
 
 def test_who_runs_a_checkout_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +154,7 @@ def test_the_copy_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Also where there is one already; whoever has the checkout has nothing in it."""
     checkout = tmp_path / "home/gpushim"
     laid_out(checkout, ("bin/gpushim", "bin/gpushim-hook", "shim", "hook"))
+    monkeypatch.setattr(changeable, "HERE", f"{checkout}/shim/gpushim/paths/changeable.py")
     for path in (checkout, *checkout.rglob("*")):
         os.chown(path, USER, USER, follow_symlinks=False)
     (checkout / "shim/gpushim/launcher").chmod(0o775)
@@ -157,6 +176,8 @@ def test_no_copy_goes_where_others_are(checkout: Path, tmp_path: Path, monkeypat
     os.chown(tmp_path / "theirs", USER, USER)
     os.chown(checkout, USER, USER)
     monkeypatch.setattr(changeable, "COPIES", (f"{tmp_path}/theirs/gpushim", str(checkout), f"{tmp_path}/opt"))
+    assert "install gpushim's package" in changeable.fix(str(checkout / "bin/gpushim-runtime"))
+    monkeypatch.setattr(changeable, "HERE", f"{checkout}/shim/gpushim/paths/changeable.py")
     assert f"install -d {tmp_path}/opt && " in changeable.fix(str(checkout / "bin/gpushim-runtime"))
     monkeypatch.setattr(changeable, "COPIES", (f"{tmp_path}/theirs/gpushim",))
     assert changeable.fix(str(checkout / "bin/gpushim-runtime")).startswith("install gpushim's package")

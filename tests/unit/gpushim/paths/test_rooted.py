@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -83,3 +85,17 @@ def test_entry_of_an_absolute_link_gets_a_link(tmp_path: Path) -> None:
     (tmp_path / "name").symlink_to("/real")
     expected = {"path": "/real", "kind": "data", "links": ["/real::/name"]}
     assert rooted.entry(str(tmp_path), "/name", "/real", "data") == expected
+
+
+@pytest.mark.parametrize("code", sorted(rooted.UNKNOWN | {errno.EACCES}))
+def test_what_the_kernel_cannot_look_up_for_now_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    for name in ("lstat", "listdir"):
+        monkeypatch.setattr(os, name, fail)
+    for ask, path, missing in ((rooted.resolve, "/a", None), (rooted.kind, "/a", 0), (rooted.listing, "/", [])):
+        with pytest.raises(OSError) if code in rooted.UNKNOWN else contextlib.nullcontext():  # noqa: PT011
+            assert ask(str(tmp_path), path) == missing
