@@ -77,9 +77,17 @@ def template(chart: Path, values: Values | None = None, *, name: str = NAME, nam
     Raises:
         RefusedError: the schema or a template refuses the values.
     """
+    return str(_dry(chart, values, name, namespace)["manifest"])
+
+
+def notes(chart: Path, values: Values | None = None) -> str:
+    """Return what `helm install` would print at its end; arguments as those of `template`."""
+    return str(_dry(chart, values, NAME, NAMESPACE)["notes"])
+
+
+def _dry(chart: Path, values: Values | None, name: str, namespace: str) -> Any:
     config = {"storage_driver": "memory", "namespace": namespace}
-    answer = _call("install", chart, name, values or {}, namespace=namespace, config=config, dry_run="client")
-    return str(answer["manifest"])
+    return _call("install", chart, name, values or {}, namespace=namespace, config=config, dry_run="client")
 
 
 def pull(reference: str, directory: Path, chart_version: str) -> Path:

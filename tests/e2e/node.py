@@ -33,6 +33,7 @@ mkdir -p "$1/run" /run/containerd
 mount --bind "$1/run" /run/containerd
 """
 NOT_LISTED = ("/run/containerd", "/var/lib/containerd", "/tmp", "/root")
+TELLING = ("sys/bus/pci/devices", "sys/module", "proc/driver")  # of a device
 VERSION = re.compile(r'(?m)^__version__ = "(.*)"$')
 
 
@@ -101,6 +102,20 @@ def node(suite: str) -> Iterator[Node]:
             finally:
                 for engine in [*found.running]:
                     found.stop(engine)
+
+
+def without_device(host: fakehost.Host) -> None:
+    """Take the devices out of a simulated host, and the driver with them, which would tell of itself."""
+    for name in TELLING:
+        (Path(host.root) / name).rename(Path(host.root) / f"{name}.aside")
+    (Path(host.root) / TELLING[0]).mkdir()
+
+
+def with_device(host: fakehost.Host) -> None:
+    """Put back what `without_device` has taken."""
+    (Path(host.root) / TELLING[0]).rmdir()
+    for name in reversed(TELLING):
+        (Path(host.root) / f"{name}.aside").rename(Path(host.root) / name)
 
 
 def payload(folder: Path, version: str = "") -> Path:

@@ -33,6 +33,11 @@ from gpuplugin.settings import profiles, settings, sharing
 UNINSTALL = "DaemonSet gpushim-uninstall"
 PCI = ("pci-0300_10de", "pci-0302_10de", "pci-10de")
 FOREIGN = yaml.safe_load((charts.CHART / "values.schema.json").read_text())["patternProperties"]
+# The affinity of NVIDIA's chart, one of three terms.
+PRESENT = {"key": "feature.node.kubernetes.io/pci-10de.present", "operator": "In", "values": ["true"]}
+NVIDIAS: Values = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [PRESENT]}]}
+}
 DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia"}
 PARTED = sharing.read({"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}, "x", [])
 SETTINGS: Values = {
@@ -69,6 +74,15 @@ def test_the_labels_file_goes_from_the_directory_that_was_chosen() -> None:
     words = found["uninstall"]["args"]
     context = node.main.commands[words[0]].make_context("uninstall", words[1:])
     assert context.params["labels"] == "/opt/x"
+
+
+@pytest.mark.parametrize("values", [{}, {"engine": "crio", "cdi": True, "setAsDefault": True, "restart": False}])
+def test_keep_is_told_what_install_is_told(values: Values) -> None:
+    """For on a node that gets its first device later it is the one that installs."""
+    args = {name: one["args"] for name, one in containers(charts.objects({"node": values})[NODE]).items()}
+    contexts = [node.main.commands[word].make_context(word, args[word][1:]) for word in ("install", "keep")]
+    assert contexts[0].params == contexts[1].params
+    assert contexts[0].params["restart"] is values.get("restart", True)
 
 
 @pytest.mark.parametrize("name", charts.FILES)
@@ -187,6 +201,7 @@ def test_profiles_become_one_file(config: dict[str, Any], wanted: str, tmp_path:
         ({"node-feature-discovery": {}}, "write nodeFeatureDiscovery: true for its label"),
         ({"toolkit": {"enabled": False}}, "toolkit is a value .* node.enabled, node.engine"),
         ({"securityContext": {}}, "write podSecurityContext; what the containers may is fixed"),
+        ({"cdi": {"enabled": True}}, r"cdi.enabled is a value .* settings.device-list-strategy: \[cdi-cri\]"),
         ({"runtimeClassName": ""}, "runtimeClassName is empty, so the device plugin would get no GPU"),
         ({"runtimeClassName": None}, "write nvidia there, or node.setAsDefault: true"),
         *(
@@ -274,6 +289,22 @@ def test_the_label_of_node_feature_discovery_joins_what_else_is_wished() -> None
             assert [term["matchExpressions"][: len(before)] for term in terms] == [before] * 3
             assert keys == [f"feature.node.kubernetes.io/{x}.present" for x in PCI]
             assert ("podAffinity" in found) == bool(before)
+
+
+@pytest.mark.parametrize(
+    ("values", "hinted"),
+    [
+        ({}, False),
+        ({"nodeSelector": {"zone": "a"}}, False),
+        ({"nodeSelector": {"nvidia.com/gpu.present": "true"}}, True),
+        ({"affinity": {"nodeAffinity": NVIDIAS}}, True),
+    ],
+)
+def test_the_notes_hint_at_labels_that_nobody_may_make(values: Values, hinted: bool) -> None:
+    found = helm.notes(charts.CHART, values)
+    assert "Pods ask for nvidia.com/gpu" in found
+    assert ("If DESIRED is 0, no node has them" in found) is hinted
+    assert ("write nodeFeatureDiscovery: true" in found) is hinted
 
 
 def test_what_pods_name_comes_before_them_in_the_plain_file() -> None:

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import fakehost
-from e2e import cluster_lines, helm, image, kube, lines, pages, plane, trees, workload
+from e2e import cluster_lines, helm, image, kube, lines, node, pages, plane, trees, workload
 from e2e.dradriver import driver
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
@@ -125,10 +125,28 @@ def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -
     assert not any(cluster.get(*words) for words in (("namespace", NAMESPACE), ("runtimeclass", "nvidia")))
 
 
-def test_a_node_serves_gpus(cluster: Cluster, before: dict[str, str]) -> None:
+def test_a_node_without_a_device_is_left_alone(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
+    """gpushim-node is Ready there, and says so; nothing of gpushim's is on the node, and its engine goes on."""
     assert before
+    node.without_device(host)
+    engine = cluster.containerd.process
     cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.helm("install", CHART, "gpushim", VALUES)
+    idle = ("rollout", "status", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--timeout=60s")
+    cluster.kubectl(*idle)
+    logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=keep")
+    line = "gpushim-node: this node has no NVIDIA device; waiting for one, then gpushim is installed\n"
+    cluster.wait_for(lambda: cluster.kubectl(*logs) == line, "it says so")
+    assert cluster.run("ls /usr/bin/gpushim* /var/lib/gpushim/node.json 2>/dev/null || true") == ""
+    assert cluster.containerd.process == engine
+
+
+def test_a_node_serves_gpus(cluster: Cluster, host: Host) -> None:
+    """As soon as it has some."""
+    node.with_device(host)
+    cluster.wait_for(
+        lambda: cluster.run("ls /var/lib/gpushim/node.json", check=False).startswith("/var"), "installed"
+    )
     rolled_out(cluster)
     serves(cluster, ALL)
 

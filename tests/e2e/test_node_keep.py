@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,16 @@ def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return node.payload(tmp_path_factory.mktemp("payload"))
 
 
+KEPT, WAITS = "is kept true", "waiting for one"
+
+
 @contextlib.contextmanager
-def kept(there: Node) -> Iterator[tuple[int, Path]]:
+def kept(there: Node, *words: str, payload: Path | None = None, until_said: str = KEPT) -> Iterator[tuple[int, Path]]:
     """Run `gpushim-node keep` for the block; yields its process and its log."""
-    log = there.state / "keep.log"
-    with log.open("w") as said, subprocess.Popen(there.command("keep"), stdout=said, stderr=said) as process:
+    log, command = there.state / "keep.log", there.command("keep", *words, payload=payload)
+    with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:
         try:
-            assert until(lambda: "is kept true" in log.read_text(), 20), log.read_text()
+            assert until(lambda: until_said in log.read_text(), 20), log.read_text()
             (pid,) = children(process.pid)
             yield pid, log
             os.kill(pid, signal.SIGTERM)
@@ -57,6 +61,14 @@ def bare(payload: Path) -> Iterator[Node]:
     """A node with gpushim, of which no engine knows."""
     with node.node(SUITE) as there:
         there.call("install", "--engine=none", payload=payload)
+        yield there
+
+
+@pytest.fixture
+def empty() -> Iterator[Node]:
+    """A node without an NVIDIA device, of which nobody has asked anything."""
+    with node.node(SUITE) as there:
+        node.without_device(there.host)
         yield there
 
 
@@ -101,3 +113,35 @@ def test_keep_ends_with_its_child_while_nvml_hangs(bare: Node) -> None:
         (child,) = children(pid)
     bare.host.behave()
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_node_without_a_device_is_left_alone_until_one_comes(empty: Node, payload: Path) -> None:
+    """Killed in the middle of what follows, it brings that to its end the next time."""
+    before = empty.files()
+    done = empty.call("install", "--restart", payload=payload)
+    assert done.stdout == "gpushim-node: this node has no NVIDIA device; nothing is installed\n"
+    with kept(empty, "--engine=none", payload=payload, until_said=WAITS) as (pid, log):
+        assert empty.files() == before
+        assert log.read_text().count("\n") == 1
+        spent = cpu(pid)
+        time.sleep(1)  # not a bound on time: it sleeps
+        assert cpu(pid) - spent < 0.2
+    assert empty.files() == before
+    with kept(empty, "--engine=none", payload=payload, until_said=WAITS) as (pid, log):
+        node.with_device(empty.host)
+        assert until(lambda: KEPT in log.read_text(), 25), log.read_text()
+        assert len(listed(empty)["gpus"]) == 3
+    assert "gpushim-node.begun" not in empty.run("ls /run").stdout
+    empty.run("touch /run/gpushim-node.begun; rm /usr/bin/gpushim")  # as after a kill
+    with kept(empty, "--engine=none", payload=payload):
+        assert "gpushim-node.begun" not in empty.run("ls /run").stdout
+    node.without_device(empty.host)
+    assert "is there already" in empty.call("install", "--engine=none", payload=payload).stdout
+    assert "is taken away" in empty.call("uninstall", payload=payload).stdout
+    node.with_device(empty.host)
+
+
+def cpu(pid: int) -> float:
+    """Seconds of processor that a process has had."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

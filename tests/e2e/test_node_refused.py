@@ -124,6 +124,15 @@ def test_refuses_where_a_package_has_the_programs(spoilt: Node, payload: Path) -
     assert "the package gpushim has /usr/bin/gpushim-runtime on this node; remove the package there" in done.stderr
 
 
-def test_keep_needs_an_installed_gpushim(spoilt: Node) -> None:
+def test_keep_needs_the_program_that_install_has_put_there(spoilt: Node) -> None:
+    spoilt.write("/var/lib/gpushim/node.json", "{}")
     done = spoilt.call("keep", check=False)
+    spoilt.run("rm -r /var/lib/gpushim")
     assert (done.returncode, "run gpushim-node install before" in done.stderr) == (NOT_FOUND, True)
+
+
+def test_keep_installs_where_install_has_not(spoilt: Node, payload: Path) -> None:
+    """And says what is in the way; a failure leaves it to do so again."""
+    done = [spoilt.call("keep", "--engine=crio", payload=payload.parent, check=False) for _ in range(2)]
+    assert all("has no version of gpushim for nodes" in one.stderr for one in done)
+    spoilt.run("rm /run/gpushim-node.begun")

@@ -6,14 +6,18 @@ Out of scope: what its commands do (install.py, uninstall.py), and what `keep` b
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuplugin.node import engine, host, install, uninstall
+from gpuplugin.node import engine, host, install, uninstall, waiting
 from gpushim import __version__
 from gpushim.cli.program import Program
+from gpushim.cli.show import say
 from gpushim.ground.errors import NOT_FOUND, GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROGRAM = "gpushim-node"
 PAYLOAD = "/usr/share/gpushim/node"
@@ -40,6 +44,25 @@ RESTART = click.option(
     "--restart", is_flag=True, help="Restart the engine if its settings have changed, or it does not know them yet."
 )
 
+_OPTIONS = (
+    HOST,
+    FOLDER,
+    click.option(
+        "--engine",
+        "name",
+        type=click.Choice(["auto", "containerd", "crio", "none"]),
+        default="auto",
+        show_default=True,
+        help="The engine to configure; auto is the one of both that runs.",
+    ),
+    click.option("--config", metavar="FILE", help="The only file to edit, not those the engine reads."),
+    click.option("--runtime-name", default="nvidia", show_default=True, help="What the runtime is called."),
+    click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
+    click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
+    click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
+    RESTART,
+)
+
 
 @click.group(PROGRAM, cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
@@ -47,33 +70,32 @@ def main() -> None:
     """Put gpushim onto the node that this container runs on, take it away, and keep its list of GPUs true."""
 
 
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command what install is told; keep is told the same, for a node that gets its first device later."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    words = [f"--{key.replace('_', '-')}={options[key]}" for key in ("config", "runtime_name") if options[key]]
+    return words + [f"--{key.replace('_', '-')}" for key in ("set_as_default", "cdi", "force") if options[key]]
+
+
 @main.command("install", short_help="Put gpushim onto the node, and configure its engine.")
-@HOST
-@FOLDER
-@click.option(
-    "--engine",
-    "name",
-    type=click.Choice(["auto", "containerd", "crio", "none"]),
-    default="auto",
-    show_default=True,
-    help="The engine to configure; auto is the one of both that runs.",
-)
-@click.option("--config", metavar="FILE", help="The only file to edit, not those the engine reads.")
-@click.option("--runtime-name", default="nvidia", show_default=True, help="What the runtime is called.")
-@click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it.")
-@click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices.")
-@click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's.")
-@RESTART
+@_options
 def install_command(place: str, folder: str, name: str, restart: bool, **options: Any) -> None:
     """Put gpushim onto the node: its programs, a list of the GPUs, and the engine's settings.
 
     What is there already stays as it is, so that a second run changes and restarts nothing; another version, older or
     newer, takes the place of the one that is there, and containers that are being created meanwhile get theirs.
-    /etc/gpushim/config.toml is never written over.
+    /etc/gpushim/config.toml is never written over. On a node without an NVIDIA device nothing is done.
     """
-    words = [f"--{key.replace('_', '-')}={options[key]}" for key in ("config", "runtime_name") if options[key]]
-    words += [f"--{key.replace('_', '-')}" for key in ("set_as_default", "cdi", "force") if options[key]]
-    install.install(place, folder, name, words, restart)
+    host.check(place)
+    if waiting.is_due(place):
+        install.install(place, folder, name, _words(options), restart)
+    else:
+        say(f"{PROGRAM}: {waiting.NONE}; nothing is installed")
 
 
 @main.command("uninstall", short_help="Take off the node what install has put there.")
@@ -99,11 +121,19 @@ def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> No
 
 
 @main.command("keep", short_help="Keep the node's list of GPUs true until a signal comes.")
-@HOST
-def keep_command(place: str) -> None:
-    """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node."""
+@_options
+def keep_command(place: str, folder: str, name: str, restart: bool, **options: Any) -> None:
+    """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node.
+
+    Where install had nothing to do, wait for an NVIDIA device, and install when one comes.
+    """
     host.check(place)
-    host.enter(place)
+    if waiting.is_settled(place):
+        host.enter(place)
+    else:
+        waiting.wait(place)
+        install.install(place, folder, name, _words(options), restart)
+        waiting.settled()
     try:
         os.execv(engine.PROGRAM, [engine.PROGRAM, "refresh", "--keep"])  # noqa: S606 - no shell is wanted
     except OSError as error:

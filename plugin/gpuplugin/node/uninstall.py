@@ -25,7 +25,7 @@ remove_specs
 remove_hardlinks
 remove_records
 remove_links
-rm -rf /run/gpushim /run/gpushim-node.restarted
+rm -rf /run/gpushim /run/gpushim-node.restarted /run/gpushim-node.begun
 rm -f /var/log/gpushim.log /var/log/gpushim.log.*
 rm -f "$1/gpushim"
 rm -rf /var/lib/gpushim/device-plugin

@@ -159,7 +159,7 @@ def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
 
 def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Platform | None:
     """Find what containers get on a Tegra system; None if this is none."""
-    if not _is_tegra(root):
+    if not is_tegra(root):
         return None
     lists = [path for path in (f"{csv_directory}/{name}" for name in LISTS) if is_file(root, path)]
     if not lists:
@@ -206,7 +206,8 @@ def _tegra_listed(
     return nodes, list(found.values())
 
 
-def _is_tegra(root: str) -> bool:
+def is_tegra(root: str) -> bool:
+    """Say whether this is a Tegra system."""
     return is_file(root, RELEASE) or _text(root, FAMILY, 64).lower().startswith("tegra")
 
 

@@ -30,6 +30,9 @@
   "vfioManager" "leave it out: gpushim has nothing for virtual machines"
   "vgpuDeviceManager" "leave it out: gpushim has nothing for vGPU hosts"
   "vgpuManager" "leave it out: gpushim has nothing for vGPU hosts" -}}
+{{- if hasKey (.Values.cdi | default dict) "enabled" -}}
+  {{- fail "cdi.enabled is a value of NVIDIA's charts and not of this one; write settings.device-list-strategy: [cdi-cri], and node.cdi for containerd 1.7" -}}
+{{- end -}}
 {{- range $name, $instead := $ours -}}
   {{- if hasKey $.Values $name -}}
     {{- fail (printf "%s is a value of NVIDIA's charts and not of this one; %s" $name $instead) -}}
