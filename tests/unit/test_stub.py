@@ -167,3 +167,9 @@ def test_what_may_be_a_request_is_refused(program: Path, tmp_path: Path, text: s
 
 def test_a_bundle_that_cannot_be_read_is_refused(program: Path, tmp_path: Path) -> None:
     assert not reaches(program, tmp_path, "create", "x")
+
+
+def test_a_nul_hides_no_request(program: Path, tmp_path: Path) -> None:
+    asks = b'{"env":["NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_DEVICES=0"]}'
+    (tmp_path / "config.json").write_bytes(b"\0" + asks)
+    assert not reaches(program, tmp_path, "create", "x")
