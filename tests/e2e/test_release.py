@@ -165,7 +165,12 @@ def test_users_verify_single_files_as_the_page_says(signed: Path, tmp_path: Path
     lines = [line for line in block(RELEASING, "gpg --import", "").splitlines() if not line.startswith("rpmkeys")]
     env = {"PATH": engines.SYSTEM_PATH, "GNUPGHOME": str(tmp_path / "gnupg"), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
-        ["/bin/sh", "-euc", "\n".join(lines)], cwd=signed, env=env, capture_output=True, text=True, check=False
+        ["/bin/sh", "-euc", "trap 'gpgconf --kill all' EXIT\n" + "\n".join(lines)],
+        cwd=signed,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "Good signature from" in done.stderr
