@@ -26,7 +26,8 @@ def inside(paths: list[str], inventory: Snapshot, maps: Any, ignored: list[str])
         maps: gidMappings of config.json; anything else than a list of them maps nothing.
         ignored: gets a sentence about nodes that the container's user cannot open.
     """
-    found, closed = [], []
+    found: list[Edit] = []
+    closed: dict[tuple[int, int], list[str]] = {}  # by group and mode
     for path in paths:
         _, _, mode, _, gid = inventory["nodes"][path]
         if mode & 0o006 == 0o006:
@@ -35,11 +36,9 @@ def inside(paths: list[str], inventory: Snapshot, maps: Any, ignored: list[str])
         if there:
             found.append(Edit("gid", there, [f"group of {path}, {gid} on the host"]))
         elif there is None and mode & 0o060:
-            closed.append(path)
-    if closed:
-        path = closed[0]
-        more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
-        _, _, mode, _, gid = inventory["nodes"][path]
+            closed.setdefault((gid, mode), []).append(path)
+    for (gid, mode), (path, *others) in closed.items():
+        more = f" and {len(others)} more" if others else ""
         ignored.append(
             f"group {gid}, which alone may open {path}{more} (mode {mode:04o}), has no id in this user namespace: "
             "give the nodes mode 0666, or map that group"

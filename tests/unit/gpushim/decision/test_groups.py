@@ -35,3 +35,13 @@ def test_a_group_has_another_id_or_none(maps: Any, found: list[int]) -> None:
 
 def test_a_node_for_everybody_needs_no_group() -> None:
     assert of(0o666, None) == ([], [])
+
+
+def test_each_group_that_is_not_there_is_named() -> None:
+    rows: dict[str, Any] = {f"/dev/nvidia{n}": [195, n, 0o660, 0, gid] for n, gid in enumerate((44, 44, 45))}
+    ignored: list[str] = []
+    inventory: Any = {"nodes": rows}
+    assert groups.inside([*rows], inventory, None, ignored) == []
+    first, second = ignored
+    assert first.startswith("group 44, which alone may open /dev/nvidia0 and 1 more")
+    assert second.startswith("group 45, which alone may open /dev/nvidia2 (mode 0660)")
