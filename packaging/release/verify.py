@@ -166,7 +166,7 @@ def signatures(out: Path, work: Path) -> None:
     """Check each signature by the public key that is published, and nothing else."""
     home = work / "gnupg"
     home.mkdir(mode=0o700)
-    gpg = ("gpg", "--batch", "--quiet", "--homedir", home)
+    gpg = ("gpg", "--batch", "--quiet", "--no-autostart", "--homedir", home)
     run(*gpg, "--import", out / "gpushim.asc")
     for signature in (*out.rglob("*.asc"), *out.rglob("*.gpg")):
         if signature.name != "gpushim.asc":
