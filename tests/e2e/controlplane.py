@@ -30,7 +30,8 @@ APISERVER = f"""kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-addre
     --external-hostname=localhost --cert-dir={{work}}/pki
     --token-auth-file={{work}}/tokens --authorization-mode=Node,RBAC --allow-privileged=true
     --service-account-key-file={{work}}/key --service-account-signing-key-file={{work}}/key
-    --service-account-issuer=https://kubernetes.default.svc --kubelet-preferred-address-types=InternalIP"""
+    --service-account-issuer=https://kubernetes.default.svc --kubelet-preferred-address-types=InternalIP
+    --enable-admission-plugins=ExtendedResourceToleration"""
 
 
 def _key() -> str:

@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+import yaml
 
-from e2e import charts
+from e2e import charts, pages
 from e2e.leftovers import until
 from e2e.prometheus import SECONDS, Prometheus, prometheus
 from gpuplugin.metrics import metrics
@@ -24,6 +25,10 @@ WELL = {
     "gpushim_device_plugin_snapshot_up": 1,
     "gpushim_device_plugin_released": 0,
     'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1",Hostname="node"}': 0,
+    'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="node",namespace="a",pod="one"}': 90,
+    'DCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-2",Hostname="node",namespace="a",pod="one"}': 50,
+    'DCGM_FI_DEV_GPU_UTIL{gpu="2",UUID="GPU-3",Hostname="node",namespace="a",pod="two"}': 10,
+    'DCGM_FI_DEV_GPU_UTIL{gpu="3",UUID="GPU-4",Hostname="node",namespace="",pod=""}': 0,
     'gpushim_gpu_figures_up{gpu="0",UUID="GPU-1",Hostname="node"}': 1,
     'gpushim_gpu_throttle_reason{gpu="0",UUID="GPU-1",Hostname="node",reason="sw_power_cap"}': 1,
     'gpushim_gpu_throttle_reason{gpu="0",UUID="GPU-1",Hostname="node",reason="hw_thermal_slowdown"}': 0,
@@ -102,3 +107,14 @@ def test_an_alert_comes_with_its_cause_and_ends_with_it(watching: Prometheus, al
     assert "<no value>" not in one["annotations"]["summary"]
     TEXT.update(WELL)
     assert until(lambda: firing(watching) == set(), SECONDS), firing(watching)
+
+
+def test_the_rule_for_autoscaling_has_one_value_for_each_pod(watching: Prometheus) -> None:
+    """As prometheus-adapter fills in the rule of docs/operating.md."""
+    page = (pages.TOP / "docs/operating.md").read_text()
+    (rule,) = next(yaml.safe_load(one.text)["rules"] for one in pages.blocks(page) if one.text.startswith("rules:"))
+    name = rule["seriesQuery"].partition("{")[0]
+    words = {"Series": name, "LabelMatchers": 'namespace="a",pod=~"one|two"', "GroupBy": "pod"}
+    query = re.sub("<<[.]([A-Za-z]+)>>", lambda found: words[found[1]], rule["metricsQuery"])
+    assert {row["metric"]["pod"]: row["value"][1] for row in watching.now(query)} == {"one": "70", "two": "10"}
+    assert len(watching.now(rule["seriesQuery"])) == 3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import charts, helm
+from e2e import charts, helm, pages
 from e2e.apiserver import Api, api
 from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, NODES, PLUGIN, TWO, containers
 from e2e.helm import Values
@@ -247,6 +247,29 @@ def installed(server: Api) -> Iterator[dict[str, Any]]:
     helm.release(server.network, server.work / "admin", "install", charts.CHART, "gpushim", BASE, namespace=BACK)
     yield workloads(server)
     helm.release(server.network, server.work / "admin", "uninstall", "gpushim", namespace=BACK)
+
+
+@pytest.mark.parametrize(("limits", "tolerates"), [({"nvidia.com/gpu": 1}, True), ({"cpu": 1}, False)])
+def test_a_pod_that_asks_for_gpus_tolerates_their_nodes_taint(
+    server: Api, installed: dict[str, Any], limits: Values, tolerates: bool
+) -> None:
+    """By ExtendedResourceToleration, as docs/operating.md has it."""
+    container = {"name": "main", "image": "x", "resources": {"limits": limits}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [container]}}
+    done = server.kubectl(
+        "create", "--dry-run=server", "--output=json", f"--namespace={BACK}", "--filename=-", objects=[pod]
+    )
+    assert not done.returncode, done.stderr
+    found = [one.get("key") for one in json.loads(done.stdout)["spec"]["tolerations"]]
+    assert ("nvidia.com/gpu" in found) == tolerates
+
+
+def test_the_autoscaler_of_the_page_is_one(server: Api, installed: dict[str, Any]) -> None:
+    page = (pages.TOP / "docs/operating.md").read_text()
+    (found,) = [yaml.safe_load(one.text) for one in pages.blocks(page) if "HorizontalPodAutoscaler" in one.text]
+    words = ("create", "--dry-run=server", "--validate=true", f"--namespace={BACK}", "--filename=-")
+    done = server.kubectl(*words, objects=[found])
+    assert not done.returncode, done.stderr
 
 
 def test_no_value_is_forgotten() -> None:

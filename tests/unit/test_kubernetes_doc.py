@@ -24,7 +24,9 @@ PLAIN = [
     for each in yaml.safe_load_all((KUBERNETES / name).read_text())
     if each
 ]
-KINDS = {"RuntimeClass": "node.k8s.io/v1", "Pod": "v1", "ConfigMap": "v1"}
+KINDS = {"RuntimeClass": "node.k8s.io/v1", "Pod": "v1", "ConfigMap": "v1"} | {
+    "HorizontalPodAutoscaler": "autoscaling/v2"
+}
 TOLD = {"kubernetes": "# Kubernetes", "from-nvidia": "## Its chart"}  # where values are told, and from which heading
 # A value's place as pages write it: `node.restart`, `runtimeClass.create=false`.
 VALUE = re.compile(r"`([a-z]\w*(?:\.(?!yaml)[\w-]+)*)(?:=\w+|: [^`]*)?`")
