@@ -1,0 +1,80 @@
+"""What a claim is to get here, as the API server has it: the results of its allocation that are this driver's.
+
+Everything in a claim is a stranger's word, which the scheduler has completed: what is taken from it is checked.
+Pure. Out of scope: whether it can have that (ledger.py), opaque configs (configs.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpushim.containers.kubelet import DRIVERS
+from gpushim.ground.errors import REQUEST, GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+DRIVER = DRIVERS[0]  # NVIDIA's driver has this name, and so its claims go on
+MOST = 32  # results of a claim (AllocationResultsMaxSize)
+
+
+class Result(NamedTuple):
+    """A device of a claim.
+
+    Attributes:
+        request: its name, without that of a subrequest.
+        device: its name in the pool.
+        admin: it is only looked at, beside whoever has it.
+    """
+
+    request: str
+    device: str
+    admin: bool
+
+
+class Wanted(NamedTuple):
+    """A claim, and what it is to get here."""
+
+    uid: str
+    namespace: str
+    name: str
+    results: tuple[Result, ...]
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return quote(f"{self.namespace}/{self.name}")
+
+
+def wanted(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> Wanted:
+    """Return what a claim is to get.
+
+    Args:
+        asked: "namespace", "name" and "uid", as kubelet has them.
+        found: the ResourceClaim.
+        node: name of this node, which is its pool.
+
+    Raises:
+        GpushimError: it is another claim, has no allocation, or one that is not for this node.
+    """
+    name = quote(f"{asked['namespace']}/{asked['name']}")
+    try:
+        if found["metadata"]["uid"] != asked["uid"]:
+            raise GpushimError(f"claim {name} is another now than the one of this pod; delete the pod", REQUEST)
+        results = tuple(_results((found.get("status") or {}).get("allocation"), name, node))
+    except (KeyError, TypeError, AttributeError):
+        raise GpushimError(f"claim {name} is not as Kubernetes has claims", REQUEST) from None
+    if not results:
+        raise GpushimError(f"claim {name} has no device of {DRIVER} on node {node}", REQUEST)
+    return Wanted(asked["uid"], asked["namespace"], asked["name"], results)
+
+
+def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
+    if not allocation:
+        raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
+    for row in allocation["devices"]["results"][:MOST]:
+        if row["driver"] != DRIVER:
+            continue
+        if row["pool"] != node:
+            where = f"on {quote(str(row['pool']))}, and this node is {node}"
+            raise GpushimError(f"claim {name} has a device {where}; see why its pod is here", REQUEST)
+        yield Result(str(row["request"]).partition("/")[0], str(row["device"]), row.get("adminAccess") is True)
