@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings.forms import meant
-from gpushim.ground.bounds import CLAIM_CONFIG
+from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
@@ -92,6 +92,29 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
     rows = [_row(row, place, driver) for place, row in enumerate(_rows(found, "config")) if _is_of(row, driver)]
     results = enumerate(_rows(found, "results"))
     return {place: _best(result, rows, types) for place, result in results if result.get("driver") == driver}
+
+
+def limits(config: Config, uuids: Sequence[str]) -> dict[str, int]:
+    """Return the limits of memory of the devices that a config of MPS counts for.
+
+    Args:
+        config: of them.
+        uuids: theirs, in the order of the allocation's results: what the config's indices count.
+
+    Returns:
+        MiB by UUID, without devices that have no limit.
+
+    Raises:
+        GpushimError: the config names a device that is not among them; it would limit nothing.
+    """
+    found = dict.fromkeys(uuids, config.memory) if config.memory else {}
+    for key, quantity in config.per_device:
+        named = [*uuids[int(key) :][:1]] if key.isdecimal() else [one for one in uuids if one == key]
+        if not named:
+            fix = f"write a UUID of {', '.join(uuids[:LISTED])}, or an index below {len(uuids)}"
+            raise _unknown("the claim's config", f"sharing.mpsConfig.{_LIMITS}", key, fix)
+        found[named[0]] = quantity
+    return {uuid: mebibytes(quantity) or 0 for uuid, quantity in found.items()}
 
 
 def mebibytes(quantity: str) -> int | None:
@@ -227,7 +250,7 @@ def _object(value: Any, where: str, name: str, known: tuple[str, ...] | Callable
         else:
             near = meant(key, known)
             fix = f"is {near} meant?" if near else f"it may have {', '.join(known)}"
-        raise GpushimError(f'{where}: "{quote(key)}" means nothing in {name}; {fix}', REQUEST)
+        raise _unknown(where, name, key, fix)
     return value
 
 
@@ -239,6 +262,10 @@ def _one_of(value: Any, where: str, name: str, known: tuple[str, ...]) -> str:
 
 def _wrong(where: str, name: str, value: Any, form: str) -> GpushimError:
     return GpushimError(f"{where}: {name} is {_shown(value)}; write {form}", REQUEST)
+
+
+def _unknown(where: str, name: str, key: str, fix: str) -> GpushimError:
+    return GpushimError(f'{where}: "{quote(key)}" means nothing in {name}; {fix}', REQUEST)
 
 
 def _shown(value: Any) -> str:

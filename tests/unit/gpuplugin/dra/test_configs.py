@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplugin.dra.configs import API, Config, chosen, mebibytes
+from gpuplugin.dra.configs import API, Config, chosen, limits, mebibytes
 from gpushim.ground.bounds import CLAIM_CONFIG
 from gpushim.ground.errors import REQUEST, GpushimError
 
@@ -344,3 +344,32 @@ def test_whatever_is_written_there_is_one_sentence(parameters: Any, requests: An
 )
 def test_quantities(quantity: str, mib: int | None) -> None:
     assert mebibytes(quantity) == mib
+
+
+A, B = UUID, UUID.replace("GPU-0", "GPU-1")
+
+
+@pytest.mark.parametrize(
+    ("memory", "per_device", "mib"),
+    [
+        ("", {}, {}),
+        ("10Gi", {}, {A: 10240, B: 10240}),
+        ("", {"1": "1Gi"}, {B: 1024}),
+        ("10Gi", {A: "1Gi"}, {A: 1024, B: 10240}),
+        ("", {"0": "1Gi", A: "2Gi"}, {A: 2048}),
+    ],
+)
+def test_limits_of_each_device(memory: str, per_device: dict[str, str], mib: dict[str, int]) -> None:
+    config = got(mps(defaultPinnedDeviceMemoryLimit=memory or None, defaultPerDevicePinnedMemoryLimit=per_device))
+    assert limits(config, [A, B]) == mib
+
+
+@pytest.mark.parametrize("key", ["2", "999", A])
+def test_a_limit_for_another_device_is_refused(key: str) -> None:
+    config = Config("MPS", per_device=((key, "1Gi"),))
+    with pytest.raises(GpushimError, match=f"means nothing in .*; write a UUID of {B}, or an index below 1") as info:
+        limits(config, [B])
+    assert (info.value.exit_code, f'"{key}"' in str(info.value)) == (REQUEST, True)
+    assert limits(Config("MPS", per_device=((B, "1Gi"),)), [B]) == limits(
+        Config("MPS", per_device=(("0", "1Gi"),)), [B]
+    )

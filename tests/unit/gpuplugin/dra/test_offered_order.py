@@ -31,6 +31,11 @@ def test_groups_are_those_that_nvlinks_join() -> None:
     assert found == [first, first, uuid(2), first, second, second]
 
 
+def test_a_group_goes_over_others_in_any_order() -> None:
+    found = devices(snapshot(links({3: 1}, {3: 1, 2: 1}, {1: 1}, {0: 1, 1: 1})), (), False, str)
+    assert {one.body["attributes"]["nvlinkGroup"]["string"] for one in found} == {f"nvlink-{uuid(0)}"}
+
+
 # A DGX-1: NVLinks between GPUs, not all of which have any.
 MESH = {
     **dict.fromkeys([(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)], 2),
