@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
-from gpuplugin.dra import devices, taints
+from gpuplugin.dra import offered, taints
+from gpuplugin.dra.claim import DRIVER
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
-from gpuplugin.dra.wanted import DRIVER
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.kubelet import dra, sockets
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuplugin.book.page import Page
-    from gpuplugin.dra.devices import Offered
+    from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
@@ -84,7 +84,7 @@ class NodeHalf:
         self._offer = Offer({}, {}, "", "the driver has begun just now")
         self._why: dict[str, str] = {}  # sentences by UUID
         self._rival, self._asked = "", -OTHERS
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._ending = False
 
     async def run(self) -> None:
@@ -154,12 +154,12 @@ class NodeHalf:
     async def _look(self, kubelet_dir: str) -> None:
         """Look at all that slices are made of, and have them published."""
         await self._find_rival(kubelet_dir)
-        with self._said_once("snapshot"):
+        with self._once("snapshot"):
             await self._read()
-        with self._said_once("link"):
+        with self._once("link"):
             await self._link.attend()
         if not self._rival:
-            with self._said_once("kubelet"):
+            with self._once("kubelet"):
                 await self._driver.attend()
         publishes = self._driver.registered and not self._rival and self._newest.is_it()
         self._link.tell(self._slices() if publishes else None)
@@ -214,7 +214,7 @@ class NodeHalf:
 
     async def _take(self, found: Snapshot) -> None:
         values = self._settings.values
-        self._offered = devices.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
+        self._offered = offered.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
         gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
         homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
         first = self._snapshot is None
@@ -242,7 +242,9 @@ class NodeHalf:
         if self._offer.problem or self._snapshot is None:
             return [[]]
         found = taints.taints(self._reasons, self._snapshot, self._page(), self._options.effect)
-        return devices.slices(self._offered, found)
+        return offered.slices(
+            self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
+        )
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem
@@ -250,15 +252,15 @@ class NodeHalf:
         return taints.health(self._offered, self._options.node, why)
 
     @contextlib.contextmanager
-    def _said_once(self, part: str) -> Any:
+    def _once(self, part: str) -> Any:
         """Log what goes wrong with a part, once until it goes well."""
         try:
             yield
         except GpushimError as error:
-            if self._said.get(part) != str(error):
+            if self._logged.get(part) != str(error):
                 logger.error("%s", error)
-            self._said[part] = str(error)
+            self._logged[part] = str(error)
             if part == "snapshot":
                 self._offer = self._offer._replace(problem=str(error))
         else:
-            self._said.pop(part, None)
+            self._logged.pop(part, None)

@@ -4,7 +4,7 @@ A file beside the book, under the book's lock, with what only a claim needs: its
 what it looks at as an administrator. The book has the rest, for the device plugin to see. Over a boot the claims
 stay, for kubelet keeps them and asks no more; the book is told of them again.
 Unknown members are kept, and another form is no error, so that versions before and after read it.
-Out of scope: what a claim is to get (wanted.py), who asks (prepare.py).
+Out of scope: what a claim is to get (claim.py), who asks (prepare.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import book, by_device, checkpoints, listed
-from gpuplugin.dra.wanted import DRIVER
+from gpuplugin.dra.claim import DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.book.book import Book
     from gpuplugin.book.page import Page
-    from gpuplugin.dra.wanted import Wanted
+    from gpuplugin.dra.claim import Claim
     from gpuplugin.kubelet.podresources import Listed
 
     Row = dict[str, Any]  # "namespace", "name", "devices": [{"request", "device", "uuid", "admin"}]
@@ -86,7 +86,7 @@ class Ledger:
             if page != before:
                 self._book.write(page)
 
-    def give(self, claim: Wanted, uuids: Mapping[str, str], homes: Mapping[str, str], listing: Listed | None) -> None:
+    def give(self, claim: Claim, uuids: Mapping[str, str], homes: Mapping[str, str], listing: Listed | None) -> None:
         """Note that a claim gets its devices; again what it has already.
 
         Args:
@@ -157,7 +157,7 @@ def _named(row: Row) -> str:
     return checkpoints.named(row["namespace"], row["name"], DRIVER)
 
 
-def _refuse(claim: Wanted, uuids: Collection[str], others: Mapping[str, Row], homes: Mapping[str, str]) -> None:
+def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], homes: Mapping[str, str]) -> None:
     """Refuse what another claim has."""
     for row in others.values():
         for had in _held(row):

@@ -1,7 +1,7 @@
 """The socket to the other half, which has the token: what this node has is told, claims are asked for.
 
 A line of JSON each way, for each thing (cluster/ has the other end). Who connects is known by the kernel's word, and
-one client counts, the newest. What it says of a claim is a stranger's word, that wanted.py checks.
+one client counts, the newest. What it says of a claim is a stranger's word, that claim.py checks.
 Out of scope: what is told, and the API server.
 """
 
@@ -143,16 +143,16 @@ class Link:
                 self._client, self.published = None, {}
                 self._changed()
 
-    def _heard(self, said: Any) -> None:
-        if not isinstance(said, dict):
+    def _heard(self, news: Any) -> None:
+        if not isinstance(news, dict):
             raise ValueError("it is no object")
-        found = self._asked.get(said["claim"]) if isinstance(said.get("claim"), int) else None
+        found = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
         if found and not found[0].done():
-            found[0].set_result(said)
-        if isinstance(said.get("published"), dict):
-            self.published = said["published"]
+            found[0].set_result(news)
+        if isinstance(news.get("published"), dict):
+            self.published = news["published"]
             self._changed()
 
 
-def _line(said: Any) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+def _line(news: Any) -> bytes:
+    return json.dumps(news, separators=(",", ":")).encode() + b"\n"

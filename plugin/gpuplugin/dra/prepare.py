@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.dra.wanted import DRIVER, wanted
+from gpuplugin.dra.claim import DRIVER, allocated
 from gpuplugin.kubelet import podresources
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -19,10 +19,10 @@ from gpushim.ground.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpuplugin.dra.devices import Offered
+    from gpuplugin.dra.claim import Claim
     from gpuplugin.dra.ledger import Ledger
     from gpuplugin.dra.link import Link
-    from gpuplugin.dra.wanted import Wanted
+    from gpuplugin.dra.offered import Offered
 
 SWEEP = 15.0  # seconds between looks for claims that nobody takes back
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
@@ -70,7 +70,7 @@ class Claims:
             found = await self._link.claim(asked)
             if found is None:
                 raise GpushimError(f"the API server does not have the claim {name} of this pod any more", REQUEST)
-            claim, offer = wanted(asked, found, self._node), self._offer()
+            claim, offer = allocated(asked, found, self._node), self._offer()
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
             await self._give(claim, offer)
@@ -88,7 +88,7 @@ class Claims:
             for one in claim.results
         ]
 
-    async def _give(self, claim: Wanted, offer: Offer) -> None:
+    async def _give(self, claim: Claim, offer: Offer) -> None:
         """Note what a claim gets; what the book says of others is asked again before it counts.
 
         Raises:

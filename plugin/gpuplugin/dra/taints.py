@@ -9,14 +9,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device
-from gpuplugin.dra.wanted import DRIVER
+from gpuplugin.dra.claim import DRIVER
 from gpuplugin.kubelet.dra import HEALTHY, UNHEALTHY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpuplugin.book.page import Page
-    from gpuplugin.dra.devices import Offered
+    from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
     from gpushim.ground.model import Snapshot
 

@@ -115,14 +115,14 @@ class Driver:
         self.registry = f"{kubelet_dir}/{REGISTRY}"
         self._endpoint = f"{self.folder}/{sockets.PREFIX}{own}{sockets.SUFFIX}"
         self._path = f"{self.registry}/{sockets.PREFIX}{own}{sockets.SUFFIX}"
-        self._told = self._streamed = False
+        self._notified = self._streamed = False
         self._streams: set[asyncio.Event] = set()
         self.refused = ""
 
     @property
     def registered(self) -> bool:
         """Whether kubelet has it now, as far as it lets anybody know."""
-        return self._told and (bool(self._streams) or not self._streamed)
+        return self._notified and (bool(self._streams) or not self._streamed)
 
     def tell(self) -> None:
         """Have kubelet know of health at once."""
@@ -137,11 +137,11 @@ class Driver:
         """
         if not _stands(self._served):
             self._served = await self._bound(self._endpoint, self._calls(), self._served)
-            self._told = False
+            self._notified = False
             if self._found:  # kubelet connects anew to what it finds anew
                 self._found.leave()
         if not _stands(self._found):
-            self._told = False
+            self._notified = False
             self._found = await self._bound(self._path, [self._registration()], self._found)
             self._changed()
 
@@ -170,10 +170,10 @@ class Driver:
         async def info(_: Any, context: Any) -> dict[str, Any]:
             return {"type": DRIVER, "name": self._name, "endpoint": self._endpoint, "versions": [*VERSIONS]}
 
-        async def told(status: dict[str, Any], context: Any) -> dict[str, Any]:
-            self._told, self._streamed = status["registered"], bool(self._streams)
-            self.refused = "" if self._told else visible(status["error"][:REASON])
-            if self._told:
+        async def notified(status: dict[str, Any], context: Any) -> dict[str, Any]:
+            self._notified, self._streamed = status["registered"], bool(self._streams)
+            self.refused = "" if self._notified else visible(status["error"][:REASON])
+            if self._notified:
                 logger.info("kubelet has registered the DRA driver %s", self._name)
             else:
                 logger.error("kubelet does not register the DRA driver %s: %s", self._name, self.refused)
@@ -182,7 +182,7 @@ class Driver:
 
         rows = {
             "GetInfo": _unary(info, "Empty", "PluginInfo"),
-            "NotifyRegistrationStatus": _unary(told, "RegistrationStatus", "Empty"),
+            "NotifyRegistrationStatus": _unary(notified, "RegistrationStatus", "Empty"),
         }
         return grpc.method_handlers_generic_handler(REGISTRATION, rows)
 

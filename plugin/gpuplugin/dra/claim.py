@@ -32,7 +32,7 @@ class Result(NamedTuple):
     admin: bool
 
 
-class Wanted(NamedTuple):
+class Claim(NamedTuple):
     """A claim, and what it is to get here."""
 
     uid: str
@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
         return quote(f"{self.namespace}/{self.name}")
 
 
-def wanted(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> Wanted:
+def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> Claim:
     """Return what a claim is to get.
 
     Args:
@@ -65,7 +65,7 @@ def wanted(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> Wan
         raise GpushimError(f"claim {name} is not as Kubernetes has claims", REQUEST) from None
     if not results:
         raise GpushimError(f"claim {name} has no device of {DRIVER} on node {node}", REQUEST)
-    return Wanted(asked["uid"], asked["namespace"], asked["name"], results)
+    return Claim(asked["uid"], asked["namespace"], asked["name"], results)
 
 
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
