@@ -43,3 +43,7 @@ class Newest:
         except (OSError, ValueError):
             return True
         return number == self._instances.number or not self._instances.lives(number)
+
+    def leave(self) -> None:
+        """Be none of them any more."""
+        self._instances.leave()
