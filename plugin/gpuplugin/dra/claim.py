@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpuplugin.dra.configs import INTERVALS, MPS, Config, chosen
+from gpuplugin.dra.offered import GPU, MIG
 from gpushim.containers.kubelet import DRIVERS
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -25,11 +27,13 @@ class Result(NamedTuple):
         request: its name, without that of a subrequest.
         device: its name in the pool.
         admin: it is only looked at, beside whoever has it.
+        config: what the claim and its classes say of it.
     """
 
     request: str
     device: str
     admin: bool
+    config: Config = Config()
 
 
 class Claim(NamedTuple):
@@ -68,13 +72,34 @@ def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> 
     return Claim(asked["uid"], asked["namespace"], asked["name"], results)
 
 
+def check(claim: Claim) -> None:
+    """See to it that nothing is asked for that would not be done.
+
+    Raises:
+        GpushimError: a config asks for sharing in a way that is not there yet.
+    """
+    for one in claim.results:
+        asked, interval = one.config.strategy, one.config.interval
+        if asked == MPS or interval not in ("", INTERVALS[0]):
+            what = f"interval {interval}" if interval else asked
+            raise GpushimError(f"claim {claim} asks for {what}, which gpushim does not do for claims yet", REQUEST)
+
+
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
     if not allocation:
         raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
-    for row in allocation["devices"]["results"][:MOST]:
+    configs = chosen(allocation, DRIVER, _types(allocation))
+    for place, row in enumerate(allocation["devices"]["results"][:MOST]):
         if row["driver"] != DRIVER:
             continue
         if row["pool"] != node:
             where = f"on {quote(str(row['pool']))}, and this node is {node}"
             raise GpushimError(f"claim {name} has a device {where}; see why its pod is here", REQUEST)
-        yield Result(str(row["request"]).partition("/")[0], str(row["device"]), row.get("adminAccess") is True)
+        request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
+        yield Result(request, str(row["device"]), admin, configs[place])
+
+
+def _types(allocation: Mapping[str, Any]) -> dict[str, str]:
+    """Return the types of devices, which their names begin with."""
+    names = [str(row["device"]) for row in allocation["devices"]["results"]]
+    return {name: name.partition("-")[0] for name in names if name.startswith((f"{GPU}-", f"{MIG}-"))}

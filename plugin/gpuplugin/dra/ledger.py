@@ -98,7 +98,10 @@ class Ledger:
         Raises:
             GpushimError: another claim or a container has one of them, or a file cannot be written.
         """
-        devices = [{**one._asdict(), "uuid": uuids[one.device]} for one in claim.results]
+        devices = [
+            {"request": one.request, "device": one.device, "admin": one.admin, "uuid": uuids[one.device]}
+            for one in claim.results
+        ]
         row: Row = {"namespace": claim.namespace, "name": claim.name, "devices": devices}
         with self._book.locked() as before:
             rows = self.claims()

@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.dra.claim import DRIVER, allocated
+from gpuplugin.dra.claim import DRIVER, allocated, check
 from gpuplugin.kubelet import podresources
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -73,6 +73,7 @@ class Claims:
             claim, offer = allocated(asked, found, self._node), self._offer()
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
+            check(claim)
             await self._give(claim, offer)
         except GpushimError as error:
             logger.error("claim %s: %s", name, error)
