@@ -6,7 +6,7 @@ One story on one cluster, in the order of the tests. The host's GPUs are simulat
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,20 +14,22 @@ import pytest
 import fakehost
 from e2e import claims, helm, image, plane, trees, workload
 from e2e.expect import sees_by_cdi
+from e2e.kube import NAME
 from e2e.plane import Cluster
-from e2e.test_cluster import GPU, NAMESPACE, REPOSITORY, rolled_out, serves
+from e2e.test_cluster import ALL, GPU, NAMESPACE, REPOSITORY, rolled_out, serves
 from fakehost import Host
 
 CHART = trees.TOP / "packaging" / "kubernetes" / "chart"
 VALUES: helm.Values = {
     "image": {"repository": REPOSITORY, "pullPolicy": "Never"},
+    "settings": {"mig-strategy": "mixed"},
     "dra": {"enabled": True},
 }
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Three GPUs, the first of which is divided."""
+    """Four GPUs, the first of which is divided."""
     root = tmp_path_factory.mktemp("dra") / "root"
     cache = str(trees.TOP / ".cache" / "fakehost")
     return fakehost.build(str(root), 4, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
@@ -51,20 +53,27 @@ def log(cluster: Cluster, container: str = "node") -> str:
     return cluster.kubectl(*words, check=False)
 
 
-def runs(cluster: Cluster, *names: str) -> None:
-    """Wait until pods run, and say what the driver said if they do not."""
+def becomes(cluster: Cluster, condition: Callable[[], object], what: str) -> None:
+    """Wait until something is so, and say what the driver said if it does not become so."""
     try:
-        workload.running(cluster, *names)
+        cluster.wait_for(condition, what)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{log(cluster)}\n{log(cluster, 'cluster')}") from None
+
+
+def runs(cluster: Cluster, *names: str) -> None:
+    """Wait until pods run."""
+
+    def run() -> bool:
+        phases = {name: pod["status"]["phase"] for name, pod in cluster.pods().items()}
+        return all(phases.get(name) == "Running" for name in names)
+
+    becomes(cluster, run, f"{names} run")
 
 
 def test_the_nodes_devices_are_published(cluster: Cluster, host: Host) -> None:
     wanted = {gpu.uuid for gpu in host.gpus[1:]} | {mig.uuid for mig in host.gpus[0].mig}
-    try:
-        cluster.wait_for(lambda: claims.devices(cluster).keys() == wanted, "all devices are in slices")
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{log(cluster)}\n{log(cluster, 'cluster')}") from None
+    becomes(cluster, lambda: claims.devices(cluster).keys() == wanted, "all devices are in slices")
 
 
 def test_a_pod_gets_the_gpu_of_its_claim(cluster: Cluster, host: Host) -> None:
@@ -78,18 +87,18 @@ def test_a_pod_gets_the_gpu_of_its_claim(cluster: Cluster, host: Host) -> None:
 
 def test_the_device_plugin_does_not_give_it_out(cluster: Cluster) -> None:
     """Nor anything else that a claim may have: kubelet counts each giver by itself."""
-    serves(cluster, {GPU: 2})
+    serves(cluster, {**ALL, GPU: 2})
     claims.remove(cluster, "one", "two")
-    serves(cluster, {GPU: 3})
+    serves(cluster, {**ALL, GPU: 3})
 
 
 def test_what_the_device_plugin_gave_is_tainted(cluster: Cluster) -> None:
     workload.create(cluster, "plain", {GPU: 1})
     runs(cluster, "plain")
     (uuid,) = cluster.node.held("plain")[GPU]
-    cluster.wait_for(lambda: claims.taints(cluster) == {uuid: {"device-plugin": "allocated"}}, "it is tainted")
+    becomes(cluster, lambda: claims.taints(cluster) == {uuid: {"device-plugin": "allocated"}}, "it is tainted")
     workload.remove(cluster, "plain")
-    cluster.wait_for(lambda: not claims.taints(cluster), "the taint is gone")
+    becomes(cluster, lambda: not claims.taints(cluster), "the taint is gone")
 
 
 def test_a_mig_instance_by_its_profile(cluster: Cluster, host: Host) -> None:
@@ -102,3 +111,99 @@ def test_a_mig_instance_by_its_profile(cluster: Cluster, host: Host) -> None:
     report = json.loads(claims.look(cluster, "mig", host, [0]))
     assert small in report["nvidia-smi"]
     claims.remove(cluster, "mig")
+
+
+def test_an_administrator_looks_at_a_gpu_beside_who_has_it(cluster: Cluster, host: Host) -> None:
+    cluster.kubectl("label", "namespace", "default", "resource.kubernetes.io/admin-access=true")
+    cluster.apply(claims.claim("owner"), claims.pod("owner", "owner"))
+    runs(cluster, "owner")
+    everything = claims.request(adminAccess=True, allocationMode="All")
+    cluster.apply(claims.claim("admin", everything), claims.pod("admin", "admin"))
+    runs(cluster, "admin")
+    whole = [gpu.index for gpu in host.gpus[1:]]
+    sees_by_cdi(claims.look(cluster, "admin", host, whole), host, whole)
+    claims.remove(cluster, "admin")
+    cluster.apply(claims.claim("two", claims.request(count=2)), claims.pod("two", "two"))
+    runs(cluster, "two")
+    assert not {*claims.held(cluster, "two")} & {*claims.held(cluster, "owner")}
+    claims.remove(cluster, "owner", "two")
+
+
+CONFIGS = {
+    "misspelled": ({"sharing": {"strategie": "MPS"}}, "strategie"),
+    "of another kind": ({"sharing": {"strategy": "TimeSlicing", "mpsConfig": {}}}, "mpsConfig"),
+}
+
+
+@pytest.mark.parametrize(("config", "sentence"), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_is_read_strictly(cluster: Cluster, config: dict[str, Any], sentence: str) -> None:
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", **config}
+    opaque = {"opaque": {"driver": claims.DRIVER, "parameters": parameters}}
+    cluster.apply(claims.claim("odd", config=[opaque]), claims.pod("odd", "odd"))
+    becomes(cluster, lambda: sentence in claims.why(cluster, "odd"), f"an event names {sentence}")
+    claims.remove(cluster, "odd")
+
+
+def test_an_xid_taints_its_gpu_and_is_told_to_its_pod(cluster: Cluster, host: Host) -> None:
+    cluster.apply(claims.claim("one"), claims.pod("one", "one"))
+    runs(cluster, "one")
+    (uuid,) = claims.held(cluster, "one")
+    (index,) = (gpu.index for gpu in host.gpus if gpu.uuid == uuid)
+    host.xid(index, 79)
+    becomes(cluster, lambda: claims.taints(cluster).get(uuid, {}).get("xid") == "79", "it is tainted")
+
+    def told() -> bool:
+        (box,) = cluster.pods()["one"]["status"]["containerStatuses"]
+        rows = [one for row in box.get("allocatedResourcesStatus", ()) for one in row["resources"]]
+        return any(row["health"] == "Unhealthy" and "79" in row.get("message", "") for row in rows)
+
+    becomes(cluster, told, "the pod's status says so")
+    assert claims.taints(cluster).keys() == {uuid}
+    claims.remove(cluster, "one")
+
+
+def test_slices_are_put_right_within_seconds(cluster: Cluster, host: Host) -> None:
+    """Whoever edits them, or deletes them."""
+    (one,) = claims.slices(cluster)
+    name, before = one["metadata"]["name"], claims.devices(cluster)
+    cluster.kubectl("delete", "resourceslice", name)
+    becomes(cluster, lambda: claims.devices(cluster) == before, "it is back")
+    patch = '[{"op": "remove", "path": "/spec/devices/0"}]'
+    cluster.kubectl("patch", "resourceslice", name, "--type=json", f"--patch={patch}")
+    becomes(cluster, lambda: claims.devices(cluster) == before, "it is whole")
+
+
+def test_a_driver_that_is_killed_loses_no_claim(cluster: Cluster, host: Host) -> None:
+    """And what the API server has of it is not written again."""
+    cluster.apply(claims.claim("one"), claims.pod("one", "one"))
+    runs(cluster, "one")
+    before = claims.slices(cluster)
+    (pod,) = driver(cluster)
+    cluster.kubectl("delete", "pod", pod, f"--namespace={NAMESPACE}", "--force", "--grace-period=0")
+    becomes(cluster, lambda: [*driver(cluster)] not in ([], [pod]), "another is there")
+    rolled_out(cluster)
+    cluster.apply(claims.claim("two"), claims.pod("two", "two"))
+    runs(cluster, "two")
+    assert [one["metadata"]["resourceVersion"] for one in claims.slices(cluster)] == [
+        one["metadata"]["resourceVersion"] for one in before
+    ]
+    assert claims.held(cluster, "one") != claims.held(cluster, "two")
+    claims.remove(cluster, "one", "two")
+
+
+def test_another_nodes_slices_are_not_its_business(cluster: Cluster) -> None:
+    """The driver's token may write slices of its node alone."""
+    (one,) = claims.slices(cluster)
+    (pod,) = driver(cluster)
+    account = f"system:serviceaccount:{NAMESPACE}:gpushim-dra-driver"
+    node = "--as-user-extra=authentication.kubernetes.io/node-name="
+    words = ("delete", "resourceslice", one["metadata"]["name"], "--dry-run=server", f"--as={account}")
+    assert "this driver may write slices of its own node only" in cluster.kubectl(*words, check=False)
+    assert "of its own node only, other" in cluster.kubectl(*words, f"{node}other", check=False)
+    assert "deleted (server dry run)" in cluster.kubectl(*words, f"{node}{NAME}")
+    assert pod
+
+
+def driver(cluster: Cluster) -> dict[str, Any]:
+    """Return the driver's pods."""
+    return cluster.pods("--selector=app.kubernetes.io/component=dra-driver", namespace=NAMESPACE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed
+from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed, is_ours
 from gpuplugin.processes import tasks
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
@@ -66,6 +66,8 @@ class Allocator(NamedTuple):
 def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot) -> Iterator[Allocator]:
     """List the drivers of DRA that give out GPUs of this node, and the claims that have some.
 
+    Of gpushim's own driver the claims count: it goes by the same book.
+
     Args:
         plugins: that listen.
         held: claims that have or may have some, as `relevant` lists them.
@@ -81,7 +83,7 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
             f"{has} of the DRA driver {quote(claim.driver)}", "when kubelet lists that claim no more", gpus
         )
     for one in plugins:
-        if one.kind == DRIVER and one.name in gave:
+        if one.kind == DRIVER and one.name in gave and not is_ours(one):
             text = f"the DRA driver {quote(one.name)}, which listens at {one.path}, gives out this node's GPUs, too"
             yield Allocator(text, GONE, None, by=True)
 

@@ -24,8 +24,8 @@ from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
-from gpuplugin.kubelet import dra, sockets
-from gpuplugin.kubelet.plugins import Plugins
+from gpuplugin.kubelet import dra
+from gpuplugin.kubelet.plugins import Plugins, is_ours
 from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 LOOK = 2.0  # seconds between looks, most; a look takes 1 ms of CPU
 OTHERS = 10.0  # seconds between looks for other drivers of this name
-OWN = f"/{sockets.PREFIX}"  # begins the name of a socket of ours in plugins_registry
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class NodeHalf:
             return
         self._asked = time.monotonic()
         there = await self._plugins.look(kubelet_dir)
-        found = next((one.path for one in there if one.name == DRIVER and OWN not in one.path), "")
+        found = next((one.path for one in there if one.name == DRIVER and not is_ours(one)), "")
         if found and found != self._rival:
             logger.error(
                 "another driver %s listens at %s: gpushim gives out no GPU by claim on this node; remove one of the "

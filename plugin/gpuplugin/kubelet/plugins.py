@@ -51,6 +51,11 @@ class Plugin(NamedTuple):
     name: str
 
 
+def is_ours(plugin: Plugin) -> bool:
+    """Say whether it is gpushim's own, by the name of its socket, which root has made."""
+    return plugin.path.rpartition("/")[2].startswith(sockets.PREFIX)
+
+
 class Plugins:
     """Those of a node, each asked once."""
 
