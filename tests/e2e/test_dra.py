@@ -207,3 +207,34 @@ def test_another_nodes_slices_are_not_its_business(cluster: Cluster) -> None:
 def driver(cluster: Cluster) -> dict[str, Any]:
     """Return the driver's pods."""
     return cluster.pods("--selector=app.kubernetes.io/component=dra-driver", namespace=NAMESPACE)
+
+
+def test_the_way_over_and_back(cluster: Cluster, host: Host) -> None:
+    """Pods that ask by the extended resource go on working, and those that run keep what they have."""
+    workload.create(cluster, "before", {GPU: 1})
+    runs(cluster, "before")
+    (old,) = cluster.node.held("before")[GPU]
+    cluster.helm("upgrade", CHART, "gpushim", {**VALUES, "plugin": {"enabled": False}})
+    becomes(cluster, lambda: cluster.allocatable().get(GPU, "0") == "0", "the plugin has gone")
+    spec = workload.spec({GPU: 1}, runtime="")
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "by-claim"}, "spec": spec})
+    runs(cluster, "by-claim")
+    (new,) = by_claims(cluster, "by-claim")
+    assert new not in (old, host.gpus[0].uuid)
+    (index,) = (gpu.index for gpu in host.gpus if gpu.uuid == new)
+    sees_by_cdi(workload.look(cluster, "by-claim", host, [index]), host, [index])
+    cluster.helm("upgrade", CHART, "gpushim", VALUES)
+    serves(cluster, {**ALL, GPU: 2})
+    workload.create(cluster, "after", {GPU: 1})
+    runs(cluster, "after")
+    assert {*cluster.node.held("after")[GPU]}.isdisjoint({old, new})
+    workload.remove(cluster, "before", "after", "by-claim")
+    serves(cluster, {**ALL, GPU: 3})
+
+
+def by_claims(cluster: Cluster, pod: str) -> list[str]:
+    """Return the UUIDs that a pod has by whatever claims."""
+    names = {one["name"]: uuid for uuid, one in claims.devices(cluster).items()}
+    rows = cluster.get("resourceclaims")["items"]
+    mine = [row for row in rows if any(one["name"] == pod for one in row["status"].get("reservedFor", ()))]
+    return [names[one["device"]] for row in mine for one in row["status"]["allocation"]["devices"]["results"]]

@@ -6,7 +6,7 @@
   "daemonsets" "write tolerations, priorityClassName and updateStrategy at the top"
   "dcgm" "leave it out: the device plugin tells the metrics (podMonitor)"
   "dcgmExporter" "write podMonitor.enabled: the device plugin tells the metrics"
-  "devicePlugin" "leave it out: the device plugin is always there; its settings are below settings"
+  "devicePlugin" "write plugin.enabled; the device plugin's settings are below settings"
   "driver" "leave it out: install the driver on the nodes, gpushim brings none"
   "gdrcopy" "write settings.gdrcopy"
   "gds" "write settings.gds"
