@@ -225,7 +225,7 @@ class NodeHalf:
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
         self._reasons: Mapping[str, list[Reason]] = self._watchers.problems(found)
-        why = reason.texts(self._reasons, found)
+        why = {**taints.problems(found), **reason.texts(self._reasons, found)}
         if why != self._why:
             self._why = why
             self._driver.tell()

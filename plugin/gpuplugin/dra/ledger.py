@@ -10,7 +10,7 @@ Out of scope: what a claim is to get (claim.py), who asks (prepare.py).
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import book, by_device, checkpoints, listed
 from gpuplugin.dra.claim import DRIVER
@@ -25,13 +25,24 @@ if TYPE_CHECKING:
     from gpuplugin.book.book import Book
     from gpuplugin.book.page import Page
     from gpuplugin.dra.claim import Claim
-    from gpuplugin.kubelet.podresources import Listed
 
     Row = dict[str, Any]  # "namespace", "name", "devices": [{"request", "device", "uuid", "admin"}]
 
 NAME = "claims.json"  # in the book's directory
 FORM = 1
 QUIET = 10.0  # seconds in which kubelet may not list what was given
+
+
+class Holders(NamedTuple):
+    """Who has what of the device plugin, as kubelet lists it.
+
+    Attributes:
+        held: pods by resource and id.
+        pods: all of them; None while there may be more.
+    """
+
+    held: Mapping[str, Mapping[str, str]]
+    pods: Collection[str] | None
 
 
 class Ledger:
@@ -86,14 +97,14 @@ class Ledger:
             if page != before:
                 self._book.write(page)
 
-    def give(self, claim: Claim, uuids: Mapping[str, str], homes: Mapping[str, str], listing: Listed | None) -> None:
+    def give(self, claim: Claim, uuids: Mapping[str, str], homes: Mapping[str, str], holders: Holders | None) -> None:
         """Note that a claim gets its devices; again what it has already.
 
         Args:
             claim: that is prepared.
             uuids: of the devices of its results, by name.
             homes: as for `open`.
-            listing: what kubelet has listed just now, if it was asked.
+            holders: what kubelet has listed just now, if it was asked.
 
         Raises:
             GpushimError: another claim or a container has one of them, or a file cannot be written.
@@ -107,13 +118,34 @@ class Ledger:
             rows = self.claims()
             _refuse(claim, _held(row), {uid: one for uid, one in rows.items() if uid != claim.uid}, homes)
             page = self._book.now(before)
-            if listing:
-                page = listed.listed(page, listing.held(), listing.pods, system.clock() - QUIET)
+            if holders:
+                page = _ended(page, holders)
             mine = {uuid: homes[uuid] for uuid in _held(row)}
             page = by_device.claim(page, mine, _named(row), system.clock())
             if rows.get(claim.uid) != row:
                 self._write({**rows, claim.uid: {**rows.get(claim.uid, {}), **row}})
             self._book.write(page)
+
+    def given(self) -> bool:
+        """Say whether the book has containers of the device plugin's."""
+        page = self._book.read()
+        entries = by_device.entries(page) if page and page["boot"] == self._book.boot else ()
+        return any(one["giver"] == by_device.PLUGIN for *_, one in entries)
+
+    def hear(self, holders: Holders) -> None:
+        """Have the book know which containers have ended: the device plugin, which may be gone, asks seldom.
+
+        Args:
+            holders: what kubelet has listed just now.
+
+        Raises:
+            GpushimError: the book cannot be written.
+        """
+        with self._book.locked() as before:
+            page = self._book.now(before)
+            found = _ended(page, holders)
+            if found != page:
+                self._book.write(found)
 
     def forget(self, uids: Collection[str]) -> None:
         """Take back what claims have; of those that have nothing, nothing.
@@ -143,6 +175,10 @@ class Ledger:
                 "a GPU could be given out twice. Make its directory one of root's on a disk with room",
                 FAILED,
             ) from None
+
+
+def _ended(page: Page, holders: Holders) -> Page:
+    return listed.listed(page, holders.held, holders.pods, system.clock() - QUIET)
 
 
 def _is_row(row: Any) -> bool:

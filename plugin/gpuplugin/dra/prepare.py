@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra.claim import DRIVER, allocated, check
-from gpuplugin.kubelet import podresources
+from gpuplugin.dra.ledger import Holders
+from gpuplugin.kubelet import podresources, sockets
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from gpuplugin.dra.ledger import Ledger
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.offered import Offered
+    from gpuplugin.kubelet.podresources import Listed
 
-SWEEP = 15.0  # seconds between looks for claims that nobody takes back
+SWEEP = 5.0  # seconds between looks for what has ended, while there is something
+YOUNG = 10.0  # seconds in which a kubelet that has just begun may not list all pods
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
 
 
@@ -57,6 +60,7 @@ class Claims:
 
     def __init__(self, ledger: Ledger, link: Link, node: str, kubelet_dir: str, offer: Callable[[], Offer]) -> None:
         self._ledger, self._link, self._node, self._kubelet_dir, self._offer = ledger, link, node, kubelet_dir, offer
+        self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() when that was seen first
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
 
     async def prepare(self, claims: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]] | str]:
@@ -104,10 +108,10 @@ class Claims:
         try:
             self._ledger.give(claim, uuids, offer.homes, None)
         except GpushimError:
-            listing = await podresources.listed(self._kubelet_dir)
-            if listing is None:
+            found = await self._listed()
+            if found is None:
                 raise
-            self._ledger.give(claim, uuids, offer.homes, listing)
+            self._ledger.give(claim, uuids, offer.homes, found[1])
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what cannot be written now is taken back later."""
@@ -115,6 +119,15 @@ class Claims:
             self._ledger.forget([one["uid"] for one in claims])
         except GpushimError as error:
             logger.error("%s", error)
+
+    async def _listed(self) -> tuple[Listed, Holders] | None:
+        """Ask kubelet who has what; of one that has just begun it is not believed that others have nothing."""
+        there = sockets.identity(f"{self._kubelet_dir}/{podresources.SOCKET}")
+        if there != self._kubelet[0]:
+            self._kubelet = there, time.monotonic()
+        young = time.monotonic() - self._kubelet[1] < YOUNG
+        found = await podresources.listed(self._kubelet_dir)
+        return (found, Holders(found.held(), None if young else found.pods)) if found else None
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what kubelet does not list and the API server does not have."""
@@ -126,11 +139,14 @@ class Claims:
                 logger.warning("%s", error)
 
     async def _sweep(self) -> None:
-        rows = self._ledger.claims()
+        rows, given = self._ledger.claims(), self._ledger.given()
         self._asked = {uid: then for uid, then in self._asked.items() if uid in rows}
-        listing = await podresources.listed(self._kubelet_dir) if rows else None
-        if listing is None:
+        found = await self._listed() if rows or given else None
+        if found is None:
             return
+        listing, holders = found
+        if given:
+            self._ledger.hear(holders)
         listed = {(one.namespace, one.name) for one in listing.claims if one.driver == DRIVER}
         for uid, row in rows.items():
             now = time.monotonic()

@@ -48,13 +48,18 @@ def taints(
         for one in row:
             mild = one.kind == "unwatched" and effect == NO_EXECUTE
             add(uuid, one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
-    sick = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
-    for uuid in [*sick.values(), *(mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in sick)]:
-        if uuid not in reasons:
-            add(uuid, PROBLEM, "", NO_SCHEDULE)
+    for uuid in problems(snapshot).keys() - reasons.keys():
+        add(uuid, PROBLEM, "", NO_SCHEDULE)
     for uuid in _given(page, snapshot):
         add(uuid, PLUGIN, "allocated", NO_SCHEDULE)
     return {uuid: [*row.values()] for uuid, row in found.items()}
+
+
+def problems(snapshot: Snapshot) -> dict[str, str]:
+    """Return what the snapshot says is wrong with GPUs, and so with their MIG instances, by UUID."""
+    sick = {gpu["index"]: gpu["problem"] for gpu in snapshot["gpus"] if gpu["problem"]}
+    found = {gpu["uuid"]: sick[gpu["index"]] for gpu in snapshot["gpus"] if gpu["index"] in sick}
+    return {**found, **{mig["uuid"]: sick[mig["gpu"]] for mig in snapshot["mig"] if mig["gpu"] in sick}}
 
 
 def _given(page: Page | None, snapshot: Snapshot) -> Iterable[str]:

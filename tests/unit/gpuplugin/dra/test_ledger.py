@@ -12,8 +12,7 @@ from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import Given
 from gpuplugin.dra.claim import Claim, Result
-from gpuplugin.dra.ledger import Ledger
-from gpuplugin.kubelet.podresources import Listed
+from gpuplugin.dra.ledger import Holders, Ledger
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
@@ -34,8 +33,8 @@ def claim(uid: str, *uuids: str, admin: bool = False, name: str = "") -> Claim:
     return Claim(uid, "d", name or uid, tuple(Result("gpu", uuid.lower(), admin) for uuid in uuids))
 
 
-def give(ledger: Ledger, one: Claim, listing: Listed | None = None) -> None:
-    ledger.give(one, {uuid.lower(): uuid for uuid in HOMES}, HOMES, listing)
+def give(ledger: Ledger, one: Claim, holders: Holders | None = None) -> None:
+    ledger.give(one, {uuid.lower(): uuid for uuid in HOMES}, HOMES, holders)
 
 
 def by_plugin(uuid: str) -> None:
@@ -124,10 +123,24 @@ def test_a_container_that_kubelet_lists_no_more_has_nothing(ledger: Ledger, monk
     by_plugin(GPU)
     now = system.clock()
     with pytest.raises(GpushimError, match="has it"):
-        give(ledger, claim("a", GPU), Listed([], []))  # given just now, which kubelet may not list yet
+        give(ledger, claim("a", GPU), Holders({}, []))  # given just now, which kubelet may not list yet
     monkeypatch.setattr(system, "clock", lambda: now + 60)
-    give(ledger, claim("a", GPU), Listed([], []))
+    give(ledger, claim("a", GPU), Holders({}, []))
     assert entries() == {GPU: (by_device.DRIVER, "claim d/a of gpu.nvidia.com")}
+
+
+@pytest.mark.parametrize(("pods", "left"), [([], set()), (None, {GPU}), (["pod d/p"], set())])
+def test_what_has_ended_is_free_when_kubelet_says_so(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, pods: list[str] | None, left: set[str]
+) -> None:
+    by_plugin(GPU)
+    give(ledger, claim("a", OTHER))
+    assert ledger.given()
+    now = system.clock()
+    monkeypatch.setattr(system, "clock", lambda: now + 60)
+    ledger.hear(Holders({}, pods))
+    assert entries().keys() == {*left, OTHER}
+    assert ledger.given() == bool(left)
 
 
 def test_the_device_plugin_gives_out_nothing_that_a_claim_has(ledger: Ledger) -> None:

@@ -1,0 +1,196 @@
+"""The DRA driver on a node: what it wants published, and what it gives to claims, whatever happens to it.
+
+The GPUs are simulated, and kubelet and the half at the API server are the test's: their timing is in its hand.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fakehost
+from e2e import trees
+from e2e.dranode import DRIVER, Driver, becomes, driver
+from e2e.engines import SYSTEM_PATH, run
+from e2e.trees import TOP
+from e2e.witness import settings
+from fakehost import Host
+from gpuplugin.kubelet import dra
+
+OTHER = "gpu-00000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Three GPUs, the first of which is divided."""
+    root = tmp_path_factory.mktemp("dranode") / "root"
+    cache = str(trees.TOP / ".cache" / "fakehost")
+    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def env(host: Host, folder: Path) -> dict[str, str]:
+    """Settings for that host, whose GPUs are listed."""
+    found = settings(folder, host.root)
+    refresh(found)
+    return found
+
+
+def refresh(env: dict[str, str], *flags: str) -> None:
+    """Have the host's GPUs listed, as `gpushim refresh --keep` does on a node."""
+    run([str(TOP / "bin" / "gpushim"), "refresh", *flags], env={"PATH": SYSTEM_PATH, **env})
+
+
+@pytest.fixture
+def one(env: dict[str, str], folder: Path) -> Iterator[Driver]:
+    """A driver that is registered and has published."""
+    with driver(folder, env) as found:
+        becomes(found, lambda: found.devices())
+        yield found
+
+
+def name(uuid: str) -> str:
+    """Return a device's name."""
+    return uuid.lower()
+
+
+def cdi(uuid: str) -> list[str]:
+    """Return what a container is told of a device."""
+    return [f"nvidia.com/gpu={uuid}"]
+
+
+def test_it_tells_kubelet_what_it_is(one: Driver) -> None:
+    info = one.register()
+    assert (info["type"], info["name"], info["versions"]) == ("DRAPlugin", DRIVER, [*dra.VERSIONS])
+    assert Path(info["endpoint"]).parent == one.folder / "plugins" / DRIVER
+
+
+def test_nothing_is_published_before_kubelet_has_it(env: dict[str, str], folder: Path) -> None:
+    found = Driver(folder, env)
+    found.start()
+    assert found.pools == [None]
+    found.register()
+    becomes(found, lambda: found.devices())
+    found.stop()
+
+
+def test_all_that_there_is(one: Driver, host: Host) -> None:
+    assert one.devices().keys() == {gpu.uuid for gpu in host.gpus[1:]} | {mig.uuid for mig in host.gpus[0].mig}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_claim_gets_the_names_of_its_devices(one: Driver, host: Host, version: int) -> None:
+    gpu, mig = host.gpus[1], host.gpus[0].mig[0]
+    one.allocate("a", name(gpu.uuid), name(mig.uuid))
+    found = one.prepare("a", version=version)["a"]
+    assert [(row["device_name"], row["cdi_device_ids"]) for row in found] == [
+        (name(uuid), cdi(uuid)) for uuid in (gpu.uuid, mig.uuid)
+    ]
+    assert {(row["pool_name"], *row["request_names"]) for row in found} == {("node", "r")}
+
+
+def test_one_of_several_claims_fails_alone(one: Driver, host: Host) -> None:
+    one.allocate("a", name(host.gpus[1].uuid))
+    one.allocate("b", OTHER)
+    found = one.prepare("a", "b", "unknown")
+    assert found["a"][0]["cdi_device_ids"] == cdi(host.gpus[1].uuid)
+    assert found["b"] == f"this node does not have {OTHER}, of claim d/c-b, any more"
+    assert found["unknown"] == "the API server does not have the claim d/c-unknown of this pod any more"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_claim_has_stays_its_own_over_a_restart(one: Driver, host: Host, number: int) -> None:
+    one.allocate("a", name(host.gpus[1].uuid))
+    one.allocate("b", name(host.gpus[1].uuid))
+    before = one.prepare("a")
+    one.stop(number)
+    one.start()
+    one.register()
+    assert one.prepare("a") == before
+    assert one.prepare("b")["b"].startswith(f"claim d/c-b cannot have {host.gpus[1].uuid} yet: claim d/c-a has it")
+    assert one.unprepare("a", "a", "never") == {"a": "", "never": ""}
+    assert one.prepare("b")["b"][0]["cdi_device_ids"] == cdi(host.gpus[1].uuid)
+
+
+def test_an_administrators_claim_is_beside_others(one: Driver, host: Host) -> None:
+    one.allocate("a", name(host.gpus[1].uuid))
+    one.allocate("admin", name(host.gpus[1].uuid), adminAccess=True)
+    for uid in ("a", "admin"):
+        assert one.prepare(uid)[uid][0]["cdi_device_ids"] == cdi(host.gpus[1].uuid)
+
+
+def test_an_xid_taints_its_gpu_until_it_is_over(one: Driver, host: Host, env: dict[str, str]) -> None:
+    sick = host.gpus[1]
+
+    def tainted() -> bool:
+        return one.taints() == {sick.uuid: {"xid": "79"}}
+
+    becomes(one, lambda: tainted() or host.xid(sick.index, 79))  # an NVML that has just begun hears none of before
+    kept = Path(env["GPUSHIM_STATE"], "device-plugin/health.json")
+    becomes(one, lambda: '"xid 79' in kept.read_text())
+    one.stop(signal.SIGKILL)
+    one.start()
+    one.register()
+    becomes(one, tainted)
+    host.modify = not host.modify  # a module with other parameters is another one
+    host.update()
+    refresh(env)
+    becomes(one, lambda: one.taints() == {})
+
+
+def test_sockets_that_are_gone_are_made_again(one: Driver) -> None:
+    shutil.rmtree(one.folder / "plugins")
+    os.unlink(one.registration())
+    becomes(one, lambda: one.pools[-1] is None, 5)
+    becomes(one, lambda: one.registration() and Path(one.endpoint()).exists(), 5)
+    one.register()
+    becomes(one, lambda: one.devices())
+
+
+def test_a_socket_of_a_killed_one_is_swept(one: Driver) -> None:
+    before = one.registration()
+    one.stop(signal.SIGKILL)
+    assert Path(before).exists()
+    one.start()
+    becomes(one, lambda: not Path(before).exists())
+
+
+def test_its_end_leaves_slices_and_takes_its_sockets(one: Driver) -> None:
+    count = len(one.pools)
+    one.stop()
+    assert (one.registration(), len(one.pools)) == ("", count)
+
+
+def test_a_gpu_that_comes_and_goes_is_followed(one: Driver, host: Host, env: dict[str, str]) -> None:
+    """Without a restart; what a claim has is not forgotten."""
+    mig = host.gpus[0].mig[1]
+    one.allocate("a", name(mig.uuid))
+    assert one.prepare("a")["a"][0]["cdi_device_ids"] == cdi(mig.uuid)
+    kept = host.gpus[0].mig
+    host.gpus[0].mig = kept[:1]
+    host.update()
+    try:
+        refresh(env, "--force")
+        becomes(one, lambda: mig.uuid not in one.devices(), 10)
+        assert one.prepare("a")["a"].startswith("this node does not have")
+    finally:
+        host.gpus[0].mig = kept
+        host.update()
+        refresh(env, "--force")
+    becomes(one, lambda: mig.uuid in one.devices(), 10)
+    one.allocate("b", name(mig.uuid))
+    assert "claim d/c-a has it" in one.prepare("b")["b"]
