@@ -2,7 +2,7 @@
 
 Certificates, token and addresses are those that kubelet gives a pod; they rotate, so they are read for each request.
 Whatever the server sends is bounded in size, and in time.
-Out of scope: what is asked (node_label.py, node_feature.py).
+Out of scope: what is asked (node_label.py, node_feature.py, slices.py, claims.py).
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_LIMIT = 64 << 10  # bytes; a service account's has about one KiB
 ANSWER_LIMIT = 4 << 20  # bytes of an answer, and of a line of a watch
 DEADLINE = 15.0  # seconds for an answer, from the first byte that is sent; of a watch, for its beginning
 SILENCE = 90.0  # seconds; the server sends a bookmark about once a minute
-WATCH = 300  # seconds after which the server ends a watch
+WATCH = 300  # seconds for which a watch lasts at least
 MESSAGE = 300  # characters of what a server says
 LEAST, MOST = 1.0, 30.0  # seconds between tries
 NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a node, a namespace or a pod (RFC 1123)
+GONE = 410  # what the server answers where the version to go on from is too old
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1"  # of objects, without the rest
 
 
@@ -41,11 +42,12 @@ class ApiError(GpushimError):
 
     Attributes:
         status: of HTTP; 0 if there is no answer.
+        about: name of the object that it is about, if the server says one.
     """
 
-    def __init__(self, sentence: str, status: int = 0) -> None:
+    def __init__(self, sentence: str, status: int = 0, about: str = "") -> None:
         super().__init__(sentence, FAILED)
-        self.status = status
+        self.status, self.about = status, about
 
 
 class Api:
@@ -76,7 +78,7 @@ class Api:
             method: of HTTP.
             path: such as /api/v1/nodes.
             query: behind the path.
-            body: of PATCH: an object to be applied (server-side apply).
+            body: an object; that of PATCH is applied (server-side apply).
             accept: media type of the answer; "" is JSON.
 
         Raises:
@@ -85,14 +87,24 @@ class Api:
         with self._answer(method, path, query, body, accept) as answer:
             return _json(b"".join(_read(answer)))
 
-    def watch(self, path: str, query: Mapping[str, str], accept: str = "") -> Iterator[Any]:
-        """Yield the events of a watch until the server ends it.
+    def watch(
+        self, path: str, query: Mapping[str, str], accept: str = "", begun: Callable[[], None] = lambda: None
+    ) -> Iterator[Any]:
+        """Yield the events of a watch until the server ends it, after WATCH seconds or up to twice that.
+
+        Args:
+            path: as for `ask`.
+            query: as for `ask`.
+            accept: as for `ask`.
+            begun: called when the server has begun to answer.
 
         Raises:
             ApiError: as for `ask`; or the server says nothing for SILENCE seconds.
         """
-        asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH)}
-        with self._answer("GET", path, asked, None, accept, WATCH + SILENCE) as answer:
+        seconds = WATCH * random.uniform(1, 2)  # noqa: S311 - no secret; nodes that began at once do not stay together
+        asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": f"{seconds:.0f}"}
+        with self._answer("GET", path, asked, None, accept, seconds + SILENCE) as answer:
+            begun()
             while True:
                 line = answer.readline(ANSWER_LIMIT + 1)
                 if len(line) > ANSWER_LIMIT:
@@ -109,7 +121,8 @@ class Api:
         headers = {"Authorization": f"Bearer {self._mounted('token')}", "Accept": accept or "application/json"}
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
-            headers["Content-Type"] = "application/apply-patch+yaml"  # of which JSON is a part
+            # JSON is a part of YAML.
+            headers["Content-Type"] = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
         connection, context = http.client.HTTPSConnection(self._host, self._port), self._context()
         limit = _Limit()
         try:
@@ -253,8 +266,14 @@ def _json(data: bytes) -> Any:
 def _refused(answer: http.client.HTTPResponse) -> ApiError:
     """Say what the server says of an error, a Status object."""
     try:
-        message = _json(b"".join(_read(answer))).get("message")
-    except (ApiError, AttributeError, OSError, http.client.HTTPException):
-        message = ""
-    why = quote(str(message or answer.reason)[:MESSAGE])
-    return ApiError(f"the API server says {answer.status}: {why}", answer.status)
+        said = _json(b"".join(_read(answer)))
+    except (ApiError, OSError, http.client.HTTPException):
+        said = None
+    why = visible(str(member(said, "message") or answer.reason)[:MESSAGE])
+    about = member(member(said, "details"), "name")
+    return ApiError(f"the API server says {answer.status}: {why}", answer.status, str(about or ""))
+
+
+def member(thing: Any, name: str) -> Any:
+    """Return a member of what a server sends; None if it is no object, or has none of that name."""
+    return thing.get(name) if isinstance(thing, dict) else None

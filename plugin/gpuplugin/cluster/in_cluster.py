@@ -7,17 +7,14 @@ Out of scope: the plugin, which reads and writes the files (profiles.py, labels_
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuplugin.cluster.cluster import FOLDER, Api, Pause, named
+from gpuplugin.cluster import parts
+from gpuplugin.cluster.cluster import FOLDER, Api, named
 from gpuplugin.cluster.node_feature import NodeFeature
 from gpuplugin.cluster.node_label import NodeLabel
 from gpushim.ground.errors import FAILED, GpushimError
-from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,14 +48,7 @@ def run(
         raise GpushimError(
             "--cluster has nothing to do; say --profile-file, or --node-feature and --labels-file", FAILED
         )
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # the first process of a container has no default
-    for each in work:
-        threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
-    ended.wait()
-    if not once:
-        raise GpushimError("a part of --cluster has ended; its traceback is above", FAILED)
+    parts.run(work, once)
 
 
 def _posted(feature: NodeFeature) -> Callable[[], Iterator[None]]:
@@ -69,22 +59,3 @@ def _posted(feature: NodeFeature) -> Callable[[], Iterator[None]]:
             time.sleep(LOOK)
 
     return work
-
-
-def _keep(work: Callable[[], Iterator[Any]], once: bool, ended: threading.Event) -> None:
-    """Do it again and again; what fails is said once, and tried again later and later."""
-    pause, last_error = Pause(), ""
-    try:
-        while True:
-            try:
-                for _ in work():
-                    last_error = ""
-                    if once:
-                        return
-            except GpushimError as error:
-                if str(error) != last_error:
-                    logger.warning("%s; it is tried again", error)
-                last_error = str(error)
-            time.sleep(pause.seconds())
-    finally:
-        ended.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster.cluster import METADATA, Api, ApiError
+from gpuplugin.cluster.cluster import GONE, METADATA, Api, ApiError, member
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
 from gpushim.paths import replace
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 LABEL = "nvidia.com/device-plugin.config"
 NODES = "/api/v1/nodes"
 PROFILE = re.compile("[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # as a label's value in Kubernetes
-GONE = 410  # what the server answers where the version to go on from is too old
 
 
 class NodeLabel:
@@ -47,7 +46,7 @@ class NodeLabel:
         """
         kind = METADATA.format("PartialObjectMetadataList")
         found = self._api.ask("GET", NODES, {**self._only, "limit": "2"}, accept=kind)
-        items, version = _member(found, "items"), _member(_member(found, "metadata"), "resourceVersion")
+        items, version = member(found, "items"), member(member(found, "metadata"), "resourceVersion")
         for item in items if isinstance(items, list) else ():
             self._take(item)
         if not items:
@@ -64,21 +63,21 @@ class NodeLabel:
         yield
         asked = {**self._only, "resourceVersion": version}
         for event in self._api.watch(NODES, asked, accept=METADATA.format("PartialObjectMetadata")):
-            kind, found = _member(event, "type"), _member(event, "object")
+            kind, found = member(event, "type"), member(event, "object")
             if kind == "ERROR":
-                if _member(found, "code") == GONE:
+                if member(found, "code") == GONE:
                     return
-                message = quote(str(_member(found, "message"))[:300])
+                message = quote(str(member(found, "message"))[:300])
                 raise ApiError(f"the API server ends the watch of node {self._node}: {message}")
             if kind in ("ADDED", "MODIFIED"):
                 self._take(found)
             yield
 
     def _take(self, node: Any) -> None:
-        metadata = _member(node, "metadata")
-        if _member(metadata, "name") != self._node:
+        metadata = member(node, "metadata")
+        if member(metadata, "name") != self._node:
             return
-        profile = _member(_member(metadata, "labels"), LABEL) or ""
+        profile = member(member(metadata, "labels"), LABEL) or ""
         if profile and not PROFILE.fullmatch(str(profile)):
             if profile != self._wrong:
                 logger.warning('the label %s is "%s", which is no name of a profile', LABEL, quote(str(profile)))
@@ -93,7 +92,3 @@ class NodeLabel:
             raise GpushimError(f"{self._path} cannot be written: {error.strerror}", FAILED) from None
         self._written, self._wrong = profile, None
         logger.info("the label %s is %s", LABEL, f'"{profile}"' if profile else "not there: the default counts")
-
-
-def _member(thing: Any, name: str) -> Any:
-    return thing.get(name) if isinstance(thing, dict) else None

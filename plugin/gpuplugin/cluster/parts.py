@@ -1,0 +1,60 @@
+"""The parts of a process at the API server: each a thread that goes on after an error, and all end together.
+
+Out of scope: what they do (in_cluster.py, dra.py).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.cluster.cluster import Pause
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    Part = Callable[[], Iterator[Any]]  # yields when it has done something, and is begun anew when it returns
+
+
+def run(parts: Collection[Part], once: bool = False) -> None:
+    """Do parts until a signal ends the process.
+
+    Args:
+        parts: of the process.
+        once: return when one has done something.
+
+    Raises:
+        GpushimError: a part has ended, which is a bug.
+    """
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # the first process of a container has no default
+    for each in parts:
+        threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
+    ended.wait()
+    if not once:
+        raise GpushimError("a part of --cluster has ended; its traceback is above", FAILED)
+
+
+def _keep(part: Part, once: bool, ended: threading.Event) -> None:
+    """Do it again and again; what fails is said once, and tried again later and later."""
+    pause, last_error = Pause(), ""
+    try:
+        while True:
+            try:
+                for _ in part():
+                    last_error = ""
+                    if once:
+                        return
+            except GpushimError as error:
+                if str(error) != last_error:
+                    logger.warning("%s; it is tried again", error)
+                last_error = str(error)
+            time.sleep(pause.seconds())
+    finally:
+        ended.set()

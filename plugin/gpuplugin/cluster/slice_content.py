@@ -1,0 +1,108 @@
+"""Whether the API server has the devices that were wanted, and what of them it dropped.
+
+It writes quantities in another form, adds the time of a taint, leaves out what is empty, and drops fields of features
+that are off. Out of scope: which slices there are (slice_plan.py).
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.cluster.cluster import member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BY_NAME = {"attributes", "capacity", "counters"}  # objects whose members have names that a driver gives
+QUANTITIES = {"capacity", "counters"}  # below them, texts are quantities
+QUANTITY = re.compile(r"([+-]?\d{1,20}(?:\.\d{1,20})?)(?:e(-?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
+POWERS = {name: Decimal(10) ** (3 * power) for name, power in zip("numkMGTPE", (-3, -2, -1, 1, 2, 3, 4, 5, 6))}
+BINARY = {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)}
+
+
+def same(wanted: Any, found: Any, path: tuple[str, ...] = ()) -> bool:
+    """Say whether devices are the same.
+
+    Args:
+        wanted: a list of devices, or a part of it.
+        found: what the API server has in its place.
+        path: of names to the part.
+    """
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        names = _given(wanted) | _given(found)
+        if path[-1:] == ("taints",):
+            names -= {"timeAdded"} - _given(wanted)
+        return all(same(wanted.get(name), found.get(name), (*path, name)) for name in names)
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(wanted) == len(found) and all(same(*both, path) for both in zip(wanted, found))
+    if isinstance(wanted, str) and isinstance(found, str) and wanted != found and QUANTITIES.intersection(path):
+        return None is not _number(wanted) == _number(found)
+    return wanted == found and isinstance(wanted, bool) == isinstance(found, bool)
+
+
+def dropped(wanted: Any, found: Any, path: str = "spec.devices") -> Iterator[str]:
+    """Yield the fields that the API server has not kept, such as spec.devices[].taints.
+
+    Args:
+        wanted: a list of devices, or a part of it.
+        found: what the API server answered.
+        path: of the part.
+    """
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        named = path.rpartition(".")[2] in BY_NAME
+        for name in _given(wanted):
+            step = f"{path}.{'*' if named else name}"
+            if name in _given(found):
+                yield from dropped(wanted[name], found[name], step)
+            else:
+                yield step
+    elif isinstance(wanted, list) and isinstance(found, list):
+        for both in zip(wanted, found):
+            yield from dropped(*both, f"{path}[]")
+
+
+def dated(wanted: list[dict[str, Any]], found: list[list[Any]]) -> list[dict[str, Any]]:
+    """Return devices whose taints have the time that those in the API server have: a pod is evicted by it.
+
+    Args:
+        wanted: devices.
+        found: devices of each slice that is there.
+    """
+    times = {
+        _taint(device, taint): member(taint, "timeAdded")
+        for devices in found
+        for device in devices
+        for taint in member(device, "taints") or ()
+    }
+
+    def with_time(device: dict[str, Any], taint: dict[str, Any]) -> dict[str, Any]:
+        time = times.get(_taint(device, taint))
+        return {"timeAdded": time, **taint} if time else taint
+
+    return [
+        {**device, "taints": [with_time(device, taint) for taint in device["taints"]]}
+        if device.get("taints")
+        else device
+        for device in wanted
+    ]
+
+
+def _taint(device: Any, taint: Any) -> tuple[str, ...]:
+    """Return what a taint is known by."""
+    return (str(member(device, "name")), *(str(member(taint, name)) for name in ("key", "value", "effect")))
+
+
+def _given(thing: dict[str, Any]) -> set[str]:
+    """Return the names of members that the API server would not leave out."""
+    return {name for name, value in thing.items() if value is not None and value not in ([], {})}
+
+
+def _number(text: str) -> Decimal | None:
+    """Return what a quantity is; None if it is none."""
+    found = QUANTITY.fullmatch(text)
+    if not found:
+        return None
+    number, exponent, unit = found.groups()
+    return Decimal(number) * (Decimal(10) ** int(exponent or 0)) * {**POWERS, **BINARY, None: Decimal(1)}[unit]
