@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.cluster.cluster import member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
 DRIVER = "gpu.nvidia.com"
 DIGITS = 4  # of a slice's number; the devices of one slice come before those of the next by the names' order
@@ -155,6 +155,14 @@ def plan(there: Collection[Seen], node: str, count: int, same: Callable[[int, Se
     first = [one for one in wild if not one.deleting or one.name in stay]
     after = [one for one in rest if not (one.name in stay or one.deleting)]
     return Plan(first, writes, after, generation, anew=not keep and bool(complete))
+
+
+def candidates(there: Collection[Seen], count: int) -> Iterator[tuple[int, Seen]]:
+    """Yield the slices that may be as they are wanted but for what the server dropped, each with its index."""
+    top = max((one.generation for one in there), default=0)
+    newest = sorted((one for one in there if one.generation == top), key=lambda one: one.number)
+    if newest and all(one.count == len(newest) == count and one.number >= 0 for one in newest):
+        yield from enumerate(newest)
 
 
 def begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) -> int | None:
