@@ -9,6 +9,7 @@ import queue
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster.cluster import NAME, Api, ApiError, member
+from gpuplugin.cluster.rights import lacking
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -62,10 +63,7 @@ class Claims:
         except ApiError as error:
             if error.status == 404 and error.about == name:  # not that the server has no claims at all
                 return {"absent": True}
-            if error.status == 403:
-                sentence = f"{error}; give the service account the right to get resourceclaims"
-                raise ApiError(sentence, 403) from None
-            raise
+            raise lacking(error, "get", "resourceclaims") from None
         if member(member(found, "metadata"), "uid") != uid:
             return {"absent": True}
         kept = {

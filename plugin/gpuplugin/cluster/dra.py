@@ -1,8 +1,10 @@
 """`gpushim-dra-driver --cluster`: the half of the DRA driver that has the service account's token, and no root.
 
-It connects to a socket that the node half makes, and gets and sends lines of JSON. Node to cluster: {"pool": {"slices":
-[[device, ...], ...]}} to be published, {"pool": null} (leave what is there), {"claim": n, "namespace", "name", "uid"}.
-Cluster to node: {"claim": n, "object" | "absent" | "error"}, {"published": {"generation", "problem", "dropped"}}.
+It connects to a socket that the node half makes, and gets and sends lines of JSON. Node to cluster:
+{"pool": {"slices": [[device, ...], ...]}} to be published, {"pool": null} (leave what is there),
+{"claim": n, "namespace": ..., "name": ..., "uid": ...}.
+Cluster to node: {"claim": n, "object" | "absent" | "error": ...},
+{"published": {"generation": n, "problem": sentence, "dropped": [field, ...]}}.
 Out of scope: slices (slices.py), claims (claims.py).
 """
 
@@ -105,9 +107,10 @@ class Link:
                 return
             kept += part
             while b"\n" in part:
-                line, _, kept = kept.partition(b"\n")
-                yield bytes(line)
-                part = kept
+                end = kept.index(b"\n")
+                line, part = bytes(kept[:end]), bytes(kept[end + 1 :])
+                kept[:] = part
+                yield line
             if len(kept) > LINE:
                 raise GpushimError(f"{self._path} sends a line of more than {LINE >> 20} MiB", FAILED)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 BY_NAME = {"attributes", "capacity", "counters"}  # objects whose members have names that a driver gives
 QUANTITIES = {"capacity", "counters"}  # below them, texts are quantities
 QUANTITY = re.compile(r"([+-]?\d{1,20}(?:\.\d{1,20})?)(?:e(-?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
-POWERS = {name: Decimal(10) ** (3 * power) for name, power in zip("numkMGTPE", (-3, -2, -1, 1, 2, 3, 4, 5, 6))}
-BINARY = {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)}
+UNITS = {name: Decimal(1000) ** power for name, power in zip("numkMGTPE", (-3, -2, -1, 1, 2, 3, 4, 5, 6))}
+UNITS.update({f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)})
 
 
 def same(wanted: Any, found: Any, path: tuple[str, ...] = ()) -> bool:
@@ -105,4 +105,4 @@ def _number(text: str) -> Decimal | None:
     if not found:
         return None
     number, exponent, unit = found.groups()
-    return Decimal(number) * (Decimal(10) ** int(exponent or 0)) * {**POWERS, **BINARY, None: Decimal(1)}[unit]
+    return Decimal(number).scaleb(int(exponent or 0)) * UNITS.get(unit, 1)

@@ -121,7 +121,7 @@ def seen(found: Any, node: str) -> Seen | None:
 
 
 def version(metadata: Any) -> int:
-    """Return an object's or a list's resourceVersion; 0 if that is no number, which later ones are not compared with."""
+    """Return an object's or a list's resourceVersion; 0 if that is no number."""
     found = str(member(metadata, "resourceVersion"))
     return int(found) if re.fullmatch("[0-9]{1,19}", found) else 0
 
@@ -185,7 +185,7 @@ def begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) ->
 
 
 def _free(keep: list[Seen], count: int) -> int:
-    """Return the first of so many numbers that no slice has that stays for now; one slice may take another's place."""
+    """Return the first of so many numbers that no slice has that stays for now; one takes one's place."""
     numbers = [one.number for one in keep if one.number >= 0]
     if not numbers or min(numbers) >= count:
         return 0

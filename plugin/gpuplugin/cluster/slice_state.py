@@ -87,7 +87,7 @@ class State:
         if dropped and sorted(dropped) != self._dropped:
             logger.warning("the API server has dropped %s: it has those features off", ", ".join(sorted(dropped)))
         self._generation, self._dropped, self._settled = generation, sorted(dropped), True
-        self._failing = Pause()
+        self._failing, self.say = Pause(), True
         self.trouble("write", "")
 
     def trouble(self, source: str, sentence: str) -> None:

@@ -11,8 +11,8 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster import slice_content, slice_plan
-from gpuplugin.cluster.cluster import GONE, METADATA, Api, ApiError, Pause, member
+from gpuplugin.cluster import rights, slice_content, slice_plan
+from gpuplugin.cluster.cluster import GONE, Api, ApiError, member
 from gpuplugin.cluster.slice_plan import DRIVER, MANAGER, Plan, Seen
 from gpuplugin.cluster.slice_state import State
 from gpushim.ground.errors import GpushimError, visible
@@ -65,7 +65,7 @@ class Slices:
                 self._state.begin()
                 keys = {*map(_key, slices or ())}
                 self._forms = {key: form for key, form in self._forms.items() if key in keys}
-            self._due = self._state.say = True
+            self._due = True
             self._changed.notify_all()
 
     def follow(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class Slices:
         try:
             yield from self._api.watch(PATH, asked, begun=self._begun)
         except ApiError as error:
-            raise _lacking(error, "watch", "resourceslices") from None
+            raise rights.lacking(error, "watch", "resourceslices") from None
 
     def write(self) -> Iterator[None]:
         """Write what is not as it is wanted, again and again."""
@@ -122,6 +122,7 @@ class Slices:
         return pending or self._state.changed()
 
     def _put_right(self, wanted: list[Devices]) -> None:
+        last = ApiError("the API server has other ResourceSlices than were written a moment ago")
         try:
             for _ in range(TRIES):
                 found = self._plan(wanted)
@@ -187,7 +188,6 @@ class Slices:
                 raise
             written.append(answer)
             self._forms[_key(wanted[index])] = answer.devices
-            self._state.say = True
         for one in found.after:
             if self._wanted is not wanted:
                 return False
@@ -197,7 +197,8 @@ class Slices:
     def _post(
         self, devices: Devices, name: str, there: Seen | None, generation: int, count: int, dry: bool = False
     ) -> Seen:
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid()}
+        self._owner = self._owner or rights.node_uid(self._api, self._node)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._owner}
         metadata: dict[str, Any] = {"name": name, "ownerReferences": [owner]}
         if there:
             metadata.update({**there.metadata, "uid": there.uid})
@@ -230,19 +231,6 @@ class Slices:
         with self._changed:
             self._gone.add(one.uid)
             self._there.pop(one.name, None)
-
-    def _node_uid(self) -> str:
-        if not self._owner:
-            path, kind = f"/api/v1/nodes/{self._node}", METADATA.format("PartialObjectMetadata")
-            try:
-                found = self._api.ask("GET", path, {}, accept=kind)
-            except ApiError as error:
-                if error.status == 404:
-                    sentence = f"the API server knows no node {self._node}; set NODE_NAME to spec.nodeName"
-                    raise ApiError(sentence) from None
-                raise _lacking(error, "get", "nodes") from None
-            self._owner = str(member(member(found, "metadata"), "uid") or "")
-        return self._owner
 
     def _read(self) -> None:
         """Read all slices of this node."""
@@ -304,14 +292,7 @@ class Slices:
         try:
             return self._api.ask(method, path, query, body)
         except ApiError as error:
-            raise _lacking(error, verb, "resourceslices") from None
-
-
-def _lacking(error: ApiError, verb: str, resource: str) -> ApiError:
-    """Add to an error what right is missing, if it is one."""
-    if error.status != 403:
-        return error
-    return ApiError(f"{error}; give the service account the right to {verb} {resource}", 403, error.about)
+            raise rights.lacking(error, verb, "resourceslices") from None
 
 
 def _key(devices: Devices) -> str:
