@@ -18,6 +18,7 @@ sys.path += [str(TOP / "vendor")]
 import click  # noqa: E402
 
 from gpuplugin import cli as device_plugin  # noqa: E402
+from gpuplugin.dra import command_line as dra_driver  # noqa: E402
 from gpushim import __version__, cli  # noqa: E402
 
 SECTIONS = {"1": "User Commands", "8": "System Administration"}
@@ -59,7 +60,7 @@ def pages(main: click.Group, docs: Path) -> Iterator[tuple[str, str]]:
     ctx = click.Context(main, info_name="gpushim")
     texts = sorted((docs / "man").glob("*.txt"))
     names = [name for name in main.list_commands(ctx) if not _command(main, ctx, name).hidden]
-    written = sorted([f"{device_plugin.PROGRAM}.8", *(text.stem for text in texts)])
+    written = sorted([*(f"{one.PROGRAM}.8" for one in (device_plugin, dra_driver)), *(text.stem for text in texts)])
     others = [f"gpushim-{name}(1)" for name in names] + ["{}({})".format(*page.split(".")) for page in written]
     yield "gpushim.1", _front(main, ctx, docs, names, others)
     for name in names:
@@ -67,9 +68,10 @@ def pages(main: click.Group, docs: Path) -> Iterator[tuple[str, str]]:
     for text in texts:
         name, section = text.stem.split(".")
         yield text.stem, _header(name, section) + _written(text.read_text(encoding="ascii"))
-    command = device_plugin.command()
-    page = _body(command, click.Context(command, info_name=command.name), device_plugin.PROGRAM, "8")
-    yield f"{device_plugin.PROGRAM}.8", page + f".SH SEE ALSO\n{_escaped('gpushim(1), gpushim-refresh(1)')}\n"
+    for command in (device_plugin.command(), dra_driver.command):
+        name = str(command.name)
+        page = _body(command, click.Context(command, info_name=name), name, "8")
+        yield f"{name}.8", page + f".SH SEE ALSO\n{_escaped('gpushim(1), gpushim-refresh(1)')}\n"
 
 
 def _command(group: click.Group, ctx: click.Context, name: str) -> click.Command:

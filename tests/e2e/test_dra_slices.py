@@ -21,7 +21,9 @@ from e2e.apiserver import Api, api
 from e2e.trees import TOP
 
 NODE, PLACE = "node-1", "dra"
-PROGRAM = "import os, sys; from gpuplugin.cluster import dra; dra.run(os.environ, *sys.argv[1:])"
+PROGRAM = (
+    "import os, sys; from gpuplugin.cluster import dra_in_cluster; dra_in_cluster.run(os.environ, *sys.argv[1:])"
+)
 RULES = [
     {
         "apiGroups": ["resource.k8s.io"],

@@ -25,7 +25,14 @@ POD = ("--rm", "--cap-drop=all", "--read-only", "--read-only-tmpfs=false", "--se
 USERS = ("0:0", "65532:65532")
 MACHINES = {"x86_64": 62, "aarch64": 183}  # as ELF has them
 STATUS, NODE, LIB = "/var/lib/dpkg/status.d/", "/usr/share/gpushim/node/", f"/usr/lib/gpushim/{built.version_here()}/"
-PROGRAMS = {"gpushim", "gpushim-device-plugin", "gpushim-hook", "gpushim-node", "gpushim-runtime"}
+PROGRAMS = {
+    "gpushim",
+    "gpushim-device-plugin",
+    "gpushim-dra-driver",
+    "gpushim-hook",
+    "gpushim-node",
+    "gpushim-runtime",
+}
 MEGABYTES = 70  # unpacked
 UNCHECKED = b"\1\0\0\0"  # in the head of bytecode: no time or text of a source stands in the way
 # All modules of ours, and the distribution's that they need once in a while.

@@ -57,7 +57,7 @@ def secret() -> None:
 
 def test_pages_of_commands() -> None:
     pages = dict(MAN.pages(main, TOP / "docs"))
-    programs = ["gpushim-device-plugin.8", "gpushim-hook.8", "gpushim-runtime.8"]
+    programs = ["gpushim-device-plugin.8", "gpushim-dra-driver.8", "gpushim-hook.8", "gpushim-runtime.8"]
     assert sorted(pages) == ["gpushim-box.1", *programs, "gpushim.1"]
     page = pages["gpushim-box.1"]
     assert "gpushim\\-box \\- Keep things\n" in page

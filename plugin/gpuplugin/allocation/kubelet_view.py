@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.allocation import reconcile
 from gpuplugin.book import book, by_device, checkpoints, evidence, listed
 from gpuplugin.book.evidence import Evidence
-from gpuplugin.book.page import booted, fresh
 from gpuplugin.devices.changes import changing
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET
@@ -131,13 +130,13 @@ class Questions:
         shared.prepare()
         self._registry.instances.join(release.folder())
         await self._met()
-        page = self._page(shared.read())
+        page = shared.now(shared.read())
         if self._stands == (_divisions(page), there, desired) and not (listed.doubtful(page) or shared.stuck):
             return {name: [*row] for name, row in desired.items()}
         matters = self._matters(page, desired, listed.known(page, there))
         known = await self._evidence(snapshot, there, ask=matters)
         with shared.locked() as before:
-            page = self._page(before)
+            page = shared.now(before)
             if known.pods is not None:
                 names = known.names if known.answered else None
                 page = listed.listed(page, known.pods, names, known.asked - QUIET)
@@ -169,14 +168,6 @@ class Questions:
                 self._lost = page, listed.lost(page)
         return damaged, shared.stuck, shared.news, self._lost[1], trust.identity(f"{system.state_dir()}/{name}")
 
-    def _page(self, found: Page | None) -> Page:
-        """Return the book as it is in this boot; one without entries where there is none."""
-        boot = system.boot() or ""
-        if found is None:
-            shared = self._registry.book
-            return fresh(boot, f"{shared.path} is damaged" if shared.damaged else "")
-        return booted(found, boot)
-
     def _matters(self, page: Page, desired: Devices, units: Units) -> bool:
         """Say whether it has to be known who has what."""
         if page["unknown"] or listed.doubtful(page):
@@ -197,9 +188,9 @@ class Questions:
         pods = answer.held() if answer else None
         if answer and pods is not None:
             claimed = checkpoints.claimed(answer.claims, snapshot, units) if self._heeds() else ()
-            pods[checkpoints.CLAIM] = {uuid: who for who, uuid in claimed}
+            pods[by_device.CLAIM] = {uuid: who for who, uuid in claimed}
         if not self._heeds():
-            files.held.pop(checkpoints.CLAIM, None)
+            files.held.pop(by_device.CLAIM, None)
         runs, names = sockets.listening(self._path()), answer.pods if answer else ()
         return Evidence(asked, pods, names, runs, self._young(asked), files)
 
@@ -244,7 +235,7 @@ class Questions:
         remembered = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
         with shared.locked() as before:
             if not self._knows(before, there):
-                shared.write(listed.met(self._page(before), [there, system.clock()], remembered))
+                shared.write(listed.met(shared.now(before), [there, system.clock()], remembered))
         self._hurry()
 
     def _knows(self, page: Page | None, there: str) -> bool:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.allocation.instances import Instances
 from gpuplugin.allocation.offer import Resource
 from gpuplugin.book.book import Book
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.processes import tasks
+from gpuplugin.processes.instances import Instances
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:

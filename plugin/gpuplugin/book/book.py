@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import by_device
-from gpuplugin.book.page import FORM, checked, grown
+from gpuplugin.book.page import FORM, booted, checked, fresh, grown
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -114,7 +114,7 @@ class Book:
         return self._page
 
     def _parsed(self) -> Page | None:
-        data = _content(self.path)
+        data = content(self.path)
         if data is None or len(data) > LIMIT:
             self.found = "it is no file that can be read" if data is None else f"it has more than {LIMIT} bytes"
             return None
@@ -135,6 +135,12 @@ class Book:
             return checked(grown(found, [*map(json.loads, lines)]))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return None
+
+    def now(self, found: Page | None) -> Page:
+        """Return what it has as it is in this boot; a book without entries where there is none."""
+        if found is None:
+            return fresh(self.boot, f"{self.path} is damaged" if self.damaged else "")
+        return booted(found, self.boot)
 
     @property
     def damaged(self) -> bool:
@@ -224,13 +230,20 @@ class Book:
             self.stuck = False
 
 
-def _content(path: str) -> bytes | None:
-    """Return what is in a regular file; None if there is none."""
+def content(path: str) -> bytes | None:
+    """Return what is in a regular file, LIMIT bytes and one of it; None if there is none.
+
+    Args:
+        path: of the file, in the book's directory.
+
+    Raises:
+        GpushimError: it cannot be read now, which says nothing of it.
+    """
     try:
         with open(path, "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | _FLAGS)) as file:
             return file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except OSError as error:
-        if error.errno in failure.ERRNOS:  # which says nothing of the book
+        if error.errno in failure.ERRNOS:
             raise GpushimError(f"{path} cannot be read now: {error.strerror}", FAILED) from None
         return None
 

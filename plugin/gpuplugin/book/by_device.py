@@ -14,13 +14,14 @@ from gpuplugin.settings import resources
 from gpushim.ground.errors import REQUEST, GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpuplugin.book.page import Division, Entry, Gifts, Page, Part
     from gpuplugin.devices.changes import Devices, Served, Settled, Units
     from gpuplugin.settings.resources import Device
 
 PLUGIN, DRIVER = "device-plugin", "dra-driver"  # givers
+CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID
 ALLOCATED, LISTED = "allocate", "pod-resources"  # sources of entries: given, and listed by kubelet since
 SURE = (ALLOCATED, LISTED)
 FORMER, FORGOTTEN = "pod-resources before kubelet's restart", "forgotten by kubelet"  # and of those listed before
@@ -147,6 +148,47 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
     for home, more in new.items():
         gpus[home] = {**gpus[home], "entries": {**gpus[home]["entries"], **more}}
     return {**page, "gpus": gpus}, new
+
+
+def claim(page: Page, homes: Mapping[str, str], to: str, now: float) -> Page:
+    """Return the book with what a claim gets, whole, whatever it was given out as before.
+
+    Args:
+        page: the book.
+        homes: UUIDs of the GPUs that have them, by UUID of the GPUs and MIG instances that it gets.
+        to: the claim, as checkpoints.claimed names it.
+        now: seconds since boot.
+
+    Raises:
+        GpushimError: somebody else has one of them, all of it or a part.
+    """
+    found: Page = {**page, "gpus": dict(page["gpus"])}
+    for uuid, home in homes.items():
+        gpu = found["gpus"].get(home, {"divisions": {}, "entries": {}})
+        for entry in gpu["entries"].values():
+            touches = entry["uuid"] == uuid or is_instance(entry["uuid"]) != is_instance(uuid)
+            if touches and (entry["giver"], entry["to"]) != (DRIVER, to):
+                of = "it" if entry["uuid"] == uuid else entry["uuid"]
+                raise GpushimError(f"{uuid} cannot be given to {to}: {_whose(entry)} has {of}", REQUEST)
+        made = noted_entry(DRIVER, to, uuid, (CLAIM, ""), ALLOCATED, now)
+        found["gpus"][home] = {**gpu, "entries": {**gpu["entries"], f"{CLAIM} {uuid}": made}}
+    return found
+
+
+def unclaimed(page: Page, uuids: Collection[str], to: str) -> Page:
+    """Return the book without what a claim had.
+
+    Args:
+        page: the book.
+        uuids: of the GPUs and MIG instances that it had.
+        to: the claim, as checkpoints.claimed names it.
+    """
+    keys = {f"{CLAIM} {uuid}" for uuid in uuids}
+    gpus: dict[str, Any] = {}
+    for uuid, one in page["gpus"].items():
+        left = {key: row for key, row in one["entries"].items() if key not in keys or row["to"] != to}
+        gpus[uuid] = {**one, "entries": left}
+    return {**page, "gpus": gpus}
 
 
 def _excludes(entry: Entry, one: Given) -> bool:

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpuplugin.book.by_device import CLAIM
 from gpuplugin.devices.changes import UNTOLD
 from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gpushim.containers.kubelet import Claim
     from gpushim.ground.model import Snapshot
 
-CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID
 A_POD = "a pod of kubelet's checkpoint"
 PIPES = "variable CUDA_MPS_PIPE_DIRECTORY="  # which only a container of an MPS daemon is told
 
@@ -90,7 +90,12 @@ def claimed(claims: Iterable[Claim], snapshot: Snapshot, units: Units) -> Iterat
     """List who has which GPU or MIG instance by claims: what a claim may have, it has."""
     for one in claims:
         for uuid in units if (found := which(one, snapshot)) is None else found:
-            yield f"claim {one.namespace}/{one.name} of {one.driver}", uuid
+            yield named(one.namespace, one.name, one.driver), uuid
+
+
+def named(namespace: str, name: str, driver: str) -> str:
+    """Name a claim, as the book does."""
+    return f"claim {namespace}/{name} of {driver}"
 
 
 def _damaged(path: str, error: Exception) -> str:

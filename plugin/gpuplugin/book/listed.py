@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device
 from gpuplugin.book.by_device import (
+    ALLOCATED,
+    CLAIM,
     DRIVER,
     FORGOTTEN,
     FORMER,
@@ -19,7 +21,6 @@ from gpuplugin.book.by_device import (
     stem,
     way_of_part,
 )
-from gpuplugin.book.checkpoints import CLAIM
 from gpuplugin.devices.changes import is_instance
 from gpuplugin.settings import resources
 
@@ -87,12 +88,17 @@ def listed(page: Page, held: Held, pods: Collection[str] | None, since: float) -
             who = held.get(resource, {}).get(name, "")
             if who:
                 entries[key] = {**entry, "to": who, "source": LISTED}
-            elif pods is None or (entry["time"] > since if entry["giver"] == PLUGIN else CLAIM not in held):
+            elif pods is None or _recent(entry, since) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry
             elif entry["source"] in (FORMER, FORGOTTEN) and entry["to"] in pods:
                 entries[key] = {**entry, "source": FORGOTTEN}
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
     return found
+
+
+def _recent(entry: Entry, since: float) -> bool:
+    """Say whether something was given so late that kubelet may not list it yet; of others' claims it alone tells."""
+    return entry["time"] > since and (entry["giver"] == PLUGIN or entry["source"] == ALLOCATED)
 
 
 def adopted(page: Page, held: Held, units: Units) -> Page:

@@ -1,6 +1,6 @@
 """Claims that the node half asks for, read from the API server.
 
-Out of scope: what is in them (gpuplugin/dra/), the socket (dra.py).
+Out of scope: what is in them (gpuplugin/dra/), the socket (dra_in_cluster.py).
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Claims:
             raise lacking(error, "get", "resourceclaims") from None
         if member(member(found, "metadata"), "uid") != uid:
             return {"absent": True}
-        kept = {
+        rest = {
             part: {key: member(member(found, part), key) for key in keys if member(member(found, part), key)}
             for part, keys in PARTS.items()
         }
-        return {"object": {**kept, "spec": member(found, "spec") or {}}}
+        return {"object": {**rest, "spec": member(found, "spec") or {}}}

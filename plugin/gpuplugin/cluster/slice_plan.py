@@ -1,4 +1,4 @@
-"""What is to be written so that a node's pool has what was wanted, and in which order.
+"""What is to be written so that a node's pool has what was desired, and in which order.
 
 Kubernetes looks at the highest generation of a pool alone, and gives out nothing of it unless all its slices are
 there. So a pool of one slice is changed in its place. One of several is written anew under other names before the old
@@ -62,7 +62,7 @@ class Plan:
 
     Attributes:
         first: slices that are deleted before anything is written, as they stand in the way.
-        writes: index of the wanted slice, its name, and the one of that name that is there.
+        writes: index of the desired slice, its name, and the one of that name that is there.
         after: slices that are deleted in the end.
         generation: of the pool.
         anew: whether the generation is new, and an older one is complete.
@@ -132,8 +132,8 @@ def plan(there: Collection[Seen], node: str, count: int, same: Callable[[int, Se
     Args:
         there: all slices of this node and driver.
         node: its name, and the pool's.
-        count: of wanted slices.
-        same: says whether a slice that is there, and is one of ours, has what is wanted at an index.
+        count: of desired slices.
+        same: says whether a slice that is there, and is one of ours, has what is desired at an index.
     """
     wild = [one for one in there if one.pool != node or not 0 <= one.generation <= LIMIT]
     rest = sorted((one for one in there if one not in wild), key=lambda one: (-one.generation, one.name))
@@ -158,7 +158,7 @@ def plan(there: Collection[Seen], node: str, count: int, same: Callable[[int, Se
 
 
 def candidates(there: Collection[Seen], count: int) -> Iterator[tuple[int, Seen]]:
-    """Yield the slices that may be as they are wanted but for what the server dropped, each with its index."""
+    """Yield the slices that may be as they are desired but for what the server dropped, each with its index."""
     top = max((one.generation for one in there), default=0)
     newest = sorted((one for one in there if one.generation == top), key=lambda one: one.number)
     if newest and all(one.count == len(newest) == count and one.number >= 0 for one in newest):
@@ -166,11 +166,11 @@ def candidates(there: Collection[Seen], count: int) -> Iterator[tuple[int, Seen]
 
 
 def begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) -> int | None:
-    """Return the number of the first wanted slice, if each of these is right as one of them; else None.
+    """Return the number of the first desired slice, if each of these is right as one of them; else None.
 
     Args:
-        slices: of one generation; some of the wanted ones may be missing.
-        count: of wanted slices.
+        slices: of one generation; some of the desired ones may be missing.
+        count: of desired slices.
         same: as for `plan`.
     """
     numbers = [one.number for one in slices]

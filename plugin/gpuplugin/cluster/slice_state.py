@@ -33,14 +33,14 @@ class State:
         self.say = False
         self._generation, self._dropped = 0, list[str]()
         self._problems = {"write": "", "contest": "", "watch": ""}
-        self._said: dict[str, Any] = {}
         self._settled = False  # whether all was as it is wanted
         self._repairs, self._repaired = 0, 0.0
         self._contest, self._failing = Pause(), Pause()
         self._not_before = 0.0
+        self._sent = self._message()  # nothing has been written, which need not be said
 
     def begin(self) -> None:
-        """Something else is wanted, which need not wait."""
+        """Something else is desired, which need not wait."""
         self._settled, self._not_before = False, 0.0
         self._problems["write"] = ""
 
@@ -70,7 +70,7 @@ class State:
             by = next((one.by for one in there if one.by), "")
             who = f' ("{quote(by)}")' if by else ""
             self._not_before = now + self._contest.seconds()
-            self.trouble(
+            self.problem(
                 "contest",
                 f"somebody{who} changes or deletes this node's ResourceSlices again and again; if it is another "
                 f"driver named {DRIVER}, remove it",
@@ -79,18 +79,18 @@ class State:
     def failed(self, sentence: str) -> None:
         """Note why nothing could be written, and when it is tried again."""
         self._not_before = time.monotonic() + self._failing.seconds()
-        self.trouble("write", sentence)
+        self.problem("write", sentence)
         self.say = True
 
     def done(self, generation: int, dropped: set[str]) -> None:
-        """Note that all is as it is wanted."""
+        """Note that all is as it is desired."""
         if dropped and sorted(dropped) != self._dropped:
             logger.warning("the API server has dropped %s: it has those features off", ", ".join(sorted(dropped)))
         self._generation, self._dropped, self._settled = generation, sorted(dropped), True
         self._failing, self.say = Pause(), True
-        self.trouble("write", "")
+        self.problem("write", "")
 
-    def trouble(self, source: str, sentence: str) -> None:
+    def problem(self, source: str, sentence: str) -> None:
         """Note a problem, and log it once; "": it is over."""
         if sentence and sentence != self._problems[source] and source != "watch":  # which parts.py logs
             logger.warning("%s; it is tried again", sentence)
@@ -98,14 +98,14 @@ class State:
 
     def changed(self) -> bool:
         """Say whether there is something to be said."""
-        return self._message() != self._said
+        return self._message() != self._sent
 
     def message(self) -> dict[str, Any] | None:
         """Return what is to be said now; None if that has been said."""
         found = self._message()
-        if found == self._said and not (self.say and self._generation + bool(found["problem"])):
+        if found == self._sent and not (self.say and self._generation + bool(found["problem"])):
             return None
-        self._said, self.say = found, False
+        self._sent, self.say = found, False
         return found
 
     def _message(self) -> dict[str, Any]:

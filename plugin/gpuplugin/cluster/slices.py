@@ -1,4 +1,4 @@
-"""A node's ResourceSlices, kept as they are wanted.
+"""A node's ResourceSlices, kept as they are desired.
 
 They are seen by a watch, and written only while somebody wants some. Out of scope: what is to be written
 (slice_plan.py), what devices there are (gpuplugin/dra/).
@@ -51,7 +51,7 @@ class Slices:
         self._gone: set[str] = set()  # uids that were deleted here, and may still be in the watch
         self._version = ""  # to go on from
         self._owner = ""  # uid of the node
-        self._wanted: list[Devices] | None = None
+        self._desired: list[Devices] | None = None
         self._forms: dict[str, list[Any]] = {}  # what the server makes of devices
         self._fresh = True  # whether it may have dropped something that is not known here
         self._doubtful = -1  # index of a slice that was refused
@@ -60,8 +60,8 @@ class Slices:
     def want(self, slices: list[Devices] | None) -> None:
         """Keep exactly these slices from now on; None: write nothing, and leave what is there."""
         with self._changed:
-            if slices is None or slices != self._wanted:
-                self._wanted = slices
+            if slices is None or slices != self._desired:
+                self._desired = slices
                 self._state.begin()
                 keys = {*map(_key, slices or ())}
                 self._forms = {key: form for key, form in self._forms.items() if key in keys}
@@ -69,13 +69,13 @@ class Slices:
             self._changed.notify_all()
 
     def follow(self) -> Iterator[None]:
-        """Follow what becomes of the slices, once some are wanted; ends when the server ends the watch.
+        """Follow what becomes of the slices, once some are desired; ends when the server ends the watch.
 
         Raises:
             ApiError: the API server does not say.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._wanted is not None)
+            self._changed.wait_for(lambda: self._desired is not None)
         try:
             if not self._version:
                 with self._busy:
@@ -88,7 +88,7 @@ class Slices:
                 yield
         except GpushimError as error:
             with self._changed:
-                self._state.trouble("watch", str(error))
+                self._state.problem("watch", str(error))
                 self._fresh = True
                 if getattr(error, "status", 0):
                     self._version = ""
@@ -102,35 +102,35 @@ class Slices:
             raise rights.lacking(error, "watch", "resourceslices") from None
 
     def write(self) -> Iterator[None]:
-        """Write what is not as it is wanted, again and again."""
+        """Write what is not as it is desired, again and again."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._ready, self._state.wait(TICK) if self._due else TICK)
-                wanted = self._wanted if self._ready() and self._listed else None
-                self._due = self._due and wanted is None
-            if wanted is not None:
+                desired = self._desired if self._ready() and self._listed else None
+                self._due = self._due and desired is None
+            if desired is not None:
                 with self._busy:
-                    self._put_right(wanted)
+                    self._put_right(desired)
             with self._changed:
-                said = self._state.message()
-            if said:
-                self._tell({"published": said})
+                answered = self._state.message()
+            if answered:
+                self._tell({"published": answered})
             yield
 
     def _ready(self) -> bool:
-        pending = self._due and self._listed and self._wanted is not None and not self._state.wait(TICK)
+        pending = self._due and self._listed and self._desired is not None and not self._state.wait(TICK)
         return pending or self._state.changed()
 
-    def _put_right(self, wanted: list[Devices]) -> None:
+    def _put_right(self, desired: list[Devices]) -> None:
         last = ApiError("the API server has other ResourceSlices than were written a moment ago")
         try:
             for _ in range(TRIES):
-                found = self._plan(wanted)
+                found = self._plan(desired)
                 if found.empty:
                     break
                 self._state.repairing(found, self._there.values())
                 try:
-                    if not self._carry_out(found, wanted):
+                    if not self._carry_out(found, desired):
                         self._due = True
                         return
                 except ApiError as error:
@@ -147,38 +147,38 @@ class Slices:
             self._fresh, self._doubtful = False, -1
             lost = {
                 path
-                for each in wanted
+                for each in desired
                 if _key(each) in self._forms
                 for path in slice_content.dropped(each, self._forms[_key(each)])
             }
             self._state.done(found.generation, lost)
 
-    def _plan(self, wanted: list[Devices]) -> Plan:
+    def _plan(self, desired: list[Devices]) -> Plan:
         def same(index: int, one: Seen) -> bool:
-            return slice_content.same(self._forms.get(_key(wanted[index]), wanted[index]), one.devices)
+            return slice_content.same(self._forms.get(_key(desired[index]), desired[index]), one.devices)
 
         with self._changed:
             there = [*self._there.values()]
-        found = slice_plan.plan(there, self._node, len(wanted), same)
+        found = slice_plan.plan(there, self._node, len(desired), same)
         if found.empty or not self._fresh:
             return found
-        for index, one in slice_plan.candidates(there, len(wanted)):
+        for index, one in slice_plan.candidates(there, len(desired)):
             if not same(index, one):  # the server may have dropped fields: it says what it would make of them
-                answer = self._post(wanted[index], one.name, one, one.generation, len(wanted), dry=True)
-                self._forms[_key(wanted[index])] = answer.devices
+                answer = self._post(desired[index], one.name, one, one.generation, len(desired), dry=True)
+                self._forms[_key(desired[index])] = answer.devices
         self._fresh = False
-        return slice_plan.plan(there, self._node, len(wanted), same)
+        return slice_plan.plan(there, self._node, len(desired), same)
 
-    def _carry_out(self, found: Plan, wanted: list[Devices]) -> bool:
-        """Do it; says whether it was not left since something else is wanted now."""
+    def _carry_out(self, found: Plan, desired: list[Devices]) -> bool:
+        """Do it; says whether it was not left since something else is desired now."""
         written: list[Seen] = []
         for one in found.first:
             self._delete(one)
         for index, name, there in sorted(found.writes, key=lambda row: row[0] != self._doubtful):
-            if self._wanted is not wanted:
+            if self._desired is not desired:
                 return False
             try:
-                answer = self._post(wanted[index], name, there, found.generation, len(wanted))
+                answer = self._post(desired[index], name, there, found.generation, len(desired))
             except ApiError as error:
                 if error.status in REFUSED:
                     self._doubtful = index
@@ -187,9 +187,9 @@ class Slices:
                             self._delete(one)  # so that the generation before counts again
                 raise
             written.append(answer)
-            self._forms[_key(wanted[index])] = answer.devices
+            self._forms[_key(desired[index])] = answer.devices
         for one in found.after:
-            if self._wanted is not wanted:
+            if self._desired is not desired:
                 return False
             self._delete(one)
         return True
@@ -249,13 +249,13 @@ class Slices:
         with self._changed:
             self._there, self._gone = found, set()
             self._version = str(member(metadata, "resourceVersion") or "")
-            self._state.trouble("watch", "")
+            self._state.problem("watch", "")
             self._due = self._listed = True
             self._changed.notify_all()
 
     def _begun(self) -> None:
         with self._changed:
-            self._state.trouble("watch", "")
+            self._state.problem("watch", "")
             self._state.again()
             self._due = self._due or self._fresh
             self._changed.notify_all()
@@ -267,8 +267,8 @@ class Slices:
             self._version = ""
             if member(found, "code") == GONE:
                 return False
-            said = visible(str(member(found, "message"))[:300])
-            raise ApiError(f"the API server ends the watch of ResourceSlices: {said}")
+            answered = visible(str(member(found, "message"))[:300])
+            raise ApiError(f"the API server ends the watch of ResourceSlices: {answered}")
         one = slice_plan.seen(found, self._node) if kind in ("ADDED", "MODIFIED", "DELETED") else None
         with self._changed:
             self._version = str(member(member(found, "metadata"), "resourceVersion") or self._version)

@@ -43,6 +43,17 @@ def nearness(peers: Mapping[int, Sequence[Sequence[int]]]) -> dict[tuple[int, in
     }
 
 
+def weight(weights: Mapping[tuple[int, int], int], one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Weigh how near two GPUs are, each told by its index and its NUMA node.
+
+    Args:
+        weights: of `nearness`; a pair that it does not have is far.
+        one: of them.
+        other: of them.
+    """
+    return weights.get((one[0], other[0]), 0) + NUMA * (one[1] == other[1] >= 0)
+
+
 def allowed(devices: Sequence[Device], weights: Mapping[tuple[int, int], int], packed: bool) -> Choice:
     """Return a choice that Allocate does not refuse (allocation.check), wherever one of its size can be made.
 
@@ -104,10 +115,8 @@ def nearest(devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -
         weights: of `nearness`; a pair that it does not have is far.
     """
     places = {device.id: place for place, device in enumerate(devices)}
-    pairs = tuple(
-        tuple(weights.get((one.gpu, other.gpu), 0) + NUMA * (one.numa == other.numa >= 0) for other in devices)
-        for one in devices
-    )
+    known = [(device.gpu, device.numa) for device in devices]
+    pairs = tuple(tuple(weight(weights, one, other) for other in known) for one in known)
     sets = _sets(pairs) if len(pairs) <= LARGEST else None
 
     def choose(available: Sequence[str], required: Sequence[str], size: int) -> list[str]:

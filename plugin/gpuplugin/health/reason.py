@@ -60,6 +60,7 @@ class Reason:
         until: a clause: when it ends.
         gi: the GPU instance that it concerns; None: the whole GPU.
         ci: the compute instance that it concerns; None: all of that GPU instance.
+        number: of the XID or recovery action; 0: none.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Reason:
     until: str
     gi: int | None = None
     ci: int | None = None
+    number: int = 0
 
     @property
     def when(self) -> float:
@@ -114,7 +116,7 @@ def brief(sentence: str) -> str:
 
 def of(cause: Cause) -> Reason:
     """Return the reason that a cause is."""
-    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], cause.gi, cause.ci)
+    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], cause.gi, cause.ci, cause.number)
 
 
 def _clause(cause: Cause) -> str:

@@ -32,9 +32,9 @@ GRACE = 1.0  # seconds for calls that are being answered
 OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_concurrent_streams", 32),
-    ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.so_reuseport", 0),
 )
+IDLE = (("grpc.max_connection_idle_ms", 60_000),)
 CALLS = 64  # at a time, over all connections
 _ROOT = 0
 _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
@@ -46,17 +46,20 @@ class Listener:
 
     Args:
         path: absolute.
+        idle: whether a connection without a call ends after a while; to kubelet the end of that to a DRA driver is
+            the driver's.
 
     Attributes:
         inode: of its socket, as `identity` tells it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, idle: bool = True) -> None:
         self.path = path
         self.inode: Identity | None = None
-        self._server: Any = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
+        options = OPTIONS + IDLE if idle else OPTIONS
+        self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS)
 
-    async def bind(self, handlers: grpc.GenericRpcHandler) -> None:
+    async def bind(self, *handlers: grpc.GenericRpcHandler) -> None:
         """Serve, in the place of whatever is at the path.
 
         Args:
@@ -70,7 +73,7 @@ class Listener:
         if len(os.fsencode(max(aside, self.path, key=len))) > LONGEST_PATH:
             sentence = f"{self.path} is too long for a socket; --kubelet-dir must name a shorter directory"
             raise GpushimError(sentence, FAILED)
-        self._server.add_generic_rpc_handlers((handlers,))
+        self._server.add_generic_rpc_handlers(handlers)
         try:
             sweep(folder)
             if not self._server.add_insecure_port("unix:" + aside):  # grpc before 1.60 does not raise
@@ -195,8 +198,18 @@ def is_socket(path: str) -> bool:
 
 def of_root(connected: Any) -> bool:
     """Say whether a process of root's, or of this one's user, is at the other end of a socket; the kernel knows."""
+    return of_user(connected, _ROOT)
+
+
+def of_user(connected: Any, user: int) -> bool:
+    """Say whether a process of a user's, root's or this one's user is at the other end of a socket.
+
+    Args:
+        connected: the socket.
+        user: number of the user.
+    """
     who = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
-    return who in (_ROOT, os.geteuid())
+    return who in (user, _ROOT, os.geteuid())
 
 
 def listening(path: str) -> bool:

@@ -143,7 +143,7 @@ def name_of(mig: MigInstance, notes: list[str]) -> str:
     """Name the resource of a MIG instance; "" if it is left out."""
     profile = mig["profile"]
     name = "mig-" + profile.replace("+", ".")
-    if profile.partition(".")[0].endswith("c"):  # 1c.3g.20gb
+    if is_partial(profile):
         why = f"{profile} does not use all of its GPU instance; that is given out with mig-strategy single alone"
     elif not NAME.fullmatch(name) or len(PREFIX + name) > LONGEST_NAME:
         why = f'its profile "{quote(profile)}" makes no name of a resource'
@@ -151,6 +151,11 @@ def name_of(mig: MigInstance, notes: list[str]) -> str:
         return PREFIX + name
     notes.append(f"MIG instance {mig['uuid']} is left out: {why}")
     return ""
+
+
+def is_partial(profile: str) -> bool:
+    """Tell whether a MIG instance of this profile shares its GPU instance, and so its memory, as 1c.3g.20gb does."""
+    return profile.partition(".")[0].endswith("c")
 
 
 def replicated(

@@ -17,6 +17,7 @@ def gpu(index: int, **more: Any) -> dict[str, Any]:
         "mig": False,
         "problem": None,
         "model": "NVIDIA A100-SXM4-40GB",
+        "brand": "Nvidia",
         "arch": "8.0",
         "memory": 40960,
         "mig_capable": True,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.allocation.instances import Instances
+from gpuplugin.processes.instances import Instances
 
 TOP = Path(__file__).parents[4]
 OTHER = """
 import sys
-from gpuplugin.allocation.instances import Instances
+from gpuplugin.processes.instances import Instances
 one = Instances()
 one.join(sys.argv[1])
 print(flush=True)

@@ -31,19 +31,20 @@ class Instances:
         self._fd = -1
         self.number = int.from_bytes(os.urandom(6), "big")
 
-    def join(self, folder: str) -> None:
+    def join(self, folder: str, name: str = NAME) -> None:
         """Become one of them, once; without a file to lock this one takes itself for the only one.
 
         Args:
             folder: directory of what the plugin keeps, root's alone.
+            name: of the file, another for each program.
         """
         if self._fd >= 0:
             return
         try:
-            self._fd = os.open(f"{folder}/{NAME}", _OPEN, 0o600)
+            self._fd = os.open(f"{folder}/{name}", _OPEN, 0o600)
             self._lock(fcntl.F_RDLCK, self.number)
         except OSError as error:
-            logger.warning("%s/%s cannot be locked: %s", folder, NAME, error.strerror)
+            logger.warning("%s/%s cannot be locked: %s", folder, name, error.strerror)
             self.leave()
 
     def serve(self, resource: str) -> None:

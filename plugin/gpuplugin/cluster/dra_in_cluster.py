@@ -58,7 +58,7 @@ class Link:
         path: of its socket.
 
     Attributes:
-        slices: get the pools that are wanted.
+        slices: get the pools that are desired.
         claims: get those that are asked for.
     """
 
@@ -95,7 +95,7 @@ class Link:
                     self._connected = None
 
     def _lines(self, connected: socket.socket, seen: object) -> Iterator[bytes]:
-        kept = bytearray()
+        rest = bytearray()
         while (trust.identity(self._path) or ())[:2] == (seen or ())[:2]:  # type: ignore[index]
             if not select.select([connected], [], [], LOOK)[0]:
                 continue
@@ -105,37 +105,37 @@ class Link:
                 return
             if not part:
                 return
-            kept += part
+            rest += part
             while b"\n" in part:
-                end = kept.index(b"\n")
-                line, part = bytes(kept[:end]), bytes(kept[end + 1 :])
-                kept[:] = part
+                end = rest.index(b"\n")
+                line, part = bytes(rest[:end]), bytes(rest[end + 1 :])
+                rest[:] = part
                 yield line
-            if len(kept) > LINE:
+            if len(rest) > LINE:
                 raise GpushimError(f"{self._path} sends a line of more than {LINE >> 20} MiB", FAILED)
 
     def _take(self, line: bytes, connected: socket.socket) -> None:
         try:
-            said = json.loads(line)
+            answered = json.loads(line)
         except (ValueError, RecursionError):
-            said = None
-        if isinstance(said, dict) and isinstance(said.get("claim"), int):
-            self.claims.ask(said, lambda answer: self.send(answer, connected))
-        elif isinstance(said, dict) and "pool" in said and _is_pool(said["pool"]):
-            self.slices.want(said["pool"] and said["pool"]["slices"])
+            answered = None
+        if isinstance(answered, dict) and isinstance(answered.get("claim"), int):
+            self.claims.ask(answered, lambda answer: self.send(answer, connected))
+        elif isinstance(answered, dict) and "pool" in answered and _is_pool(answered["pool"]):
+            self.slices.want(answered["pool"] and answered["pool"]["slices"])
         else:
             raise GpushimError(f"{self._path} sends a line that is no pool and no claim", FAILED)
 
-    def send(self, said: dict[str, Any], connected: socket.socket | None = None) -> None:
+    def send(self, answered: dict[str, Any], connected: socket.socket | None = None) -> None:
         """Send a line; it is lost if there is no connection, or another one than was meant.
 
         Args:
-            said: the object.
+            answered: the object to be sent.
             connected: by which it was asked for.
         """
-        line = json.dumps(said).encode() + b"\n"
+        line = json.dumps(answered).encode() + b"\n"
         if len(line) > LINE:
-            line = json.dumps({"claim": said.get("claim"), "error": "the claim is too large"}).encode() + b"\n"
+            line = json.dumps({"claim": answered.get("claim"), "error": "the claim is too large"}).encode() + b"\n"
         with self._sending:
             to = self._connected
             if to is None or (connected is not None and connected is not to):

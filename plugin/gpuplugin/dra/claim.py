@@ -1,0 +1,105 @@
+"""What a claim is to get here, as the API server has it: the results of its allocation that are this driver's.
+
+Everything in a claim is a stranger's word, which the scheduler has completed: what is taken from it is checked.
+Pure. Out of scope: whether it can have that (ledger.py), opaque configs (configs.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.dra.configs import INTERVALS, MPS, Config, chosen
+from gpuplugin.dra.offered import GPU, MIG
+from gpushim.containers.kubelet import DRIVERS
+from gpushim.ground.errors import REQUEST, GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+DRIVER = DRIVERS[0]  # NVIDIA's driver has this name, and so its claims go on
+MOST = 32  # results of a claim (AllocationResultsMaxSize)
+
+
+class Result(NamedTuple):
+    """A device of a claim.
+
+    Attributes:
+        request: its name, without that of a subrequest.
+        device: its name in the pool.
+        admin: it is only looked at, beside whoever has it.
+        config: what the claim and its classes say of it.
+    """
+
+    request: str
+    device: str
+    admin: bool
+    config: Config = Config()
+
+
+class Claim(NamedTuple):
+    """A claim, and what it is to get here."""
+
+    uid: str
+    namespace: str
+    name: str
+    results: tuple[Result, ...]
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return quote(f"{self.namespace}/{self.name}")
+
+
+def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> Claim:
+    """Return what a claim is to get.
+
+    Args:
+        asked: "namespace", "name" and "uid", as kubelet has them.
+        found: the ResourceClaim.
+        node: name of this node, which is its pool.
+
+    Raises:
+        GpushimError: it is another claim, has no allocation, or one that is not for this node.
+    """
+    name = quote(f"{asked['namespace']}/{asked['name']}")
+    try:
+        if found["metadata"]["uid"] != asked["uid"]:
+            raise GpushimError(f"claim {name} is another now than the one of this pod; delete the pod", REQUEST)
+        results = tuple(_results((found.get("status") or {}).get("allocation"), name, node))
+    except (KeyError, TypeError, AttributeError):
+        raise GpushimError(f"claim {name} is not as Kubernetes has claims", REQUEST) from None
+    if not results:
+        raise GpushimError(f"claim {name} has no device of {DRIVER} on node {node}", REQUEST)
+    return Claim(asked["uid"], asked["namespace"], asked["name"], results)
+
+
+def check(claim: Claim) -> None:
+    """See to it that nothing is asked for that would not be done.
+
+    Raises:
+        GpushimError: a config asks for sharing in a way that is not there yet.
+    """
+    for one in claim.results:
+        asked, interval = one.config.strategy, one.config.interval
+        if asked == MPS or interval not in ("", INTERVALS[0]):
+            what = f"interval {interval}" if interval else asked
+            raise GpushimError(f"claim {claim} asks for {what}, which gpushim does not do for claims yet", REQUEST)
+
+
+def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
+    if not allocation:
+        raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
+    configs = chosen(allocation, DRIVER, _types(allocation))
+    for place, row in enumerate(allocation["devices"]["results"][:MOST]):
+        if row["driver"] != DRIVER:
+            continue
+        if row["pool"] != node:
+            where = f"on {quote(str(row['pool']))}, and this node is {node}"
+            raise GpushimError(f"claim {name} has a device {where}; see why its pod is here", REQUEST)
+        request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
+        yield Result(request, str(row["device"]), admin, configs[place])
+
+
+def _types(allocation: Mapping[str, Any]) -> dict[str, str]:
+    """Return the types of devices, which their names begin with."""
+    names = [str(row["device"]) for row in allocation["devices"]["results"]]
+    return {name: name.partition("-")[0] for name in names if name.startswith((f"{GPU}-", f"{MIG}-"))}

@@ -1,0 +1,266 @@
+"""From the snapshot to slices, and from a claim to its answer: the outline of the DRA driver's half on the node.
+
+It is root and has no token. The snapshot, with what is unhealthy and what the device plugin gave, becomes slices,
+which the other half publishes as long as kubelet has this driver; kubelet's calls are answered by prepare.py.
+Out of scope: the API server (gpuplugin.cluster), the wire (gpuplugin.kubelet.dra), the device plugin (daemon.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.book import book
+from gpuplugin.book.book import Book
+from gpuplugin.dra import offered, taints
+from gpuplugin.dra.claim import DRIVER
+from gpuplugin.dra.ledger import Ledger
+from gpuplugin.dra.link import Link
+from gpuplugin.dra.newest import Newest
+from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.health import reason
+from gpuplugin.health.watch_children import Watchers
+from gpuplugin.kubelet import dra, sockets
+from gpuplugin.kubelet.plugins import Plugins
+from gpuplugin.processes import tasks
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import release
+from gpuplugin.snapshot.inotify import Watch
+from gpuplugin.snapshot.node_requests import Renewal
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuplugin.book.page import Page
+    from gpuplugin.dra.offered import Offered
+    from gpuplugin.health.reason import Reason
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+LOOK = 2.0  # seconds between looks, most; a look takes 1 ms of CPU
+OTHERS = 10.0  # seconds between looks for other drivers of this name
+OWN = f"/{sockets.PREFIX}"  # begins the name of a socket of ours in plugins_registry
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a driver is told beside the settings.
+
+    Attributes:
+        node: this node's name.
+        socket: path of the socket for the other half.
+        user: as whom the other half runs, a number.
+        effect: of taints, one of taints.EFFECTS.
+    """
+
+    node: str
+    socket: str
+    user: int
+    effect: str
+
+
+class NodeHalf:
+    """The driver.
+
+    Args:
+        settings: those of the device plugin.
+        options: its own.
+    """
+
+    def __init__(self, settings: Settings, options: Options) -> None:
+        self._settings, self._options = settings, options
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._broken: BaseException | None = None
+        self._book, self._release, self._newest = Book(), release.Release(), Newest()
+        self._snapshot: Snapshot | None = None
+        self._offered: list[Offered] = []
+        self._offer = Offer({}, {}, "", "the driver has begun just now")
+        self._why: dict[str, str] = {}  # sentences by UUID
+        self._rival, self._asked = "", -OTHERS
+        self._logged: dict[str, str] = {}
+        self._ending = False
+
+    async def run(self) -> None:
+        """Serve until a signal ends it.
+
+        Raises:
+            GpushimError: this process cannot go on.
+        """
+        loop, watch = asyncio.get_running_loop(), Watch()
+        self._wake, self._renewal, self._plugins = asyncio.Event(), Renewal(), Plugins()
+        kubelet_dir = str(self._settings.values["kubelet-dir"])
+        folder = release.prepare()
+        self._newest.join(folder)
+        self._watchers = Watchers(
+            f"{folder}/health.json", self._spawn, self._wake.set, self._renewal.hurry, self._settings.checks
+        )
+        self._link = Link(self._options.socket, self._options.user, self._wake.set)
+        self._ledger = Ledger(self._book)
+        claims = Claims(self._ledger, self._link, self._options.node, kubelet_dir, lambda: self._offer)
+        self._driver = dra.Driver(
+            DRIVER, kubelet_dir, claims.prepare, claims.unprepare, self._health, self._registered
+        )
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            loop.add_signal_handler(number, self._end)
+        watch.begin(lambda: self._changed(watch))
+        self._spawn(claims.keep())
+        try:
+            while not self._ending:
+                watch.add(system.state_dir(), folder, book.folder(), self._driver.folder, self._driver.registry)
+                await self._look(kubelet_dir)
+                await tasks.until(self._wake, LOOK)
+                self._wake.clear()
+                if self._broken:
+                    raise self._broken
+        finally:
+            watch.close()
+            await self._stop()
+
+    def _changed(self, watch: Watch) -> None:
+        watch.changed()
+        self._wake.set()
+
+    def _end(self) -> None:
+        self._ending = True
+        self._wake.set()
+
+    async def _stop(self) -> None:
+        """Leave the slices as they are: another instance goes on with them, or kubelet takes them away."""
+        await asyncio.gather(tasks.cancel(*self._tasks), return_exceptions=True)
+        self._link.stop()
+        await self._driver.stop()
+        await self._watchers.stop()
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception():
+                self._broken = task.exception()
+                self._wake.set()
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    async def _look(self, kubelet_dir: str) -> None:
+        """Look at all that slices are made of, and have them published."""
+        await self._find_rival(kubelet_dir)
+        with self._once("snapshot"):
+            await self._read()
+        with self._once("link"):
+            await self._link.attend()
+        if not self._rival:
+            with self._once("kubelet"):
+                await self._driver.attend()
+        publishes = self._driver.registered and not self._rival and self._newest.is_it()
+        self._link.tell(self._slices() if publishes else None)
+
+    def _registered(self) -> None:
+        if self._driver.registered:
+            self._newest.become()
+        self._wake.set()
+
+    async def _find_rival(self, kubelet_dir: str) -> None:
+        """See whether another giver's driver of this name listens, beside which this one gives out nothing."""
+        if time.monotonic() - self._asked < OTHERS:
+            return
+        self._asked = time.monotonic()
+        there = await self._plugins.look(kubelet_dir)
+        found = next((one.path for one in there if one.name == DRIVER and OWN not in one.path), "")
+        if found and found != self._rival:
+            logger.error(
+                "another driver %s listens at %s: gpushim gives out no GPU by claim on this node; remove one of the "
+                "two from it",
+                DRIVER,
+                found,
+            )
+            await self._driver.stop()
+        self._rival = found
+
+    async def _read(self) -> None:
+        """Go by the snapshot that counts now.
+
+        Raises:
+            GpushimError: there is none, or this host cannot serve GPUs.
+        """
+        if self._release.requested():
+            if not self._offer.problem:
+                await self._watchers.stop()
+            self._offer = self._offer._replace(problem=release.PROBLEM)
+            return
+        found = self._renewal.read()
+        if found is None:
+            if self._renewal.problem:
+                self._offer = self._offer._replace(problem=str(self._renewal.problem))
+            return
+        self._watchers.hurry()
+        if found["error"]:
+            self._offer = self._offer._replace(problem=found["error"]["sentence"])
+            return
+        if found != self._snapshot or self._offer.problem:
+            await self._watchers.catch_up(found)
+            self._watchers.watch(found)
+            await self._take(found)
+        self._judge(found)
+
+    async def _take(self, found: Snapshot) -> None:
+        values = self._settings.values
+        self._offered = offered.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
+        gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
+        homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
+        first = self._snapshot is None
+        self._offer = Offer({one.name: one for one in self._offered}, homes, found["policy"]["cdi"]["kind"])
+        self._snapshot = found
+        if first:
+            self._ledger.open(homes)
+
+    def _judge(self, found: Snapshot) -> None:
+        """Have kubelet told what is unhealthy."""
+        self._reasons: Mapping[str, list[Reason]] = self._watchers.problems(found)
+        why = reason.texts(self._reasons, found)
+        if why != self._why:
+            self._why = why
+            self._driver.tell()
+
+    def _page(self) -> Page | None:
+        with contextlib.suppress(GpushimError):
+            page = self._book.read()
+            if page and page["boot"] == self._book.boot:
+                return page
+        return None
+
+    def _slices(self) -> list[list[dict[str, Any]]]:
+        if self._offer.problem or self._snapshot is None:
+            return [[]]
+        found = taints.taints(self._reasons, self._snapshot, self._page(), self._options.effect)
+        return offered.slices(
+            self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
+        )
+
+    def _health(self) -> list[dict[str, Any]]:
+        problem = self._offer.problem
+        why = dict.fromkeys((one.uuid for one in self._offered), problem) if problem else self._why
+        return taints.health(self._offered, self._options.node, why)
+
+    @contextlib.contextmanager
+    def _once(self, part: str) -> Any:
+        """Log what goes wrong with a part, once until it goes well."""
+        try:
+            yield
+        except GpushimError as error:
+            if self._logged.get(part) != str(error):
+                logger.error("%s", error)
+            self._logged[part] = str(error)
+            if part == "snapshot":
+                self._offer = self._offer._replace(problem=str(error))
+        else:
+            self._logged.pop(part, None)

@@ -1,0 +1,158 @@
+"""The socket to the other half, which has the token: what this node has is told, claims are asked for.
+
+A line of JSON each way, for each thing (cluster/ has the other end). Who connects is known by the kernel's word, and
+one client counts, the newest. What it says of a claim is a stranger's word, that claim.py checks.
+Out of scope: what is told, and the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.kubelet import sockets
+from gpuplugin.kubelet.sockets import identity
+from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpuplugin.kubelet.sockets import Identity
+
+LIMIT = 8 << 20  # bytes of a line
+CLIENTS = 4  # that wait, of which one counts
+ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
+ABSENT = "the API server does not have it"
+
+
+class Link:
+    """The socket.
+
+    Args:
+        path: of the socket.
+        user: who may connect, beside root.
+        changed: is called when something was told.
+
+    Attributes:
+        published: what the other half said last of its slices.
+    """
+
+    def __init__(self, path: str, user: int, changed: Callable[[], object]) -> None:
+        self.path, self._user, self._changed = path, user, changed
+        self.published: Mapping[str, Any] = {}
+        self._server: asyncio.AbstractServer | None = None
+        self._inode: Identity | None = None
+        self._client: asyncio.StreamWriter | None = None
+        self._asked: dict[int, tuple[asyncio.Future[Any], bytes]] = {}
+        self._number = 0
+        self._pool = _line({"pool": None})
+
+    @property
+    def connected(self) -> bool:
+        """Whether the other half is there."""
+        return self._client is not None
+
+    async def attend(self) -> None:
+        """See to it that the socket is there.
+
+        Raises:
+            GpushimError: it cannot be made.
+        """
+        if self._server and identity(self.path) == self._inode:
+            return
+        try:
+            listening, self._inode = sockets.private(self.path, CLIENTS)
+            os.chmod(self.path, 0o666)  # noqa: S103 - the other half is not root; `_met` says who is let in
+        except OSError as error:
+            raise GpushimError(f"the socket {self.path} cannot be made: {error.strerror or error}", FAILED) from None
+        if self._server:
+            self._server.close()
+        self._inode = identity(self.path)
+        self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=LIMIT)
+
+    def stop(self) -> None:
+        """Serve no more."""
+        if self._server:
+            self._server.close()
+        if self._client:
+            self._client.close()
+        if self._inode and identity(self.path) == self._inode:
+            os.unlink(self.path)
+
+    def tell(self, slices: list[list[dict[str, Any]]] | None) -> None:
+        """Have these slices published from now on, and no others; None: have nothing written.
+
+        Args:
+            slices: devices of each.
+        """
+        line = _line({"pool": None if slices is None else {"slices": slices}})
+        if line != self._pool:
+            self._pool = line
+            self._send(line)
+
+    async def claim(self, asked: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return a claim as the API server has it; None if it does not have it any more.
+
+        Args:
+            asked: "namespace", "name" and "uid".
+
+        Raises:
+            GpushimError: there is no answer.
+        """
+        self._number += 1
+        mine, found = self._number, asyncio.get_running_loop().create_future()
+        line = _line({"claim": mine, **{key: asked[key] for key in ("namespace", "name", "uid")}})
+        self._asked[mine] = found, line
+        self._send(line)
+        try:
+            answer = await asyncio.wait_for(found, ANSWER)
+        except asyncio.TimeoutError:
+            there = "does not answer" if self.connected else "is not there"
+            raise GpushimError(f"the container beside this one, which asks the API server, {there}", FAILED) from None
+        finally:
+            del self._asked[mine]
+        if "error" in answer:
+            raise GpushimError(quote(str(answer["error"])), FAILED)
+        return None if answer.get("absent") else answer.get("object")
+
+    def _send(self, line: bytes) -> None:
+        """Write to the other half if it is there; all that counts is written again when it comes."""
+        if self._client and self._client.transport.get_write_buffer_size() < LIMIT:
+            self._client.write(line)
+
+    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a client until it ends, or another one comes."""
+        if not sockets.of_user(writer.get_extra_info("socket"), self._user):
+            writer.close()
+            return
+        if self._client:
+            self._client.close()
+        self._client = writer
+        writer.write(self._pool + b"".join(line for _, line in self._asked.values()))
+        try:
+            while line := await reader.readline():
+                self._heard(json.loads(line))
+        except (ValueError, OSError, RecursionError) as error:  # ValueError: a line over LIMIT, too
+            logger.warning("the container beside this one says what it should not: %s", quote(str(error)[:200]))
+        finally:
+            writer.close()
+            if self._client is writer:
+                self._client, self.published = None, {}
+                self._changed()
+
+    def _heard(self, news: Any) -> None:
+        if not isinstance(news, dict):
+            raise ValueError("it is no object")
+        found = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
+        if found and not found[0].done():
+            found[0].set_result(news)
+        if isinstance(news.get("published"), dict):
+            self.published = news["published"]
+            self._changed()
+
+
+def _line(news: Any) -> bytes:
+    return json.dumps(news, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,282 @@
+"""Snapshot to devices of ResourceSlices: what is offered, what is said of it, and in which order.
+
+Names and types of attributes and capacities are those of NVIDIA's driver (kubernetes-sigs/dra-driver-nvidia-gpu),
+and more, for CEL. Each device has all of them, whatever its type: a selector that names one which a device lacks
+stops the scheduling of its claim. So what is unknown has a value that no selector asks for. A device that is alone in
+what others share (NVLinks, a fabric, a PCIe root) has a group of its own, the UUID of its GPU: an empty text would
+equal another's for matchAttribute.
+Order counts, for the allocator takes the first devices that fit: whole GPUs come first, near ones beside each other,
+then MIG instances by GPU, the small ones before the large ones.
+Nothing that a driver says may make the API server refuse a slice: texts are cut and cleaned, versions completed.
+Out of scope: when slices are written, and what taints a device. WSL and Tegra, where a container gets all GPUs or
+none, offer nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from itertools import chain, combinations, product, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.cluster.labels import UNDEFINED, family
+from gpuplugin.devices.preferred import nearness, weight
+from gpuplugin.settings import resources
+from gpushim.inventory.procfs import sysfs_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpushim.ground.model import Gpu, MigInstance, Snapshot
+
+GPU, MIG = "gpu", "mig"  # attribute `type`, and how names begin
+STANDARD = "resource.kubernetes.io/"  # domain of Kubernetes' own attributes; without one it is the driver's
+IN_SLICE = 64  # devices of a slice in which any may have a taint (resource.k8s.io/v1, ResourceSliceSpec)
+TAINTS = 16  # of a device (the same)
+TEXT = 64  # characters of a text or version (the same, DeviceAttributeMaxValueLength)
+UNKNOWN, NO_PROFILE = "Unknown", "none"
+EFFECTS = ("NoExecute", "NoSchedule", "None")  # the strongest first
+# Capacities of a MIG instance, by what the snapshot calls them (inventory.nvml.ATTRIBUTES). A whole GPU's are 0: NVML
+# tells them of instances alone.
+COUNTED = {
+    "multiprocessors": "multiprocessors",
+    "copyEngines": "engines.copy",
+    "decoders": "engines.decoder",
+    "encoders": "engines.encoder",
+    "jpegEngines": "engines.jpeg",
+    "ofaEngines": "engines.ofa",
+}
+_BRANDS = {"GRID": "Grid"}  # of inventory.nvml.BRANDS, what NVIDIA's driver for DRA spells otherwise
+_NUMBER = r"([0-9]{1,9})"
+_VERSION = re.compile(rf"{_NUMBER}(?:\.{_NUMBER})?(?:\.{_NUMBER})?")
+_LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ROOT = re.compile("pci[0-9a-f]{4,}:[0-9a-f]{2}")
+_MOST = (1 << 63) - 1  # of a quantity
+
+
+class Offered(NamedTuple):
+    """A device of a ResourceSlice.
+
+    Attributes:
+        name: DNS label, from the UUID alone: gpu-<uuid> or mig-<uuid>.
+        uuid: of the GPU or MIG instance, as the snapshot has it.
+        body: the device in the form of resource.k8s.io/v1, without taints.
+    """
+
+    name: str
+    uuid: str
+    body: dict[str, Any]
+
+
+def devices(
+    snapshot: Snapshot,
+    exclude: Sequence[str] = (),
+    spread: bool = False,
+    resolve: Callable[[str], str] = os.path.realpath,
+) -> list[Offered]:
+    """List the devices that claims can be given, in the order in which they are published.
+
+    Left out are GPUs in MIG mode as wholes, what has no UUID, and MIG instances that share their GPU instance. A sick
+    GPU is there.
+
+    Args:
+        snapshot: of the host's inventory.
+        exclude: GPUs and MIG instances that are not offered, as for `resources.find`.
+        spread: MIG instances come in turn from each GPU, instead of GPU by GPU.
+        resolve: returns the path that a link leads to, which may be missing.
+
+    Raises:
+        GpushimError: an entry of `exclude` names no device.
+    """
+    if snapshot["error"] or snapshot["platform"] in resources.ALL_IN_ONE:
+        return []
+    gpus, migs = resources.included(snapshot, exclude, [])
+    groups = _nvlink_groups(snapshot["gpus"])
+    common = {gpu["index"]: _of_gpu(gpu, snapshot, groups[gpu["index"]], resolve) for gpu in gpus}
+    found: dict[str, Offered] = {}
+    for one in _ordered(gpus, [mig for mig in migs if not resources.is_partial(mig["profile"])], spread):
+        device = _instance(one, common[one["gpu"]]) if "gpu" in one else _whole(one, common[one["index"]])
+        if device.uuid:
+            found.setdefault(device.name, device)  # a slice with one name twice is refused
+    return [*found.values()]
+
+
+def slices(offered: Sequence[Offered], taints: Mapping[str, Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Divide devices into slices that the API server takes.
+
+    Args:
+        offered: as `devices` returns them.
+        taints: of a device, by its name; of more than TAINTS, those of the strongest effects stay.
+
+    Returns:
+        the devices of each slice; one slice without any if there are none, which says that the driver is up.
+    """
+    bodies = [_tainted(one.body, taints.get(one.name, ())) for one in offered]
+    return [bodies[at : at + IN_SLICE] for at in range(0, len(bodies), IN_SLICE)] or [[]]
+
+
+def pcie_root(address: str, sys: str, resolve: Callable[[str], str]) -> str:
+    """Return the root of the PCIe tree that a device is in, as pci0000:17; "" if sysfs does not tell.
+
+    Args:
+        address: of it, as sysfs has it.
+        sys: where a sysfs is mounted.
+        resolve: as of `devices`.
+    """
+    parts = resolve(f"{sys}/bus/pci/devices/{address}").split("/")
+    return next((part for part in parts if _ROOT.fullmatch(part)), "")
+
+
+def _tainted(body: dict[str, Any], taints: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    most = [*taints]
+    if len(most) > TAINTS:
+        most = sorted(most, key=lambda taint: EFFECTS.index(taint["effect"]))[:TAINTS]
+    return {**body, "taints": most} if most else body
+
+
+def _of_gpu(gpu: Gpu, snapshot: Snapshot, group: str, resolve: Callable[[str], str]) -> dict[str, Any]:
+    """Return the attributes of a GPU, which its MIG instances have, too."""
+    own = _text(gpu["uuid"] or gpu["pci"])
+    driver, arch = snapshot["driver"], _version(gpu["arch"])
+    address = sysfs_name(gpu["pci"].lower())
+    known = bool(_ADDRESS.fullmatch(address))
+    mounts = dict.fromkeys((snapshot["inputs"].get("sys", "/sys"), "/sys"))  # the driver root's may not be seen here
+    roots = (pcie_root(address, sys, resolve) for sys in mounts if known)
+    texts = {
+        "type": GPU,
+        "uuid": own,
+        "parentUUID": own,
+        "productName": _text(gpu["model"]),
+        "brand": _text(_BRANDS.get(gpu["brand"], gpu["brand"])),
+        "architecture": _architecture(arch),
+        "addressingMode": UNKNOWN,  # the snapshot does not have it
+        STANDARD + "pciBusID": address if known else UNKNOWN,
+        STANDARD + "pcieRoot": next(filter(None, roots), own),
+        "profile": NO_PROFILE,
+        "nvlinkGroup": _text(group) if group else own,
+        "fabricClique": _text(gpu["fabric"]) if gpu["fabric"] else own,
+    }
+    versions = {
+        "cudaComputeCapability": arch,
+        "driverVersion": _version(driver["version"]),
+        "cudaDriverVersion": _version(driver["cuda"]),
+    }
+    return {
+        **{name: {"string": value} for name, value in texts.items()},
+        **{name: {"version": value} for name, value in versions.items()},
+        "numaNode": {"int": gpu["numa"]},
+        "migEnabled": {"bool": gpu["mig"]},
+    }
+
+
+def _whole(gpu: Gpu, attributes: dict[str, Any]) -> Offered:
+    return _offered(GPU, gpu["uuid"], attributes, gpu["memory"], {})
+
+
+def _instance(mig: MigInstance, parent: dict[str, Any]) -> Offered:
+    own = {"type": MIG, "uuid": _text(mig["uuid"]), "profile": _text(mig["profile"])}
+    own["nvlinkGroup"] = parent["uuid"]["string"]  # instances have no NVLinks
+    attributes = {**parent, **{name: {"string": value} for name, value in own.items()}, "migEnabled": {"bool": True}}
+    return _offered(MIG, mig["uuid"], attributes, mig["memory"], mig["attributes"])
+
+
+def _offered(kind: str, uuid: str, attributes: dict[str, Any], memory: int, counted: Mapping[str, int]) -> Offered:
+    capacity = {"memory": _quantity(memory << 20, 1024, "Ki Mi Gi Ti Pi Ei")}
+    capacity.update((name, _quantity(counted.get(key, 0), 1000, "k M G T P E")) for name, key in COUNTED.items())
+    name = _name(kind, uuid)
+    body = {"name": name, "attributes": attributes}
+    return Offered(name, uuid, {**body, "capacity": {key: {"value": value} for key, value in capacity.items()}})
+
+
+def _name(kind: str, uuid: str) -> str:
+    """Make a device's name of its UUID; of one that is no name in small letters (drivers before 470), of its hash."""
+    name = uuid.lower()
+    if name.startswith(f"{kind}-") and _LABEL.fullmatch(name):
+        return name
+    return f"{kind}-{hashlib.sha256(uuid.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
+def _text(text: str) -> str:
+    """Return what a text may have: printable ASCII, single blanks, TEXT characters."""
+    plain = "".join(letter if " " <= letter <= "~" else " " for letter in text)
+    return " ".join(plain.split())[:TEXT].rstrip() or UNKNOWN
+
+
+def _version(text: str) -> str:
+    """Return three numbers without zeros before them, as Semantic Versioning 2.0.0 wants them: 550.54.3 of 550.54.03.
+
+    What has no number is 0.0.0, which is lower than any that a selector asks for.
+    """
+    found = _VERSION.match(text.strip())
+    return ".".join(str(int(part or 0)) for part in (found.groups() if found else ("0", "0", "0")))
+
+
+def _architecture(arch: str) -> str:
+    """Name the family of a compute capability in three numbers, as Ada Lovelace."""
+    name = family(arch)
+    return UNKNOWN if name == UNDEFINED else name.replace("-", " ").title()
+
+
+def _quantity(number: int, base: int, suffixes: str) -> str:
+    """Write a number as the API server does, so that what comes back of a slice is what was sent."""
+    number = min(max(number, 0), _MOST)
+    suffix = ""
+    for following in suffixes.split():
+        if not number or number % base:
+            break
+        number, suffix = number // base, following
+    return f"{number}{suffix}"
+
+
+def _nvlink_groups(gpus: Sequence[Gpu]) -> dict[int, str]:
+    """Name, by index, the groups of GPUs that NVLinks join, also over others; "" where there are none."""
+    groups = {gpu["index"]: {gpu["index"]} for gpu in gpus}
+    for gpu in gpus:
+        for other, _, links in gpu["peers"]:
+            if links and other in groups:
+                both = groups[gpu["index"]] | groups[other]
+                groups.update(dict.fromkeys(both, both))
+    names = {gpu["index"]: gpu["uuid"] or gpu["pci"] for gpu in gpus}  # indices change
+    return {
+        index: f"nvlink-{min(names[one] for one in group)}" if len(group) > 1 else ""
+        for index, group in groups.items()
+    }
+
+
+def _ordered(gpus: Sequence[Gpu], migs: Sequence[MigInstance], spread: bool) -> Iterable[Any]:
+    """Put what is offered in its order, which boots do not change: it goes by PCI addresses, not by indices.
+
+    GPUs whose largest instance is small come before others, so that large ones stay free longest.
+    """
+    near = _neighbours(gpus)
+    of_gpu = {gpu["index"]: sorted((mig for mig in migs if mig["gpu"] == gpu["index"]), key=_size) for gpu in near}
+    divided = sorted(filter(None, of_gpu.values()), key=lambda some: _size(some[-1])[:2])
+    in_turn = (one for turn in zip_longest(*divided) for one in turn if one is not None)
+    whole = (gpu for gpu in near if not gpu["mig"] and not of_gpu[gpu["index"]])
+    return chain(whole, in_turn if spread else chain.from_iterable(divided))
+
+
+def _size(mig: MigInstance) -> tuple[int, int, int, int]:
+    return mig["memory"], mig["attributes"].get("multiprocessors", 0), mig["gi"], mig["ci"]
+
+
+def _neighbours(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Put near GPUs beside each other: pairs grow into rows, the nearest first, joined where their ends are near."""
+    weights = nearness({gpu["index"]: gpu["peers"] for gpu in gpus})
+    by_address = sorted(gpus, key=lambda gpu: (gpu["pci"], gpu["uuid"]))
+    known = {place: (gpu["index"], gpu["numa"]) for place, gpu in enumerate(by_address)}
+    rows = {place: [place] for place in known}
+
+    def near(pair: tuple[int, int]) -> int:
+        return weight(weights, known[pair[0]], known[pair[1]])
+
+    for one, other in sorted(combinations(known, 2), key=near, reverse=True):  # stable: of equals, by address
+        if rows[one] is rows[other]:
+            continue
+        first, second = sorted((rows[one], rows[other]), key=min)
+        ends = product((first, first[::-1]), (second, second[::-1]))
+        left, right = max(ends, key=lambda ends: near((ends[0][-1], ends[1][0])))
+        rows.update(dict.fromkeys(left + right, left + right))
+    return [by_address[place] for place in (rows[0] if rows else ())]

@@ -1,0 +1,88 @@
+"""What is wrong with devices, as Kubernetes is told: taints in slices, and the health in pods' status.
+
+Pure. Out of scope: what is wrong with a GPU (gpuplugin.health), who has one (ledger.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.book import by_device
+from gpuplugin.dra.claim import DRIVER
+from gpuplugin.kubelet.dra import HEALTHY, UNHEALTHY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpuplugin.book.page import Page
+    from gpuplugin.dra.offered import Offered
+    from gpuplugin.health.reason import Reason
+    from gpushim.ground.model import Snapshot
+
+NO_SCHEDULE, NO_EXECUTE, NONE = "NoSchedule", "NoExecute", "None"
+EFFECTS = (NO_SCHEDULE, NO_EXECUTE, NONE)
+PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons
+LENGTH = 1024  # bytes of a message, of which kubelet reads so many
+TIMEOUT = 30  # seconds after which a device of which nothing is heard is Unknown
+
+
+def taints(
+    reasons: Mapping[str, Sequence[Reason]], snapshot: Snapshot, page: Page | None, effect: str
+) -> dict[str, list[dict[str, str]]]:
+    """Return the taints of GPUs and MIG instances, by UUID; at most one of each key.
+
+    Args:
+        reasons: why they are unhealthy, by UUID.
+        snapshot: of the host's inventory.
+        page: the book.
+        effect: one of EFFECTS; of what nobody can tell, for it is not watched, NO_SCHEDULE at most.
+    """
+    found: dict[str, dict[str, dict[str, str]]] = {}
+
+    def add(uuid: str, kind: str, value: str, effect: str) -> None:
+        taint = {"key": f"{DRIVER}/{kind}", **({"value": value} if value else {}), "effect": effect}
+        found.setdefault(uuid, {}).setdefault(kind, taint)
+
+    for uuid, row in reasons.items():
+        for one in row:
+            mild = one.kind == "unwatched" and effect == NO_EXECUTE
+            add(uuid, one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
+    sick = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
+    for uuid in [*sick.values(), *(mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in sick)]:
+        if uuid not in reasons:
+            add(uuid, PROBLEM, "", NO_SCHEDULE)
+    for uuid in _given(page, snapshot):
+        add(uuid, PLUGIN, "allocated", NO_SCHEDULE)
+    return {uuid: [*row.values()] for uuid, row in found.items()}
+
+
+def _given(page: Page | None, snapshot: Snapshot) -> Iterable[str]:
+    """List what a container has by the device plugin, MIG instances of a GPU with it."""
+    held = (
+        {entry["uuid"] for *_, entry in by_device.entries(page) if entry["giver"] == by_device.PLUGIN}
+        if page
+        else set()
+    )
+    gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["uuid"] in held}
+    return sorted(held | {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in gpus})
+
+
+def health(offered: Iterable[Offered], pool: str, why: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return DeviceHealth messages.
+
+    Args:
+        offered: the devices.
+        pool: their pool.
+        why: sentences by UUID of those that are not well.
+    """
+    return [
+        {
+            "device": {"pool_name": pool, "device_name": one.name},
+            "health": UNHEALTHY if one.uuid in why else HEALTHY,
+            "last_updated_time": int(time.time()),
+            "health_check_timeout_seconds": TIMEOUT,
+            "message": why.get(one.uuid, "").encode()[:LENGTH].decode(errors="ignore"),
+        }
+        for one in offered
+    ]

@@ -1,0 +1,90 @@
+"""Whether a real API server takes the slices that are made of a snapshot, and gives back what it was sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.apiserver import Api, api
+from gpuplugin.dra.offered import TAINTS, devices, slices
+from unit.gpuplugin.snapshots import gpu, mig, snapshot
+
+DRIVER = "gpu.nvidia.com"
+ODD = "\x00 \u2028é\ud800 " + "A" * 99 + ".00.01"
+ODD_DRIVER = {"version": "1.02.03-é", "cuda": ODD}
+WHOLE, PARTS = [gpu(n) for n in range(64)], [gpu(n, mig=True) for n in range(8)]
+INSTANCES = [mig(parent, place) for parent in range(8) for place in range(8)]
+# What each of them says, an odd driver says oddly.
+SAID_ODDLY: dict[str, Any] = {
+    **dict.fromkeys(("model", "brand", "arch", "fabric", "pci"), ODD),
+    "memory": (1 << 64) >> 20,
+    "numa": -(1 << 31),
+}
+COUNTED_ODDLY = {"multiprocessors": 1000, "engines.copy": (1 << 32) - 1, "engines.decoder": 2048}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Api]:
+    with api() as found:
+        yield found
+
+
+def taints(count: int) -> list[dict[str, Any]]:
+    effects = ("NoSchedule", "NoExecute", "None")
+    return [
+        {"key": f"{DRIVER}/cause-{n}", "value": str(n), "effect": effects[n % len(effects)]} for n in range(count)
+    ]
+
+
+def posted(server: Api, name: str, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The devices of a slice as the API server has them, without what it adds."""
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    one = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}}
+    one["spec"] = {"driver": DRIVER, "nodeName": "a", "pool": pool, "devices": listed}
+    done = server.kubectl("create", "--validate=strict", "--filename=-", "--output=json", objects=[one])
+    assert not done.returncode, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["spec"].get("devices", [])
+    for taint in (taint for device in found for taint in device.get("taints", ())):
+        assert taint.pop("timeAdded")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "sizes"),
+    [
+        ("gpus", snapshot(WHOLE), [64]),
+        ("instances", snapshot(PARTS, INSTANCES), [64]),
+        ("both", snapshot([*WHOLE[8:], *PARTS], INSTANCES), [64, 56]),
+        ("none", snapshot([]), [0]),
+        (
+            "odd",
+            snapshot(
+                [*({**one, **SAID_ODDLY} for one in WHOLE[8:]), *({**one, **SAID_ODDLY} for one in PARTS)],
+                [
+                    {**one, "uuid": f"{n}{ODD}", "profile": ODD, "attributes": COUNTED_ODDLY}
+                    for n, one in enumerate(INSTANCES)
+                ],
+                driver=ODD_DRIVER,
+            ),
+            [64, 56],
+        ),
+    ],
+)
+def test_slices_come_back_as_they_were_sent(server: Api, name: str, host: Any, sizes: list[int]) -> None:
+    offered = devices(host)
+    parts = slices(offered, {one.name: taints(TAINTS) for one in offered})
+    assert [len(part) for part in parts] == sizes
+    for number, part in enumerate(parts):
+        assert posted(server, f"{name}-{number}", part) == part
+
+
+def test_the_api_server_would_refuse_more(server: Api) -> None:
+    offered = devices(snapshot(WHOLE))
+    ((*most,),) = slices(offered, {offered[0].name: taints(TAINTS)})
+    one_more = {**offered[0].body, "name": "gpu-x"}
+    for listed in ([*most, one_more], [{**one_more, "taints": taints(TAINTS + 1)}]):
+        with pytest.raises(AssertionError, match="Too many"):
+            posted(server, "refused", listed)

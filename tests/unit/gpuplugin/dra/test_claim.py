@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuplugin.dra.claim import DRIVER, MOST, Result, allocated
+from gpushim.ground.errors import GpushimError
+
+ASKED = {"namespace": "d", "name": "c", "uid": "u1"}
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {"request": "gpu", "driver": DRIVER, "pool": "n", "device": "gpu-1", **more}
+
+
+def claim(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    status = {"allocation": {"devices": {"results": [*rows]}}}
+    return {"metadata": {"uid": "u1"}, "status": status, **more}
+
+
+def test_results_of_this_driver_count() -> None:
+    found = allocated(ASKED, claim(row(), row(driver="other"), row(request="g/two", adminAccess=True)), "n")
+    assert found.results == (Result("gpu", "gpu-1", False), Result("g", "gpu-1", True))
+    assert (found.uid, str(found)) == ("u1", "d/c")
+
+
+def test_no_more_than_the_api_allows() -> None:
+    assert len(allocated(ASKED, claim(*[row()] * 99), "n").results) == MOST
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "another claim of the name": (claim(row(), metadata={"uid": "u2"}), "is another now than the one of this pod"),
+    "not allocated": (claim(status={}), "is not allocated"),
+    "no status": (claim(status=None), "is not allocated"),
+    "another driver's": (claim(row(driver="other")), f"has no device of {DRIVER} on node n"),
+    "another node's": (claim(row(pool="m")), "has a device on m, and this node is n"),
+    "no metadata": ({}, "is not as Kubernetes has claims"),
+    "no list": (claim(status={"allocation": {"devices": {"results": 3}}}), "is not as Kubernetes has claims"),
+    "text": (claim(status={"allocation": "x"}), "is not as Kubernetes has claims"),
+    "a row without a device": (claim({"driver": DRIVER, "pool": "n"}), "is not as Kubernetes has claims"),
+}
+
+
+@pytest.mark.parametrize(("found", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_refused(found: Any, sentence: str) -> None:
+    with pytest.raises(GpushimError, match=f"^claim d/c {sentence}"):
+        allocated(ASKED, found, "n")

@@ -1,0 +1,150 @@
+"""The socket between the halves: whoever comes, goes, hangs or lies, kubelet gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.dra import link
+from gpuplugin.dra.link import Link
+from gpushim.ground.errors import GpushimError
+
+CLAIM = {"namespace": "d", "name": "c", "uid": "u"}
+
+
+class Other:
+    """The other half, as a test has it speak."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def heard(self) -> Any:
+        return json.loads(await self.reader.readline())
+
+    def say(self, said: Any) -> None:
+        self.writer.write((said if isinstance(said, str) else json.dumps(said)).encode() + b"\n")
+
+
+def run(folder: Path, story: Callable[[Link, Callable[[], Awaitable[Other]]], Awaitable[None]]) -> None:
+    async def begin() -> None:
+        one, came = Link(f"{folder}/s", 12345, lambda: None), []
+
+        async def come() -> Other:
+            came.append(Other(*await asyncio.open_unix_connection(one.path, limit=link.LIMIT)))
+            return came[-1]
+
+        try:
+            await one.attend()
+            await asyncio.wait_for(story(one, come), 20)
+        finally:
+            one.stop()
+            for each in came:
+                each.writer.close()
+            while len(asyncio.all_tasks()) > 1:  # those of clients
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)
+
+    asyncio.run(begin())
+
+
+def test_what_is_to_be_published_is_told_who_comes(folder: Path) -> None:
+    async def story(one: Link, come: Any) -> None:
+        one.tell([[{"name": "gpu-0"}]])
+        for _ in range(2):
+            assert await (await come()).heard() == {"pool": {"slices": [[{"name": "gpu-0"}]]}}
+        last = await come()
+        await last.heard()
+        one.tell(None)
+        assert await last.heard() == {"pool": None}
+
+    run(folder, story)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"), [({"object": {"metadata": {}}}, {"metadata": {}}), ({"absent": True}, None)]
+)
+def test_a_claim_is_fetched(folder: Path, said: dict[str, Any], answer: Any) -> None:
+    async def story(one: Link, come: Any) -> None:
+        other = await come()
+        await other.heard()
+        asking = asyncio.ensure_future(one.claim(CLAIM))
+        asked = await other.heard()
+        assert {key: asked[key] for key in CLAIM} == CLAIM
+        other.say({"claim": asked["claim"] + 1, "absent": True})  # nobody has asked that
+        other.say({"claim": asked["claim"], **said})
+        assert await asking == answer
+
+    run(folder, story)
+
+
+def test_a_question_outlives_who_was_asked(folder: Path) -> None:
+    async def story(one: Link, come: Any) -> None:
+        first = await come()
+        await first.heard()
+        asking = asyncio.ensure_future(one.claim(CLAIM))
+        await first.heard()
+        first.writer.close()
+        second = await come()
+        await second.heard()
+        second.say({"claim": (await second.heard())["claim"], "error": "the API server does not answer"})
+        with pytest.raises(GpushimError, match=r"^the API server does not answer$"):
+            await asking
+
+    run(folder, story)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_who_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(link, "ANSWER", 0.1)
+
+    async def story(one: Link, come: Any) -> None:
+        if there:
+            await (await come()).heard()
+        with pytest.raises(GpushimError, match="does not answer$" if there else "is not there$"):
+            await one.claim(CLAIM)
+
+    run(folder, story)
+
+
+@pytest.mark.parametrize("said", ["{", "[]", "3", '{"claim": {}}', '{"published": []}', "x" * (link.LIMIT + 2)])
+def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str) -> None:
+    async def story(one: Link, come: Any) -> None:
+        other = await come()
+        await other.heard()
+        other.say(said)
+        other.writer.write_eof()
+        assert await other.reader.read() == b""
+        again = await come()
+        assert await again.heard() == {"pool": None}
+        again.say({"published": {"generation": 3}})
+        while not one.published:
+            await asyncio.sleep(0)
+        assert one.published == {"generation": 3}
+
+    run(folder, story)
+
+
+def test_a_stranger_is_not_let_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuplugin.kubelet.sockets.of_user", lambda *_: False)
+
+    async def story(one: Link, come: Any) -> None:
+        assert await (await come()).reader.read() == b""
+        assert not one.connected
+
+    run(folder, story)
+
+
+def test_a_socket_that_is_gone_is_made_again(folder: Path) -> None:
+    async def story(one: Link, come: Any) -> None:
+        os.unlink(one.path)
+        await one.attend()
+        assert await (await come()).heard() == {"pool": None}
+        assert os.stat(one.path).st_mode & 0o777 == 0o666
+
+    run(folder, story)

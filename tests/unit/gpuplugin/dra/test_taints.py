@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuplugin.book.by_device import DRIVER, PLUGIN, noted_entry
+from gpuplugin.book.page import fresh
+from gpuplugin.dra import taints
+from gpuplugin.dra.offered import Offered
+from gpuplugin.health.reason import Reason
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+
+GPU, SLICE = uuid(0), uuid(16, "MIG")
+KEY = "gpu.nvidia.com/"
+LOST = Reason("lost", "the GPU is lost", 1.0, "never")
+XID = Reason("xid", "XID 79", 1.0, "never", number=79)
+UNWATCHED = Reason("unwatched", "nobody has asked it yet", 1.0, "soon")
+
+
+def found(reasons: dict[str, Any], host: Any, page: Any = None, effect: str = "NoSchedule") -> dict[str, Any]:
+    return taints.taints(reasons, host, page, effect)
+
+
+def test_a_well_node_has_none() -> None:
+    assert found({}, snapshot([gpu(0)])) == {}
+
+
+@pytest.mark.parametrize("effect", taints.EFFECTS)
+def test_a_reason_is_a_key_and_an_xid_its_value(effect: str) -> None:
+    row = found({GPU: [XID, LOST]}, snapshot([gpu(0)]), effect=effect)[GPU]
+    xid = {"key": KEY + "xid", "value": "79", "effect": effect}
+    assert row == [xid, {"key": KEY + "lost", "effect": effect}]
+
+
+def test_a_key_stands_once() -> None:
+    other = Reason("xid", "XID 31", 2.0, "never", number=31)
+    (row,) = found({GPU: [XID, other]}, snapshot([gpu(0)]))[GPU]
+    assert row["value"] == "79"
+
+
+def test_nobody_is_evicted_because_nobody_looks() -> None:
+    (row,) = found({GPU: [UNWATCHED]}, snapshot([gpu(0)]), effect="NoExecute")[GPU]
+    assert row["effect"] == "NoSchedule"
+
+
+def test_what_the_snapshot_says_of_a_gpu_holds_for_its_instances() -> None:
+    host = snapshot([gpu(0, problem="its calls fail"), gpu(1)], [mig(0, 0), mig(1, 0)])
+    assert found({}, host).keys() == {GPU, uuid(0, "MIG")}
+
+
+def book(giver: str, name: str) -> Any:
+    page = fresh("b", "")
+    entry = noted_entry(giver, "pod d/p", name, ("", "gpu"), "allocate", 1.0)
+    page["gpus"] = {GPU: {"divisions": {}, "entries": {f"gpu {name}": entry}}}
+    return page
+
+
+def test_what_the_device_plugin_gave_is_not_scheduled_whatever_the_effect() -> None:
+    host = snapshot([gpu(0), gpu(1)], [mig(0, 0)])
+    rows = found({}, host, book(PLUGIN, GPU), "None")
+    (row,) = rows[GPU]
+    assert rows == {GPU: [row], uuid(0, "MIG"): [row]}
+    assert row == {"key": KEY + "device-plugin", "value": "allocated", "effect": "NoSchedule"}
+
+
+def test_what_claims_have_is_not_tainted() -> None:
+    assert found({}, snapshot([gpu(0)]), book(DRIVER, GPU)) == {}
+
+
+def test_health_has_a_sentence_as_long_as_kubelet_reads() -> None:
+    offered = [Offered("gpu-0", GPU, {}), Offered("gpu-1", uuid(1), {})]
+    sick, well = taints.health(offered, "n", {GPU: "é" * 999})
+    assert (sick["health"], well["health"], well["message"]) == (2, 1, "")
+    assert sick["device"] == {"pool_name": "n", "device_name": "gpu-0"}
+    assert len(sick["message"].encode()) == taints.LENGTH
