@@ -137,8 +137,10 @@ class Half:
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(10) == 0, self.log.read_text()
+        code = self.process.wait(10)
+        self.file.close()
         self.socket.close()
+        assert code == 0, self.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -34,13 +34,15 @@ class State:
         self._generation, self._dropped = 0, list[str]()
         self._problems = {"write": "", "contest": "", "watch": ""}
         self._settled = False  # whether all was as it is wanted
-        self._repairs, self._repaired = 0, 0.0
+        self._repairs, self._repaired = 0, -CALM
         self._contest, self._failing = Pause(), Pause()
         self._not_before = 0.0
         self._sent = self._message()  # nothing has been written, which need not be said
 
-    def begin(self) -> None:
-        """Something else is desired, which need not wait."""
+    def begin(self, anew: bool) -> None:
+        """Something else is desired, which need not wait; anew: nothing was, and what went then is no contest."""
+        if anew:
+            self._repairs, self._repaired, self._contest = 0, -CALM, Pause()
         self._settled, self._not_before = False, 0.0
         self._problems["write"] = ""
 
@@ -87,7 +89,7 @@ class State:
         if dropped and sorted(dropped) != self._dropped:
             logger.warning("the API server has dropped %s: it has those features off", ", ".join(sorted(dropped)))
         self._generation, self._dropped, self._settled = generation, sorted(dropped), True
-        self._failing, self.say = Pause(), True
+        self._failing = Pause()
         self.problem("write", "")
 
     def problem(self, source: str, sentence: str) -> None:

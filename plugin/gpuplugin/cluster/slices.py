@@ -49,23 +49,22 @@ class Slices:
         self._state = State()
         self._there: dict[str, Seen] = {}
         self._gone: set[str] = set()  # uids that were deleted here, and may still be in the watch
-        self._version = ""  # to go on from
-        self._owner = ""  # uid of the node
+        self._version, self._owner = "", ""  # to go on from; uid of the node
         self._desired: list[Devices] | None = None
         self._forms: dict[str, list[Any]] = {}  # what the server makes of devices
         self._fresh = True  # whether it may have dropped something that is not known here
         self._doubtful = -1  # index of a slice that was refused
-        self._due = self._listed = False
+        self._due = self._listed = self._asked = False
 
     def want(self, slices: list[Devices] | None) -> None:
         """Keep exactly these slices from now on; None: write nothing, and leave what is there."""
         with self._changed:
             if slices is None or slices != self._desired:
                 self._desired = slices
-                self._state.begin()
+                self._state.begin(slices is None)
                 keys = {*map(_key, slices or ())}
                 self._forms = {key: form for key, form in self._forms.items() if key in keys}
-            self._due = True
+            self._due = self._asked = True
             self._changed.notify_all()
 
     def follow(self) -> Iterator[None]:
@@ -108,9 +107,10 @@ class Slices:
                 self._changed.wait_for(self._ready, self._state.wait(TICK) if self._due else TICK)
                 desired = self._desired if self._ready() and self._listed else None
                 self._due = self._due and desired is None
+                asked, self._asked = self._asked, self._asked and desired is None
             if desired is not None:
                 with self._busy:
-                    self._put_right(desired)
+                    self._put_right(desired, asked)
             with self._changed:
                 answered = self._state.message()
             if answered:
@@ -121,7 +121,7 @@ class Slices:
         pending = self._due and self._listed and self._desired is not None and not self._state.wait(TICK)
         return pending or self._state.changed()
 
-    def _put_right(self, desired: list[Devices]) -> None:
+    def _put_right(self, desired: list[Devices], say: bool) -> None:
         last = ApiError("the API server has other ResourceSlices than were written a moment ago")
         try:
             for _ in range(TRIES):
@@ -130,8 +130,9 @@ class Slices:
                     break
                 self._state.repairing(found, self._there.values())
                 try:
+                    say = True
                     if not self._carry_out(found, desired):
-                        self._due = True
+                        self._due = self._asked = True
                         return
                 except ApiError as error:
                     if error.status not in (404, 409):
@@ -141,17 +142,13 @@ class Slices:
             else:
                 raise last
         except GpushimError as error:
-            self._due = True
+            self._due = self._asked = True
             self._state.failed(str(error))
         else:
             self._fresh, self._doubtful = False, -1
-            lost = {
-                path
-                for each in desired
-                if _key(each) in self._forms
-                for path in slice_content.dropped(each, self._forms[_key(each)])
-            }
-            self._state.done(found.generation, lost)
+            pairs = [(each, self._forms.get(_key(each), each)) for each in desired]
+            self._state.done(found.generation, {path for pair in pairs for path in slice_content.dropped(*pair)})
+            self._state.say = self._state.say or say
 
     def _plan(self, desired: list[Devices]) -> Plan:
         def same(index: int, one: Seen) -> bool:
