@@ -206,7 +206,8 @@ def versions(server: Api) -> list[str]:
 
 def test_slices_are_published_and_change(server: Api, half: Half) -> None:
     generations = []
-    for slices in ([devices(2)], [devices(2, "H100")], THREE, [*THREE[:2], devices(9, "H100", 100)], THREE[:2], [[]]):
+    more: list[list[Devices]] = [THREE, [*THREE[:2], devices(9, "H100", 100)], THREE[:2], [[]]]
+    for slices in ([devices(2)], [devices(2, "H100")], *more):
         generations.append(half.publish(slices)["generation"])
         assert right(server, slices)
     assert generations == sorted({*generations})
