@@ -24,7 +24,7 @@ NODE, PLACE = "node-1", "dra"
 PROGRAM = (
     "import os, sys; from gpuplugin.cluster import dra_in_cluster; dra_in_cluster.run(os.environ, *sys.argv[1:])"
 )
-RULES = [
+RULES: list[dict[str, Any]] = [
     {
         "apiGroups": ["resource.k8s.io"],
         "resources": ["resourceslices"],
@@ -67,7 +67,7 @@ def account(server: Api, name: str) -> Path:
 def server() -> Iterator[Api]:
     with api() as found:
         role = {"kind": "ClusterRole", "name": "driver", "apiGroup": "rbac.authorization.k8s.io"}
-        objects = [
+        objects: list[dict[str, Any]] = [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": PLACE}},
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}},
             {
