@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e import chroots, controlplane, kube, leftovers
-from e2e.engines import SYSTEM_PATH
+from e2e.engines import SYSTEM_PATH, Daemon
 
 
 @dataclass
@@ -25,11 +25,15 @@ class Api:
         prefix: what to put before a command that shall reach it.
         work: directory with credentials and logs.
         network: file of the network namespace from which it is reached.
+        place: the Debian that it runs in.
+        daemon: the server itself, once it runs.
     """
 
     prefix: tuple[str, ...]
     work: Path
     network: str
+    place: chroots.Chroot
+    daemon: Daemon | None = None
 
     def kubectl(self, *words: str, objects: list[dict[str, Any]] | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl as an administrator; objects are what it reads."""
@@ -45,7 +49,7 @@ def api() -> Iterator[Api]:
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         place = stack.enter_context(chroots.entered("plane", program.parent, network=True))
-        found = Api(place.prefix, state / "plane", place.network)
-        stack.enter_context(controlplane.api_server(place, found.work))
+        found = Api(place.prefix, state / "plane", place.network, place)
+        found.daemon = stack.enter_context(controlplane.api_server(place, found.work))
         controlplane.served(place, found.work)
         yield found

@@ -266,11 +266,11 @@ def _json(data: bytes) -> Any:
 def _refused(answer: http.client.HTTPResponse) -> ApiError:
     """Say what the server says of an error, a Status object."""
     try:
-        said = _json(b"".join(_read(answer)))
+        answered = _json(b"".join(_read(answer)))
     except (ApiError, OSError, http.client.HTTPException):
-        said = None
-    why = visible(str(member(said, "message") or answer.reason)[:MESSAGE])
-    about = member(member(said, "details"), "name")
+        answered = None
+    why = visible(str(member(answered, "message") or answer.reason)[:MESSAGE])
+    about = member(member(answered, "details"), "name")
     return ApiError(f"the API server says {answer.status}: {why}", answer.status, str(about or ""))
 
 

@@ -1,6 +1,6 @@
 """The parts of a process at the API server: each a thread that goes on after an error, and all end together.
 
-Out of scope: what they do (in_cluster.py, dra.py).
+Out of scope: what they do (in_cluster.py, dra_in_cluster.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether the API server has the devices that were wanted, and what of them it dropped.
+"""Whether the API server has the devices that were desired, and what of them it dropped.
 
 It writes quantities in another form, adds the time of a taint, leaves out what is empty, and drops fields of features
 that are off. Out of scope: which slices there are (slice_plan.py).
@@ -13,78 +13,61 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.cluster.cluster import member
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
 BY_NAME = {"attributes", "capacity", "counters"}  # objects whose members have names that a driver gives
 QUANTITIES = {"capacity", "counters"}  # below them, texts are quantities
 QUANTITY = re.compile(r"([+-]?\d{1,20}(?:\.\d{1,20})?)(?:e(-?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
-POWERS = {name: Decimal(10) ** (3 * power) for name, power in zip("numkMGTPE", (-3, -2, -1, 1, 2, 3, 4, 5, 6))}
-BINARY = {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)}
+UNITS = {name: Decimal(1000) ** power for name, power in zip("numkMGTPE", (-3, -2, -1, 1, 2, 3, 4, 5, 6))}
+UNITS.update({f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)})
 
 
-def same(wanted: Any, found: Any, path: tuple[str, ...] = ()) -> bool:
+def same(desired: Any, found: Any, path: tuple[str, ...] = ()) -> bool:
     """Say whether devices are the same.
 
     Args:
-        wanted: a list of devices, or a part of it.
+        desired: a list of devices, or a part of it.
         found: what the API server has in its place.
         path: of names to the part.
     """
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        names = _given(wanted) | _given(found)
+    if isinstance(desired, dict) and isinstance(found, dict):
+        names = _given(desired) | _given(found)
         if path[-1:] == ("taints",):
-            names -= {"timeAdded"} - _given(wanted)
-        return all(same(wanted.get(name), found.get(name), (*path, name)) for name in names)
-    if isinstance(wanted, list) and isinstance(found, list):
-        return len(wanted) == len(found) and all(same(*both, path) for both in zip(wanted, found))
-    if isinstance(wanted, str) and isinstance(found, str) and wanted != found and QUANTITIES.intersection(path):
-        return None is not _number(wanted) == _number(found)
-    return wanted == found and isinstance(wanted, bool) == isinstance(found, bool)
+            names -= {"timeAdded"} - _given(desired)
+        return all(same(desired.get(name), found.get(name), (*path, name)) for name in names)
+    if isinstance(desired, list) and isinstance(found, list):
+        return len(desired) == len(found) and all(same(*both, path) for both in zip(desired, found))
+    if isinstance(desired, str) and isinstance(found, str) and desired != found and QUANTITIES.intersection(path):
+        return None is not _number(desired) == _number(found)
+    return desired == found and isinstance(desired, bool) == isinstance(found, bool)
 
 
-def dropped(wanted: Any, found: Any, path: str = "spec.devices") -> Iterator[str]:
+def dropped(desired: Any, found: Any, path: str = "spec.devices") -> Iterator[str]:
     """Yield the fields that the API server has not kept, such as spec.devices[].taints.
 
     Args:
-        wanted: a list of devices, or a part of it.
+        desired: a list of devices, or a part of it.
         found: what the API server answered.
         path: of the part.
     """
-    if isinstance(wanted, dict) and isinstance(found, dict):
+    if isinstance(desired, dict) and isinstance(found, dict):
         named = path.rpartition(".")[2] in BY_NAME
-        for name in _given(wanted):
+        for name in _given(desired):
             step = f"{path}.{'*' if named else name}"
             if name in _given(found):
-                yield from dropped(wanted[name], found[name], step)
+                yield from dropped(desired[name], found[name], step)
             else:
                 yield step
-    elif isinstance(wanted, list) and isinstance(found, list):
-        for both in zip(wanted, found):
+    elif isinstance(desired, list) and isinstance(found, list):
+        for both in zip(desired, found):
             yield from dropped(*both, f"{path}[]")
 
 
-def without(wanted: Any, fields: Collection[str], path: str = "spec.devices") -> Any:
-    """Return what is left of devices without fields, as `dropped` names them.
-
-    Args:
-        wanted: a list of devices, or a part of it.
-        fields: that are left out.
-        path: of the part.
-    """
-    if isinstance(wanted, list):
-        return [without(one, fields, f"{path}[]") for one in wanted]
-    if not isinstance(wanted, dict):
-        return wanted
-    named = path.rpartition(".")[2] in BY_NAME
-    steps = {name: f"{path}.{'*' if named else name}" for name in wanted}
-    return {name: without(wanted[name], fields, step) for name, step in steps.items() if step not in fields}
-
-
-def dated(wanted: list[dict[str, Any]], found: list[list[Any]]) -> list[dict[str, Any]]:
+def dated(desired: list[dict[str, Any]], found: list[list[Any]]) -> list[dict[str, Any]]:
     """Return devices whose taints have the time that those in the API server have: a pod is evicted by it.
 
     Args:
-        wanted: devices.
+        desired: devices.
         found: devices of each slice that is there.
     """
     times = {
@@ -102,7 +85,7 @@ def dated(wanted: list[dict[str, Any]], found: list[list[Any]]) -> list[dict[str
         {**device, "taints": [with_time(device, taint) for taint in device["taints"]]}
         if device.get("taints")
         else device
-        for device in wanted
+        for device in desired
     ]
 
 
@@ -122,5 +105,4 @@ def _number(text: str) -> Decimal | None:
     if not found:
         return None
     number, exponent, unit = found.groups()
-    factor = POWERS.get(unit) or BINARY.get(unit) or Decimal(1)
-    return Decimal(number) * Decimal(10) ** int(exponent or 0) * factor
+    return Decimal(number).scaleb(int(exponent or 0)) * UNITS.get(unit, 1)

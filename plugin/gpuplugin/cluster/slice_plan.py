@@ -1,4 +1,4 @@
-"""What is to be written so that a node's pool has what was wanted, and in which order.
+"""What is to be written so that a node's pool has what was desired, and in which order.
 
 Kubernetes looks at the highest generation of a pool alone, and gives out nothing of it unless all its slices are
 there. So a pool of one slice is changed in its place. One of several is written anew under other names before the old
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.cluster.cluster import member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
 DRIVER = "gpu.nvidia.com"
 DIGITS = 4  # of a slice's number; the devices of one slice come before those of the next by the names' order
@@ -36,6 +36,7 @@ class Seen:
         number: in its name; -1 if that is not one of ours.
         owned: whether it goes with the node.
         others: whether its spec says more than ours do.
+        deleting: whether it is being deleted, and waits for somebody.
         by: who wrote it last, as Kubernetes has it; "" if that was us.
         metadata: labels and annotations, which stay.
     """
@@ -50,6 +51,7 @@ class Seen:
     devices: list[Any]
     owned: bool
     others: bool
+    deleting: bool
     by: str
     metadata: dict[str, Any]
 
@@ -60,7 +62,7 @@ class Plan:
 
     Attributes:
         first: slices that are deleted before anything is written, as they stand in the way.
-        writes: index of the wanted slice, its name, and the one of that name that is there.
+        writes: index of the desired slice, its name, and the one of that name that is there.
         after: slices that are deleted in the end.
         generation: of the pool.
         anew: whether the generation is new, and an older one is complete.
@@ -112,13 +114,14 @@ def seen(found: Any, node: str) -> Seen | None:
         devices=devices if ours and isinstance(devices, list) else [],
         owned=_owned(metadata, node),
         others=any(value for key, value in spec.items() if key not in OWN),
+        deleting=bool(member(metadata, "deletionTimestamp")),
         by=_by(metadata),
         metadata={key: member(metadata, key) for key in ("labels", "annotations") if member(metadata, key)},
     )
 
 
 def version(metadata: Any) -> int:
-    """Return an object's resourceVersion; 0 if that is no number, and not compared with others."""
+    """Return an object's or a list's resourceVersion; 0 if that is no number."""
     found = str(member(metadata, "resourceVersion"))
     return int(found) if re.fullmatch("[0-9]{1,19}", found) else 0
 
@@ -129,17 +132,17 @@ def plan(there: Collection[Seen], node: str, count: int, same: Callable[[int, Se
     Args:
         there: all slices of this node and driver.
         node: its name, and the pool's.
-        count: of wanted slices.
-        same: says whether a slice that is there, and is one of ours, has what is wanted at an index.
+        count: of desired slices.
+        same: says whether a slice that is there, and is one of ours, has what is desired at an index.
     """
-    wild = [one for one in there if not 0 <= one.generation <= LIMIT]
+    wild = [one for one in there if one.pool != node or not 0 <= one.generation <= LIMIT]
     rest = sorted((one for one in there if one not in wild), key=lambda one: (-one.generation, one.name))
     pools = [[*group] for _, group in groupby(rest, lambda one: one.generation)]  # by generation, the highest first
     newest = pools[0] if pools else []
     generation = newest[0].generation if newest else 0
     begin = begins(newest, count, same)
-    complete = next((one for one in pools if whole(one)), [])
-    if newest and begin is not None:
+    complete = next((each for each in pools if all(one.count == len(each) for one in each)), [])
+    if begin is not None:
         keep = {one.name for one in newest}
     else:
         generation, keep = generation + 1, set()
@@ -147,19 +150,27 @@ def plan(there: Collection[Seen], node: str, count: int, same: Callable[[int, Se
     by_name = {one.name: one for one in there}
     names = [(index, name(node, begin + index)) for index in range(count)]
     writes = [(index, each, by_name.get(each)) for index, each in names if each not in keep]
-    first = [*wild, *(one for _, _, one in writes if one and one.number < 0 and one not in wild)]
-    writes = [(index, each, None if one in first else one) for index, each, one in writes]
+    writes = [(index, each, None if one in wild else one) for index, each, one in writes]
     stay = {*keep, *(each for _, each, _ in writes)}
-    after = [one for one in rest if one.name not in stay and one not in first]
+    first = [one for one in wild if not one.deleting or one.name in stay]
+    after = [one for one in rest if not (one.name in stay or one.deleting)]
     return Plan(first, writes, after, generation, anew=not keep and bool(complete))
 
 
+def candidates(there: Collection[Seen], count: int) -> Iterator[tuple[int, Seen]]:
+    """Yield the slices that may be as they are desired but for what the server dropped, each with its index."""
+    top = max((one.generation for one in there), default=0)
+    newest = sorted((one for one in there if one.generation == top), key=lambda one: one.number)
+    if newest and all(one.count == len(newest) == count and one.number >= 0 for one in newest):
+        yield from enumerate(newest)
+
+
 def begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) -> int | None:
-    """Return the number of the first wanted slice, if each of these is right as one of them; else None.
+    """Return the number of the first desired slice, if each of these is right as one of them; else None.
 
     Args:
-        slices: of one generation; some of the wanted ones may be missing.
-        count: of wanted slices.
+        slices: of one generation; some of the desired ones may be missing.
+        count: of desired slices.
         same: as for `plan`.
     """
     numbers = [one.number for one in slices]
@@ -173,17 +184,12 @@ def begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) ->
     return None
 
 
-def whole(slices: list[Seen]) -> bool:
-    """Say whether slices of one generation are a complete pool."""
-    return bool(slices) and all(one.count == len(slices) and one.number >= 0 for one in slices)
-
-
 def _free(keep: list[Seen], count: int) -> int:
-    """Return the first of so many numbers that no slice has which stays; one alone may take another's place."""
-    numbers = [one.number for one in keep]
+    """Return the first of so many numbers that no slice has that stays for now; one takes one's place."""
+    numbers = [one.number for one in keep if one.number >= 0]
     if not numbers or min(numbers) >= count:
         return 0
-    if count == len(numbers) == 1:
+    if count == len(keep) == 1:
         return numbers[0]
     return max(numbers) + 1
 

@@ -1,232 +1,296 @@
-"""This node's ResourceSlices: kept as they were wanted last, whoever edits or deletes them.
+"""A node's ResourceSlices, kept as they are desired.
 
-A watch tells of changes, so that nothing is asked while nothing happens; what is to be written, slice_plan.py works
-out. As long as nothing is wanted, because kubelet does not have the driver, nothing is written: who would repair what
-kubelet takes away then, would attract pods that cannot start. kubelet does that at its start.
-Out of scope: whose wish it is (dra.py), what devices say (gpuplugin.dra).
+They are seen by a watch, and written only while somebody wants some. Out of scope: what is to be written
+(slice_plan.py), what devices there are (gpuplugin/dra/).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
-import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster import slice_content, slice_plan
-from gpuplugin.cluster.cluster import GONE, ApiError, member
-from gpuplugin.cluster.slice_plan import DRIVER, MANAGER
-from gpushim.ground.errors import quote
-from gpushim.ground.logs import logger
+from gpuplugin.cluster import rights, slice_content, slice_plan
+from gpuplugin.cluster.cluster import GONE, Api, ApiError, member
+from gpuplugin.cluster.slice_plan import DRIVER, MANAGER, Plan, Seen
+from gpuplugin.cluster.slice_state import State
+from gpushim.ground.errors import GpushimError, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpuplugin.cluster.cluster import Api
-    from gpuplugin.cluster.slice_plan import Plan, Seen
+    Devices = list[dict[str, Any]]
 
-    Devices = list[dict[str, Any]]  # of a slice
-
-SLICES, NODES = "/apis/resource.k8s.io/v1/resourceslices", "/api/v1/nodes"
-CONFLICT, MISSING = 409, 404
-REPAIRS, MINUTE = 5, 60.0  # repairs in so many seconds after which the next one waits
-WAIT = 10.0  # seconds that it waits then
+API = "resource.k8s.io/v1"
+PATH = f"/apis/{API}/resourceslices"
+PAGE = 10  # slices of a list's answer, each of which has some 350 KB at most
+PAGES = 100
+TRIES = 4  # at objects that others change meanwhile
+SETTLE = 0.2  # seconds; whoever deletes one slice deletes the others, too
+TICK = 1.0  # seconds between looks at what waits for a time
+REFUSED = {400, 403, 413, 422}
 
 
 class Slices:
-    """Those of a node.
+    """The slices.
 
     Args:
         api: the API server.
-        node: this node's name, which is its pool's.
-        published: is called with what became of a wish: "generation", "problem" and "dropped".
+        node: its name, which is the pool's.
+        tell: gets generation, problem and what was dropped, after each write, failure and repair.
     """
 
-    def __init__(self, api: Api, node: str, published: Callable[[dict[str, Any]], None]) -> None:
-        self._api, self._node, self._published = api, node, published
-        self._only = {"fieldSelector": f"spec.nodeName={node},spec.driver={DRIVER}"}
-        self._turn = threading.Condition()
-        self._wanted: list[Devices] | None = None
-        self._there: dict[str, Seen] | None = None  # by name; None while it is not known
-        self._uid = ""  # of the Node
-        self._repairs: deque[float] = deque(maxlen=REPAIRS)  # time.monotonic()
-        self._dropped: list[str] = []
-        self._news: dict[str, Any] = {}
+    def __init__(self, api: Api, node: str, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._api, self._node, self._tell = api, node, tell
+        self._only = {"fieldSelector": f"spec.driver={DRIVER},spec.nodeName={node}"}
+        self._changed = threading.Condition()
+        self._busy = threading.Lock()  # one reads all, or writes
+        self._state = State()
+        self._there: dict[str, Seen] = {}
+        self._gone: set[str] = set()  # uids that were deleted here, and may still be in the watch
+        self._version, self._owner = "", ""  # to go on from; uid of the node
+        self._desired: list[Devices] | None = None
+        self._forms: dict[str, list[Any]] = {}  # what the server makes of devices
+        self._fresh = True  # whether it may have dropped something that is not known here
+        self._doubtful = -1  # index of a slice that was refused
+        self._due = self._listed = self._asked = False
 
     def want(self, slices: list[Devices] | None) -> None:
-        """Have these slices from now on; None: have nothing written."""
-        with self._turn:
-            self._wanted, self._news = slices, {}
-            self._repairs.clear()
-            self._turn.notify_all()
+        """Keep exactly these slices from now on; None: write nothing, and leave what is there."""
+        with self._changed:
+            if slices is None or slices != self._desired:
+                self._desired = slices
+                self._state.begin(slices is None)
+                keys = {*map(_key, slices or ())}
+                self._forms = {key: form for key, form in self._forms.items() if key in keys}
+            self._due = self._asked = True
+            self._changed.notify_all()
 
     def follow(self) -> Iterator[None]:
-        """Know what the API server has; yields when it has answered, ends when it ends the watch.
+        """Follow what becomes of the slices, once some are desired; ends when the server ends the watch.
 
         Raises:
-            ApiError: it does not answer.
+            ApiError: the API server does not say.
         """
-        found = self._api.ask("GET", SLICES, self._only)
-        there = [slice_plan.seen(one, self._node) for one in member(found, "items") or ()]
-        with self._turn:
-            self._there = {one.name: one for one in there if one}
-            self._turn.notify_all()
-        yield
-        version = str(member(member(found, "metadata"), "resourceVersion") or "")
-        for event in self._api.watch(SLICES, {**self._only, "resourceVersion": version}):
-            self._hear(member(event, "type"), member(event, "object"))
+        with self._changed:
+            self._changed.wait_for(lambda: self._desired is not None)
+        try:
+            if not self._version:
+                with self._busy:
+                    self._read()
             yield
-
-    def _hear(self, kind: Any, found: Any) -> None:
-        if kind == "ERROR":
-            status = member(found, "code")
-            message = quote(str(member(found, "message"))[:300])
-            raise ApiError(f"the API server ends the watch of slices: {message}", status if status == GONE else 0)
-        one = slice_plan.seen(found, self._node)
-        if one and kind in ("ADDED", "MODIFIED", "DELETED"):
-            self._note(one, gone=kind == "DELETED")
-
-    def _note(self, one: Seen, gone: bool = False) -> None:
-        """Take note of a slice, unless a later version of it is known; versions of a kind go up."""
-        with self._turn:
-            known = self._there.get(one.name) if self._there is not None else None
-            if self._there is None or (known and known.version > one.version):
-                return
-            if gone:
-                self._there.pop(one.name, None)
-            else:
-                self._there[one.name] = one
-            self._turn.notify_all()
-
-    def keep(self) -> Iterator[None]:
-        """Write what is missing; yields after each time.
-
-        Raises:
-            ApiError: it cannot be written now.
-        """
-        while True:
-            wanted, plan = self._due()
-            if plan.empty:
-                self._tell(plan.generation)
+            asked = {**self._only, "resourceVersion": self._version}
+            for event in self._ask_watch(asked):
+                if not self._event(event):
+                    return
                 yield
-                with self._turn:
-                    if self._plan() == (wanted, plan):
-                        self._turn.wait()
-                continue
-            self._hold_back(plan)
-            try:
-                self._write(wanted, plan)
-            except ApiError as error:
-                if error.status not in (CONFLICT, MISSING):
-                    self._tell(plan.generation, str(error))
-                    raise
-                self._list_again()
+        except GpushimError as error:
+            with self._changed:
+                self._state.problem("watch", str(error))
+                self._fresh = True
+                if getattr(error, "status", 0):
+                    self._version = ""
+                self._changed.notify_all()
+            raise
+
+    def _ask_watch(self, asked: dict[str, str]) -> Iterator[Any]:
+        try:
+            yield from self._api.watch(PATH, asked, begun=self._begun)
+        except ApiError as error:
+            raise rights.lacking(error, "watch", "resourceslices") from None
+
+    def write(self) -> Iterator[None]:
+        """Write what is not as it is desired, again and again."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._ready, self._state.wait(TICK) if self._due else TICK)
+                desired = self._desired if self._ready() and self._listed else None
+                self._due = self._due and desired is None
+                asked, self._asked = self._asked, self._asked and desired is None
+            if desired is not None:
+                with self._busy:
+                    self._put_right(desired, asked)
+            with self._changed:
+                answered = self._state.message()
+            if answered:
+                self._tell({"published": answered})
             yield
 
-    def _due(self) -> tuple[list[Devices], Plan]:
-        """Wait until something is wanted; return that, and what is to be done."""
-        with self._turn:
-            while (found := self._plan()) is None:
-                self._turn.wait()
-            return found
+    def _ready(self) -> bool:
+        pending = self._due and self._listed and self._desired is not None and not self._state.wait(TICK)
+        return pending or self._state.changed()
 
-    def _plan(self) -> tuple[list[Devices], Plan] | None:
-        wanted, there = self._wanted, self._there
-        if wanted is None or there is None:
-            return None
+    def _put_right(self, desired: list[Devices], say: bool) -> None:
+        last = ApiError("the API server has other ResourceSlices than were written a moment ago")
+        try:
+            for _ in range(TRIES):
+                found = self._plan(desired)
+                if found.empty:
+                    break
+                self._state.repairing(found, self._there.values())
+                try:
+                    say = True
+                    if not self._carry_out(found, desired):
+                        self._due = self._asked = True
+                        return
+                except ApiError as error:
+                    if error.status not in (404, 409):
+                        raise
+                    last = error
+                    self._read()
+            else:
+                raise last
+        except GpushimError as error:
+            self._due = self._asked = True
+            self._state.failed(str(error))
+        else:
+            self._fresh, self._doubtful = False, -1
+            pairs = [(each, self._forms.get(_key(each), each)) for each in desired]
+            self._state.done(found.generation, {path for pair in pairs for path in slice_content.dropped(*pair)})
+            self._state.say = self._state.say or say
 
+    def _plan(self, desired: list[Devices]) -> Plan:
         def same(index: int, one: Seen) -> bool:
-            return slice_content.same(wanted[index], one.devices) or slice_content.same(
-                self._kept(wanted[index]), one.devices
-            )
+            return slice_content.same(self._forms.get(_key(desired[index]), desired[index]), one.devices)
 
-        return wanted, slice_plan.plan(there.values(), self._node, len(wanted), same)
+        with self._changed:
+            there = [*self._there.values()]
+        found = slice_plan.plan(there, self._node, len(desired), same)
+        if found.empty or not self._fresh:
+            return found
+        for index, one in slice_plan.candidates(there, len(desired)):
+            if not same(index, one):  # the server may have dropped fields: it says what it would make of them
+                answer = self._post(desired[index], one.name, one, one.generation, len(desired), dry=True)
+                self._forms[_key(desired[index])] = answer.devices
+        self._fresh = False
+        return slice_plan.plan(there, self._node, len(desired), same)
 
-    def _kept(self, devices: Devices) -> Devices:
-        """Leave out what the server drops."""
-        return slice_content.without(devices, self._dropped) if self._dropped else devices
-
-    def _hold_back(self, plan: Plan) -> None:
-        """Wait if this has been put right again and again: somebody else writes it."""
-        now = time.monotonic()
-        if len(self._repairs) == REPAIRS and now - self._repairs[0] < MINUTE:
-            with self._turn:
-                by = sorted({one.by for one in (self._there or {}).values() if one.by})
-            who = f" ({quote(', '.join(by))})" if by else ""
-            problem = f"somebody else{who} changes this node's slices of {DRIVER} again and again; see who does"
-            if self._news.get("problem") != problem:
-                logger.warning("%s", problem)
-            self._tell(plan.generation, problem)
-            time.sleep(WAIT)
-        self._repairs.append(now)
-
-    def _write(self, wanted: list[Devices], plan: Plan) -> None:
-        for one in plan.first:
+    def _carry_out(self, found: Plan, desired: list[Devices]) -> bool:
+        """Do it; says whether it was not left since something else is desired now."""
+        written: list[Seen] = []
+        for one in found.first:
             self._delete(one)
-        with self._turn:
-            there = [one.devices for one in (self._there or {}).values()]
-        for index, name, old in plan.writes:
-            if self._superseded(wanted):
-                return
-            devices = slice_content.dated(wanted[index], there)
-            found = self._put(self._object(name, devices, plan.generation, len(wanted), old), old)
-            answer = member(member(found, "spec"), "devices") or []
-            dropped = sorted({*self._dropped, *slice_content.dropped(devices, answer)})
-            if dropped != self._dropped:
-                logger.warning(
-                    "the API server does not keep %s of slices: a feature is off there", ", ".join(dropped)
-                )
-                self._dropped = dropped
-            written = slice_plan.seen(found, self._node)
-            if written:
-                self._note(written)
-        for one in plan.after:
+        for index, name, there in sorted(found.writes, key=lambda row: row[0] != self._doubtful):
+            if self._desired is not desired:
+                return False
+            try:
+                answer = self._post(desired[index], name, there, found.generation, len(desired))
+            except ApiError as error:
+                if error.status in REFUSED:
+                    self._doubtful = index
+                    for one in written if found.anew else ():
+                        with contextlib.suppress(ApiError):
+                            self._delete(one)  # so that the generation before counts again
+                raise
+            written.append(answer)
+            self._forms[_key(desired[index])] = answer.devices
+        for one in found.after:
+            if self._desired is not desired:
+                return False
             self._delete(one)
-        self._tell(plan.generation)
+        return True
 
-    def _superseded(self, wanted: list[Devices]) -> bool:
-        with self._turn:
-            return self._wanted is not wanted
-
-    def _object(self, name: str, devices: Devices, generation: int, count: int, old: Seen | None) -> dict[str, Any]:
-        self._uid = self._uid or self._node_uid()
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._uid}
-        metadata: dict[str, Any] = {**(old.metadata if old else {}), "name": name, "ownerReferences": [owner]}
-        if old:
-            metadata["resourceVersion"] = str(old.version)
+    def _post(
+        self, devices: Devices, name: str, there: Seen | None, generation: int, count: int, dry: bool = False
+    ) -> Seen:
+        self._owner = self._owner or rights.node_uid(self._api, self._node)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._owner}
+        metadata: dict[str, Any] = {"name": name, "ownerReferences": [owner]}
+        if there:
+            metadata.update({**there.metadata, "uid": there.uid})
+            metadata.update({"resourceVersion": str(there.version)} if there.version else {})
         pool = {"name": self._node, "generation": generation, "resourceSliceCount": count}
-        spec = {"driver": DRIVER, "nodeName": self._node, "pool": pool, "devices": devices}
-        return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
-
-    def _node_uid(self) -> str:
-        return str(member(member(self._api.ask("GET", f"{NODES}/{self._node}", {}), "metadata"), "uid"))
-
-    def _put(self, body: dict[str, Any], old: Seen | None) -> Any:
-        asked = {"fieldManager": MANAGER}
-        if old:
-            return self._api.ask("PUT", f"{SLICES}/{old.name}", asked, body)
-        return self._api.ask("POST", SLICES, asked, body)
+        dated = slice_content.dated(devices, [one.devices for one in self._there.values()])
+        body = {
+            "apiVersion": API,
+            "kind": "ResourceSlice",
+            "metadata": metadata,
+            "spec": {"driver": DRIVER, "nodeName": self._node, "pool": pool, "devices": dated},
+        }
+        query = {"fieldManager": MANAGER, **({"dryRun": "All"} if dry else {})}
+        verb, method, path = ("update", "PUT", f"{PATH}/{name}") if there else ("create", "POST", PATH)
+        answer = slice_plan.seen(self._ask(verb, method, path, query, body), self._node)
+        if not answer or answer.name != name:
+            raise ApiError(f"the API server's answer is not the ResourceSlice {name} that it was sent")
+        if not dry:
+            with self._changed:
+                self._there[name] = answer
+        return answer
 
     def _delete(self, one: Seen) -> None:
-        only = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": one.uid}}
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": one.uid}}
         try:
-            self._api.ask("DELETE", f"{SLICES}/{one.name}", {}, only)
+            self._ask("delete", "DELETE", f"{PATH}/{one.name}", {}, body)
         except ApiError as error:
-            if error.status not in (CONFLICT, MISSING):  # it has gone, or is another one
+            if error.status != 404:
                 raise
-        self._note(one, gone=True)
+        with self._changed:
+            self._gone.add(one.uid)
+            self._there.pop(one.name, None)
 
-    def _list_again(self) -> None:
-        """Know what is there, for somebody was faster."""
-        self._uid = ""
-        found = self._api.ask("GET", SLICES, self._only)
-        there = [slice_plan.seen(one, self._node) for one in member(found, "items") or ()]
-        with self._turn:
-            self._there = {one.name: one for one in there if one}
+    def _read(self) -> None:
+        """Read all slices of this node."""
+        found: dict[str, Seen] = {}
+        query = {**self._only, "limit": str(PAGE)}
+        for _ in range(PAGES):
+            answer = self._ask("list", "GET", PATH, query)
+            metadata, items = member(answer, "metadata"), member(answer, "items")
+            each = [slice_plan.seen(item, self._node) for item in (items if isinstance(items, list) else ())]
+            found.update({one.name: one for one in each if one})
+            if not member(metadata, "continue"):
+                break
+            query["continue"] = str(member(metadata, "continue"))
+        else:
+            raise ApiError(f"more than {PAGE * PAGES} ResourceSlices name this node; delete those of other drivers")
+        with self._changed:
+            self._there, self._gone = found, set()
+            self._version = str(member(metadata, "resourceVersion") or "")
+            self._state.problem("watch", "")
+            self._due = self._listed = True
+            self._changed.notify_all()
 
-    def _tell(self, generation: int, problem: str = "") -> None:
-        """Say what has become of the wish, once."""
-        news = {"generation": generation, "problem": problem, "dropped": self._dropped}
-        if news != self._news:
-            self._news = news
-            self._published(news)
+    def _begun(self) -> None:
+        with self._changed:
+            self._state.problem("watch", "")
+            self._state.again()
+            self._due = self._due or self._fresh
+            self._changed.notify_all()
+
+    def _event(self, event: Any) -> bool:
+        """Take what the watch says; False: it cannot go on from here."""
+        kind, found = member(event, "type"), member(event, "object")
+        if kind == "ERROR":
+            self._version = ""
+            if member(found, "code") == GONE:
+                return False
+            answered = visible(str(member(found, "message"))[:300])
+            raise ApiError(f"the API server ends the watch of ResourceSlices: {answered}")
+        one = slice_plan.seen(found, self._node) if kind in ("ADDED", "MODIFIED", "DELETED") else None
+        with self._changed:
+            self._version = str(member(member(found, "metadata"), "resourceVersion") or self._version)
+            now = self._there.get(one.name) if one else None
+            if not one or (kind != "DELETED" and (one.uid in self._gone or (now and 0 < one.version <= now.version))):
+                return True
+            if kind != "DELETED":
+                self._there[one.name] = one
+            elif now and now.uid == one.uid:
+                del self._there[one.name]
+                self._owner = ""  # the node may be another one
+            else:
+                self._gone.discard(one.uid)
+                return True
+            self._due = True
+            self._state.settle(SETTLE)
+            self._changed.notify_all()
+        return True
+
+    def _ask(self, verb: str, method: str, path: str, query: dict[str, str], body: Any = None) -> Any:
+        try:
+            return self._api.ask(method, path, query, body)
+        except ApiError as error:
+            raise rights.lacking(error, verb, "resourceslices") from None
+
+
+def _key(devices: Devices) -> str:
+    return json.dumps(devices, sort_keys=True)

@@ -68,7 +68,7 @@ def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubel
     if not node:
         raise GpushimError("the node's name is not known; set NODE_NAME, or --node-name")
     if cluster:
-        from gpuplugin.cluster import dra as beside
+        from gpuplugin.cluster import dra_in_cluster as beside
 
         beside.run({**os.environ, "NODE_NAME": node}, socket)
         return

@@ -1,0 +1,73 @@
+"""Claims that the node half asks for, read from the API server.
+
+Out of scope: what is in them (gpuplugin/dra/), the socket (dra_in_cluster.py).
+"""
+
+from __future__ import annotations
+
+import queue
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.cluster.cluster import NAME, Api, ApiError, member
+from gpuplugin.cluster.rights import lacking
+from gpushim.ground.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+AT_ONCE = 8  # requests
+MOST = 1000  # claims that wait
+PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
+PARTS = {"metadata": ("namespace", "name", "uid", "deletionTimestamp"), "status": ("allocation", "reservedFor")}
+
+
+class Claims:
+    """The claims.
+
+    Args:
+        api: the API server.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._asked = queue.Queue[tuple[dict[str, Any], "Callable[[dict[str, Any]], None]"]](MOST)
+
+    def ask(self, asked: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+        """Have a claim read.
+
+        Args:
+            asked: with claim, namespace, name and uid.
+            answer: called with the claim's object, that it is absent, or an error.
+        """
+        try:
+            self._asked.put_nowait((asked, answer))
+        except queue.Full:
+            answer({"claim": asked["claim"], "error": f"more than {MOST} claims are asked for at once"})
+
+    def work(self) -> Iterator[None]:
+        """Answer for ever; AT_ONCE threads do."""
+        while True:
+            asked, answer = self._asked.get()
+            try:
+                found = self._read(*(str(asked.get(name)) for name in ("namespace", "name", "uid")))
+            except GpushimError as error:
+                found = {"error": str(error)}
+            answer({"claim": asked["claim"], **found})
+            yield
+
+    def _read(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
+        if not (NAME.fullmatch(namespace) and NAME.fullmatch(name)):
+            return {"error": "the claim's namespace or name is none in Kubernetes"}
+        try:
+            found = self._api.ask("GET", PATH.format(namespace, name), {})
+        except ApiError as error:
+            if error.status == 404 and error.about == name:  # not that the server has no claims at all
+                return {"absent": True}
+            raise lacking(error, "get", "resourceclaims") from None
+        if member(member(found, "metadata"), "uid") != uid:
+            return {"absent": True}
+        rest = {
+            part: {key: member(member(found, part), key) for key in keys if member(member(found, part), key)}
+            for part, keys in PARTS.items()
+        }
+        return {"object": {**rest, "spec": member(found, "spec") or {}}}

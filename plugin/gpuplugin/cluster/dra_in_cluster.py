@@ -1,0 +1,156 @@
+"""`gpushim-dra-driver --cluster`: the half of the DRA driver that has the service account's token, and no root.
+
+It connects to a socket that the node half makes, and gets and sends lines of JSON. Node to cluster:
+{"pool": {"slices": [[device, ...], ...]}} to be published, {"pool": null} (leave what is there),
+{"claim": n, "namespace": ..., "name": ..., "uid": ...}.
+Cluster to node: {"claim": n, "object" | "absent" | "error": ...},
+{"published": {"generation": n, "problem": sentence, "dropped": [field, ...]}}.
+Out of scope: slices (slices.py), claims (claims.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.cluster import claims, parts
+from gpuplugin.cluster.claims import Claims
+from gpuplugin.cluster.cluster import FOLDER, Api, named
+from gpuplugin.cluster.slices import Slices
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.paths import trust
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+LINE = 8 << 20  # bytes
+LOOK = 1.0  # seconds between looks at whether the socket is still the one of that name
+SEND = 10  # seconds for the other side to take a line
+
+
+def run(environment: Mapping[str, str], path: str, folder: str = FOLDER) -> None:
+    """Keep slices and read claims for the node half until a signal ends it.
+
+    Args:
+        environment: of a pod, with NODE_NAME.
+        path: of the node half's socket.
+        folder: where kubelet mounts the service account.
+
+    Raises:
+        GpushimError: this is no pod.
+    """
+    api, node = Api(environment, folder), named(environment.get("NODE_NAME", ""), "NODE_NAME")
+    link = Link(path)
+    link.slices, link.claims = Slices(api, node, link.send), Claims(api)
+    works = [link.claims.work] * claims.AT_ONCE
+    parts.run([link.follow, link.slices.follow, link.slices.write, *works])
+
+
+class Link:
+    """The connection to the node half.
+
+    Args:
+        path: of its socket.
+
+    Attributes:
+        slices: get the pools that are desired.
+        claims: get those that are asked for.
+    """
+
+    slices: Slices
+    claims: Claims
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._sending = threading.Lock()
+        self._connected: socket.socket | None = None
+
+    def follow(self) -> Iterator[None]:
+        """Do what the node half says, until the connection ends.
+
+        Raises:
+            GpushimError: there is no socket, or what comes is no line of JSON.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+            seen = trust.identity(self._path)
+            try:
+                connected.connect(self._path)
+            except OSError as error:
+                why = error.strerror or error
+                raise GpushimError(f"{self._path} cannot be reached: {why}; the node half makes it", FAILED) from None
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND, 0))
+            self._connected = connected
+            try:
+                for line in self._lines(connected, seen):
+                    self._take(line, connected)
+                    yield
+            finally:
+                self.slices.want(None)
+                with self._sending:
+                    self._connected = None
+
+    def _lines(self, connected: socket.socket, seen: object) -> Iterator[bytes]:
+        rest = bytearray()
+        while (trust.identity(self._path) or ())[:2] == (seen or ())[:2]:  # type: ignore[index]
+            if not select.select([connected], [], [], LOOK)[0]:
+                continue
+            try:
+                part = connected.recv(1 << 16)
+            except OSError:
+                return
+            if not part:
+                return
+            rest += part
+            while b"\n" in part:
+                end = rest.index(b"\n")
+                line, part = bytes(rest[:end]), bytes(rest[end + 1 :])
+                rest[:] = part
+                yield line
+            if len(rest) > LINE:
+                raise GpushimError(f"{self._path} sends a line of more than {LINE >> 20} MiB", FAILED)
+
+    def _take(self, line: bytes, connected: socket.socket) -> None:
+        try:
+            answered = json.loads(line)
+        except (ValueError, RecursionError):
+            answered = None
+        if isinstance(answered, dict) and isinstance(answered.get("claim"), int):
+            self.claims.ask(answered, lambda answer: self.send(answer, connected))
+        elif isinstance(answered, dict) and "pool" in answered and _is_pool(answered["pool"]):
+            self.slices.want(answered["pool"] and answered["pool"]["slices"])
+        else:
+            raise GpushimError(f"{self._path} sends a line that is no pool and no claim", FAILED)
+
+    def send(self, answered: dict[str, Any], connected: socket.socket | None = None) -> None:
+        """Send a line; it is lost if there is no connection, or another one than was meant.
+
+        Args:
+            answered: the object to be sent.
+            connected: by which it was asked for.
+        """
+        line = json.dumps(answered).encode() + b"\n"
+        if len(line) > LINE:
+            line = json.dumps({"claim": answered.get("claim"), "error": "the claim is too large"}).encode() + b"\n"
+        with self._sending:
+            to = self._connected
+            if to is None or (connected is not None and connected is not to):
+                return
+            try:
+                to.sendall(line)
+            except OSError:  # half a line may have gone
+                with contextlib.suppress(OSError):
+                    to.shutdown(socket.SHUT_RDWR)
+
+
+def _is_pool(pool: Any) -> bool:
+    if pool is None:
+        return True
+    slices = pool.get("slices") if isinstance(pool, dict) else None
+    return isinstance(slices, list) and all(
+        isinstance(each, list) and all(isinstance(device, dict) for device in each) for each in slices
+    )
