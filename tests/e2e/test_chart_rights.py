@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from e2e import charts, helm, pages
+from e2e import charts, helm, nodetoken, pages
 from e2e.apiserver import Api, api
-from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, LABELLER, NODES, PLUGIN, TWO
+from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, NODES, PLUGIN, TWO
 from e2e.helm import Values
-from e2e.leftovers import until
 
 SOMEWHERE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
 # Objects that need other definitions than Kubernetes' own.
@@ -108,98 +104,26 @@ def test_rights_are_what_the_container_needs(server: Api) -> None:
         assert not done.returncode, done.stderr
 
 
-# Asks with a token; the answers are "", or why not.
-ASK = """
-import json, sys
-sys.path[:0] = sys.argv[2:]
-from gpuplugin.cluster.cluster import MERGE, Api, ApiError
-api = Api({"KUBERNETES_SERVICE_HOST": "localhost"}, sys.argv[1])
-for path, body in json.load(sys.stdin):
-    try:
-        api.ask("PATCH", path, {"fieldManager": "x"}, body, kind=MERGE)
-    except ApiError as error:
-        print(error)
-    else:
-        print()
-"""
-MINE, LABEL = "/api/v1/nodes/mine", "gpushim/installed"
-
-
-def labels(**given: str | None) -> dict[str, Any]:
-    return {"metadata": {"labels": {LABEL if key == "own" else key: value for key, value in given.items()}}}
-
-
-OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "1"}
-TAINT = {"key": "x", "effect": "NoSchedule"}
-ALONE = "gpushim-node may change the label gpushim/installed alone", "gpushim-node may change labels alone"
-# What gpushim-node asks for, and why it does not get it.
-PATCHES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    (MINE, labels(own="true"), ""),
-    (MINE, labels(own="true"), ""),
-    (MINE, labels(own=None), ""),
-    (MINE, labels(own="false"), ALONE[0]),
-    (MINE, labels(own="true", more="x"), ALONE[0]),
-    (MINE, labels(kept="y"), ALONE[0]),
-    (MINE, labels(kept=None), ALONE[0]),
-    (MINE, {"metadata": {"labels": None}}, ALONE[0]),
-    (MINE, {"metadata": {"annotations": {"x": "y"}}}, ALONE[1]),
-    (MINE, {"metadata": {"finalizers": ["x.org/y"]}}, ALONE[1]),
-    (MINE, {"metadata": {"ownerReferences": [OWNER]}}, ALONE[1]),
-    (MINE, {"spec": {"taints": [TAINT]}}, ALONE[1]),
-    (MINE, {"spec": {"unschedulable": True}}, ALONE[1]),
-    (MINE, {"status": {"capacity": {"nvidia.com/gpu": "8"}}}, ""),  # which the API server leaves as it is
-    (f"{MINE}/status", {"status": {"capacity": {"nvidia.com/gpu": "8"}}}, "cannot patch resource .nodes/status"),
-    ("/api/v1/nodes/others", labels(own="true"), "gpushim-node may change its own node alone"),
-    ("/api/v1/nodes/none", labels(own="true"), "not found"),
-    ("/api/v1/namespaces/gpushim/pods/x", labels(own="true"), "cannot patch resource .pods"),
-)
-
-
 @pytest.fixture(scope="module")
-def labeller(server: Api) -> dict[str, Any]:
-    """The objects for gpushim-node's container that labels, two nodes, and its pod on one of them."""
-    nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in ("mine", "others")]
-    nodes[0]["metadata"]["labels"] = {"kept": "x"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": "gpushim"}}
-    pod["spec"] = {
-        "nodeName": "mine",
-        "serviceAccountName": "gpushim-node",
-        "containers": [{"name": "x", "image": "x"}],
-    }
-    rendered = charts.objects()
-    done = server.kubectl("apply", "--filename=-", objects=[*(rendered[name] for name in LABELLER), *nodes, pod])
-    assert not done.returncode, done.stderr
-    return pod
+def bound(server: Api) -> str:
+    """A token of gpushim-node's pod on one of two nodes, when the policy holds; what rights it has are there."""
+    return nodetoken.bound(server)
 
 
-def answers(server: Api, folder: Path, asked: Sequence[tuple[str, Any]], *bound: str) -> list[str]:
-    """What the API server answers to patches with a token of gpushim-node's."""
-    done = server.kubectl("create", "token", "gpushim-node", "--namespace=gpushim", *bound)
-    assert not done.returncode, done.stderr
-    folder.mkdir(exist_ok=True)
-    (folder / "token").write_text(done.stdout)
-    shutil.copy(server.work / "pki/apiserver.crt", folder / "ca.crt")
-    words = ["/usr/bin/nsenter", f"--net={server.network}", "--", sys.executable, "-B", "-c", ASK, str(folder)]
-    words += [str(pages.TOP / name) for name in ("plugin", "shim")]
-    said = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, check=True, timeout=60)
-    return said.stdout.splitlines()
-
-
-def test_gpushim_node_changes_its_nodes_label_alone(server: Api, labeller: dict[str, Any], tmp_path: Path) -> None:
-    bound = ("--bound-object-kind=Pod", f"--bound-object-name={labeller['metadata']['name']}")
-    refused = [("/api/v1/nodes/others", labels(more="x"))]
-    assert until(lambda: answers(server, tmp_path / "x", refused, *bound) != [""], 20), "the policy holds"
-    found = answers(server, tmp_path / "x", [row[:2] for row in PATCHES], *bound)
-    for (path, body, why), answer in zip(PATCHES, found, strict=True):
-        assert re.search(why, answer) if why else not answer, (path, body, answer)
+def test_gpushim_node_changes_its_nodes_label_alone(server: Api, bound: str, tmp_path: Path) -> None:
+    found = nodetoken.answers(server, tmp_path, bound, [row[:2] for row in nodetoken.PATCHES])
+    for (path, body, why), answer in zip(nodetoken.PATCHES, found, strict=True):
+        assert re.search(why, answer) if why else not answer, f"{path} {body}: {answer}"
     now = json.loads(server.kubectl("get", "node", "mine", "--output=json").stdout)
     assert (now["metadata"]["labels"], now["status"].get("capacity")) == ({"kept": "x"}, None)
-    (unbound,) = answers(server, tmp_path / "x", [(MINE, labels(own="true"))])
-    assert "gpushim-node may change its own node alone" in unbound
+    unbound = nodetoken.token(server)
+    (answer,) = nodetoken.answers(server, tmp_path, unbound, [nodetoken.PATCHES[0][:2]])
+    assert "gpushim-node may change its own node alone" in answer
 
 
-def test_others_are_not_held_to_it(server: Api, labeller: dict[str, Any]) -> None:
-    assert not server.kubectl("label", "node", "others", "a=b", f"{LABEL}=x").returncode
+def test_others_are_not_held_to_it(server: Api, bound: str) -> None:
+    assert bound
+    assert not server.kubectl("label", "node", "others", "a=b", f"{nodetoken.LABEL}=x").returncode
     user = "--as=system:serviceaccount:gpushim:gpushim-node"
     verbs = ("get", "list", "watch", "create", "update", "patch", "delete")
     found = {verb for verb in verbs if not server.kubectl("auth", "can-i", verb, "nodes", user).returncode}

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -268,5 +268,5 @@ def _refused(answer: http.client.HTTPResponse) -> ApiError:
         message = _json(b"".join(_read(answer))).get("message")
     except (ApiError, AttributeError, OSError, http.client.HTTPException):
         message = ""
-    why = quote(str(message or answer.reason)[:MESSAGE])
+    why = visible(str(message or answer.reason)[:MESSAGE])  # a policy's own sentence stands at its end
     return ApiError(f"the API server says {answer.status}: {why}", answer.status)
