@@ -103,10 +103,20 @@ def features(cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
+def plugins(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the device plugin's pods."""
+    return [*cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()]
+
+
 def plugin(cluster: Cluster) -> dict[str, Any]:
-    """Return the pod of the device plugin."""
-    (found,) = cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()
+    """Return the pod of the device plugin, of which there is one."""
+    (found,) = plugins(cluster)
     return found
+
+
+def labelled(cluster: Cluster) -> bool:
+    """Say whether gpushim-node has labelled the node."""
+    return cluster.get("node", NAME)["metadata"]["labels"].get("gpushim/installed") == "true"
 
 
 def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
@@ -122,21 +132,24 @@ def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -
             (uuid,) = lines.uuids(output)
             assert uuid in {gpu.uuid for gpu in host.gpus}
     nothing_is_left(cluster, before)
-    assert not any(cluster.get(*words) for words in (("namespace", NAMESPACE), ("runtimeclass", "nvidia")))
+    gone = (("namespace", NAMESPACE), ("runtimeclass", "nvidia"), ("clusterrole", f"{NAMESPACE}-gpushim-node"))
+    assert not any(cluster.get(*words) for words in gone)
+    assert not labelled(cluster)
 
 
 def test_a_node_without_a_device_is_left_alone(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
-    """gpushim-node is Ready there, and says so; nothing of gpushim's is on the node, and its engine goes on."""
+    """Helm's wait ends; gpushim-node is Ready and says why; the plugin has no pod; the engine goes on."""
     assert before
     node.without_device(host)
     engine = cluster.containerd.process
     cluster.kubectl("create", "namespace", NAMESPACE)
-    cluster.helm("install", CHART, "gpushim", VALUES)
-    idle = ("rollout", "status", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--timeout=60s")
-    cluster.kubectl(*idle)
+    cluster.helm("install", CHART, "gpushim", VALUES, wait="watcher", timeout=60)
+    rolled_out(cluster)
     logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=keep")
     line = "gpushim-node: this node has no NVIDIA device; waiting for one, then gpushim is installed\n"
     cluster.wait_for(lambda: cluster.kubectl(*logs) == line, "it says so")
+    assert [row["status"]["phase"] for row in cluster.pods(namespace=NAMESPACE).values()] == ["Running"]
+    assert not labelled(cluster)
     assert cluster.run("ls /usr/bin/gpushim* /var/lib/gpushim/node.json 2>/dev/null || true") == ""
     assert cluster.containerd.process == engine
 
@@ -144,9 +157,8 @@ def test_a_node_without_a_device_is_left_alone(cluster: Cluster, host: Host, bef
 def test_a_node_serves_gpus(cluster: Cluster, host: Host) -> None:
     """As soon as it has some."""
     node.with_device(host)
-    cluster.wait_for(
-        lambda: cluster.run("ls /var/lib/gpushim/node.json", check=False).startswith("/var"), "installed"
-    )
+    cluster.wait_for(lambda: labelled(cluster), "installed")
+    cluster.wait_for(lambda: plugins(cluster), "the plugin comes")
     rolled_out(cluster)
     serves(cluster, ALL)
 
@@ -212,7 +224,9 @@ def test_people_are_told_the_pods(cluster: Cluster, host: Host) -> None:
     assert (rows["one"]["namespace"], rows["one"]["devices"]) == ("default", [index])
     assert rows["slice"]["devices"] == ["0:1"]
     (pod,) = cluster.pods("--selector=app.kubernetes.io/component=node", namespace=NAMESPACE).values()
-    keep = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+    (keep,) = (
+        one["containerID"].rpartition("/")[2] for one in pod["status"]["containerStatuses"] if one["name"] == "keep"
+    )
     enter = f"ctr --namespace=k8s.io tasks exec --exec-id=told {keep} nsenter --target=1 --mount"  # kubectl exec
     for words in ("device-plugin status", "doctor kubernetes --format=json", "explain --pod default/one"):
         inside = cluster.run(f"{enter} gpushim {words}", check=False)
@@ -312,6 +326,7 @@ def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
     workload.remove(cluster, "one", "slice")
     cluster.helm("upgrade", CHART, "gpushim", {**NEXT, "uninstall": True})
     rolled_out(cluster)
+    assert not labelled(cluster)
     cluster.helm("uninstall", "gpushim")
     cluster.wait_for(lambda: not cluster.pods(namespace=NAMESPACE), "all pods are gone")
     cluster.wait_for(lambda: not features(cluster), "the NodeFeature is gone")
