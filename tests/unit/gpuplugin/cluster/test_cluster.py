@@ -93,7 +93,7 @@ def test_a_name_that_the_certificate_has_not(tmp_path: Path) -> None:
         (b"[" * 100_000, "the API server's answer is no JSON", 0),
         (b" " * (cluster.ANSWER_LIMIT + 1), "the API server's answer has more than 4 MiB", 0),
     ],
-    ids=["refused", "no JSON with it", "escapes", "elsewhere", "HTML", "nested", "large"],
+    ids=["refused", "a long reason", "no JSON with it", "escapes", "elsewhere", "HTML", "nested", "large"],
 )
 def test_answers_that_are_errors(server: ApiServer, answer: Any, said: str, status: int) -> None:
     server.answer = lambda _: answer
