@@ -34,8 +34,8 @@ def test_the_container_that_labels_understands_what_it_is_told(values: Values) -
     if not values:
         folders = {row["mountPath"]: row["name"] for row in found["label"]["volumeMounts"]}
         assert folders[str(Path(said["installed"]).parent)] == "installed"
-        assert folders[str(Path(said["told"]).parent)] == "told"
-        assert said["told"] in found["label"]["startupProbe"]["exec"]["command"][-1]
+        assert folders[str(Path(said["posted"]).parent)] == "posted"
+        assert said["posted"] in found["label"]["startupProbe"]["exec"]["command"][-1]
         for each in ("install", "keep"):
             assert f"--installed-file={said['installed']}" in found[each]["args"]
             assert {"name": "installed", "mountPath": "/run/gpushim-installed"} in found[each]["volumeMounts"]

@@ -29,13 +29,13 @@ class InstalledLabel:
         node: its name.
         label: name of the label, whose value is "true".
         installed: absolute path of the file that is there when gpushim is installed; "": it is not.
-        told: absolute path of a file to make when the API server knows; "": none.
+        posted: absolute path of a file to make when the API server knows; "": none.
     """
 
-    def __init__(self, api: Api, node: str, label: str, installed: str, told: str) -> None:
+    def __init__(self, api: Api, node: str, label: str, installed: str, posted: str) -> None:
         self._api, self._node, self._label = api, node, label
-        self._installed, self._told = installed, told
-        self._said: bool | None = None
+        self._installed, self._posted = installed, posted
+        self._state: bool | None = None
         self._again = 0.0
 
     def look(self) -> None:
@@ -45,14 +45,14 @@ class InstalledLabel:
             GpushimError: the API server refuses or does not answer, or it cannot be noted that it has.
         """
         installed = bool(self._installed) and os.path.lexists(self._installed)
-        if installed == self._said and time.monotonic() < self._again:
+        if installed == self._state and time.monotonic() < self._again:
             return
         self._set(installed)
-        if installed != self._said:
-            logger.info("the node %s has the label %s" if installed else "the node %s is without the label %s",
+        if installed != self._state:
+            logger.info("the node %s has the label %s" if installed else "the node %s has no label %s",
                         self._node, self._label)  # fmt: skip
         self._note()
-        self._said = installed
+        self._state = installed
         self._again = time.monotonic() + AGAIN * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
     def _set(self, installed: bool) -> None:
@@ -65,8 +65,8 @@ class InstalledLabel:
                 raise
 
     def _note(self) -> None:
-        if self._told:
+        if self._posted:
             try:
-                os.close(os.open(self._told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                os.close(os.open(self._posted, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
             except OSError as error:
-                raise GpushimError(f"{self._told} cannot be written: {error.strerror}", FAILED) from None
+                raise GpushimError(f"{self._posted} cannot be written: {error.strerror}", FAILED) from None

@@ -168,15 +168,15 @@ def keep_command(place: str, folder: str, name: str, restart: bool, installed: s
 @click.option("--name", "label", required=True, help="Of the label, whose value is true.")
 @INSTALLED
 @click.option(
-    "--told-file",
-    "told",
+    "--posted-file",
+    "posted",
     metavar="FILE",
     default="",
     callback=_absolute_or_none,
     help="Is made when the API server knows.",
 )
 @click.option("--remove", is_flag=True, help="Remove the label, and end.")
-def label_command(label: str, installed: str, told: str, remove: bool) -> None:
+def label_command(label: str, installed: str, posted: str, remove: bool) -> None:
     """Give this pod's node a label while there is a file that says that gpushim is installed, until a signal comes.
 
     It needs no privileges, but NODE_NAME and the token of a service account that may patch nodes.
@@ -188,5 +188,5 @@ def label_command(label: str, installed: str, told: str, remove: bool) -> None:
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     node = named(os.environ.get("NODE_NAME", ""), "NODE_NAME")
-    one = InstalledLabel(Api(os.environ), node, label, "" if remove else installed, told)
+    one = InstalledLabel(Api(os.environ), node, label, "" if remove else installed, posted)
     in_cluster.serve([in_cluster.watching(one.look)], once=remove)

@@ -26,7 +26,7 @@ true
   - --remove
   {{- else }}
   - --installed-file=/run/gpushim-installed/yes
-  - --told-file=/run/gpushim-told/yes
+  - --posted-file=/run/gpushim-posted/yes
   {{- end }}
   env:
   - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
@@ -34,7 +34,7 @@ true
   # Ready when the API server knows whether gpushim is installed. Asked until then alone, and ended for no answer.
   startupProbe:
     exec:
-      command: [/usr/bin/python3, -ISc, "import os; os.stat('/run/gpushim-told/yes')"]
+      command: [/usr/bin/python3, -ISc, "import os; os.stat('/run/gpushim-posted/yes')"]
     periodSeconds: 1
     timeoutSeconds: 10
     failureThreshold: 2000000000
@@ -47,6 +47,6 @@ true
   {{- include "gpushim.tokenMount" $top | nindent 2 }}
   {{- if not $removes }}
   - {name: installed, mountPath: /run/gpushim-installed, readOnly: true}
-  - {name: told, mountPath: /run/gpushim-told}
+  - {name: posted, mountPath: /run/gpushim-posted}
   {{- end }}
 {{- end -}}

@@ -63,7 +63,7 @@ def said(server: ApiServer) -> list[Any]:
 
 def test_it_labels_when_the_file_comes_and_ends_by_a_signal(server: ApiServer, tmp_path: Path) -> None:
     installed, told = tmp_path / "installed", tmp_path / "told"
-    with process(server, f"--installed-file={installed}", f"--told-file={told}") as started:
+    with process(server, f"--installed-file={installed}", f"--posted-file={told}") as started:
         until(told.exists)
         installed.touch()
         until(lambda: said(server) == [None, "true"])
@@ -95,7 +95,7 @@ def test_a_node_without_a_name(server: ApiServer) -> None:
         assert 'NODE_NAME is "", which is no name in Kubernetes; set it by' in started.stderr.read()
 
 
-@pytest.mark.parametrize("word", ["--installed-file=x", "--told-file=x"])
+@pytest.mark.parametrize("word", ["--installed-file=x", "--posted-file=x"])
 def test_a_relative_path_is_refused(server: ApiServer, word: str) -> None:
     with process(server, word) as started:
         assert started.wait(20) == 2
