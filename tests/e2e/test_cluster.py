@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import fakehost
-from e2e import cluster_lines, helm, image, kube, lines, node, pages, plane, trees, workload
+from e2e import cluster_lines, helm, image, lines, node, pages, plane, trees, workload
+from e2e.deployed import features, labelled, metrics, plugin, plugins, rolled_out
 from e2e.dradriver import driver
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
@@ -80,45 +80,6 @@ def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
     return cluster.wait_for(said, f"{wanted}")
 
 
-def rolled_out(cluster: Cluster) -> None:
-    """Wait until all DaemonSets run as they are wanted."""
-    for name in cluster.get("daemonsets", f"--namespace={NAMESPACE}")["items"]:
-        words = ("rollout", "status", f"daemonset/{name['metadata']['name']}", f"--namespace={NAMESPACE}")
-        cluster.kubectl(*words, "--timeout=90s")
-
-
-def metrics(cluster: Cluster) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Scrape the device plugin as Prometheus does; return labels and value of each series, by name."""
-    text = kube.fetch(cluster.place, f"http://{plugin(cluster)['status']['podIP']}:9400/metrics")
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for row in text_string_to_metric_families(text):
-        for sample in row.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
-
-
-def features(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the objects of which node-feature-discovery makes labels."""
-    found: list[dict[str, Any]] = cluster.get("nodefeatures", f"--namespace={NAMESPACE}").get("items", [])
-    return found
-
-
-def plugins(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the device plugin's pods."""
-    return [*cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()]
-
-
-def plugin(cluster: Cluster) -> dict[str, Any]:
-    """Return the pod of the device plugin, of which there is one."""
-    (found,) = plugins(cluster)
-    return found
-
-
-def labelled(cluster: Cluster) -> bool:
-    """Say whether gpushim-node has labelled the node."""
-    return cluster.get("node", NAME)["metadata"]["labels"].get("gpushim/installed") == "true"
-
-
 def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
     """README's lines from nothing to a pod with a GPU, and back to nothing; images are on the node already."""
     folder = cluster.work / "typed"
@@ -155,9 +116,18 @@ def test_a_node_without_a_device_is_left_alone(cluster: Cluster, host: Host, bef
 
 
 def test_a_node_serves_gpus(cluster: Cluster, host: Host) -> None:
-    """As soon as it has some."""
+    """As soon as it has some; what is on the node waits for no API server, and the plugin comes with the label."""
+    kind, name = "clusterrolebinding", f"{NAMESPACE}-gpushim-node"
+    rights = cluster.get(kind, name)
+    rights["metadata"] = {key: rights["metadata"][key] for key in ("name", "labels", "annotations")}
+    cluster.kubectl("delete", kind, name)
     node.with_device(host)
-    cluster.wait_for(lambda: labelled(cluster), "installed")
+    logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=label")
+    cluster.wait_for(lambda: "it is tried again" in cluster.kubectl(*logs), "it is refused")
+    assert len(json.loads(cluster.run("gpushim list --format=json"))) == len(host.gpus)
+    assert not plugins(cluster)
+    cluster.apply(rights)
+    cluster.wait_for(lambda: labelled(cluster), "it may")
     cluster.wait_for(lambda: plugins(cluster), "the plugin comes")
     rolled_out(cluster)
     serves(cluster, ALL)

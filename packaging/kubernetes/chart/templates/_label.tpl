@@ -31,10 +31,13 @@ true
   env:
   - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
   {{- if not $removes }}
-  # Ready when the API server knows whether gpushim is installed. Asked until then alone, and ended for no answer.
+  # Ready when the API server knows whether gpushim is installed. Until then it is probed, and not restarted for that.
   startupProbe:
     exec:
-      command: [/usr/bin/python3, -ISc, "import os; os.stat('/run/gpushim-posted/yes')"]
+      command:
+      - /usr/bin/python3
+      - -ISc
+      - import os, sys; os.path.exists('/run/gpushim-posted/yes') or sys.exit('the node has no label yet; see the log')
     periodSeconds: 1
     timeoutSeconds: 10
     failureThreshold: 2000000000
