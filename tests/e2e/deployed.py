@@ -12,6 +12,16 @@ from e2e.kube import NAME
 from e2e.plane import Cluster
 
 
+def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
+    """Wait until the API says that the node has these devices; say how long that took."""
+
+    def said() -> bool:
+        found = cluster.allocatable()
+        return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")} == wanted
+
+    return cluster.wait_for(said, f"{wanted}")
+
+
 def rolled_out(cluster: Cluster) -> None:
     """Wait until all DaemonSets run as they are wanted."""
     for name in cluster.get("daemonsets", f"--namespace={NAMESPACE}")["items"]:

@@ -124,6 +124,7 @@ def test_gpushim_node_changes_its_nodes_label_alone(server: Api, bound: str, tmp
 def test_others_are_not_held_to_it(server: Api, bound: str) -> None:
     assert bound
     assert not server.kubectl("label", "node", "others", "a=b", f"{nodetoken.LABEL}=x").returncode
+    assert not server.kubectl("label", "nodes", "--all", f"{nodetoken.LABEL}-").returncode  # as the page has it
     user = "--as=system:serviceaccount:gpushim:gpushim-node"
     verbs = ("get", "list", "watch", "create", "update", "patch", "delete")
     found = {verb for verb in verbs if not server.kubectl("auth", "can-i", verb, "nodes", user).returncode}

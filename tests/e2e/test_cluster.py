@@ -15,7 +15,7 @@ import pytest
 
 import fakehost
 from e2e import cluster_lines, helm, image, lines, node, pages, plane, trees, workload
-from e2e.deployed import features, labelled, metrics, plugin, plugins, rolled_out
+from e2e.deployed import features, labelled, metrics, plugin, plugins, rolled_out, serves
 from e2e.dradriver import driver
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
@@ -68,16 +68,6 @@ def before(cluster: Cluster) -> dict[str, str]:
     workload.running(cluster, "first")
     workload.remove(cluster, "first")
     return files(cluster)
-
-
-def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
-    """Wait until the API says that the node has these devices; say how long that took."""
-
-    def said() -> bool:
-        found = cluster.allocatable()
-        return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")} == wanted
-
-    return cluster.wait_for(said, f"{wanted}")
 
 
 def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
