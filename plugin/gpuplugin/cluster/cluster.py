@@ -2,7 +2,7 @@
 
 Certificates, token and addresses are those that kubelet gives a pod; they rotate, so they are read for each request.
 Whatever the server sends is bounded in size, and in time.
-Out of scope: what is asked (node_label.py, node_feature.py, slices.py, claims.py).
+Out of scope: what is asked (node_label.py, node_feature.py, installed_label.py, slices.py, claims.py).
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ LEAST, MOST = 1.0, 30.0  # seconds between tries
 NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a node, a namespace or a pod (RFC 1123)
 GONE = 410  # what the server answers where the version to go on from is too old
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1"  # of objects, without the rest
+APPLY = "application/apply-patch+yaml"  # of which JSON is a part
+MERGE = "application/merge-patch+json"
 
 
 class ApiError(GpushimError):
@@ -71,20 +73,23 @@ class Api:
         """That of this pod."""
         return named(self._mounted("namespace"), f"{self._folder}/namespace")
 
-    def ask(self, method: str, path: str, query: Mapping[str, str], body: Any = None, accept: str = "") -> Any:
+    def ask(
+        self, method: str, path: str, query: Mapping[str, str], body: Any = None, accept: str = "", kind: str = APPLY
+    ) -> Any:
         """Ask, and return the JSON of the answer.
 
         Args:
             method: of HTTP.
             path: such as /api/v1/nodes.
             query: behind the path.
-            body: an object; that of PATCH is applied (server-side apply).
+            body: an object.
             accept: media type of the answer; "" is JSON.
+            kind: of PATCH: APPLY (server-side apply) or MERGE.
 
         Raises:
             ApiError: there is no answer in time, it is an error, or it is too large.
         """
-        with self._answer(method, path, query, body, accept) as answer:
+        with self._answer(method, path, query, body, accept, kind) as answer:
             return _json(b"".join(_read(answer)))
 
     def watch(
@@ -103,7 +108,7 @@ class Api:
         """
         seconds = WATCH * random.uniform(1, 2)  # noqa: S311 - no secret; nodes that began at once do not stay together
         asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": f"{seconds:.0f}"}
-        with self._answer("GET", path, asked, None, accept, seconds + SILENCE) as answer:
+        with self._answer("GET", path, asked, None, accept, watch=seconds + SILENCE) as answer:
             begun()
             while True:
                 line = answer.readline(ANSWER_LIMIT + 1)
@@ -115,14 +120,20 @@ class Api:
 
     @contextlib.contextmanager
     def _answer(
-        self, method: str, path: str, query: Mapping[str, str], body: Any, accept: str, watch: float = 0.0
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any,
+        accept: str,
+        kind: str = APPLY,
+        watch: float = 0.0,
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask; yields an answer that is no error, which must come within DEADLINE, or `watch` seconds if given."""
         headers = {"Authorization": f"Bearer {self._mounted('token')}", "Accept": accept or "application/json"}
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
-            # JSON is a part of YAML.
-            headers["Content-Type"] = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+            headers["Content-Type"] = kind if method == "PATCH" else "application/json"
         connection, context = http.client.HTTPSConnection(self._host, self._port), self._context()
         limit = _Limit()
         try:

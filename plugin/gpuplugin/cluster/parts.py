@@ -1,6 +1,6 @@
 """The parts of a process at the API server: each a thread that goes on after an error, and all end together.
 
-Out of scope: what they do (in_cluster.py, dra_in_cluster.py).
+Out of scope: what they do (in_cluster.py, dra_in_cluster.py, gpuplugin.node).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(parts: Collection[Part], once: bool = False) -> None:
         threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
     ended.wait()
     if not once:
-        raise GpushimError("a part of --cluster has ended; its traceback is above", FAILED)
+        raise GpushimError("a part of the work at the API server has ended; its traceback is above", FAILED)
 
 
 def _keep(part: Part, once: bool, ended: threading.Event) -> None:
