@@ -64,7 +64,7 @@ def devices(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 def taints(cluster: Cluster) -> dict[str, dict[str, str]]:
     """Return values of taints by UUID and the key's end."""
-    found = {}
+    found: dict[str, dict[str, str]] = {}
     for uuid, one in devices(cluster).items():
         for row in one.get("taints", ()):
             found.setdefault(uuid, {})[row["key"].rpartition("/")[2]] = row.get("value", "")

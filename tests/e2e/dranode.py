@@ -64,7 +64,7 @@ class Driver:
             )  # fmt: skip
         self.pools.clear()
         threading.Thread(target=self._answer, args=(self.process,), daemon=True).start()
-        assert until(lambda: self.pools and self.registration(), SECONDS), self.log.read_text()
+        assert until(lambda: bool(self.pools and self.registration()), SECONDS), self.log.read_text()
 
     def stop(self, number: int = signal.SIGTERM) -> int | None:
         """End its process by a signal; return its exit status."""

@@ -13,10 +13,11 @@ import pytest
 
 import fakehost
 from e2e import claims, helm, image, plane, trees, workload
+from e2e.deployed import rolled_out, serves
 from e2e.expect import sees_by_cdi
 from e2e.kube import NAME
 from e2e.plane import Cluster
-from e2e.test_cluster import ALL, GPU, NAMESPACE, REPOSITORY, rolled_out, serves
+from e2e.test_cluster import ALL, GPU, NAMESPACE, REPOSITORY
 from fakehost import Host
 
 CHART = trees.TOP / "packaging" / "kubernetes" / "chart"

@@ -25,7 +25,8 @@ PLAIN = [
     if each
 ]
 KINDS = {"RuntimeClass": "node.k8s.io/v1", "Pod": "v1", "ConfigMap": "v1"} | {
-    "HorizontalPodAutoscaler": "autoscaling/v2"
+    "HorizontalPodAutoscaler": "autoscaling/v2",
+    "ResourceClaim": "resource.k8s.io/v1",
 }
 TOLD = {"kubernetes": "# Kubernetes", "from-nvidia": "## Its chart"}  # where values are told, and from which heading
 # A value's place as pages write it: `node.restart`, `runtimeClass.create=false`.

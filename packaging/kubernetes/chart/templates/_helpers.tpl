@@ -104,7 +104,7 @@ runAsGroup: {{ index . 1 }}
 {{- end -}}
 
 {{- /* Of a list: context, component. As a JSON object: that of the values, and in each of its terms the labels of
-node-feature-discovery and, for the device plugin, that of gpushim-node. */ -}}
+node-feature-discovery and, for those that give out GPUs, that of gpushim-node. */ -}}
 {{- define "gpushim.affinity" -}}
 {{- $top := index . 0 -}}
 {{- $all := deepCopy ($top.Values.affinity | default dict) -}}
@@ -116,7 +116,7 @@ node-feature-discovery and, for the device plugin, that of gpushim-node. */ -}}
   {{- $ways = append $ways (list "feature.node.kubernetes.io/pci-0300_10de.present"
     "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-10de.present") -}}
 {{- end -}}
-{{- if and (eq (index . 1) "device-plugin") (include "gpushim.labelsNodes" $top) -}}
+{{- if and (has (index . 1) (list "device-plugin" "dra-driver")) (include "gpushim.labelsNodes" $top) -}}
   {{- $ways = append $ways (list (include "gpushim.installedLabel" $top)) -}}
 {{- end -}}
 {{- range $keys := $ways -}}

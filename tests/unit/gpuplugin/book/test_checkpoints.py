@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gpuplugin.book import checkpoints
-from gpuplugin.book.checkpoints import A_POD, CLAIM
+from gpuplugin.book.by_device import CLAIM
+from gpuplugin.book.checkpoints import A_POD
 from gpuplugin.devices.changes import UNTOLD
 from gpuplugin.kubelet.v1beta1 import writer
 from gpuplugin.settings import resources

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.book import by_device, listed
-from gpuplugin.book.by_device import ALLOCATED, DRIVER, FORGOTTEN, FORMER, LISTED
-from gpuplugin.book.checkpoints import CLAIM
+from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, FORGOTTEN, FORMER, LISTED
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
 from unit.gpuplugin.snapshots import gpu, mig, snapshot

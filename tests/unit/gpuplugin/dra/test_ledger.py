@@ -43,8 +43,8 @@ def by_plugin(uuid: str) -> None:
     with shared.locked() as found:
         page = shared.now(found)
         division: Any = {"parts": {"gpu": {"count": 1, "numbered": False, "share": None}}, "owner": 1, "place": ""}
-        gpu = page["gpus"].get(uuid, {"entries": {}})
-        shared.write({**page, "gpus": {**page["gpus"], uuid: {**gpu, "divisions": {uuid: division}}}})
+        entries = page["gpus"][uuid]["entries"] if uuid in page["gpus"] else {}
+        shared.write({**page, "gpus": {**page["gpus"], uuid: {"entries": entries, "divisions": {uuid: division}}}})
     shared.give([Given(uuid, "gpu", uuid, WAY)])
 
 
