@@ -113,7 +113,7 @@ def test_a_node_serves_gpus(cluster: Cluster, host: Host) -> None:
     cluster.kubectl("delete", kind, name)
     node.with_device(host)
     logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=label")
-    cluster.wait_for(lambda: "it is tried again" in cluster.kubectl(*logs), "it is refused")
+    cluster.wait_for(lambda: "; retrying" in cluster.kubectl(*logs), "it is refused")
     assert len(json.loads(cluster.run("gpushim list --format=json"))) == len(host.gpus)
     assert not plugins(cluster)
     cluster.apply(rights)

@@ -103,7 +103,7 @@ def _keep(work: Callable[[], Iterator[Any]], once: bool, ended: threading.Event)
                         return
             except GpushimError as error:
                 if str(error) != last_error:
-                    logger.warning("%s; it is tried again", error)
+                    logger.warning("%s; retrying", error)
                 last_error = str(error)
             time.sleep(pause.seconds())
     finally:

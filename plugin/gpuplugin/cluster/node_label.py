@@ -81,7 +81,7 @@ class NodeLabel:
         profile = _member(_member(metadata, "labels"), LABEL) or ""
         if profile and not PROFILE.fullmatch(str(profile)):
             if profile != self._wrong:
-                logger.warning('the label %s is "%s", which is no name of a profile', LABEL, quote(str(profile)))
+                logger.warning('the label %s is "%s", which is not a valid profile name', LABEL, quote(str(profile)))
             self._wrong = profile
         elif profile != self._written:
             self._write(profile)
@@ -92,7 +92,7 @@ class NodeLabel:
         except OSError as error:
             raise GpushimError(f"{self._path} cannot be written: {error.strerror}", FAILED) from None
         self._written, self._wrong = profile, None
-        logger.info("the label %s is %s", LABEL, f'"{profile}"' if profile else "not there: the default counts")
+        logger.info("the label %s is %s", LABEL, f'"{profile}"' if profile else "not set: the default applies")
 
 
 def _member(thing: Any, name: str) -> Any:

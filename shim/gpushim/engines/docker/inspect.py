@@ -57,7 +57,7 @@ def inspect(name: str) -> Found:
     """Ask the engines that are installed for a container or an image of this name or id.
 
     Raises:
-        GpushimError: there is no engine, none knows it, or its answer is no JSON.
+        GpushimError: there is no engine, none knows it, or its answer is not JSON.
     """
     clients = {engine: program for engine in ENGINES if (program := programs.find(engine))}
     if not clients:
@@ -208,7 +208,9 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
     if not value and VOID_SINCE <= version < on_path.CDI_SINCE:
         value = "void"
     elif not value:
-        found.notes.append("docker run --gpus 0 sets nothing in this Docker: what image and container say counts")
+        found.notes.append(
+            "docker run --gpus 0 sets nothing in this Docker: the variables of image and container apply"
+        )
         return
     words = [name for name in (lists or [[]])[0] if name not in ("gpu", "nvidia")]
     for name, text in ((DEVICES, value), (explain.CAPABILITIES, ",".join(words))):
@@ -242,7 +244,7 @@ def _runtime_note(engine: str, host: dict[str, Any], info: dict[str, Any], by_en
     if by_hook:
         return f"{runs}: the hook that --gpus brings does what stands here"
     if not _part(runtimes, name).get("path") and not daemon:
-        return f"{engine} does not tell which program its runtime {quote(str(name))} is; root can see it"
+        return f"{engine} does not show which program its runtime {quote(str(name))} is; root can see it"
     if by_engine:
         return f"{runs}: it gets those devices, and nothing by gpushim"
     how = f"--runtime={ours[0]}" if ours else f"a runtime that `gpushim configure {engine}` adds"

@@ -175,8 +175,8 @@ def test_no_gpus_are_nothing_in_docker_29(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("mine", "before"),
     [
-        ("all", [("image cuda:12", "set again below, which counts")]),
-        ("0", [("container (docker run --env), instead of the image's all", "set again below, which counts")]),
+        ("all", [("image cuda:12", "overridden below")]),
+        ("0", [("container (docker run --env), instead of the image's all", "overridden below")]),
         ("1", []),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_runtime_by_type_is_what_daemon_json_says(engine: Engine, dockerd: run
 
 def test_a_runtime_that_nobody_tells_is_not_called_foreign(engine: Engine) -> None:
     (note,) = engine.knows(container([f"{DEVICES}=0"]), info={"Runtimes": {"nvidia": {}}}).notes
-    assert note == "docker does not tell which program its runtime nvidia is; root can see it"
+    assert note == "docker does not show which program its runtime nvidia is; root can see it"
 
 
 def test_requests_that_are_not_for_us(engine: Engine) -> None:
