@@ -28,7 +28,7 @@ def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return node.payload(tmp_path_factory.mktemp("payload"))
 
 
-KEPT, WAITS = "is kept true", "waiting for one"
+KEPT, WAITS = "keeping the list", "waiting for one"
 
 
 @contextlib.contextmanager
