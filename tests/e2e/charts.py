@@ -30,6 +30,9 @@ BUDGET = "PodDisruptionBudget gpushim-device-plugin"
 ACCOUNT, MONITOR = "ServiceAccount gpushim-device-plugin", "PodMonitor gpushim-device-plugin"
 NODES = ("ClusterRole gpushim-gpushim-nodes", "ClusterRoleBinding gpushim-gpushim-nodes")
 FEATURES = ("Role gpushim-device-plugin", "RoleBinding gpushim-device-plugin")
+# Of gpushim-node, which labels its node.
+_POLICY = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterRole", "ClusterRoleBinding")
+LABELLER = ("ServiceAccount gpushim-node", *(f"{kind} gpushim-gpushim-node" for kind in _POLICY))
 # Values for tests: two profiles; labels as an object; and all that brings more objects.
 TIMES = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}"
 TWO: Values = {"config": {"map": {"whole": "version: v1", "parted": f"version: v1\n{TIMES}"}, "default": "whole"}}
@@ -44,8 +47,10 @@ ALL: Values = {
     "networkPolicy": {"enabled": True, "from": [PEER]},
     "podDisruptionBudget": {"enabled": True, "minAvailable": 3},
 }
+# In the plain files before all else: what pods name, and what holds rights to their bounds.
+FIRST = ("RuntimeClass", "ValidatingAdmissionPolicy")
 FILES: dict[str, tuple[str, Values]] = {
-    "gpushim.yaml": ("gpushim with the defaults of its chart", {}),
+    "gpushim.yaml": ("gpushim with the defaults of its chart, for Kubernetes 1.30 and newer", {}),
     "uninstall.yaml": ("What takes gpushim off the nodes, when gpushim.yaml is deleted", {"uninstall": True}),
 }
 
@@ -74,7 +79,7 @@ def plain(name: str) -> str:
     """
     what, values = FILES[name]
     texts = helm.template(CHART, values).split("---\n")[1:]
-    texts.sort(key=lambda text: "kind: RuntimeClass" not in text)  # what pods name comes before them
+    texts.sort(key=lambda text: not any(f"kind: {kind}" in text for kind in FIRST))
     return NAMESPACE.format(what=what) + "".join(f"---\n{text.rstrip()}\n" for text in texts)
 
 

@@ -51,7 +51,7 @@ def lint(chart: Path, values: Values | None = None) -> list[str]:
         chart: its directory.
         values: instead of its own.
     """
-    found = _call("lint", chart, values or {}, strict=True)
+    found = _call("lint", chart, values or {}, strict=True, namespace=NAMESPACE)
     return [f"{row['path']}: {row['error']}" for row in found["messages"] if row["severity"] > 1]
 
 

@@ -15,6 +15,7 @@ from e2e.charts import (
     BUDGET,
     FEATURE,
     FEATURES,
+    LABELLER,
     MONITOR,
     NODE,
     NODES,
@@ -31,14 +32,9 @@ from gpuplugin.node import main as node
 from gpuplugin.settings import profiles, settings, sharing
 
 UNINSTALL = "DaemonSet gpushim-uninstall"
-PCI = ("pci-0300_10de", "pci-0302_10de", "pci-10de")
 FOREIGN = yaml.safe_load((charts.CHART / "values.schema.json").read_text())["patternProperties"]
-# The affinity of NVIDIA's chart, one of three terms.
-PRESENT = {"key": "feature.node.kubernetes.io/pci-10de.present", "operator": "In", "values": ["true"]}
-NVIDIAS: Values = {
-    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [PRESENT]}]}
-}
-DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia"}
+X = {name.replace("-gpushim-", "-x-").replace(" gpushim-node", " x-node") for name in LABELLER}
+DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia", *LABELLER}
 PARTED = sharing.read({"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}, "x", [])
 SETTINGS: Values = {
     "device-list-strategy": ["envvar"],
@@ -95,7 +91,10 @@ def test_plain_files_are_what_the_chart_renders_to(name: str) -> None:
     [
         ({}, DEFAULT),
         ({"node": {"enabled": False}, "runtimeClass": {"create": False}}, {PLUGIN}),
-        ({"uninstall": True, **ALL}, {UNINSTALL}),
+        ({"uninstall": True, **ALL}, {UNINSTALL, *LABELLER}),
+        ({"uninstall": True, "node": {"enabled": False}}, {UNINSTALL, *LABELLER}),
+        ({"uninstall": True, "node": {"label": False}}, {UNINSTALL}),
+        ({"node": {"label": False}}, DEFAULT - {*LABELLER}),
         ({"config": {"map": {"only": ""}}}, {*DEFAULT, "ConfigMap gpushim-profiles"}),
         ({"config": {"name": "mine"}}, {*DEFAULT, ACCOUNT, *NODES}),
         (TWO, {*DEFAULT, "ConfigMap gpushim-profiles", ACCOUNT, *NODES}),
@@ -104,7 +103,7 @@ def test_plain_files_are_what_the_chart_renders_to(name: str) -> None:
         ({**FEATURE, "serviceAccount": {"create": False, "name": "mine"}}, {*DEFAULT, *FEATURES}),
         (
             {"fullnameOverride": "x", "runtimeClassName": None, "node": {"setAsDefault": True}},
-            {"DaemonSet x-device-plugin", "DaemonSet x-node"},
+            {"DaemonSet x-device-plugin", "DaemonSet x-node", *X},
         ),
     ],
 )
@@ -276,40 +275,11 @@ def test_each_of_nvidias_values_has_a_sentence(name: str) -> None:
         charts.objects({name: None if name == "gfd" else {}})
 
 
-def test_the_label_of_node_feature_discovery_joins_what_else_is_wished() -> None:
-    one = {"key": "zone", "operator": "In", "values": ["a"]}
-    required = {"nodeSelectorTerms": [{"matchExpressions": [one]}]}
-    wished = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}, "podAffinity": {}}
-    for values, before in (({}, []), ({"affinity": wished}, [one])):
-        rendered = charts.objects({"nodeFeatureDiscovery": True, **values})
-        for name in (PLUGIN, NODE):
-            found = rendered[name]["spec"]["template"]["spec"]["affinity"]
-            terms = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-            keys = [term["matchExpressions"][len(before)]["key"] for term in terms]
-            assert [term["matchExpressions"][: len(before)] for term in terms] == [before] * 3
-            assert keys == [f"feature.node.kubernetes.io/{x}.present" for x in PCI]
-            assert ("podAffinity" in found) == bool(before)
-
-
-@pytest.mark.parametrize(
-    ("values", "hinted"),
-    [
-        ({}, False),
-        ({"nodeSelector": {"zone": "a"}}, False),
-        ({"nodeSelector": {"nvidia.com/gpu.present": "true"}}, True),
-        ({"affinity": {"nodeAffinity": NVIDIAS}}, True),
-    ],
-)
-def test_the_notes_hint_at_labels_that_nobody_may_make(values: Values, hinted: bool) -> None:
-    found = helm.notes(charts.CHART, values)
-    assert "Pods ask for nvidia.com/gpu" in found
-    assert ("If DESIRED is 0, no node has them" in found) is hinted
-    assert ("write nodeFeatureDiscovery: true" in found) is hinted
-
-
 def test_what_pods_name_comes_before_them_in_the_plain_file() -> None:
     kinds = [each["kind"] for each in yaml.safe_load_all(charts.plain("gpushim.yaml"))]
-    assert kinds == ["Namespace", "RuntimeClass", "DaemonSet", "DaemonSet"]
+    policy = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+    rights = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"]
+    assert kinds == ["Namespace", "RuntimeClass", *policy, *rights, "DaemonSet", "DaemonSet"]
 
 
 @pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])

@@ -1,17 +1,19 @@
-"""What the chart's objects may on a node and in a cluster, and whether a real API server takes them."""
+"""What the chart's objects may in a cluster, and whether a real API server takes them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from e2e import charts, helm, pages
+from e2e import charts, helm, nodetoken, pages
 from e2e.apiserver import Api, api
-from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, NODES, PLUGIN, TWO, containers
+from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, NODES, PLUGIN, TWO
 from e2e.helm import Values
 
 SOMEWHERE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
@@ -21,72 +23,6 @@ FOREIGN = {
     "prometheusrules": ("monitoring.coreos.com", "v1", "PrometheusRule"),
     "nodefeatures": ("nfd.k8s-sigs.io", "v1alpha1", "NodeFeature"),
 }
-# Of each container: its user, whether it is privileged, and what of the node it sees, with ! where it may write.
-SECURITY = {
-    "gpushim-node install": (None, True, {"!/host=/"}),
-    "gpushim-node keep": (None, True, {"!/host=/"}),
-    "gpushim-uninstall uninstall": (None, True, {"!/host=/"}),
-    "gpushim-uninstall done": (65532, False, set()),
-    "gpushim-device-plugin profile": (65532, False, set()),
-    "gpushim-device-plugin cluster": (65532, False, set()),
-    "gpushim-device-plugin device-plugin": (
-        0,
-        False,
-        {
-            "!/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins",
-            "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
-            "/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
-            "!/run/gpushim=/run/gpushim",
-            "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
-            "/etc/gpushim=/etc/gpushim",
-            "/etc/cdi=/etc/cdi",
-            "/var/run/cdi=/var/run/cdi",
-        },
-    ),
-}
-DROPPED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-
-
-def daemon_sets() -> Iterator[dict[str, Any]]:
-    for values in (ALL, {"uninstall": True}):
-        yield from (each for each in charts.objects(values).values() if each["kind"] == "DaemonSet")
-
-
-def test_what_containers_may() -> None:
-    found = {}
-    for each in daemon_sets():
-        pod = each["spec"]["template"]["spec"]
-        places = {row["name"]: row["hostPath"]["path"] for row in pod["volumes"] if "hostPath" in row}
-        for name, container in containers(each).items():
-            rights = dict(container["securityContext"])
-            mounts = [row for row in container.get("volumeMounts", ()) if row["name"] in places]
-            seen = {f"{'!' * (not row.get('readOnly'))}{row['mountPath']}={places[row['name']]}" for row in mounts}
-            user, privileged = rights.pop("runAsUser", None), rights.pop("privileged", False)
-            nobody = {"runAsNonRoot": True, "runAsGroup": user} if user else {}
-            assert rights == ({"readOnlyRootFilesystem": True} if privileged else {**DROPPED, **nobody}), name
-            found[f"{each['metadata']['name']} {name}"] = (user, privileged, seen)
-    assert found == SECURITY
-
-
-def test_the_token_is_where_the_api_server_is_asked() -> None:
-    with_token = set()
-    for each in daemon_sets():
-        pod = each["spec"]["template"]["spec"]
-        assert (pod["automountServiceAccountToken"], pod.get("hostNetwork"), pod.get("hostIPC")) == (
-            False,
-            None,
-            None,
-        )
-        assert pod.get("hostPID", False) == (each["metadata"]["name"] != "gpushim-device-plugin")
-        tokens = {row["name"] for row in pod["volumes"] if "serviceAccountToken" in str(row)}
-        for name, container in containers(each).items():
-            with_token |= {name for row in container.get("volumeMounts", ()) if row["name"] in tokens}
-    assert with_token == {"profile", "cluster"}
 
 
 def definition(plural: str) -> dict[str, Any]:
@@ -168,6 +104,33 @@ def test_rights_are_what_the_container_needs(server: Api) -> None:
         assert not done.returncode, done.stderr
 
 
+@pytest.fixture(scope="module")
+def bound(server: Api) -> str:
+    """A token of gpushim-node's pod on one of two nodes, when the policy holds; what rights it has are there."""
+    return nodetoken.bound(server)
+
+
+def test_gpushim_node_changes_its_nodes_label_alone(server: Api, bound: str, tmp_path: Path) -> None:
+    found = nodetoken.answers(server, tmp_path, bound, [row[:2] for row in nodetoken.PATCHES])
+    for (path, body, why), answer in zip(nodetoken.PATCHES, found, strict=True):
+        assert re.search(why, answer) if why else not answer, f"{path} {body}: {answer}"
+    now = json.loads(server.kubectl("get", "node", "mine", "--output=json").stdout)
+    assert (now["metadata"]["labels"], now["status"].get("capacity")) == ({"kept": "x"}, None)
+    unbound = nodetoken.token(server)
+    (answer,) = nodetoken.answers(server, tmp_path, unbound, [nodetoken.PATCHES[0][:2]])
+    assert "gpushim-node may change its own node alone" in answer
+
+
+def test_others_are_not_held_to_it(server: Api, bound: str) -> None:
+    assert bound
+    assert not server.kubectl("label", "node", "others", "a=b", f"{nodetoken.LABEL}=x").returncode
+    assert not server.kubectl("label", "nodes", "--all", f"{nodetoken.LABEL}-").returncode  # as the page has it
+    user = "--as=system:serviceaccount:gpushim:gpushim-node"
+    verbs = ("get", "list", "watch", "create", "update", "patch", "delete")
+    found = {verb for verb in verbs if not server.kubectl("auth", "can-i", verb, "nodes", user).returncode}
+    assert found == {"patch"}
+
+
 def test_the_api_server_would_say_what_is_wrong(server: Api) -> None:
     rendered = charts.objects({})
     rendered[PLUGIN]["spec"]["template"]["spec"]["hostPid"] = True
@@ -184,7 +147,7 @@ CHANGES: dict[str, Values] = {
         "image": {"tag": "x", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "x"}],
         "visibleDevices": "volume-mounts",
-        "node": {"engine": "crio", "restart": False, "cdi": True, "setAsDefault": True},
+        "node": {"engine": "crio", "restart": False, "cdi": True, "setAsDefault": True, "label": False},
         "runtimeClassName": "other",
         "kubeletDir": "/k",
         "migStrategy": "mixed",

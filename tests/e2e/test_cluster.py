@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import fakehost
-from e2e import cluster_lines, helm, image, kube, lines, node, pages, plane, trees, workload
+from e2e import cluster_lines, helm, image, lines, node, pages, plane, trees, workload
+from e2e.deployed import features, labelled, metrics, plugin, plugins, rolled_out, serves
 from e2e.dradriver import driver
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
@@ -72,45 +72,6 @@ def before(cluster: Cluster) -> dict[str, str]:
     return files(cluster)
 
 
-def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
-    """Wait until the API says that the node has these devices; say how long that took."""
-
-    def said() -> bool:
-        found = cluster.allocatable()
-        return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")} == wanted
-
-    return cluster.wait_for(said, f"{wanted}")
-
-
-def rolled_out(cluster: Cluster) -> None:
-    """Wait until all DaemonSets run as they are wanted."""
-    for name in cluster.get("daemonsets", f"--namespace={NAMESPACE}")["items"]:
-        words = ("rollout", "status", f"daemonset/{name['metadata']['name']}", f"--namespace={NAMESPACE}")
-        cluster.kubectl(*words, "--timeout=90s")
-
-
-def metrics(cluster: Cluster) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Scrape the device plugin as Prometheus does; return labels and value of each series, by name."""
-    text = kube.fetch(cluster.place, f"http://{plugin(cluster)['status']['podIP']}:9400/metrics")
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for row in text_string_to_metric_families(text):
-        for sample in row.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
-
-
-def features(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the objects of which node-feature-discovery makes labels."""
-    found: list[dict[str, Any]] = cluster.get("nodefeatures", f"--namespace={NAMESPACE}").get("items", [])
-    return found
-
-
-def plugin(cluster: Cluster) -> dict[str, Any]:
-    """Return the pod of the device plugin."""
-    (found,) = cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()
-    return found
-
-
 def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
     """README's lines from nothing to a pod with a GPU, and back to nothing; images are on the node already."""
     folder = cluster.work / "typed"
@@ -124,31 +85,42 @@ def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -
             (uuid,) = lines.uuids(output)
             assert uuid in {gpu.uuid for gpu in host.gpus}
     nothing_is_left(cluster, before)
-    assert not any(cluster.get(*words) for words in (("namespace", NAMESPACE), ("runtimeclass", "nvidia")))
+    gone = (("namespace", NAMESPACE), ("runtimeclass", "nvidia"), ("clusterrole", f"{NAMESPACE}-gpushim-node"))
+    assert not any(cluster.get(*words) for words in gone)
+    assert not labelled(cluster)
 
 
 def test_a_node_without_a_device_is_left_alone(cluster: Cluster, host: Host, before: dict[str, str]) -> None:
-    """gpushim-node is Ready there, and says so; nothing of gpushim's is on the node, and its engine goes on."""
+    """Helm's wait ends; gpushim-node is Ready and says why; the plugin has no pod; the engine goes on."""
     assert before
     node.without_device(host)
     engine = cluster.containerd.process
     cluster.kubectl("create", "namespace", NAMESPACE)
-    cluster.helm("install", CHART, "gpushim", VALUES)
-    idle = ("rollout", "status", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--timeout=60s")
-    cluster.kubectl(*idle)
+    cluster.helm("install", CHART, "gpushim", VALUES, wait="watcher", timeout=60)
+    rolled_out(cluster)
     logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=keep")
     line = "gpushim-node: this node has no NVIDIA device; waiting for one, then gpushim is installed\n"
     cluster.wait_for(lambda: cluster.kubectl(*logs) == line, "it says so")
+    assert [row["status"]["phase"] for row in cluster.pods(namespace=NAMESPACE).values()] == ["Running"]
+    assert not labelled(cluster)
     assert cluster.run("ls /usr/bin/gpushim* /var/lib/gpushim/node.json 2>/dev/null || true") == ""
     assert cluster.containerd.process == engine
 
 
 def test_a_node_serves_gpus(cluster: Cluster, host: Host) -> None:
-    """As soon as it has some."""
+    """As soon as it has some; what is on the node waits for no API server, and the plugin comes with the label."""
+    kind, name = "clusterrolebinding", f"{NAMESPACE}-gpushim-node"
+    rights = cluster.get(kind, name)
+    rights["metadata"] = {key: rights["metadata"][key] for key in ("name", "labels", "annotations")}
+    cluster.kubectl("delete", kind, name)
     node.with_device(host)
-    cluster.wait_for(
-        lambda: cluster.run("ls /var/lib/gpushim/node.json", check=False).startswith("/var"), "installed"
-    )
+    logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=label")
+    cluster.wait_for(lambda: "it is tried again" in cluster.kubectl(*logs), "it is refused")
+    assert len(json.loads(cluster.run("gpushim list --format=json"))) == len(host.gpus)
+    assert not plugins(cluster)
+    cluster.apply(rights)
+    cluster.wait_for(lambda: labelled(cluster), "it may")
+    cluster.wait_for(lambda: plugins(cluster), "the plugin comes")
     rolled_out(cluster)
     serves(cluster, ALL)
 
@@ -316,6 +288,7 @@ def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
     workload.remove(cluster, "one", "slice")
     cluster.helm("upgrade", CHART, "gpushim", {**NEXT, "uninstall": True})
     rolled_out(cluster)
+    assert not labelled(cluster)
     cluster.helm("uninstall", "gpushim")
     cluster.wait_for(lambda: not cluster.pods(namespace=NAMESPACE), "all pods are gone")
     cluster.wait_for(lambda: not features(cluster), "the NodeFeature is gone")

@@ -115,28 +115,38 @@ def test_keep_ends_with_its_child_while_nvml_hangs(bare: Node) -> None:
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_a_node_without_a_device_is_left_alone_until_one_comes(empty: Node, payload: Path) -> None:
-    """Killed in the middle of what follows, it brings that to its end the next time."""
-    before = empty.files()
-    done = empty.call("install", "--restart", payload=payload)
+def test_a_node_without_a_device_is_left_alone_until_one_comes(empty: Node, payload: Path, tmp_path: Path) -> None:
+    """Killed in the middle of what follows, it brings that to its end the next time; then it tells who asked."""
+    before, told = empty.files(), tmp_path / "yes"
+    words = ("--engine=none", f"--installed-file={told}")
+    done = empty.call("install", "--restart", f"--installed-file={told}", payload=payload)
     assert done.stdout == "gpushim-node: this node has no NVIDIA device; nothing is installed\n"
-    with kept(empty, "--engine=none", payload=payload, until_said=WAITS) as (pid, log):
+    with kept(empty, *words, payload=payload, until_said=WAITS) as (pid, log):
         assert empty.files() == before
         assert log.read_text().count("\n") == 1
         spent = cpu(pid)
         time.sleep(1)  # not a bound on time: it sleeps
         assert cpu(pid) - spent < 0.2
     assert empty.files() == before
-    with kept(empty, "--engine=none", payload=payload, until_said=WAITS) as (pid, log):
+    with kept(empty, *words, payload=payload, until_said=WAITS) as (pid, log):
+        assert not told.exists()
         node.with_device(empty.host)
         assert until(lambda: KEPT in log.read_text(), 25), log.read_text()
         assert len(listed(empty)["gpus"]) == 3
+        assert told.exists()
     assert "gpushim-node.begun" not in empty.run("ls /run").stdout
-    empty.run("touch /run/gpushim-node.begun; rm /usr/bin/gpushim")  # as after a kill
-    with kept(empty, "--engine=none", payload=payload):
+    told.unlink()  # as after a kill before that
+    with kept(empty, *words, payload=payload):
+        assert told.exists()
+    told.unlink()
+    empty.run("touch /run/gpushim-node.begun; rm /usr/bin/gpushim")  # as after a kill before the end
+    with kept(empty, *words, payload=payload):
         assert "gpushim-node.begun" not in empty.run("ls /run").stdout
+        assert told.exists()
+    told.unlink()
     node.without_device(empty.host)
-    assert "is there already" in empty.call("install", "--engine=none", payload=payload).stdout
+    assert "is there already" in empty.call("install", *words, payload=payload).stdout
+    assert told.exists()
     assert "is taken away" in empty.call("uninstall", payload=payload).stdout
     node.with_device(empty.host)
 

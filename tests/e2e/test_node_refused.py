@@ -31,11 +31,13 @@ def spoilt() -> Iterator[Node]:
 
 
 def refused(there: Node, payload: Path, *words: str, before: tuple[str, ...] = ()) -> Done:
-    """Install in vain: the node is as before, and there is one sentence."""
-    files = there.files()
-    command = there.command("install", *words, payload=payload, before=before)
+    """Install in vain: the node is as before, there is one sentence, and nobody is told that it is installed."""
+    files, told = there.files(), payload.parent / "told"
+    told.mkdir(exist_ok=True)
+    command = there.command("install", f"--installed-file={told}/yes", *words, payload=payload, before=before)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert there.files() == files
+    assert [*told.iterdir()] == []
     assert (done.stdout, done.stderr.count("\n"), done.stderr[:14]) == ("", 1, "gpushim-node: "), done.stderr
     return done
 

@@ -2,7 +2,7 @@
 
 Certificates, token and addresses are those that kubelet gives a pod; they rotate, so they are read for each request.
 Whatever the server sends is bounded in size, and in time.
-Out of scope: what is asked (node_label.py, node_feature.py).
+Out of scope: what is asked (node_label.py, node_feature.py, installed_label.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +34,8 @@ MESSAGE = 300  # characters of what a server says
 LEAST, MOST = 1.0, 30.0  # seconds between tries
 NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a node, a namespace or a pod (RFC 1123)
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1"  # of objects, without the rest
+APPLY = "application/apply-patch+yaml"  # of which JSON is a part
+MERGE = "application/merge-patch+json"
 
 
 class ApiError(GpushimError):
@@ -69,20 +71,23 @@ class Api:
         """That of this pod."""
         return named(self._mounted("namespace"), f"{self._folder}/namespace")
 
-    def ask(self, method: str, path: str, query: Mapping[str, str], body: Any = None, accept: str = "") -> Any:
+    def ask(
+        self, method: str, path: str, query: Mapping[str, str], body: Any = None, accept: str = "", kind: str = APPLY
+    ) -> Any:
         """Ask, and return the JSON of the answer.
 
         Args:
             method: of HTTP.
             path: such as /api/v1/nodes.
             query: behind the path.
-            body: of PATCH: an object to be applied (server-side apply).
+            body: of PATCH: an object.
             accept: media type of the answer; "" is JSON.
+            kind: of PATCH: APPLY (server-side apply) or MERGE.
 
         Raises:
             ApiError: there is no answer in time, it is an error, or it is too large.
         """
-        with self._answer(method, path, query, body, accept) as answer:
+        with self._answer(method, path, query, body, accept, kind) as answer:
             return _json(b"".join(_read(answer)))
 
     def watch(self, path: str, query: Mapping[str, str], accept: str = "") -> Iterator[Any]:
@@ -92,7 +97,7 @@ class Api:
             ApiError: as for `ask`; or the server says nothing for SILENCE seconds.
         """
         asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH)}
-        with self._answer("GET", path, asked, None, accept, WATCH + SILENCE) as answer:
+        with self._answer("GET", path, asked, None, accept, watch=WATCH + SILENCE) as answer:
             while True:
                 line = answer.readline(ANSWER_LIMIT + 1)
                 if len(line) > ANSWER_LIMIT:
@@ -103,13 +108,20 @@ class Api:
 
     @contextlib.contextmanager
     def _answer(
-        self, method: str, path: str, query: Mapping[str, str], body: Any, accept: str, watch: float = 0.0
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any,
+        accept: str,
+        kind: str = APPLY,
+        watch: float = 0.0,
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask; yields an answer that is no error, which must come within DEADLINE, or `watch` seconds if given."""
         headers = {"Authorization": f"Bearer {self._mounted('token')}", "Accept": accept or "application/json"}
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
-            headers["Content-Type"] = "application/apply-patch+yaml"  # of which JSON is a part
+            headers["Content-Type"] = kind
         connection, context = http.client.HTTPSConnection(self._host, self._port), self._context()
         limit = _Limit()
         try:
@@ -256,5 +268,5 @@ def _refused(answer: http.client.HTTPResponse) -> ApiError:
         message = _json(b"".join(_read(answer))).get("message")
     except (ApiError, AttributeError, OSError, http.client.HTTPException):
         message = ""
-    why = quote(str(message or answer.reason)[:MESSAGE])
+    why = visible(str(message or answer.reason)[:MESSAGE])  # a policy's own sentence stands at its end
     return ApiError(f"the API server says {answer.status}: {why}", answer.status)

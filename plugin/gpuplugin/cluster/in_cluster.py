@@ -2,7 +2,8 @@
 
 It has no GPU, is not root, and alone has the service account's token. RBAC cannot limit a DaemonSet's pods to their
 own nodes: whoever has the token may read all nodes, and write the NodeFeature object of each.
-Out of scope: the plugin, which reads and writes the files (profiles.py, labels_file.py).
+The container beside gpushim-node works by `serve`, too. Out of scope: what it does there (installed_label.py); the
+plugin, which reads and writes the files (profiles.py, labels_file.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 FILES = ("profile-file", "labels-file")  # settings that --cluster goes by
-LOOK = 1.0  # seconds between looks at the labels file
+LOOK = 1.0  # seconds between looks at a file
 
 
 def run(
@@ -46,11 +47,24 @@ def run(
     if profile_file:
         work.append(NodeLabel(api, node, profile_file).follow)
     if labels_file and not once:
-        work.append(_posted(NodeFeature(api, node, labels_file, environment)))
+        work.append(watching(NodeFeature(api, node, labels_file, environment).look))
     if not work:
         raise GpushimError(
             "--cluster has nothing to do; say --profile-file, or --node-feature and --labels-file", FAILED
         )
+    serve(work, once)
+
+
+def serve(work: list[Callable[[], Iterator[None]]], once: bool = False) -> None:
+    """Do work at the API server, each part in a thread of its own, until a signal ends it.
+
+    Args:
+        work: each yields when it has got what it asked for; one that ends or fails is begun again.
+        once: return when the first has.
+
+    Raises:
+        GpushimError: a part of it has ended by what is no GpushimError.
+    """
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # the first process of a container has no default
@@ -58,13 +72,19 @@ def run(
         threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
     ended.wait()
     if not once:
-        raise GpushimError("a part of --cluster has ended; its traceback is above", FAILED)
+        raise GpushimError("a part of the work at the API server has ended; its traceback is above", FAILED)
 
 
-def _posted(feature: NodeFeature) -> Callable[[], Iterator[None]]:
+def watching(look: Callable[[], None]) -> Callable[[], Iterator[None]]:
+    """Make work of a look at what may have changed.
+
+    Args:
+        look: asks the API server if something has.
+    """
+
     def work() -> Iterator[None]:
         while True:
-            feature.look()
+            look()
             yield
             time.sleep(LOOK)
 

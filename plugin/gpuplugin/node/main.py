@@ -1,6 +1,7 @@
 """The program gpushim-node: its command line.
 
-Out of scope: what its commands do (install.py, uninstall.py), and what `keep` becomes (gpushim.refresh.keep).
+Out of scope: what its commands do (install.py, uninstall.py, gpuplugin.cluster.installed_label), and what `keep`
+becomes (gpushim.refresh.keep).
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuplugin.node import engine, host, install, uninstall, waiting
+from gpuplugin.node.installed import Mark
 from gpushim import __version__
 from gpushim.cli.program import Program
 from gpushim.cli.show import say
+from gpushim.config import policy
+from gpushim.ground import logs, system
 from gpushim.ground.errors import NOT_FOUND, GpushimError
 
 if TYPE_CHECKING:
@@ -29,6 +33,10 @@ def _absolute(_ctx: click.Context, _option: click.Parameter, value: str) -> str:
     return os.path.normpath(value)
 
 
+def _absolute_or_none(ctx: click.Context, option: click.Parameter, value: str) -> str:
+    return value and _absolute(ctx, option, value)
+
+
 HOST = click.option(
     "--host",
     "place",
@@ -42,6 +50,14 @@ HOST = click.option(
 FOLDER = click.option("--payload", "folder", metavar="DIR", default=PAYLOAD, hidden=True, callback=_absolute)
 RESTART = click.option(
     "--restart", is_flag=True, help="Restart the engine if its settings have changed, or it does not know them yet."
+)
+INSTALLED = click.option(
+    "--installed-file",
+    "installed",
+    metavar="FILE",
+    default="",
+    callback=_absolute_or_none,
+    help="Of this container: is there when gpushim is installed.",
 )
 
 _OPTIONS = (
@@ -61,6 +77,7 @@ _OPTIONS = (
     click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
     click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
     RESTART,
+    INSTALLED,
 )
 
 
@@ -84,7 +101,7 @@ def _words(options: dict[str, Any]) -> list[str]:
 
 @main.command("install", short_help="Put gpushim onto the node, and configure its engine.")
 @_options
-def install_command(place: str, folder: str, name: str, restart: bool, **options: Any) -> None:
+def install_command(place: str, folder: str, name: str, restart: bool, installed: str, **options: Any) -> None:
     """Put gpushim onto the node: its programs, a list of the GPUs, and the engine's settings.
 
     What is there already stays as it is, so that a second run changes and restarts nothing; another version, older or
@@ -92,8 +109,10 @@ def install_command(place: str, folder: str, name: str, restart: bool, **options
     /etc/gpushim/config.toml is never written over. On a node without an NVIDIA device nothing is done.
     """
     host.check(place)
+    mark = Mark(installed)
     if waiting.is_due(place):
         install.install(place, folder, name, _words(options), restart)
+        mark.put()
     else:
         say(f"{PROGRAM}: {waiting.NONE}; nothing is installed")
 
@@ -122,18 +141,20 @@ def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> No
 
 @main.command("keep", short_help="Keep the node's list of GPUs true until a signal comes.")
 @_options
-def keep_command(place: str, folder: str, name: str, restart: bool, **options: Any) -> None:
+def keep_command(place: str, folder: str, name: str, restart: bool, installed: str, **options: Any) -> None:
     """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node.
 
     Where install had nothing to do, wait for an NVIDIA device, and install when one comes.
     """
     host.check(place)
+    mark = Mark(installed)
     if waiting.is_settled(place):
         host.enter(place)
     else:
         waiting.wait(place)
         install.install(place, folder, name, _words(options), restart)
         waiting.settled()
+    mark.put()
     try:
         os.execv(engine.PROGRAM, [engine.PROGRAM, "refresh", "--keep"])  # noqa: S606 - no shell is wanted
     except OSError as error:
@@ -141,3 +162,31 @@ def keep_command(place: str, folder: str, name: str, restart: bool, **options: A
             f"{engine.PROGRAM} of the node cannot be executed: {error.strerror}; run gpushim-node install before",
             NOT_FOUND,
         ) from None
+
+
+@main.command("label", short_help="Label the node in Kubernetes once gpushim is installed on it.")
+@click.option("--name", "label", required=True, help="Of the label, whose value is true.")
+@INSTALLED
+@click.option(
+    "--posted-file",
+    "posted",
+    metavar="FILE",
+    default="",
+    callback=_absolute_or_none,
+    help="Is made when the API server knows.",
+)
+@click.option("--remove", is_flag=True, help="Remove the label, and end.")
+def label_command(label: str, installed: str, posted: str, remove: bool) -> None:
+    """Give this pod's node a label while there is a file that says that gpushim is installed, until a signal comes.
+
+    It needs no privileges, but NODE_NAME and the token of a service account that may patch nodes.
+    """
+    from gpuplugin.cluster import in_cluster
+    from gpuplugin.cluster.cluster import Api, named
+    from gpuplugin.cluster.installed_label import InstalledLabel
+
+    config = policy.load(system.config_path())
+    logs.start(config["log"]["format"], config["log"]["level"])
+    node = named(os.environ.get("NODE_NAME", ""), "NODE_NAME")
+    one = InstalledLabel(Api(os.environ), node, label, "" if remove else installed, posted)
+    in_cluster.serve([in_cluster.watching(one.look)], once=remove)

@@ -28,18 +28,28 @@
   {{- end }}
   - {name: NVIDIA_VISIBLE_DEVICES, value: void}
   securityContext:
-    {{- include "gpushim.unprivileged" $top | nindent 4 }}
-    runAsNonRoot: true
-    runAsUser: 65532
-    runAsGroup: 65532
+    {{- include "gpushim.nobody" (list $top 65532) | nindent 4 }}
   resources:
     {{- toYaml ($top.Values.resources | default dict) | nindent 4 }}
   volumeMounts:
-  - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+  {{- include "gpushim.tokenMount" $top | nindent 2 }}
   {{- if $follows }}
   - {name: cluster, mountPath: /run/gpushim-cluster}
   {{- end }}
   {{- if $feature }}
   - {name: labels, mountPath: /run/gpushim-labels, readOnly: true}
   {{- end }}
+{{- end -}}
+
+{{- define "gpushim.tokenMount" -}}
+- {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end -}}
+
+{{- define "gpushim.tokenVolume" -}}
+- name: token
+  projected:
+    sources:
+    - serviceAccountToken: {path: token}
+    - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+    - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end -}}

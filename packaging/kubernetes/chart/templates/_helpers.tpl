@@ -52,10 +52,12 @@ annotations:
 {{- end }}
 {{- end -}}
 
+{{- /* Of a list: context, component. */ -}}
 {{- define "gpushim.placement" -}}
+{{- $top := index . 0 -}}
 nodeSelector:
-  {{- toYaml (merge dict (.Values.nodeSelector | default dict) (dict "kubernetes.io/os" "linux")) | nindent 2 }}
-{{- with .Values.imagePullSecrets }}
+  {{- toYaml (merge dict ($top.Values.nodeSelector | default dict) (dict "kubernetes.io/os" "linux")) | nindent 2 }}
+{{- with $top.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -63,11 +65,11 @@ imagePullSecrets:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.tolerations }}
+{{- with $top.Values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.priorityClassName }}
+{{- with $top.Values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
@@ -89,25 +91,46 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
+{{- /* Of a list: context, user. */ -}}
+{{- define "gpushim.nobody" -}}
+{{ include "gpushim.unprivileged" (index . 0) }}
+runAsNonRoot: true
+runAsUser: {{ index . 1 }}
+runAsGroup: {{ index . 1 }}
+{{- end -}}
+
 {{- define "gpushim.kubeletDir" -}}
 {{- .Values.kubeletDir | required "kubeletDir is empty; write where kubelet keeps its files, as in /var/lib/kubelet" -}}
 {{- end -}}
 
-{{- /* Of pods, as a JSON object: that of the values, and node-feature-discovery's labels in each of its terms. */ -}}
+{{- /* Of a list: context, component. As a JSON object: that of the values, and in each of its terms the labels of
+node-feature-discovery and, for the device plugin, that of gpushim-node. */ -}}
 {{- define "gpushim.affinity" -}}
-{{- $all := deepCopy (.Values.affinity | default dict) -}}
-{{- if .Values.nodeFeatureDiscovery -}}
-  {{- $required := "requiredDuringSchedulingIgnoredDuringExecution" -}}
-  {{- $node := $all.nodeAffinity | default dict -}}
-  {{- $given := (index $node $required | default dict).nodeSelectorTerms | default (list dict) -}}
-  {{- $terms := list -}}
-  {{- range $term := $given -}}
-    {{- range $label := list "pci-0300_10de" "pci-0302_10de" "pci-10de" -}}
-      {{- $one := dict "key" (printf "feature.node.kubernetes.io/%s.present" $label) "operator" "In" "values" (list "true") -}}
+{{- $top := index . 0 -}}
+{{- $all := deepCopy ($top.Values.affinity | default dict) -}}
+{{- $required := "requiredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $node := $all.nodeAffinity | default dict -}}
+{{- $terms := (index $node $required | default dict).nodeSelectorTerms | default (list dict) -}}
+{{- $ways := list -}}
+{{- if $top.Values.nodeFeatureDiscovery -}}
+  {{- $ways = append $ways (list "feature.node.kubernetes.io/pci-0300_10de.present"
+    "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-10de.present") -}}
+{{- end -}}
+{{- if and (eq (index . 1) "device-plugin") (include "gpushim.labelsNodes" $top) -}}
+  {{- $ways = append $ways (list (include "gpushim.installedLabel" $top)) -}}
+{{- end -}}
+{{- range $keys := $ways -}}
+  {{- $before := $terms -}}
+  {{- $terms = list -}}
+  {{- range $term := $before -}}
+    {{- range $key := $keys -}}
+      {{- $one := dict "key" $key "operator" "In" "values" (list "true") -}}
       {{- $words := append ($term.matchExpressions | default list) $one -}}
       {{- $terms = append $terms (merge (dict "matchExpressions" $words) $term) -}}
     {{- end -}}
   {{- end -}}
+{{- end -}}
+{{- if $ways -}}
   {{- $_ := set $node $required (dict "nodeSelectorTerms" $terms) -}}
   {{- $_ = set $all "nodeAffinity" $node -}}
 {{- end -}}

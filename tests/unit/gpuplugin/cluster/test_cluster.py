@@ -85,6 +85,7 @@ def test_a_name_that_the_certificate_has_not(tmp_path: Path) -> None:
     ("answer", "said", "status"),
     [
         ((403, {"message": "nodes is forbidden"}), "the API server says 403: nodes is forbidden", 403),
+        ((422, {"message": "x" * 200 + " why"}), "the API server says 422: x{200} why$", 422),
         ((404, b"page not found"), "the API server says 404: Not Found", 404),
         ((500, {"message": "x\x1b[2J" * 999}), r"the API server says 500: x\\x1b", 500),
         ((302, {}), "the API server says 302", 302),
@@ -92,7 +93,7 @@ def test_a_name_that_the_certificate_has_not(tmp_path: Path) -> None:
         (b"[" * 100_000, "the API server's answer is no JSON", 0),
         (b" " * (cluster.ANSWER_LIMIT + 1), "the API server's answer has more than 4 MiB", 0),
     ],
-    ids=["refused", "no JSON with it", "escapes", "elsewhere", "HTML", "nested", "large"],
+    ids=["refused", "a long reason", "no JSON with it", "escapes", "elsewhere", "HTML", "nested", "large"],
 )
 def test_answers_that_are_errors(server: ApiServer, answer: Any, said: str, status: int) -> None:
     server.answer = lambda _: answer

@@ -1,0 +1,62 @@
+"""What the chart has put into a cluster: whether it is rolled out, its pods, labels and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e import kube
+from e2e.helm import NAMESPACE
+from e2e.kube import NAME
+from e2e.plane import Cluster
+
+
+def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
+    """Wait until the API says that the node has these devices; say how long that took."""
+
+    def said() -> bool:
+        found = cluster.allocatable()
+        return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")} == wanted
+
+    return cluster.wait_for(said, f"{wanted}")
+
+
+def rolled_out(cluster: Cluster) -> None:
+    """Wait until all DaemonSets run as they are wanted."""
+    for name in cluster.get("daemonsets", f"--namespace={NAMESPACE}")["items"]:
+        words = ("rollout", "status", f"daemonset/{name['metadata']['name']}", f"--namespace={NAMESPACE}")
+        cluster.kubectl(*words, "--timeout=90s")
+
+
+def metrics(cluster: Cluster) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Scrape the device plugin as Prometheus does; return labels and value of each series, by name."""
+    text = kube.fetch(cluster.place, f"http://{plugin(cluster)['status']['podIP']}:9400/metrics")
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for row in text_string_to_metric_families(text):
+        for sample in row.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def features(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the objects of which node-feature-discovery makes labels."""
+    found: list[dict[str, Any]] = cluster.get("nodefeatures", f"--namespace={NAMESPACE}").get("items", [])
+    return found
+
+
+def plugins(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the device plugin's pods."""
+    return [*cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()]
+
+
+def plugin(cluster: Cluster) -> dict[str, Any]:
+    """Return the pod of the device plugin, of which there is one."""
+    (found,) = plugins(cluster)
+    return found
+
+
+def labelled(cluster: Cluster) -> bool:
+    """Say whether gpushim-node has labelled the node."""
+    found: dict[str, str] = cluster.get("node", NAME)["metadata"]["labels"]
+    return found.get("gpushim/installed") == "true"
