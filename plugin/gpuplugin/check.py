@@ -54,7 +54,7 @@ def tell(settings: Settings, others: Others) -> None:
         show.say()
     if not found:
         show.say("nothing is registered: this host has no GPU to give out")
-    show.say(f"Containers are told by {', '.join(ways.ways)}; devices are named by {_names(ways.by_index)}.")
+    show.say(f"Containers get their devices by {', '.join(ways.ways)}; devices are named by {_names(ways.by_index)}.")
     if any(one.share and one.share.memory for devices in found.values() for one in devices):
         show.say(_limits(snapshot))
     show.say(book.summary(book.Book()))

@@ -166,7 +166,7 @@ def command() -> click.Command:
             help="Say what a container gets that asks for this, and exit; may be repeated.",
         ),
         click.Option(
-            ["--cluster"], is_flag=True, help="Do what a pod does beside the plugin: follow the node's label."
+            ["--cluster"], is_flag=True, help="Run as the container beside the plugin: follow the node's label."
         ),
         click.Option(
             ["--once"], is_flag=True, help="With --cluster: write the profile that the label names, and exit."

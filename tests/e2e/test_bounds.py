@@ -267,7 +267,7 @@ CDI: dict[str, tuple[Callable[[int], str], str]] = {
     "SPEC": (spec, "more than 4 MiB"),
     "YAML_ALIASES": (lambda number: yaml("x: [&a 1" + ", *a" * number + "]"), "more than 64 aliases"),
     "YAML_DEPTH": (lambda number: yaml("x: " + "[" * (number - 1) + "1" + "]" * (number - 1)), "nested too deeply"),
-    "YAML_DIGITS": (lambda number: yaml("x: " + "9" * number), "no usable number"),
+    "YAML_DIGITS": (lambda number: yaml("x: " + "9" * number), "not a usable number"),
 }
 
 

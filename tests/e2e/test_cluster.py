@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fakehost import Host
 
 CHART, NAMESPACE = trees.TOP / "packaging" / "kubernetes" / "chart", helm.NAMESPACE
 README, KUBERNETES = pages.TOP / "README.md", pages.TOP / "docs/kubernetes.md"
+OPERATING = pages.TOP / "docs/operating.md"
 DRIVER = "gpu.nvidia.com"
 GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
@@ -113,7 +115,7 @@ def test_a_node_serves_gpus(cluster: Cluster, host: Host) -> None:
     cluster.kubectl("delete", kind, name)
     node.with_device(host)
     logs = ("logs", "daemonset/gpushim-node", f"--namespace={NAMESPACE}", "--container=label")
-    cluster.wait_for(lambda: "it is tried again" in cluster.kubectl(*logs), "it is refused")
+    cluster.wait_for(lambda: "; retrying" in cluster.kubectl(*logs), "it is refused")
     assert len(json.loads(cluster.run("gpushim list --format=json"))) == len(host.gpus)
     assert not plugins(cluster)
     cluster.apply(rights)
@@ -184,15 +186,15 @@ def test_people_are_told_the_pods(cluster: Cluster, host: Host) -> None:
     assert (rows["one"]["namespace"], rows["one"]["devices"]) == ("default", [index])
     assert rows["slice"]["devices"] == ["0:1"]
     (pod,) = cluster.pods("--selector=app.kubernetes.io/component=node", namespace=NAMESPACE).values()
-    (keep,) = (
-        one["containerID"].rpartition("/")[2] for one in pod["status"]["containerStatuses"] if one["name"] == "keep"
+    doctor, status, ps, explain = (
+        cluster.kubectl(*shlex.split(line)[1:], check=False)
+        for line in pages.commands(OPERATING, "sh cluster")
+        for line in [line.replace("NODE_POD", pod["metadata"]["name"]).replace("default/gpu", "default/one")]
     )
-    enter = f"ctr --namespace=k8s.io tasks exec --exec-id=told {keep} nsenter --target=1 --mount"  # kubectl exec
-    for words in ("device-plugin status", "doctor kubernetes --format=json", "explain --pod default/one"):
-        inside = cluster.run(f"{enter} gpushim {words}", check=False)
-        assert GPU in inside or "kubelet" in inside, inside
-    rows = {row["pod"]: row for row in json.loads(cluster.run(f"{enter} gpushim ps --format=json"))}
-    assert rows["one"]["devices"] == [index]
+    assert ", 0 broken;" in doctor, doctor
+    assert f"{GPU} " in status, status
+    assert re.search(rf"^\w+ +default +one .* {index} +spec$", ps, re.MULTILINE), ps
+    assert re.search(rf"{GPU} +{held} ", explain), explain
     said = cluster.run("gpushim explain --pod default/one")
     assert re.search(rf"{GPU} +{held} +variable NVIDIA_VISIBLE_DEVICES={held}", said), said
 

@@ -20,6 +20,13 @@ RUNTIME = TOP / "bin" / "gpushim-runtime"
 COMMON = ("--rm", "--network=none", f"--volume={PROBE}:{INSIDE}:ro")
 IMAGE = "debian:local"
 VIEWS = ("v1", "v2")
+# `gpushim explain --docker gpu`, for which click is missing there.
+EXPLAIN = f"""import sys
+sys.path[:0] = ["{TOP}/shim", "{TOP}/hook"]
+from gpushim.engines.docker import inspect
+print(*inspect.inspect("gpu").notes, sep="\\n")
+"""
+ELSEWHERE = ("/usr/bin/unshare", "--mount")  # from where a dockerd is no engine of this host's
 SWARM = '[requests]\nswarm-variables = ["DOCKER_RESOURCE_NVIDIA-GPU"]\n'
 SERVICE_SECONDS = 60.0
 
@@ -97,6 +104,22 @@ def test_by_our_runtime(engine: Docker, gpu_host: Host, options: list[str], indi
 @pytest.mark.parametrize("options", [["--runtime=runc"], [], ["--gpus=0"]])
 def test_no_gpu_is_seen_without_a_request(engine: Docker, gpu_host: Host, options: list[str]) -> None:
     sees_nothing(run(engine, gpu_host, [], *options))
+
+
+@pytest.mark.parametrize("before", [(), ELSEWHERE])
+@pytest.mark.parametrize("options", [["--gpus=device=1"], ["--gpus=device=1", "--runtime=runc"]])
+def test_explain_names_the_spec(engine: Docker, options: list[str], before: tuple[str, ...]) -> None:
+    """Also where dockerd is not seen, and its PATH is taken for a service's."""
+    engine.docker("create", "--name=gpu", *options, IMAGE)
+    env = {"PATH": engines.SYSTEM_PATH, "DOCKER_HOST": f"unix://{engine.socket}"}
+    link = [*engine.prefix, "/bin/ln", "-sf", f"{TOP}/bin/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook"]
+    try:
+        engines.run(link)
+        said = engines.run([*engine.prefix, *before, "/usr/bin/python3", "-c", EXPLAIN], env=env).stdout
+    finally:
+        engine.docker("rm", "gpu")
+    assert "docker itself injects the CDI device nvidia.com/gpu=1, as /run/cdi/nvidia.com-gpu.json says" in said
+    assert ("not seen from here" in said) == bool(before)
 
 
 def test_a_service_gets_the_gpu_that_swarm_reserves(engine: Docker, gpu_host: Host) -> None:

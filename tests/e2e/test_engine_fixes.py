@@ -173,7 +173,7 @@ def test_a_handler_of_containerds_that_is_gone_and_has_another_cgroup_driver(sta
         assert [said("containerd")[name].verdict for name in names] == ["ok", "ok", "ok", "ok"]
         config.unlink()
         found = said("containerd")
-        assert "which is not there any more" in found["containerd-daemon"].evidence
+        assert "which no longer exists" in found["containerd-daemon"].evidence
         assert gpushim(found["containerd-daemon"].fix.partition("; then ")[0]).exit_code == 0
         assert said("containerd")["containerd-daemon"].verdict == "ok"
 

@@ -330,7 +330,7 @@ def test_the_order_of_now_is_taken_if_nvml_tells_one(scene: Scene) -> None:
     scene.host.behave(fail=9)
     done = scene.call("gpushim", "refresh", "--accept-indices")
     assert done.returncode == INVENTORY
-    assert "the GPUs' indices stay as they were, for NVML tells no order: NVML cannot be used" in done.stderr
+    assert "the GPUs' indices stay as they were, because NVML reports no order: NVML cannot be used" in done.stderr
     assert scene.ask("0")[0].returncode == REQUEST
     scene.host.behave()
     assert scene.call("gpushim", "refresh", "--accept-indices").returncode == 0

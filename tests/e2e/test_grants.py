@@ -127,7 +127,7 @@ def test_a_users_directory_stops_nobody(place: Place, busybox_tree: Path, tmp_pa
             ends.append((done.returncode, done.stdout, done.stderr))
             snapshots.add((tmp_path / "state/inventory.json").stat().st_mtime_ns)
     assert (ends, len(snapshots)) == ([(0, "", "")] * 6, 1)  # and the host was not looked at again
-    said = "others than root may write to /tmp; start the daemon with CUDA_MPS_PIPE_DIRECTORY=DIR"
+    said = "users other than root can write to /tmp; start the daemon with CUDA_MPS_PIPE_DIRECTORY=DIR"
     assert (said in logged(tmp_path)) is ("enabled" in mps)
 
 

@@ -86,7 +86,7 @@ def test_a_directory_that_is_no_root(trap: Trap, inside: str) -> None:
         done = by_hand(trap, pid, other, "--link", "x::/gpushim-was-here")
         assert picture(other) == before
     assert done.returncode == 16
-    assert "is no mount point, as the root of a container is" in done.stderr
+    assert "is not a mount point, as the root of a container is" in done.stderr
 
 
 @pytest.mark.parametrize("trap", ["hook"], indirect=True)

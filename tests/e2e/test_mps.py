@@ -213,9 +213,9 @@ TROUBLES = {
     "no control": "no control daemon has its pipes in /run/nvidia-mps",
     "a link": "/run/nvidia-mps is no directory, or a link to one; start the daemon with",
     "a file": "/run/nvidia-mps is no directory, or a link to one",
-    "another user's": "/run/nvidia-mps is of user 1000, not root's",
-    "everybody's": "others than root may write to /run/nvidia-mps",
-    "below a directory of everybody's": "others than root may write to /run",
+    "another user's": "/run/nvidia-mps belongs to user 1000, not root",
+    "everybody's": "users other than root can write to /run/nvidia-mps",
+    "below a directory of everybody's": "users other than root can write to /run",
 }
 
 

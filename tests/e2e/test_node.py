@@ -104,7 +104,7 @@ def test_install_configures_and_restarts_the_engine_once(
         assert f"gpushim {__version__} is there already" in again.stdout
         assert settled(there) == first
         assert there.run("cat /run/asked", check=False).stdout == ""
-        assert "is taken away" in there.call("uninstall", "--restart", payload=payload).stdout
+        assert "is removed" in there.call("uninstall", "--restart", payload=payload).stdout
     assert there.files() == before
 
 
@@ -148,7 +148,7 @@ def test_containers_that_run_go_on_when_it_is_taken_away(
         client.start(container)
         done = standing.call("uninstall", payload=payload)
         assert "/usr/bin/gpushim-runtime stays for containers that run" in done.stdout
-        assert (container in done.stdout, "is taken away" in done.stdout) == (True, True)
+        assert (container in done.stdout, "is removed" in done.stdout) == (True, True)
         assert standing.run("ls /usr/bin/gpushim*").stdout == "/usr/bin/gpushim-runtime\n"
         assert client.execute(container, "echo", "here") == "here\n"
         assert "nothing of gpushim-node's" in standing.call("uninstall", payload=payload).stdout

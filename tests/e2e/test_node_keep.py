@@ -28,7 +28,7 @@ def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return node.payload(tmp_path_factory.mktemp("payload"))
 
 
-KEPT, WAITS = "is kept true", "waiting for one"
+KEPT, WAITS = "keeping the list", "waiting for one"
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def test_a_node_without_a_device_is_left_alone_until_one_comes(empty: Node, payl
     node.without_device(empty.host)
     assert "is there already" in empty.call("install", *words, payload=payload).stdout
     assert told.exists()
-    assert "is taken away" in empty.call("uninstall", payload=payload).stdout
+    assert "is removed" in empty.call("uninstall", payload=payload).stdout
     node.with_device(empty.host)
 
 

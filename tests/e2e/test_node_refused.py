@@ -55,8 +55,8 @@ PYTHON, HOOK, LOCAL = "/usr/bin/python3", "/usr/bin/gpushim-hook", "/usr/local/b
             FAILED,
             "/usr/bin of this node is read-only",
         ),
-        (f"echo >{HOOK}", f"rm {HOOK}", FAILED, f"{HOOK} is there already, and no"),
-        (f"echo >{LOCAL}", f"rm {LOCAL}", FAILED, f"{LOCAL} is there already, and no"),
+        (f"echo >{HOOK}", f"rm {HOOK}", FAILED, f"{HOOK} already exists, and gpushim-node"),
+        (f"echo >{LOCAL}", f"rm {LOCAL}", FAILED, f"{LOCAL} already exists, and gpushim-node"),
     ],
 )
 def test_refuses_a_node(spoilt: Node, payload: Path, spoil: str, mend: str, code: int, sentence: str) -> None:

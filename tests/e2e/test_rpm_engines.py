@@ -12,26 +12,40 @@ import pytest
 from e2e import built, packages, rpm_packages
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from e2e.installed import Machine
-from e2e.rpm_packages import COMPAT, MAIN
+from e2e.leftovers import until
+from e2e.rpm_packages import COMPAT, MAIN, RpmMachine
+from e2e.test_removal import PLACES, SECONDS, SOON
 
 # As NVIDIA's documentation has them: they were there before gpushim, and stay.
 DAEMON_JSON = json.dumps({"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}})
 RUN = f"docker run --rm --network=none --volume={PROBE}:{INSIDE}:ro"
 IMAGE = "debian:local"
+STUB = "/usr/bin/nvidia-container-runtime"
 
 
 @pytest.fixture(scope="module")
-def docker(debian_tree: Path, debian_image: Path) -> Iterator[Machine]:
+def rpm(debian_tree: Path) -> Iterator[RpmMachine]:
     with rpm_packages.machine(debian_tree) as machine:
-        there = machine.there
-        there.write("/etc/docker/daemon.json", DAEMON_JSON)
-        rpms = built.packages("rpm")
-        said = machine.rpm("-i", rpms[MAIN], rpms[COMPAT]).stdout
-        assert "engines whose settings name nvidia-container-runtime use gpushim from the next container" in said
-        packages.settle(there)
-        there.restart("docker")
-        there.run(f"docker load --input={debian_image}")
-        yield there
+        yield machine
+
+
+def install(machine: RpmMachine) -> str:
+    """Install gpushim and NVIDIA's names, and point it at the driver; returns what rpm says."""
+    rpms = built.packages("rpm")
+    said = machine.rpm("-i", rpms[MAIN], rpms[COMPAT]).stdout
+    packages.settle(machine.there)
+    return said
+
+
+@pytest.fixture(scope="module")
+def docker(rpm: RpmMachine, debian_image: Path) -> Machine:
+    there = rpm.there
+    there.write("/etc/docker/daemon.json", DAEMON_JSON)
+    said = install(rpm)
+    assert "engines whose settings name nvidia-container-runtime use gpushim from the next container" in said
+    there.restart("docker")
+    there.run(f"docker load --input={debian_image}")
+    return there
 
 
 @pytest.mark.parametrize(
@@ -53,6 +67,32 @@ def test_settings_that_name_nvidias_runtime_stay_as_they_are(
 
 def test_without_a_request_a_container_has_no_gpu(docker: Machine) -> None:
     sees_nothing(docker.run(f"{RUN} --runtime=nvidia {IMAGE} {' '.join(probe(docker.host, []))}").stdout)
+
+
+def test_running_containers_go_on_when_it_is_erased(docker: Machine, rpm: RpmMachine) -> None:
+    """Exec, restart, stop; what stays goes some seconds after the last, and a new installation takes its place."""
+    run = "docker run --detach --network=none --runtime=nvidia --name={} {} debian:local sleep 1000"
+    names, before = "gpu plain", docker.run("cat /etc/docker/daemon.json").stdout
+    for again in (True, False):
+        docker.run(SOON)
+        docker.run(f"{run.format('gpu', '--env=NVIDIA_VISIBLE_DEVICES=0')}; {run.format('plain', '')}")
+        assert f"{STUB} stays for containers that run" in rpm.rpm(f"-e {MAIN} {COMPAT}").stdout
+        assert docker.run("docker exec gpu ls /dev/nvidiactl").stdout == "/dev/nvidiactl\n"
+        refused = docker.run("docker restart --time=0 gpu", check=False)
+        assert "gpushim was removed, and this container may ask for a GPU" in refused.stderr
+        docker.run("docker restart --time=0 plain")
+        assert docker.run("docker exec plain echo here").stdout == "here\n"
+        if again:
+            install(rpm)
+            assert docker.run(f"ls -d {PLACES}", check=False).stdout == ""
+            docker.run("docker restart --time=0 gpu plain")
+            assert docker.run("docker exec gpu ls /dev/nvidiactl").stdout == "/dev/nvidiactl\n"
+        else:
+            docker.run("docker stop --time=0 plain")
+            assert until(lambda: not docker.run(f"ls -d {STUB} {PLACES}", check=False).stdout, SECONDS)
+        docker.run(f"docker rm --force {names}")
+    install(rpm)
+    assert docker.run("cat /etc/docker/daemon.json").stdout == before
 
 
 def python39() -> str:

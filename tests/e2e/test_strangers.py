@@ -110,7 +110,7 @@ def test_a_program_that_others_may_replace(place: Place) -> None:
             said = found.gpushim("doctor", "docker").stdout
             found.gpushim("configure", "docker")
             assert settings.read_text() == "{}"
-        assert "is not looked at: others could have made its program" in said
+        assert "is ignored: others could have made its program" in said
 
 
 @pytest.mark.parametrize("name", ["dockerd", "containerd"])

@@ -8,7 +8,7 @@ from e2e.vulnerable import Build
 PROPAGATION, LEAKS = "shim/gpushim/oci/propagation.py", "hook/gpuhook/live/leaks.py"
 
 BUILDS = {
-    "T-SHARED the driver comes behind the volumes": Build(
+    "T-SHARED the driver comes after the volumes": Build(
         {PROPAGATION: "arrange = lambda *_: None"},
         test_shared_volumes.test_the_escape,
         "not writable",

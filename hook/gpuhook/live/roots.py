@@ -82,7 +82,7 @@ def check(root: Rootfs) -> None:
         # Above the root directory is the root directory: that of a process which has gone there already.
         if mount_id(above) == root.mount and not same(above, root.fd):
             raise GpushimError(
-                f"the rootfs {place} is no mount point, as the root of a container is; mount it onto itself, or "
+                f"the rootfs {place} is not a mount point, as the root of a container is; mount it onto itself, or "
                 "name the container's",
                 ROOTFS,
             )

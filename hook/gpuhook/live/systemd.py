@@ -167,7 +167,7 @@ def _size(data: bytes) -> int:
     body, _, fields = unpack_from("<III", data, 4)
     size: int = 16 + fields + (-fields % 8) + body
     if data[:1] != b"l" or size > MESSAGE_LIMIT:
-        raise GpushimError("the answer is no D-Bus message in this machine's byte order, or too large")
+        raise GpushimError("the answer is not a D-Bus message in this machine's byte order, or too large")
     return size
 
 

@@ -217,7 +217,7 @@ def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
     return [
         *notes,
         f"a container that asks for two of {', '.join(resources)} gets the devices of one: device-list-strategy is "
-        f"{ENVVAR}, kubelet passes a variable once, and both are told in {DEVICES}; choose {MOUNTS} or {CRI}",
+        f"{ENVVAR}, kubelet passes a variable once, and both use {DEVICES}; choose {MOUNTS} or {CRI}",
     ]
 
 
@@ -232,7 +232,9 @@ def unheard(by: Ways, requests: RequestsPolicy) -> list[str]:
     if MOUNTS in by.ways:
         if requests["accept-volume-mounts"]:
             by_variable = closed and by.features and BY_CDI.isdisjoint(by.ways)
-            return [f"{', '.join(by.features)} is told by a variable, {NOTHING}; choose cdi-cri"] * bool(by_variable)
+            return [f"{', '.join(by.features)} is passed in a variable, {NOTHING}; choose cdi-cri"] * bool(
+                by_variable
+            )
         return [
             f"device-list-strategy has {MOUNTS}, and gpushim-runtime refuses such containers while "
             "accept-volume-mounts under [requests] of config.toml is false; make it true"

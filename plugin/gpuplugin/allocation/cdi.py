@@ -47,7 +47,7 @@ def check(snapshot: Snapshot, names: Sequence[str]) -> None:
     other, name = _other(path, policy["kind"], {*names}, policy["spec-dirs"])
     if other:
         raise GpushimError(
-            f"{other} has the CDI device {name} too, so that engines do not go by gpushim's {path}: disable what "
+            f"{other} has the CDI device {name} too, so that engines do not use gpushim's {path}: disable what "
             f"writes it (such as nvidia-cdi-refresh), remove it and run gpushim refresh, {OTHERWISE}",
             INVENTORY,
         )

@@ -96,7 +96,7 @@ class Book:
         except OSError as error:
             raise _unwritable(error) from None
         if not trust.ours(place):
-            sentence = f"{place} cannot be trusted: it is no directory that only root can write to; remove it"
+            sentence = f"{place} cannot be trusted: it must be a directory that only root can write to; remove it"
             raise GpushimError(sentence, FAILED)
 
     def read(self) -> Page | None:
@@ -116,7 +116,7 @@ class Book:
     def _parsed(self) -> Page | None:
         data = content(self.path)
         if data is None or len(data) > LIMIT:
-            self.found = "it is no file that can be read" if data is None else f"it has more than {LIMIT} bytes"
+            self.found = "it is not a readable file" if data is None else f"it has more than {LIMIT} bytes"
             return None
         self.found = f"its {len(data)} bytes are no book, or half of one"
         try:

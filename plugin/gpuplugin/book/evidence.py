@@ -114,7 +114,7 @@ def unknown(page: Page, known: Evidence) -> str:
     """Say why nobody knows what was given out last of what is in no record; "" if that was nothing."""
     why = "" if known.answered else page["unknown"] or known.promised.damaged
     return (
-        f"nobody can say yet what pods have of it, for {why}; kubelet says so when it has run for a while"
+        f"nobody can say yet what pods have of it, for {why}; kubelet reports that after running for a while"
         if why
         else ""
     )

@@ -176,10 +176,10 @@ class Api:
             with open(path, "rb") as file:
                 found = file.read(TOKEN_LIMIT).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
+            why = getattr(error, "strerror", None) or "it is not text"
             raise GpushimError(f"{path} cannot be read: {why}; mount the service account there", FAILED) from None
         if not found or not found.isprintable():
-            raise GpushimError(f"{path} is empty or no text; mount the service account there", FAILED)
+            raise GpushimError(f"{path} is empty or not text; mount the service account there", FAILED)
         return found
 
 
@@ -204,7 +204,7 @@ def named(text: str, where: str) -> str:
     """
     if not NAME.fullmatch(text):
         raise GpushimError(
-            f'{where} is "{quote(text)}", which is no name in Kubernetes; set it by the downward API', FAILED
+            f'{where} is "{quote(text)}", which is not a Kubernetes name; set it by the downward API', FAILED
         )
     return text
 
@@ -271,7 +271,7 @@ def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise ApiError("the API server's answer is no JSON") from None
+        raise ApiError("the API server's answer is not JSON") from None
 
 
 def _refused(answer: http.client.HTTPResponse) -> ApiError:
@@ -282,7 +282,7 @@ def _refused(answer: http.client.HTTPResponse) -> ApiError:
         answered = None
     why = visible(str(member(answered, "message") or answer.reason)[:MESSAGE])
     about = member(member(answered, "details"), "name")
-    return ApiError(f"the API server says {answer.status}: {why}", answer.status, str(about or ""))
+    return ApiError(f"the API server answers {answer.status}: {why}", answer.status, str(about or ""))
 
 
 def member(thing: Any, name: str) -> Any:

@@ -80,7 +80,7 @@ class LabelsFile:
             if isinstance(error, FileNotFoundError):  # which below /proc and its kind says that none can be made
                 there = os.path.isdir(os.path.dirname(path))
                 why = "no file can be made in its directory" if there else "its directory is missing"
-            self._say(f"the labels cannot be written to {path}: {why}; it is tried again")
+            self._say(f"the labels cannot be written to {path}: {why}; retrying")
         else:
             self.problem = ""
 
@@ -118,7 +118,7 @@ def _check(path: str, theirs: Collection[str]) -> None:
             raise OSError(errno.EPERM, f"what is below {top} is not for labels; name a directory made for them")
     lines = (replace.content(path, LIMIT) or b"").splitlines()
     if not all(line.startswith(resources.PREFIX.encode()) for line in lines):
-        raise OSError(errno.EEXIST, "something is there that is no file of labels; remove it, or name another place")
+        raise OSError(errno.EEXIST, "what is there is not a labels file; remove it, or choose another place")
 
 
 def text(found: Mapping[str, str], since: str = "") -> str:

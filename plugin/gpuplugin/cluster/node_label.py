@@ -80,7 +80,7 @@ class NodeLabel:
         profile = member(member(metadata, "labels"), LABEL) or ""
         if profile and not PROFILE.fullmatch(str(profile)):
             if profile != self._wrong:
-                logger.warning('the label %s is "%s", which is no name of a profile', LABEL, quote(str(profile)))
+                logger.warning('the label %s is "%s", which is not a valid profile name', LABEL, quote(str(profile)))
             self._wrong = profile
         elif profile != self._written:
             self._write(profile)

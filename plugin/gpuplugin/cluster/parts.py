@@ -53,7 +53,7 @@ def _keep(part: Part, once: bool, ended: threading.Event) -> None:
                         return
             except GpushimError as error:
                 if str(error) != last_error:
-                    logger.warning("%s; it is tried again", error)
+                    logger.warning("%s; retrying", error)
                 last_error = str(error)
             time.sleep(pause.seconds())
     finally:

@@ -67,12 +67,12 @@ class Commands:
         """
         if self._release.requested():
             if self._closing is None:
-                logger.warning("the GPUs are let go, until gpushim device-plugin take")
+                logger.warning("the GPUs are released until gpushim device-plugin take")
                 self.turns += 1
                 self._registry.hold(release.PROBLEM)
                 self._closing = self._start(self._closed())
         elif self._closing and self._closing.done():  # not before: it would open what is being closed
-            logger.info("the GPUs are taken again")
+            logger.info("the GPUs are given out again")
             self.turns += 1
             self._registry.hold("")
             self._closing = None
@@ -88,7 +88,7 @@ class Commands:
         self.held()
         if self._closing and not (await asyncio.wait([self._closing], timeout=CLOSING))[0]:
             raise GpushimError(
-                "the GPUs are not let go yet: a process of the device plugin, or a refresh, is in the driver and "
+                "the GPUs are not released yet: a process of the device plugin, or a refresh, is in the driver and "
                 "does not end; gpushim device-plugin status says when it is gone, and a reboot ends it",
                 FAILED,
             )

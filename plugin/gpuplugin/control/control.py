@@ -74,7 +74,7 @@ class Control:
                     raise GpushimError(f"another plugin listens at {self._folder}/{NAME}", FAILED)
                 return
         elif os.path.lexists(path):
-            raise GpushimError(f"{self._folder}/{NAME} is in the way, and no socket; remove it", FAILED)
+            raise GpushimError(f"{self._folder}/{NAME} is in the way and is not a socket; remove it", FAILED)
         self._close()
         self._met = 0.0
         server, self._inode = private(path, CLIENTS)

@@ -206,7 +206,9 @@ def forgotten(who: str) -> str:
 
 def former(who: str) -> str:
     """Say why what a pod had before a start of kubelet is not given out for a while."""
-    return f"{who} had it before kubelet's start, and may have it still; kubelet says so when it has run for a while"
+    return (
+        f"{who} had it before kubelet's start, and may have it still; kubelet reports that after running for a while"
+    )
 
 
 def _keep(holder: _Holder, found: dict[str, dict[str, Device]], units: Units) -> None:

@@ -246,7 +246,7 @@ def _check_gpu(group: Group, mps: Mps, gpu: Gpu, notes: list[str]) -> None:
     largest = max([one.memory or 0 for one in mps.slices] + [mps.memory or 0])
     if not total:
         if not largest and not gpu["problem"]:
-            notes.append(f"{group.name} has no limit of memory on {who}, whose size is not known; say memory")
+            notes.append(f"{group.name} has no limit of memory on {who}, whose size is not known; set memory")
         return
     if largest > total:
         name = next((one.name for one in mps.slices if one.memory == largest), group.name)

@@ -217,7 +217,7 @@ def load(path: str, boot: str) -> State:
         if os.path.lexists(path):
             logger.warning(
                 "%s cannot be used, so reasons from before this start are lost: it is not what gpushim-device-plugin "
-                "writes, or others than root can write to it",
+                "writes, or users other than root can write to it",
                 quote(path),
             )
         return State(boot)
@@ -232,7 +232,7 @@ def save(path: str, state: State) -> None:
     """
     folder = os.path.dirname(path)
     if not trust.ours(folder):
-        raise PermissionError(1, f"{folder} is no directory that only root can write to")
+        raise PermissionError(1, f"{folder} must be a directory that only root can write to")
     found = {"version": VERSION, **dataclasses.asdict(state)}
     replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
 

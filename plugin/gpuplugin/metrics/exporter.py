@@ -138,7 +138,7 @@ class Exporter:
         except ImportError as error:
             answer = self._failed(503, WITHOUT.format(error))
         except Exception as error:  # noqa: BLE001 - a scrape ends no plugin
-            answer = self._failed(500, f"metrics cannot be told: {type(error).__name__}: {error}")
+            answer = self._failed(500, f"metrics cannot be collected: {type(error).__name__}: {error}")
         self._made[kind] = time.monotonic(), answer
         del self._making[kind]
         return answer

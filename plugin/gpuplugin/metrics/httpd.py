@@ -97,7 +97,7 @@ class Httpd:
             await (self._bind_unix(path) if path else self._bind(address))
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own words are longer
-            problem = f"metrics cannot be served at {address}: {why}; it is tried again, and {OTHER}"
+            problem = f"metrics cannot be served at {address}: {why}; retrying, and {OTHER}"
         if problem and problem != self.problem:
             logger.error("%s", problem)
         elif not problem:
@@ -122,7 +122,7 @@ class Httpd:
             if listening(path):
                 raise OSError(98, "another process listens there")
         elif os.path.lexists(path):
-            raise OSError(17, "something is in the way that is no socket; remove it")
+            raise OSError(17, "something is in the way that is not a socket; remove it")
         self.stop()
         server, self._inode = private(path, CLIENTS)
         self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=HEAD)

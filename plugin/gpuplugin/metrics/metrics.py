@@ -52,12 +52,12 @@ class Row:
 PLUGIN = (
     Row(OWN + "build_info", "gauge", "", "1; the version that runs.", labels=("version", "python")),
     Row(
-        OWN + "devices", "gauge", "", "Devices that kubelet is told of; a reason is the oldest one's kind.",
+        OWN + "devices", "gauge", "", "Devices reported to kubelet; reason is the kind of the oldest reason.",
         labels=("resource", "health", "reason"),
     ),
     Row(OWN + "registered", "gauge", "", "Whether kubelet has a resource as it is.", labels=("resource",)),
-    Row(OWN + "released", "gauge", "", "Whether the GPUs are let go."),
-    Row(OWN + "snapshot_up", "gauge", "", "Whether the list of GPUs is kept true; else none is given out."),
+    Row(OWN + "released", "gauge", "", "1 while the GPUs are released by gpushim device-plugin release."),
+    Row(OWN + "snapshot_up", "gauge", "", "1 if the list of GPUs is up to date; if 0, no GPU is given out."),
     Row(
         OWN + "allocation_seconds", "histogram", "s", "Allocate calls of kubelet, and how long they took.",
         counts.ALLOCATIONS, ("resource",),
@@ -78,11 +78,11 @@ PLUGIN = (
         "Refreshes of the snapshot, and their time; in a pod those that it asked for.", counts.REFRESHES,
     ),
     Row(
-        OWN + "refresh_errors_total", "counter", "", "Refreshes that brought no snapshot that is true.",
+        OWN + "refresh_errors_total", "counter", "", "Refreshes that produced no valid snapshot.",
         counts.REFRESH_ERRORS,
     ),
     Row(OWN + "messages_total", "counter", "", "Warnings and errors logged.", counts.MESSAGES, ("level",)),
-    Row(OWN + "pod_resources_up", "gauge", "", "Whether kubelet told who has what; else labels of pods are absent."),
+    Row(OWN + "pod_resources_up", "gauge", "", "1 if kubelet reported pods' devices; if 0, pod labels are missing."),
 )  # fmt: skip
 GPU = (
     Row("DCGM_FI_DEV_SM_CLOCK", "gauge", "MHz", "SM clock.", "sm_clock"),

@@ -148,9 +148,7 @@ class ControlDaemon:
         with open(f"{self._place.log}/output.log", "rb") as output:
             output.seek(max(os.fstat(output.fileno()).st_size - TAIL, 0))
             answer = " ".join(output.read(TAIL).decode("utf-8", "replace").split())
-        raise GpushimError(
-            f"{PROGRAM} has ended: {visible(answer) or 'it says nothing'}; see {self._place.log}", INVENTORY
-        )
+        raise GpushimError(f"{PROGRAM} has ended: {visible(answer) or 'no output'}; see {self._place.log}", INVENTORY)
 
     def _limit(self) -> None:
         """Set the limits that each client has unless it asks for lower ones."""

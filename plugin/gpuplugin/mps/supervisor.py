@@ -71,7 +71,7 @@ def supervise(name: str, read: Callable[[], Settings]) -> None:
         _clear(place)
     if found is None:
         raise _unknown(name, read)
-    logger.info("%s", f"{name} is no group of MPS any more")
+    logger.info("%s", f"{name} is no longer an MPS group")
 
 
 def _snapshot() -> Snapshot:

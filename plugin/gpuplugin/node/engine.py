@@ -35,7 +35,7 @@ def running_one() -> str:
     if len(names) == 1:
         return names.pop()
     which = "containerd and CRI-O both run" if names else "neither containerd nor CRI-O runs"
-    raise GpushimError(f"{which} on this node; say with --engine which one to configure, or none")
+    raise GpushimError(f"{which} on this node; choose one with --engine, or none")
 
 
 def configure(words: list[str], restart: bool) -> bool:

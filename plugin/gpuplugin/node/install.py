@@ -40,7 +40,7 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         if payloads.UNIT in fresh:
             ask.program([SYSTEMCTL, "daemon-reload"])
         for version in lay.retired(record, payload.version):
-            say(f"gpushim-node: {payloads.LIB}{version} is still in use, and goes another time", error=True)
+            say(f"gpushim-node: {payloads.LIB}{version} is still in use, and is removed later", error=True)
         _drop(record, payload)
         record.save()
         engine.refresh()

@@ -117,7 +117,7 @@ def install_command(place: str, folder: str, name: str, restart: bool, installed
         say(f"{PROGRAM}: {waiting.NONE}; nothing is installed")
 
 
-@main.command("uninstall", short_help="Take off the node what install has put there.")
+@main.command("uninstall", short_help="Remove from the node what install put there.")
 @HOST
 @FOLDER
 @click.option(
@@ -139,7 +139,7 @@ def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> No
     uninstall.uninstall(place, folder, labels, restart)
 
 
-@main.command("keep", short_help="Keep the node's list of GPUs true until a signal comes.")
+@main.command("keep", short_help="Keep the node's list of GPUs up to date until a signal arrives.")
 @_options
 def keep_command(place: str, folder: str, name: str, restart: bool, installed: str, **options: Any) -> None:
     """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node.

@@ -72,9 +72,7 @@ def check(payload: Payload, record: Record) -> None:
     strange = [path for path in strange if not remains.leads_to(path)]
     strange += [path for path in _others() if path not in payload.files]
     if strange:
-        raise GpushimError(
-            f"{strange[0]} is there already, and no gpushim-node has laid it down; remove it on the node"
-        )
+        raise GpushimError(f"{strange[0]} already exists, and gpushim-node did not install it; remove it on the node")
 
 
 def _others() -> list[str]:

@@ -78,4 +78,4 @@ def _remove(record: records.Record, shell: str, labels: str) -> None:
     for folder in sorted({*record.folders, own}, reverse=True):
         with contextlib.suppress(OSError):  # others have something there
             os.rmdir(folder)
-    say("gpushim-node: gpushim is taken away")
+    say("gpushim-node: gpushim is removed")

@@ -175,7 +175,7 @@ class Child:
             if self._over or ended:
                 return self._over or "it has ended"
             if self._hurried:
-                return "it is started again"
+                return "it is restarted"
             silence = self._silence if self.answered else max(STARTING, self._silence)
             left = self._last + silence - time.monotonic()
             if left <= 0:
@@ -191,7 +191,7 @@ class Child:
                 del self._suspects[uuid]
             self._hung = self._asks
             return f"a call of {quote(self._asks)} hangs"
-        return f"it has said nothing for {time.monotonic() - self._last:.0f} s"
+        return f"no output for {time.monotonic() - self._last:.0f} s"
 
     def _stopped(self, sentence: str, why: str, gpu: str) -> None:
         now = time.monotonic()

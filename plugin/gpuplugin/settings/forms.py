@@ -120,7 +120,7 @@ def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
     found, keys = [], [key for key in row if key not in known]
     for number, key in enumerate(keys):
         near = meant(key, [*known]) if number < LISTED else ""
-        found.append(f"{quote(key)} means nothing" + (f"; is {near} meant?" if near else ""))
+        found.append(f"{quote(key)} is ignored" + (f"; is {near} meant?" if near else ""))
     return found
 
 
@@ -136,5 +136,5 @@ def table(value: Any, path: str, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise GpushimError(f"{path}: {name} is no mapping of YAML or JSON; write keys there", CONFIG)
+        raise GpushimError(f"{path}: {name} is not a YAML or JSON mapping; write keys there", CONFIG)
     return value

@@ -58,13 +58,13 @@ def read(path: str, chooser: str, begins: bool = False) -> Part:
         if not begins:
             raise
         name = default
-        counts = f"the default {default} counts" if default else "none counts"
+        counts = f"the default {default} applies" if default else "no profile applies"
         notes.append(f"{error}; until that is so, {counts}")
     if not profiles:
         return Part(file, path, notes=notes)
     if not name:
         names = " or ".join(map(quote, [*profiles][:16]))
-        notes += [f"{path} has profiles, of which none counts; write default there, or into the profile file {names}"]
+        notes += [f"{path} has profiles, but none applies; write default there, or into the profile file {names}"]
         return Part({key: value for key, value in file.items() if key not in KEYS}, path, notes=notes)
     beside = [key for key in file if key not in ("version", *KEYS)]
     notes += [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in beside]
@@ -100,7 +100,7 @@ def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise GpushimError(f"{path}: profiles is no mapping of YAML or JSON; write names of profiles there", CONFIG)
+        raise GpushimError(f"{path}: profiles is not a YAML or JSON mapping; write names of profiles there", CONFIG)
     for name, profile in found.items():
         where = f'{path}: the profile "{quote(str(name))}"'
         if (
@@ -111,7 +111,7 @@ def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
                 f"{where} has a name that is not one word of at most {bounds.PLUGIN_PROFILE} characters", CONFIG
             )
         if not isinstance(profile, dict):
-            raise GpushimError(f"{where} is no mapping of YAML or JSON; write what a file has there", CONFIG)
+            raise GpushimError(f"{where} is not a YAML or JSON mapping; write what a file has there", CONFIG)
         nested = [key for key in KEYS if key in profile]
         if nested:
             raise GpushimError(f"{where} has {nested[0]} in it; profiles are in the file, not in a profile", CONFIG)

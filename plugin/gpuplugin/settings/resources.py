@@ -109,8 +109,8 @@ def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list
         return _one(snapshot, excluded, notes)
     if strategy != "none" and snapshot["source"] != "nvml":
         raise GpushimError(
-            f"mig-strategy is {strategy}, but NVML, which alone tells MIG instances, cannot be used; gpushim doctor "
-            "says why",
+            f"mig-strategy is {strategy}, but only NVML lists MIG instances, and it cannot be used; "
+            "gpushim doctor says why",
             INVENTORY,
         )
     gpus, migs = included(snapshot, excluded, notes)
@@ -231,7 +231,7 @@ def _is_whole(gpu: Gpu, strategy: str, migs: Sequence[MigInstance], notes: list[
             notes.append(f"{who} is in MIG mode and has no instance, so nothing of it is given out")
         return False
     if not gpu["uuid"]:
-        notes.append(f"{who} is left out: it has no UUID, for NVML does not tell it")
+        notes.append(f"{who} is left out: it has no UUID, because NVML does not report it")
     elif gpu["mig"]:
         notes.append(
             f"{who} is in MIG mode and given out as a whole, in which CUDA finds no device; choose mig-strategy "

@@ -69,9 +69,9 @@ def resolve(
             continue
         if rank == _FILE and setting.key in PLACES:
             node = f"{setting.key} in config.toml or --{setting.flags[0]}"
-            found.notes.append(f"{given.where} is read and does nothing: the node says where, by {node}")
+            found.notes.append(f"{given.where} is accepted without effect: the node says where, by {node}")
         elif not setting.key and given.value != setting.default:
-            found.notes.append(f"{given.where} is read and does nothing: {setting.why}")
+            found.notes.append(f"{given.where} is accepted without effect: {setting.why}")
         elif setting.key and rank < ranks[setting.key]:
             found.values[setting.key], ranks[setting.key] = given.value, rank
     found.checks = xids.choose(found.values["disable-healthchecks"], found.values["enable-healthchecks"], found.notes)
@@ -85,7 +85,7 @@ def _sharing(table: Mapping[str, Any], where: str, notes: list[str]) -> tuple[Gr
     groups = sharing.read(table.get("sharing"), where, below)
     notes += below[: bounds.LISTED]
     if len(below) > bounds.LISTED:
-        notes.append(f"{where}: {len(below) - bounds.LISTED} more places below sharing do nothing")
+        notes.append(f"{where}: {len(below) - bounds.LISTED} more entries below sharing have no effect")
     return groups
 
 
@@ -124,8 +124,8 @@ def _of_file(file: Mapping[str, Any], path: str) -> Iterator[str]:
     keys = plugin_settings.unknown(file)
     for key in keys[: bounds.LISTED]:
         meant = forms.meant(key, plugin_settings.KEYS)
-        yield f"{path}: {quote(key)} means nothing" + (f"; is {meant} meant?" if meant else "")
+        yield f"{path}: {quote(key)} is ignored" + (f"; is {meant} meant?" if meant else "")
     if len(keys) > bounds.LISTED:
-        yield f"{path}: {len(keys) - bounds.LISTED} more keys mean nothing"
+        yield f"{path}: {len(keys) - bounds.LISTED} more keys are ignored"
     if file.get("resources"):
-        yield f"{path}: resources is read and does nothing, as in NVIDIA's plugin"
+        yield f"{path}: resources is accepted without effect, as in NVIDIA's plugin"

@@ -110,7 +110,7 @@ def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
     notes += [f"{path}: sharing.mps takes all of {one.resource}, and sharing.timeSlicing none of it" for one in twice]
     groups = [*(group for group in sliced if group not in twice), *mps]
     if len(groups) > len(mps) > 0:
-        notes.append(f"{path}: timeSlicing and mps both count here; NVIDIA's plugin goes by mps alone")
+        notes.append(f"{path}: timeSlicing and mps both apply here; NVIDIA's plugin uses mps alone")
     _check_apart(groups, path)
     return tuple(groups)
 
@@ -174,7 +174,7 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     replicas = sum(one.count for one in mps.slices) if mps and mps.slices else found["replicas"]
     if replicas is None:
         more = f" ({', '.join(beside[:NAMED])})" if beside else ""
-        raise GpushimError(f"{where} has no replicas; say how often each device is given out{more}", CONFIG)
+        raise GpushimError(f"{where} has no replicas; set how often each device is given out{more}", CONFIG)
     devices = found["devices"]
     if isinstance(devices, list):
         devices = tuple(map(str, devices))
@@ -194,7 +194,7 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
 
 def _beside(row: Mapping[str, Any], known: Sequence[str]) -> list[str]:
     """Say which keys of an entry do nothing."""
-    of_mps = [f"{key} counts below sharing.mps alone" for key in row if key in _OF_MPS and key not in known]
+    of_mps = [f"{key} is valid below sharing.mps alone" for key in row if key in _OF_MPS and key not in known]
     return of_mps + forms.unknown({key: None for key in row if key not in _OF_MPS}, known)
 
 
@@ -219,7 +219,7 @@ def _slice(row: Any, where: str, notes: list[str]) -> Slice:
     known = ("name", "memory", "threads", "count")
     notes += [f"{where}: {note}" for note in forms.unknown(row, known)]
     if memory is None and threads is None:
-        raise GpushimError(f"{where} has no limit; say memory, threads, or both", CONFIG)
+        raise GpushimError(f"{where} has no limit; set memory, threads, or both", CONFIG)
     return Slice(name, forms.mib(memory), threads, 1 if count is None else count)
 
 

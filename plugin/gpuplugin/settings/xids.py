@@ -47,8 +47,8 @@ def _table() -> dict[int, Verdict]:
         (False, TIME, "catalog: RESTART_APP, CHECK_APP", _APPLICATION),
         (False, TIME, "catalog: IGNORE", _NOTICES),
         (True, TIME, "catalog: RESTART_APP", _ENGINES),
-        (True, ACTION, "catalog: RESET_GPU, told by the recovery action", _RESETS),
-        (True, AGAIN, "catalog: RESET_GPU, not told by the recovery action", _SILENT),
+        (True, ACTION, "catalog: RESET_GPU, reported by the recovery action", _RESETS),
+        (True, AGAIN, "catalog: RESET_GPU, not reported by the recovery action", _SILENT),
     ):
         for row in rows.strip().splitlines():
             numbers, _, meaning = row.strip().partition(" ")
@@ -127,7 +127,7 @@ _SILENT = """
 140 an unrecovered memory error (ECC)
 158 a fatal timeout
 """
-_BY_ACTION = "told by the recovery action"
+_BY_ACTION = "reported by the recovery action"
 _REFERENCE = "ignored by NVIDIA's device plugin"
 _OTHERS = {
     13: ("an exception in the graphics engine", False, TIME, f"{_REFERENCE}; catalog: RESTART_APP"),
@@ -203,7 +203,7 @@ def choose(disable: str, enable: str, notes: list[str]) -> Choice:
     found = Choice(checks, checks and ("xids" not in no or all_back or "xids" in yes), off - on, on)
     if not found.xids:
         some = f", except for XID {', '.join(map(str, sorted(on)[:NAMED]))}" if on else ""
-        what = "XIDs do not count" if checks else "no health check counts"
+        what = "XIDs are ignored" if checks else "all health checks are off"
         notes.append(f"DP_DISABLE_HEALTHCHECKS: {what}, and GPUs that fail may be given out{some}")
     return found
 

@@ -41,7 +41,7 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
     found: Any = ensure.own(path) if trust.ours(state) else None
     if not found:
         if os.path.lexists(path):
-            sentence = f"{path} cannot be read, or others than root can write to it; remove it; {RENEWED}"
+            sentence = f"{path} cannot be read, or users other than root can write to it; remove it; {RENEWED}"
             return None, GpushimError(sentence, INVENTORY)
         return None, GpushimError(f"there is no {path}; {RENEWED}", INVENTORY)
     if not save.understood(found):
@@ -55,7 +55,7 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
         well = found["stamp"]["boot"] == system.boot() and ensure.alive(found)
         found = save.completed(found)
     except (KeyError, TypeError):
-        return None, GpushimError(f"{path} is no snapshot of gpushim's; remove it; {RENEWED}", INVENTORY)
+        return None, GpushimError(f"{path} is not a gpushim snapshot; remove it; {RENEWED}", INVENTORY)
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)
 
 

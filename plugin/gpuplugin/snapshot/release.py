@@ -46,7 +46,7 @@ def prepare() -> str:
         raise GpushimError(f"{folder()} cannot be made: {error.strerror}", FAILED) from None
     if not trust.ours(folder()):
         raise GpushimError(
-            f"{folder()} cannot be trusted: it is no directory that only root can write to; remove it", FAILED
+            f"{folder()} cannot be trusted: it must be a directory that only root can write to; remove it", FAILED
         )
     return folder()
 
@@ -78,7 +78,7 @@ class Release:
             self._read(now)
         self._away = self._away or now["module"] is None
         if self._back(now):
-            logger.info("the driver was away and is back: the GPUs are taken again")
+            logger.info("the driver was away and is back: the GPUs are given out again")
             self.take()
             return False
         return True

@@ -65,7 +65,7 @@ def check(document: object) -> None:
         raise FormError("has no devices")
     for name in names:
         if not is_qualified("v/c=" + name):
-            raise FormError(f'has a device named "{quote(name)}", which is no name for a CDI device')
+            raise FormError(f'has a device named "{quote(name)}", which is not a valid CDI device name')
     if len(set(names)) != len(names):
         raise FormError("has two devices of the same name")
 

@@ -153,7 +153,7 @@ def _mistrust(status: posix.stat_result) -> str:
     if not trust.trusted(status.st_uid):
         return f"user {status.st_uid} owns it, not root"
     if status.st_mode & trust.OTHERS_WRITE:
-        return f"its mode is {status.st_mode & 0o7777:04o}, so that others than its owner can write it"
+        return f"its mode is {status.st_mode & 0o7777:04o}, so users other than its owner can write to it"
     return ""
 
 

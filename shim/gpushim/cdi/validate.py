@@ -100,7 +100,7 @@ def _about_edits(edits: dict[str, Any]) -> Iterator[Finding]:
     for key, member in (("deviceNodes", "path"), ("mounts", "containerPath")):
         paths = [item[member] for item in edits.get(key, ())]
         for path in sorted({path for path in paths if paths.count(path) > 1}):
-            yield WARNING, f"{key} has {quote(path)} more than once, and only one of them counts"
+            yield WARNING, f"{key} has {quote(path)} more than once, and only one takes effect"
     if 0 in edits.get("additionalGids", ()):
         yield WARNING, "additionalGids has 0, which engines ignore"
 

@@ -125,4 +125,4 @@ class _Builder:
                 raise ValueError
             return self.constructor.construct_object(node(tag, event.value))
         except ValueError:  # such as an endless integer
-            raise YamlError(f"has {ascii(event.value)[:60]}, which is no usable number") from None
+            raise YamlError(f"has {ascii(event.value)[:60]}, which is not a usable number") from None

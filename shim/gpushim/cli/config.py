@@ -41,7 +41,7 @@ def check() -> None:
     found = policy.given(path)
     policy.check_directories(policy.load(path)["driver"], path)
     if found is None:
-        show.say(f"{path} is not there; every setting has its default")
+        show.say(f"{path} does not exist; all settings have their defaults")
     else:
         show.say(f"{path} is right")
 

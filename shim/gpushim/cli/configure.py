@@ -52,7 +52,7 @@ def _command(name: str, row: table.Row) -> None:
     run.__doc__ = f"Make {row.title} use gpushim-runtime, or take that back."
     options = [
         file_option("--config", help="The only file to edit, not those the engine reads."),
-        click.option("--runtime-name", default="nvidia", show_default=True, help="What users call the runtime."),
+        click.option("--runtime-name", default="nvidia", show_default=True, help="The runtime's name."),
         file_option("--runtime-path", help="Another gpushim-runtime than the one here."),
         click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
         click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
@@ -60,13 +60,13 @@ def _command(name: str, row: table.Row) -> None:
         click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
         click.option("--remove", is_flag=True, help="Take back what gpushim added."),
         click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
-        click.option("--files-only", is_flag=True, help="Look at the usual files, and at no process that runs."),
+        click.option("--files-only", is_flag=True, help="Read the usual files, and look at no running process."),
         click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
         click.option("--restart", is_flag=True, help="Restart the engine, which may end its containers, and ask it."),
         click.option(
             "--verify",
             is_flag=True,
-            help="Only ask the engine whether it has the runtime; with --remove, not any more.",
+            help="Only ask the engine whether it has the runtime; with --remove, whether it is gone.",
         ),
         show.format_option("text", "json"),
     ]
@@ -174,7 +174,7 @@ def _check_reader(row: table.Row, options: Options, plan: Plan) -> None:
     if roots:
         raise GpushimError(
             f"{row.process} (process {roots[0]}) is root's, and none of this user's runs, so nobody reads "
-            f"{plan.config}; run this as root, or for a rootless {row.process} that is to come, with --files-only"
+            f"{plan.config}; run this as root, or with --files-only to prepare for a rootless {row.process}"
         )
 
 
@@ -194,7 +194,7 @@ def _copies(plan: Plan, notes: list[str]) -> list[str]:
     paths = dict.fromkeys([plan.config, *(change.path for change in plan.changes)])
     copies = [copy for path in paths for copy in files.copies(path)]
     unnamed = [copy for copy in copies if not any(note.startswith(f"{copy} ") for note in notes)]
-    return [f"what somebody wrote into gpushim's entry is in {copy}" for copy in unnamed]
+    return [f"the change made to gpushim's entry is saved in {copy}" for copy in unnamed]
 
 
 def _change(change: files.Change) -> dict[str, str]:

@@ -96,10 +96,10 @@ def release(form: str) -> None:
     if form == "json":
         show.emit("json", answer)
         return
-    show.say("the device plugin has let go of all GPUs; gpushim device-plugin take ends that")
+    show.say("the device plugin has released all GPUs; gpushim device-plugin take ends that")
     rows = [*_pods(answer["pods"] or [])]
     if answer["pods"] is None:
-        show.say("kubelet does not say which pods hold GPUs", first="note: ", error=True)
+        show.say("kubelet does not report which pods hold GPUs", first="note: ", error=True)
     elif rows:
         show.say("These pods still hold GPUs:")
         show.table(PODS, rows)
@@ -113,7 +113,7 @@ def take(form: str) -> None:
     if form == "json":
         show.emit("json", answer)
     else:
-        show.say("the device plugin takes the GPUs again")
+        show.say("the device plugin gives out the GPUs again")
 
 
 def _ask(do: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _ask(do: str) -> dict[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise GpushimError(f"what listens at {where} is no gpushim-device-plugin: {quote(str(data[:80]))}", FAILED)
+        raise GpushimError(f"what listens at {where} is not gpushim-device-plugin: {quote(str(data[:80]))}", FAILED)
     if "error" in answer:
         raise GpushimError(str(answer["error"]), FAILED)
     return answer
@@ -153,11 +153,12 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
     """Say what counts for all devices."""
     if answer["released"]:
         closed = "" if answer["closed"] else ", though not all handles are closed yet"
-        yield f"the GPUs are let go since {_when(answer['released'])}{closed}; gpushim device-plugin take ends that"
+        since = f"the GPUs have been released since {_when(answer['released'])}{closed}"
+        yield f"{since}; gpushim device-plugin take ends that"
     if answer["problem"] and not any(answer["problem"] in note for note in answer["notes"]):
         yield answer["problem"]
     if answer["pods"] is None:
-        yield "kubelet does not say which pods hold GPUs"
+        yield "kubelet does not report which pods hold GPUs"
 
 
 def _containers(notes: list[str]) -> list[dict[str, Any]]:

@@ -55,24 +55,26 @@ def refresh(
     """
     if keep or asked:
         if unattended or no_modules or accept or form != "text" or (keep and asked):
-            raise click.UsageError(f"--{'keep' if keep else 'asked'} goes with no other option; leave them out")
+            raise click.UsageError(
+                f"--{'keep' if keep else 'asked'} cannot be combined with other options; omit them"
+            )
         _keep() if keep else serving.serve()
         return
     if unattended and accept:
-        raise click.UsageError("--accept-indices does not go with --unattended; leave one of them out")
+        raise click.UsageError("--accept-indices cannot be combined with --unattended; omit one of them")
     load = not no_modules
     if unattended:
         snapshot = inventory.unattended(load)
     else:
         snapshot = inventory.refresh(force=True, load=load, accept=accept, people=True)
     if snapshot is None:
-        logs.logger.info("nothing is listed: the GPUs are let go, until gpushim device-plugin take")
+        logs.logger.info("nothing is listed: the GPUs are released until gpushim device-plugin take")
         return
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     if accept and snapshot["source"] != "nvml":
         why = next(iter(snapshot["notes"]), "NVML cannot be used")
-        raise GpushimError(f"the GPUs' indices stay as they were, for NVML tells no order: {why}", INVENTORY)
+        raise GpushimError(f"the GPUs' indices stay as they were, because NVML reports no order: {why}", INVENTORY)
     version, notes = snapshot["driver"]["version"], snapshot["notes"]
     gpus, migs = len(snapshot["gpus"]), len(snapshot["mig"])
     if form == "json":

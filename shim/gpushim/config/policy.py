@@ -140,7 +140,7 @@ def absent(driver: DriverPolicy) -> str:
         try:
             there = stat.S_ISDIR(os.stat(path).st_mode)
         except PermissionError:  # it may well be there
-            return f"driver.{key} is {path!a}, which user {os.geteuid()} may not look into"
+            return f"driver.{key} is {path!a}, which user {os.geteuid()} cannot read"
         except (OSError, ValueError):
             there = False
         if not there:
@@ -225,8 +225,8 @@ def trusted(path: str, what: str, mounted: bool = False) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        GpushimError: it is no regular file, too large, or somebody else than root and this user may write to it, or
-            put another in its place.
+        GpushimError: it is not a regular file, is too large, or users other than root and this one can write to it or
+            replace it.
     """
     # O_NONBLOCK: a FIFO must not hang us; it does not matter to regular files (open(2)).
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -243,15 +243,15 @@ def trusted(path: str, what: str, mounted: bool = False) -> bytes:
         place = places.replaceable(path)
         if place:
             raise GpushimError(
-                f"{path} cannot be trusted: others than root can put another file there, since {place} is theirs "
-                "or written by them; make it root's, with nobody else allowed to write",
+                f"{path} cannot be trusted: users other than root can put another file there, since {place} is "
+                "theirs or written by them; make it root's, with nobody else allowed to write",
                 CONFIG,
             )
         data = os.read(fd, CONFIG_LIMIT + 1)
     finally:
         os.close(fd)
     if len(data) > CONFIG_LIMIT:
-        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is no {what}", CONFIG)
+        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is not a {what}", CONFIG)
     return data
 
 

@@ -198,7 +198,7 @@ def _json(path: str) -> Any:
     with open(path, "rb", opener=rooted.nonblocking) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         if status.st_uid not in (0, os.geteuid()):
             raise ValueError(f"user {status.st_uid} owns it, and not root")
         data = file.read(LIMIT + 1)

@@ -178,7 +178,7 @@ def _regular(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file", path)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     return fd
 
 

@@ -60,8 +60,8 @@ def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
         return _own(request, inventory, bundle)
     from gpushim.cdi import resolve  # reads specs; most containers name no device of one
 
-    # "void" tells whoever comes later to inject nothing, as specs of NVIDIA's tools do.
-    edits = [Edit("env", (DEVICES, "void"), ["tells whoever comes later to inject nothing"])]
+    # "void" stops later hooks from injecting anything, as specs of NVIDIA's tools do.
+    edits = [Edit("env", (DEVICES, "void"), ["stops later hooks from injecting anything"])]
     meant: dict[str, list[Device]] = {}
     if request.own is not None:
         edits, meant = _own(request, inventory, bundle)

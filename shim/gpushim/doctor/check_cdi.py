@@ -69,7 +69,7 @@ def spec(host: Host) -> Iterator[Finding]:
     elif saved is None and (other := publish.conflicting(path, expected)[0]):
         yield ok(f"{path} is not there, for {other} has its devices")
     elif saved is None:
-        yield warning(f"{path} is not there, or cannot be used: engines find no CDI device of gpushim", _again(host))
+        yield warning(f"{path} is missing or unusable: engines find no CDI device of gpushim", _again(host))
     elif saved != expected and (why := publish.emptier(path, expected, found["source"])):
         yield warning(why, f"do what nvml says; then {REFRESH}")
     elif saved != expected:
@@ -85,8 +85,10 @@ def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
     if not listed:
         return skipped("there is no snapshot to compare it with")
     if not os.path.lexists(path):
-        return skipped(f"{path} is not there while no GPU can be given out, and comes with the next good refresh")
-    evidence = f"{path} is there, though no GPU can be given out: engines go by it"
+        return skipped(
+            f"{path} is not there while no GPU can be given out, and returns with the next successful refresh"
+        )
+    evidence = f"{path} is there, though no GPU can be given out: engines use it"
     return broken(evidence, f"do what snapshot says; then {_again(host)}")
 
 
@@ -135,11 +137,11 @@ def files(host: Host) -> Iterator[Finding]:
         if path == publish.path_of(host.settings) and not others:
             fix = _again(host)
         else:
-            fix = f"{corrected(path)} or remove it: `gpushim cdi validate` tells more"
+            fix = f"{corrected(path)} or remove it: see `gpushim cdi validate`"
         if others:
             take = untrusted.directory if os.path.isdir(path) else untrusted.file
             fix = take(path) or _avoided(host, path)
-        yield (broken if others else warning)(f"{problem}; its devices do not count", fix)
+        yield (broken if others else warning)(f"{problem}; its devices are ignored", fix)
     if not problems:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
 
@@ -180,7 +182,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
                 yield broken(f"{evidence}: engines refuse that device", fix)
             else:  # cdi-spec needs gpushim's own
                 one = next(path for _, path in found if path != mine)
-                yield warning(f"{evidence}: the last of the directories counts", f"rm {shlex.quote(one)}")
+                yield warning(f"{evidence}: the last directory takes precedence", f"rm {shlex.quote(one)}")
     if not shown and not unreadable:
         yield ok("no device is in two files")
 
@@ -198,7 +200,7 @@ def paths(host: Host) -> Iterator[Finding]:
                 if own_one
                 else f"let the program that wrote {shlex.quote(path)} write it again, or remove it"
             )
-            yield broken(f"{path} names {some(absent)}, which is not there: containers do not start", fix)
+            yield broken(f"{path} names {some(absent)}, which does not exist: containers do not start", fix)
     if not missing:
         yield ok("all files, nodes and hooks that specs name are there")
 

@@ -37,12 +37,10 @@ def daemon(host: Host) -> Iterator[Finding]:
         elif os.path.exists(path):
             yield ok(f"{who} runs, with {path}")
         elif engine.config:
-            evidence = (
-                f"{who} was started with --config {path}, which is not there any more: it would not start again"
-            )
+            evidence = f"{who} was started with --config {path}, which no longer exists: it would not start again"
             yield broken(evidence, _configure(host, engine))
         else:
-            yield ok(f"{who} runs, with what is built in: there is no {path}")
+            yield ok(f"{who} runs with its built-in settings: there is no {path}")
     if not engines(host):
         found = services.installed(host.top)
         which = f", and {' and '.join(found)} is installed" if found else ""

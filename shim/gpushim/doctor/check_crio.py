@@ -33,7 +33,7 @@ def daemon(host: Host) -> Iterator[Finding]:
         status = _status(host, engine)
         who = f"CRI-O (process {engine.pid})"
         if "error" in status:
-            yield broken(f"{who} does not say its settings: {status['error']}", host.restart(engine))
+            yield broken(f"{who} does not report its settings: {status['error']}", host.restart(engine))
         else:
             evidence = "" if status else ", which is not asked, as its program is not the system's"
             yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")

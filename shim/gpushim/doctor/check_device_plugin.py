@@ -141,7 +141,7 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
         evidence = f"the gpushim-device-plugin that runs is version {quote(version)}, and this is {__version__}"
         yield warning(evidence, plugin_again(host))
     if answer.get("released"):
-        yield warning("gpushim-device-plugin has let go of the GPUs", "gpushim device-plugin take")
+        yield warning("gpushim-device-plugin has released the GPUs", "gpushim device-plugin take")
     for giver in answer.get("givers") or ():
         serves = host.settings["device-plugin"]["other-givers"] == "serve"
         then_what = "two pods may get one GPU" if serves else "gpushim-device-plugin gives out none beside it"
@@ -174,7 +174,7 @@ def strategy(host: Host) -> Iterator[Finding]:
         yield broken(evidence, _otherwise(host))
     else:
         problem = next(_deaf(host, ways), None)
-        yield problem or ok(f"pods are told their devices by {' and '.join(ways)}, which is understood here")
+        yield problem or ok(f"pods get their devices by {' and '.join(ways)}, which is understood here")
 
 
 def _deaf(host: Host, ways: list[str]) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 def _absent(host: Host) -> Finding:
     if any(each.name == "dockerd" for each in host.impostors):
-        return skipped("no dockerd runs that is this user's (engine-processes says more)")
+        return skipped("no dockerd of this user runs (see engine-processes)")
     if programs.lying("dockerd", host.top):
         path = host.top + dockerd.default_config()
         start, wrong = host.start("docker"), _wrong(host, path)

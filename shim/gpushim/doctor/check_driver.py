@@ -54,7 +54,7 @@ def module(host: Host) -> Iterator[Finding]:
     elif version:
         yield ok(f"the kernel module {version} is loaded")
     elif version == "":
-        yield broken(f"{host.proc}/driver/nvidia/version does not tell a version", "reboot")
+        yield broken(f"{host.proc}/driver/nvidia/version names no version", "reboot")
     elif not modules.has_gpu(host.sys):
         yield broken(
             f"{NO_DRIVER}, and there is no NVIDIA GPU on the PCI bus",
@@ -67,7 +67,7 @@ def module(host: Host) -> Iterator[Finding]:
         )
     else:
         yield broken(
-            f"{NO_DRIVER}, though there is a GPU (where it cannot be, dmesg tells why)", _load(host, "nvidia")
+            f"{NO_DRIVER}, though there is a GPU (dmesg may say why it is not loaded)", _load(host, "nvidia")
         )
 
 
@@ -129,7 +129,7 @@ def nvml(host: Host) -> Iterator[Finding]:
             f"then {REFRESH}",
         )
     elif found["error"]:
-        yield broken(found["error"], f"reboot (dmesg may have Xid messages that tell more); then {REFRESH}")
+        yield broken(found["error"], f"reboot (look for Xid messages in dmesg); then {REFRESH}")
     elif found["source"] != "nvml":
         missing = "nvidia-ml-py" in " ".join(found["notes"])
         fix = host.install("nvidia-ml-py") if missing else "make `nvidia-smi` work"
@@ -140,9 +140,7 @@ def nvml(host: Host) -> Iterator[Finding]:
         yield ok(f"NVML knows {len(found['gpus'])} GPUs and {len(found['mig'])} MIG instances")
     for name, problem in sick:  # nvidia-smi may have other indices
         reset = f"`nvidia-smi --gpu-reset -i {name}` or a reboot"
-        yield broken(
-            problem, f"{reset} may bring it back (dmesg may have Xid messages that tell more); then {REFRESH}"
-        )
+        yield broken(problem, f"{reset} may bring it back (look for Xid messages in dmesg); then {REFRESH}")
 
 
 def persistence(host: Host) -> Iterator[Finding]:

@@ -273,7 +273,7 @@ def impostors(host: Host) -> Iterator[Finding]:
         processes = [f"{each.name} (process {each.pid}), which is root's" for each in hidden[:SHOWN]]
         yield warning(seen.sentence(processes), seen.AS_ROOT)
     for each in sorted(host.impostors, key=lambda one: not one.why.startswith(origin.UNSAFE))[:SHOWN]:
-        evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
+        evidence = f"process {each.pid} is named {each.name} but is ignored: {each.why}"
         if each in hidden:
             continue
         if each.why.startswith(origin.UNSAFE):

@@ -52,7 +52,7 @@ def node(host: Host) -> Iterator[Finding]:
     elif "kubernetes" in host.named:
         yield broken(f"there is no {host.kubelet}: this is no node", "run this on a node of the cluster")
     else:
-        yield skipped("this is no node of Kubernetes")
+        yield skipped("this is not a Kubernetes node")
 
 
 def _elsewhere(host: Host) -> list[str]:
@@ -72,7 +72,7 @@ def listens(host: Host) -> Iterator[Finding]:
         evidence = f"there is no {path}: no kubelet runs, or its directory is another than kubelet-dir"
         yield broken(evidence, again(host, "start"))
     elif not stat.S_ISSOCK(os.stat(path).st_mode):
-        yield broken(f"{path} is no socket", f"rm {shlex.quote(path)} && {again(host, 'restart')}")
+        yield broken(f"{path} is not a socket", f"rm {shlex.quote(path)} && {again(host, 'restart')}")
     elif not ask.listens(path):
         yield broken(f"nobody listens on {path}: the kubelet that made it has ended", again(host, "start"))
     else:

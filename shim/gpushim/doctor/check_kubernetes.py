@@ -53,10 +53,8 @@ def runtime_class(host: Host) -> Iterator[Finding]:
     config = host.top + path
     theirs = _untrusted(config)
     if theirs:
-        evidence = (
-            f"the cluster is not asked, as others than root can write to {theirs}, and {config} can name programs to"
-        )
-        yield skipped(f"{evidence} execute: kubectl get runtimeclass nvidia")
+        evidence = f"the cluster is not asked: users other than root can write to {theirs}, and {config} can name"
+        yield skipped(f"{evidence} programs to execute; run kubectl get runtimeclass nvidia")
         return
     words = [program, *(["kubectl"] if program.endswith("/k3s") else []), f"--kubeconfig={config}"]
     answer = ask.program([*words, "--request-timeout=5s", "get", "runtimeclass", "-o", "json"])

@@ -24,7 +24,7 @@ def instances(host: Host) -> Iterator[Finding]:
     """Check that GPUs in MIG mode have instances for containers."""
     found, stale = ensure.last(host.config, host.state)
     if not found or stale or found["error"]:
-        yield skipped("there is no snapshot that is true")
+        yield skipped("there is no current snapshot")
         return
     divided = [gpu["index"] for gpu in found["gpus"] if gpu["mig"]]
     empty = selection.usable(found)[2]

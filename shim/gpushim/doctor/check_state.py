@@ -72,7 +72,7 @@ def config(host: Host) -> Iterator[Finding]:
     elif os.path.exists(host.config):
         yield ok(f"{host.config} is valid")
     else:
-        yield ok(f"there is no {host.config}: everything has its default")
+        yield ok(f"there is no {host.config}: all settings have their defaults")
 
 
 def _corrected(config: str) -> str:
@@ -91,7 +91,7 @@ def directory(host: Host) -> Iterator[Finding]:
     try:
         status = os.lstat(host.state)
     except OSError:
-        yield warning(f"{host.state} is not there: the first GPU container has to wait for a refresh", REFRESH)
+        yield warning(f"{host.state} does not exist: the first GPU container waits for a refresh", REFRESH)
         return
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
@@ -114,11 +114,11 @@ def snapshot(host: Host) -> Iterator[Finding]:
         then, now = dict(found["stamp"]), dict(ensure.current(found["inputs"]))
         changed = [words for fact, words in FACTS.items() if then[fact] != now[fact]]
     if os.path.lexists(host.state) and not trust.ours(host.state):
-        yield skipped(f"{path} does not count, for state-directory is broken")
+        yield skipped(f"{path} is not used, because state-directory is broken")
     elif not os.path.lexists(path):
-        yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
+        yield warning(f"there is no {path}: the first GPU container waits for a refresh", REFRESH)
     elif stale == "policy":
-        yield warning(f"{path} does not count: {discounted.why(path, host.config)}", REFRESH)
+        yield warning(f"{path} is not used: {discounted.why(path, host.config)}", REFRESH)
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:
@@ -128,7 +128,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
             yield warning(f"the snapshot notes: {note}", _then(note))
         if not found["notes"]:
             old = f"; it is older than {found['life']} s, so the next GPU container lists again" if stale else ""
-            yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs{old}")
+            yield ok(f"{path} of {found['written']} matches the host: {len(found['gpus'])} GPUs{old}")
 
 
 def _then(sentence: str) -> str:
@@ -143,11 +143,13 @@ def log(host: Host) -> Iterator[Finding]:
         yield skipped("no log is kept")
     elif not os.path.lexists(folder):
         yield warning(
-            f"the log's directory {folder} is not there: nothing is logged", f"mkdir -p {shlex.quote(folder)}"
+            f"the log's directory {folder} does not exist: nothing is logged", f"mkdir -p {shlex.quote(folder)}"
         )
     elif logfile.refused(path):
         if logfile.refused(f"{path}.gpushim-doctor"):
-            why = f"does not lie in a directory, or others than root own or may write {folder} or one above it"
+            why = (
+                f"does not lie in a directory, or users other than root own or can write to {folder} or one above it"
+            )
             yield warning(f"the log {path} {why}: nothing is logged", other)
         else:
             yield warning(f"the log {path} {_no_log(os.lstat(path))}: nothing is logged", untrusted.away(path))
@@ -170,7 +172,7 @@ def _no_log(status: os.stat_result) -> str:
     if stat.S_ISLNK(status.st_mode):
         return "is a link"
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
-        return "is no file and no FIFO"
+        return "is neither a file nor a FIFO"
     return f"is user {status.st_uid}'s" if not trust.trusted(status.st_uid) else f"has {status.st_nlink} names"
 
 
@@ -205,7 +207,7 @@ def installed(host: Host) -> Iterator[Finding]:
                 writable.append(path)
     if writable and os.geteuid() == 0:
         yield broken(
-            f"others than root can change what engines run as root: {some(writable)}",
+            f"users other than root can change what engines run as root: {some(writable)}",
             f"remove {shlex.quote(top)} and install gpushim again",
         )
     else:

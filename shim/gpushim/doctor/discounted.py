@@ -20,9 +20,9 @@ def why(path: str, config: str) -> str:
     except OSError as error:
         return f"it cannot be looked at ({error.strerror})"
     if not stat.S_ISREG(status.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if trust.others_may(status):
-        return "others than root own it, or may write it"
+        return "users other than root own it, or can write to it"
     if status.st_size > ensure.SNAPSHOT_LIMIT:
         return f"it has more than {ensure.SNAPSHOT_LIMIT} bytes"
     found = ensure.own(path)

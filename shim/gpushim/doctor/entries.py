@@ -101,7 +101,7 @@ def absent(host: Host, name: str, which: str = "", start: str = "") -> Finding:
     """
     row = table.ENGINES[name]
     if any(each.name == row.process for each in host.impostors):
-        return skipped(f"no {row.title} runs that is this user's (engine-processes says more)")
+        return skipped(f"no {row.title} of this user runs (see engine-processes)")
     evidence = f"no {row.title} runs{which}"
     return broken(evidence, start or host.start(name)) if name in host.named else skipped(evidence)
 

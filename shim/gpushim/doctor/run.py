@@ -111,7 +111,7 @@ def make_root(root: str) -> None:
     loader = next((path for path in LOADERS.values() if os.path.exists(path)), "")
     listed = ask.program([loader, "--list", SHELL]) if loader else None
     if listed is None or listed.code != 0:
-        raise GpushimError(f"this host's {SHELL} is no program of glibc's")
+        raise GpushimError(f"this host's {SHELL} is not a glibc program")
     files = [SHELL, loader, *re.findall(r"=> (/\S+) \(", listed.out)]
     folder = next((os.path.dirname(path) for path in files if os.path.basename(path) == "libc.so.6"), "/lib64")
     files += [path for path in (f"{folder}/{name}" for name in NEEDED) if os.path.exists(path)]

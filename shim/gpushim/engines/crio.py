@@ -52,7 +52,7 @@ def plan(options: Options) -> Plan:
         changes = ENGINE.removal(read, [path, *([] if options.config else records.led(main, [path]))])
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
-            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; take another")
+            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; choose another")
         changes = [replace(_change(options, path, known), main="" if options.config else main)]
         notes += _hints(known)
     hook = _hook_changes(options, known, engine)

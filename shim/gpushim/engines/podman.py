@@ -50,7 +50,7 @@ def plan(options: Options) -> Plan:
             notes = stays([hook.path])
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
-            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Podman; take another")
+            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Podman; choose another")
         changes = [_change(options, path)]
         if options.hook and not options.config:
             changes.append(hooksd.change(hook_path, PROGRAM, options.hook))

@@ -196,9 +196,9 @@ def _variables(env: list[tuple[str, str]], swarm: list[str]) -> Iterator[tuple[s
     for (name, value), place in sorted(final.items(), key=lambda each: each[1]):
         meant = not_given.meant(name, swarm)
         if name in authorization.VARIABLES or name in swarm or name.startswith(require.PREFIX):
-            yield name, value, "" if last[name] == place else "set again below, which counts"
+            yield name, value, "" if last[name] == place else "overridden below"
         elif meant or name.startswith("NVIDIA_"):
-            yield name, value, "means nothing to gpushim" + (f"; is {meant} meant?" if meant else "")
+            yield name, value, "is unknown to gpushim" + (f"; is {meant} meant?" if meant else "")
 
 
 def _cut(text: str) -> str:

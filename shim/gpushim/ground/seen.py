@@ -82,4 +82,4 @@ def sentence(paths: Iterable[str]) -> str:
     """Say that these paths cannot be seen."""
     listed = ", ".join(dict.fromkeys(paths))
     user = os.geteuid()
-    return f"user {user} may not look into {listed}" if user else f"{listed} may not be looked into, even by root"
+    return f"user {user} cannot read {listed}" if user else f"{listed} cannot be read, even by root"

@@ -183,7 +183,7 @@ def _mistrust(root: str, entry: File) -> str:
     problem = rooted.mistrust(root, os.path.dirname(real))
     with contextlib.suppress(OSError):
         if not problem and trust.others_may(os.lstat(rooted.inside(root, real))):
-            problem = f"others than root may change {real}"
+            problem = f"users other than root can change {real}"
     return problem and f"{entry['path']} is left out: {problem}"
 
 

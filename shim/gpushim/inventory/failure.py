@@ -108,7 +108,7 @@ def scarce(error: BaseException) -> GpushimError | None:
         if _is_want(cause):
             return GpushimError(
                 f"gpushim refresh got too little memory, or too few processes or files ({cause or 'out of memory'}): "
-                "raise the limits of who creates this container, or run gpushim refresh outside of them",
+                "raise the limits of the process that creates this container, or run gpushim refresh outside of them",
                 INVENTORY,
             )
         cause = cause.__cause__ or cause.__context__

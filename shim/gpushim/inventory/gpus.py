@@ -108,7 +108,7 @@ def _ask(
             migs += [{**mig, "gpu": gpu["index"]} for mig in instances]
         except (session.NVMLError, UnicodeDecodeError) as error:
             sick[index] = str(error)
-    waiting("NVML to tell how GPUs are connected")
+    waiting("NVML to report how GPUs are connected")
     nvml.add_peers(session, gpus, handles, {gpu["pci"] for gpu in [*known, *gpus]})
     gpus += spared
     left = [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}]
@@ -178,10 +178,10 @@ def _sick_gpus(
         yield found
     for index, error in () if alike else sick.items():
         missing.append(
-            f"NVML's GPU {index} is left out: it does not answer NVML ({error}), and /proc does not tell which it is"
+            f"NVML's GPU {index} is left out: it does not answer NVML ({error}), and /proc does not show which it is"
         )
     for gpu in () if alike else left:
-        missing.append(f"GPU {gpu['pci']} is left out: NVML does not tell it; is its node {gpu['node']} there?")
+        missing.append(f"GPU {gpu['pci']} is left out: NVML does not list it; is its node {gpu['node']} there?")
 
 
 def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list[str]) -> Iterator[MigInstance]:
@@ -196,7 +196,7 @@ def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list
         uuid = session.nvmlDeviceGetUUID(handle)
         nodes = procfs.mig_nodes(proc, gpu["minor"], gi, ci)
         if not nodes:
-            missing.append(f"MIG instance {uuid} is left out: the kernel does not tell its capability nodes")
+            missing.append(f"MIG instance {uuid} is left out: the kernel does not list its capability nodes")
             continue
         yield {
             "uuid": uuid,

@@ -143,7 +143,7 @@ def _check(top: str) -> None:
     os.close(fd)
     if trust.others_may(facts):
         raise GpushimError(
-            f"library-directory {top} cannot be trusted: others than root can write to it, or it is not root's",
+            f"library-directory {top} cannot be trusted: users other than root can write to it, or it is not root's",
             INVENTORY,
         )
 

@@ -71,7 +71,7 @@ def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> lis
             continue  # by an administrator (NVreg_ExcludedGpus); NVML does not list it either
         minor = fields.get("Device Minor", "")
         if not re.fullmatch(r"\d{1,3}", minor, re.ASCII):
-            notes.append(f"GPU {name} is left out: {folder}/{name}/information does not tell its minor number")
+            notes.append(f"GPU {name} is left out: {folder}/{name}/information has no minor number")
             continue
         uuid = fields.get("GPU UUID", "")
         divided = bool(_names(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig", "gi"))

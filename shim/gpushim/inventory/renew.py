@@ -191,7 +191,7 @@ def _why(code: int, output: str) -> GpushimError:
         return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
     if output:
         return GpushimError(output, code)
-    return GpushimError(f"gpushim refresh failed with code {code} and did not say why; run it by hand", INVENTORY)
+    return GpushimError(f"gpushim refresh failed with code {code} without giving a reason; run it by hand", INVENTORY)
 
 
 def question(config: str, state: str) -> bytes:

@@ -43,7 +43,7 @@ def prepare(state: str, config: str = "") -> None:
     if not trust.ours(state):
         os.lstat(state)  # raises if it was removed meanwhile; refresh then starts again
         raise GpushimError(
-            f"{state} cannot be trusted: it is no directory that only root can write to; remove it", INVENTORY
+            f"{state} cannot be trusted: it must be a directory that only root can write to; remove it", INVENTORY
         )
     if os.statvfs(state).f_flag & os.ST_RDONLY:
         raise GpushimError(

@@ -217,7 +217,7 @@ def _snapshot(
 
 def _check_driver(version: str | None, root: str, proc: str) -> None:
     if not version:
-        problem = "is not there" if version is None else "does not tell a version"
+        problem = "is not there" if version is None else "names no version"
         raise GpushimError(
             f"no NVIDIA driver is loaded ({proc}/driver/nvidia/version {problem}): load it (modprobe nvidia), then "
             "run gpushim refresh",

@@ -50,7 +50,7 @@ def _without_meaning(flags: Iterable[str] = (), values: Iterable[str] = ()) -> C
 
     def warn(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value:
-            show.say(f"warning: {option.opts[0]} means nothing here: gpushim decides that itself", error=True)
+            show.say(f"warning: {option.opts[0]} is ignored: gpushim decides that itself", error=True)
 
     def decorate(command: Any) -> Any:
         for name in flags:

@@ -163,7 +163,7 @@ class Gate:
         if condition:
             why = because(condition)
             self.ignored.append(f"{otherwise} {why}")
-            self.effects.update(dict.fromkeys(looked, f"does not count {why}"))
+            self.effects.update(dict.fromkeys(looked, f"is ignored {why}"))
         return not condition
 
 

@@ -68,7 +68,7 @@ def split(name: str, value: str) -> list[str]:
 
 
 def _beaten(source: str) -> str:
-    return f"does not count: the devices are named by {source}"
+    return f"is ignored: the devices are named by {source}"
 
 
 def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:

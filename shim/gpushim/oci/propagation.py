@@ -136,11 +136,11 @@ def _check(mounts: list[dict[str, Any]], given: set[int]) -> None:
     for at, mount in enumerate(mounts):
         if id(mount) in given and shared:
             path, volume, above = [quote(str(one.get("destination"))) for one in (mount, shared, _above(mounts, at))]
-            where = f"comes behind the volume {volume}"
+            where = f"comes after the volume {volume}"
             if above == volume:
                 where = f"lies on the volume {volume}"
             elif above != path:
-                where = f"lies on {above}, which comes behind the volume {volume}"
+                where = f"lies on {above}, which comes after the volume {volume}"
             raise GpushimError(
                 f"{path} {where}, and what is mounted there can reach the host too, as the volume's propagation is "
                 f"shared; mount {volume} with the propagation rslave or rprivate",

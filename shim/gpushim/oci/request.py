@@ -225,7 +225,7 @@ def _imex(env: Mapping[str, str], texts: list[str], gate: Gate) -> list[int]:
     source, otherwise = "mount", f"mounts below {DEVICE_LIST} add no IMEX channel"
     looked, effect = [what for what, effect in effects.items() if effect == NAMES_CHANNEL], NAMES_CHANNEL
     if texts and name in env:
-        effects[name] = "does not count: mounts name the IMEX channels"
+        effects[name] = "is ignored: mounts name the IMEX channels"
     elif name in env:
         source, otherwise, looked, effect = "variable", f"{name} adds no IMEX channel", [name], "names IMEX channels"
         texts = split(name, env[name])
@@ -237,7 +237,9 @@ def _imex(env: Mapping[str, str], texts: list[str], gate: Gate) -> list[int]:
     channels: list[int] = []
     for text in texts:
         if not 0 <= number(text) <= LAST_CHANNEL:
-            raise GpushimError(f'"{quote(text)}" is no IMEX channel; name channels from 0 to {LAST_CHANNEL}', REQUEST)
+            raise GpushimError(
+                f'"{quote(text)}" is not an IMEX channel; name channels from 0 to {LAST_CHANNEL}', REQUEST
+            )
         if number(text) not in channels:
             channels.append(number(text))
     effects.update(dict.fromkeys(looked, effect))

@@ -51,11 +51,11 @@ def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, 
     if value:
         gate.effects[off] = "no condition counts" if disabled else f"does nothing: {quote(value)} is not true"
     if disabled or always:
-        why = f"does not count: {'[requests] disable-require' if always else off} is true"
+        why = f"is ignored: {'[requests] disable-require' if always else off} is true"
         gate.effects.update(dict.fromkeys(names, why))
         return []
     jetsons = [name for name in names if name.startswith(FOREIGN_PREFIX)]
-    gate.effects.update(dict.fromkeys(jetsons, "does not count: it is about Jetson's releases"))
+    gate.effects.update(dict.fromkeys(jetsons, "is ignored: it is about Jetson's releases"))
     names = [name for name in names if not name.startswith(FOREIGN_PREFIX)]
     _check_size(env, names)
     found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
@@ -65,7 +65,9 @@ def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, 
         found.append(("CUDA_VERSION", "cuda>=" + version))
     elif legacy:
         text = quote(env["CUDA_VERSION"])
-        gate.ignored.append(f'CUDA_VERSION is "{text}", which is no version to hold against the driver')
+        gate.ignored.append(
+            f'CUDA_VERSION is "{text}", which is not a version, so it cannot be compared with the driver'
+        )
     return found
 
 

@@ -51,7 +51,8 @@ def check(program: str) -> None:
     if found := by(program):
         who = "this user" if os.geteuid() else "root"
         raise GpushimError(
-            f"{program} runs with every container, and others than {who} own or may write {found}; {fix(program)}"
+            f"{program} runs with every container, and users other than {who} own or can write to {found}; "
+            f"{fix(program)}"
         )
 
 

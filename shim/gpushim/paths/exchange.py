@@ -91,7 +91,7 @@ def put(file: File, old: bytes | None, new: bytes | None, finish: Callable[[int]
         with contextlib.suppress(OSError):
             copies = _settle(file, name, new)
         if old != new and content(file.name, file.folder) == new:
-            return [str(error), *(f"what somebody wrote meanwhile is in {copy}" for copy in copies)]
+            return [str(error), *(f"a change made meanwhile is saved in {copy}" for copy in copies)]
         if isinstance(error, Changed):
             error.copies = copies
         raise
@@ -168,7 +168,7 @@ def _without(file: File, name: str, old: bytes) -> list[str]:
             if changed.is_open and _read(fd) == old:
                 return ["another program has the file that it was open for writing; what that writes now is lost"]
             replace.replace(name, b"", _PRIVATE, folder=file.scratch, finish=lambda copy: _copied(fd, copy))
-            return [f"what somebody wrote meanwhile is in {copy_aside(file.copy, file.scratch, name)}"]
+            return [f"a change made meanwhile is saved in {copy_aside(file.copy, file.scratch, name)}"]
     return []
 
 

@@ -91,7 +91,7 @@ def _opened(path: str) -> int:
     try:
         fd = os.open(path, _OPEN, 0o600)
     except OSError as error:
-        raise GpushimError(f"the lock {path} cannot be made: {error.strerror}; see what is there", FAILED) from None
+        raise GpushimError(f"the lock {path} cannot be made: {error.strerror}; check that path", FAILED) from None
     if not trust.ours(folder) or not private(os.fstat(fd)):
         os.close(fd)
         raise GpushimError(f"others could hold the lock {path}; remove it, and make {folder} root's alone", FAILED)
@@ -106,7 +106,7 @@ def _taken(fd: int, path: str) -> bool:
     except (BlockingIOError, FileNotFoundError):
         return False
     except OSError as error:
-        raise GpushimError(f"the lock {path} cannot be held: {error.strerror}; see what is there", FAILED) from None
+        raise GpushimError(f"the lock {path} cannot be held: {error.strerror}; check that path", FAILED) from None
 
 
 def _holder(fd: int) -> str:

@@ -108,9 +108,9 @@ def mistrust(root: str, path: str) -> str:
         if not stat.S_ISDIR(status.st_mode):
             return f"{here} is no directory, or a link to one"
         if not trust.trusted(status.st_uid):
-            return f"{here} is of user {status.st_uid}, not root's"
+            return f"{here} belongs to user {status.st_uid}, not root"
         if status.st_mode & 0o022:
-            return f"others than root may write to {here}"
+            return f"users other than root can write to {here}"
     return ""
 
 

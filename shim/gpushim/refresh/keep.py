@@ -54,7 +54,7 @@ def keep() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD})
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
     keeping, installed = Keep(system.config_path(), system.state_dir()), os.path.exists(WHOLE)
-    logger.info("the list of GPUs is kept true, by a look every %g s", LOOK)
+    logger.info("keeping the list of GPUs up to date, checked every %g s", LOOK)
     try:
         while True:
             if installed and not os.path.exists(WHOLE):
@@ -62,7 +62,7 @@ def keep() -> None:
             keeping.look()
             got = signal.sigtimedwait({*ENDS, signal.SIGCHLD}, LOOK)
             if got and got.si_signo in ENDS:
-                logger.info("the list of GPUs is not kept any longer")
+                logger.info("no longer keeping the list of GPUs up to date")
                 return
     finally:
         keeping.stop()

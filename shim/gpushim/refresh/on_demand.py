@@ -31,7 +31,7 @@ def serve() -> None:
         GpushimError: none was; or the refresh failed.
     """
     if (os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")) != (str(os.getpid()), "1"):
-        raise GpushimError("--asked is for gpushim-refresh.socket; leave it out", USAGE)
+        raise GpushimError("--asked is for gpushim-refresh.socket; omit it", USAGE)
     ours = renew.question(system.config_path(), system.state_dir())
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.socket(fileno=FIRST))

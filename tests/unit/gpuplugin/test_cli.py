@@ -70,11 +70,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Node:
 def test_check_says_what_would_be_registered(node: Node) -> None:
     node.build([{}, {"mig": [(1, 0, "3g.20gb")]}, {}], '[device-plugin]\nmig-strategy = "mixed"\nexclude = ["2"]\n')
     said = node.run("--check", "-gds-enabled", MPS_ROOT="/run/mps")
-    assert "note: MPS_ROOT is read and does nothing: pipes of MPS are in /run/gpushim/mps" in said
+    assert "note: MPS_ROOT is accepted without effect: pipes of MPS are in /run/gpushim/mps" in said
     assert said.count("note: a container that asks for two of nvidia.com/gpu, nvidia.com/mig-3g.20gb gets") == 1
     assert re.search(r"^nvidia.com/gpu: 1 of 1 can be given out\nDEVICE .*\nGPU-\S+ +0 ", said, re.M)
     assert re.search(r"^nvidia.com/mig-3g.20gb: 1 of 1 can be given out\nDEVICE .*\nMIG-\S+ +1:0 ", said, re.M)
-    assert "told by envvar; devices are named by UUID." in said
+    assert "get their devices by envvar; devices are named by UUID." in said
     assert "Left out by exclude: 2." in said
     assert "Every container gets gds, too." in said
 
@@ -83,7 +83,7 @@ def test_check_without_a_driver_ends_with_the_code_of_a_create(node: Node) -> No
     node.build(1)
     (node.folder / "host/proc/driver/nvidia/version").unlink()
     said = node.run("--check", "--mps-root=/m", code=12)
-    assert said.startswith("note: --mps-root is read and does nothing")
+    assert said.startswith("note: --mps-root is accepted without effect")
     assert "gpushim-device-plugin: no NVIDIA driver is loaded" in said
 
 
@@ -100,7 +100,7 @@ def test_check_says_why_devices_cannot_be_told_by_cdi(node: Node) -> None:
     for words in (["--check"], ["--explain=gpu=1"]):
         said = node.run(*words, "--device-list-strategy=envvar,cdi-cri", code=15)
         assert "write-spec under [cdi] is false" in said
-    assert "told by envvar;" in node.run("--check")
+    assert "get their devices by envvar;" in node.run("--check")
 
 
 def test_check_changes_nothing_but_the_snapshot(node: Node) -> None:

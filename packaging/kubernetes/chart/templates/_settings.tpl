@@ -46,10 +46,10 @@
 {{- define "gpushim.check" -}}
 {{- $elsewhere := list
   (list "nvidiaDriverRoot" .Values.nvidiaDriverRoot "/" "write root under [driver] into the nodes' /etc/gpushim/config.toml")
-  (list "deviceDiscoveryStrategy" .Values.deviceDiscoveryStrategy "auto" "gpushim refresh finds out what a node has; leave it out")
-  (list "mps.root" (.Values.mps | default dict).root "/run/nvidia/mps" "MPS's pipes are in /run/gpushim/mps; leave it out")
+  (list "deviceDiscoveryStrategy" .Values.deviceDiscoveryStrategy "auto" "gpushim refresh finds out what a node has; omit it")
+  (list "mps.root" (.Values.mps | default dict).root "/run/nvidia/mps" "MPS's pipes are in /run/gpushim/mps; omit it")
   (list "cdi.nvidiaHookPath" (.Values.cdi | default dict).nvidiaHookPath "/usr/bin/nvidia-cdi-hook"
-    "CDI specs name gpushim-hook; leave it out") -}}
+    "CDI specs name gpushim-hook; omit it") -}}
 {{- range $row := $elsewhere -}}
   {{- if and (index $row 1) (ne (index $row 1) (index $row 2)) -}}
     {{- fail (printf "%s is %q, which is not decided here: %s" (index $row 0) (index $row 1) (index $row 3)) -}}

@@ -88,11 +88,11 @@ def _take_back(path: str, first: Callable[[], object], notes: list[str]) -> None
     for spec in published:
         try:
             written.remove(spec)
-            notes.append(f"{spec} is removed, until a refresh can stand behind it")
+            notes.append(f"{spec} is removed, until a refresh succeeds")
         except OSError as error:
-            notes.append(f"{spec} cannot be removed ({error.strerror}), so engines go by it; remove it")
+            notes.append(f"{spec} cannot be removed ({error.strerror}), so engines use it; remove it")
     if path not in published and os.path.lexists(path):
-        notes.append(f"{path} is not as refresh wrote it, and stays, so engines go by it; move it away")
+        notes.append(f"{path} is not as refresh wrote it, and stays, so engines use it; move it away")
 
 
 def _remove_others(path: str, notes: list[str]) -> None:
@@ -131,7 +131,7 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
     try:
         with _directory(path) as fd:
             file = written.in_folder(path, fd)
-            notes += [f"what somebody wrote to {path} is in {copy}" for copy in exchange.settle(file)]
+            notes += [f"the change made to {path} meanwhile is saved in {copy}" for copy in exchange.settle(file)]
             if _withdrawn(path, spec, notes):
                 return True
             there, expected = exchange.content(file.name, fd), spec_text.render(spec, "json")
@@ -282,7 +282,7 @@ def _replace(file: exchange.File, path: str, old: bytes | None, spec: str, notes
     try:
         failures = exchange.put(file, old, spec.encode(), lambda fd: os.fchmod(fd, 0o644))
     except exchange.Changed as changed:
-        copies = "".join(f"; {copy} is a copy of what somebody wrote" for copy in changed.copies)
+        copies = "".join(f"; {copy} is a copy of that change" for copy in changed.copies)
         notes.append(f"{path} is not written: it is {changed}{copies}; refresh again")
         return False
     notes += [f"{path} is written, but {each}" for each in failures]

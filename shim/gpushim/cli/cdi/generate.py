@@ -32,7 +32,7 @@ _FORMAT = "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT"
 def _without_meaning(command: Callable[..., None]) -> Callable[..., None]:
     def warn(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value:
-            show.say(f"warning: {option.opts[0]} means nothing here: gpushim decides that itself", error=True)
+            show.say(f"warning: {option.opts[0]} is ignored: gpushim decides that itself", error=True)
 
     for name in _VALUES:
         option = click.option(name, multiple=True, hidden=True, expose_value=False, callback=warn)
@@ -159,7 +159,7 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
     known = policy.schema()["properties"]["cdi"]["properties"]["device-names"]["items"]["enum"]
     for name in strategies:
         if name not in known:
-            raise click.UsageError(f"{name} is no way to name devices; there are {', '.join(known)}")
+            raise click.UsageError(f"{name} is not a way to name devices; choose from {', '.join(known)}")
     settings["cdi"]["device-names"] = strategies or settings["cdi"]["device-names"]
     return settings
 

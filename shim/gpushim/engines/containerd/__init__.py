@@ -118,7 +118,9 @@ def _check(options: Options, daemon: Daemon, tree: list[File]) -> None:
     """Refuse what cannot work."""
     main = tree[0]
     if options.name == "runc" or not _HANDLER.fullmatch(options.name):
-        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime for a RuntimeClass; take another")
+        raise GpushimError(
+            f"{quote(options.name)} cannot be the name of a runtime for a RuntimeClass; choose another"
+        )
     if main.version > 2 and (0, 0) < daemon.version < (2, 0):
         raise GpushimError(
             f"{main.path} is of version {main.version}, which {daemon.shown()} does not read; write it in version 2"
@@ -129,7 +131,7 @@ def _check(options: Options, daemon: Daemon, tree: list[File]) -> None:
             "replace it with what `containerd config migrate` prints"
         )
     if options.cdi and (0, 0) < daemon.version < (1, 7):
-        raise GpushimError(f"{daemon.shown()} does not do CDI, which needs 1.7; leave --cdi out")
+        raise GpushimError(f"{daemon.shown()} does not do CDI, which needs 1.7; omit --cdi")
 
 
 def _change(options: Options, daemon: Daemon, tree: list[File], notes: list[str]) -> Change:
@@ -191,12 +193,12 @@ def _in_template(options: Options, daemon: Daemon, tree: list[File], template: s
     if options.default:
         raise GpushimError(
             f"{service} sets the default runtime itself: write `default-runtime: {options.name}` into "
-            f"/etc/rancher/{service}/config.yaml, and leave --set-as-default out"
+            f"/etc/rancher/{service}/config.yaml, and omit --set-as-default"
         )
     if options.cdi and not known.get("enable_cdi", daemon.merges):
-        raise GpushimError(f"{template} cannot turn on CDI, which {service} leaves off; leave --cdi out")
+        raise GpushimError(f"{template} cannot turn on CDI, which {service} leaves off; omit --cdi")
     if not tree[0].data:
-        raise GpushimError(f"{service} has not made {tree[0].path} yet; start it once, then do this again")
+        raise GpushimError(f"{service} has not made {tree[0].path} yet; start it once, then try again")
     now = known.get("containerd", {}).get("runtimes", {}).get(options.name)
     if now is not None and not imports.is_ours(now):
         raise GpushimError(

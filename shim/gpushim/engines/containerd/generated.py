@@ -71,7 +71,7 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
         rf"""(?m)^[^#\n]*runtimes\.(?:"{re.escape(name)}"|'{re.escape(name)}'|{re.escape(name)})[].]""", others
     ):
         raise GpushimError(
-            f"{path} has a runtime {name} already; take another --runtime-name, or take that one out first"
+            f"{path} has a runtime {name} already; choose another --runtime-name, or remove that one first"
         )
     block = Toml("").put(keys, {**entry, "options": options}).text
     block = f"\n{BEGIN}\n{block}{END}\n"
@@ -95,7 +95,7 @@ def take_out(path: str) -> Change:
     before, after, text = records.before(path), records.after(path), decoded(old, path)
     blocks = [match[1] for match in _BLOCK.finditer(text)]
     if not len(blocks) == text.count(BEGIN) == text.count(END) or any(BEGIN in block for block in blocks):
-        raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; take that out by hand")
+        raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; remove the runtime by hand")
     new = _BLOCK.sub("", text).encode()
     made = _BLOCK.search((after or b"").decode("utf-8", "replace"))
     lost = () if all(made and made[1] == block for block in blocks) else ("settings between gpushim's marks",)

@@ -102,7 +102,7 @@ def _service(default: str, engine: Engine | None) -> str:
         return here_too[0]
     here = [f"{NAME} with {default}"] if alone else []
     found = [*here, *(f"{name} with {services.CONFIGS[name]}" for name in here_too)]
-    raise GpushimError(f"{' and '.join(found)} are installed; say with --config whose settings you mean")
+    raise GpushimError(f"{' and '.join(found)} are installed; choose one with --config")
 
 
 def dump(daemon: Daemon) -> dict[str, Any]:
@@ -121,10 +121,10 @@ def dump(daemon: Daemon) -> dict[str, Any]:
             f"settings; see what `nsenter --target {pid} --mount --root {exe} {words}` says"
         )
     if answer is None and not daemon.engine:
-        raise GpushimError(f"nothing says how containerd reads its settings: {programs.absent(NAME)}")
+        raise GpushimError(f"it is unknown how containerd reads its settings: {programs.absent(NAME)}")
     if answer is None:
         raise GpushimError(
-            "no containerd program is found that could say how it reads its settings; link the program of the "
+            "no containerd program was found to ask how it reads its settings; link the program of the "
             f"running one to {programs.DIRECTORIES[0]}/{NAME}"
         )
     if answer.code != 0:

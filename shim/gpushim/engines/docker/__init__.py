@@ -73,7 +73,7 @@ def plan(options: Options) -> Plan:
         version = _version(path, engine) if engine else ""
         if options.cdi and () < on_path.number(version) < CDI_SINCE:
             raise GpushimError(
-                f"Docker {version} does not do CDI, which needs version 25; leave --cdi out, and give containers "
+                f"Docker {version} does not do CDI, which needs version 25; omit --cdi, and give containers "
                 f"their GPUs with docker run --runtime={options.name}"
             )
         if not options.config:
@@ -95,7 +95,7 @@ def verify(options: Options, found: Plan) -> list[str]:
         here = is_ours(program_of(entries.get(options.name)))
         return [
             f"no dockerd runs, so only {found.config} was looked at, which {'has' if here else 'does not have'} the "
-            f"runtime {options.name}; start dockerd, then do this again"
+            f"runtime {options.name}; start dockerd, then try again"
         ]
     except (OSError, ValueError) as error:
         return [f"dockerd does not answer on {where}: {error}; see its log"]
@@ -143,7 +143,7 @@ def _version(path: str, engine: Engine) -> str:
 def _configured(options: Options, path: str, old: bytes | None) -> bytes:
     text = Json.parse(old or b"", path)
     if options.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
-        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Docker; take another")
+        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Docker; choose another")
     if problem := _mistyped(text.get()):
         raise GpushimError(f"{path}: {problem}; correct it first")
     entry = text.get(("runtimes", options.name))

@@ -8,6 +8,7 @@ Out of scope: what the request then gets (gpushim.explain.explain).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,10 @@ SECONDS = 40
 # What dockerd's driver "nvidia" can do, in daemon/devices_nvidia_linux.go of moby.
 GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
 BY_CDI, BY_HOOK = "nvidia.cdi", "nvidia.runtime-hook"  # the two halves of "nvidia", named since Docker 29.2
+UNSEEN = (
+    "the dockerd that answers is not seen from here; root on its machine sees it. This goes by the PATH that systemd "
+    f"gives a service, {on_path.PATH}"
+)
 VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
 
 
@@ -57,7 +62,7 @@ def inspect(name: str) -> Found:
     """Ask the engines that are installed for a container or an image of this name or id.
 
     Raises:
-        GpushimError: there is no engine, none knows it, or its answer is no JSON.
+        GpushimError: there is no engine, none knows it, or its answer is not JSON.
     """
     clients = {engine: program for engine in ENGINES if (program := programs.find(engine))}
     if not clients:
@@ -96,14 +101,17 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
     info = _ask(program, "info", "--format", "{{json .}}")[0]
     info = info if isinstance(info, dict) else {}
     version = on_path.number(str(info.get("ServerVersion", "")))
+    daemon = _dockerd(info)
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
-    by_cdi = [_by_cdi(request, info, version) for request in requests]
+    by_cdi = [_by_cdi(request, info, version, daemon) for request in requests]
     names, rest = sum(by_cdi, podmans(answer)), [request for request, names in zip(requests, by_cdi) if not names]
-    if note := _runtime_note(engine, host, info, bool(names), bool(rest)):
+    if note := _runtime_note(engine, host, info, bool(names), bool(rest), daemon):
         found.notes, found.by_hook = [note], bool(rest)
+    if not daemon and any(_by_path(request, version) for request in requests):
+        found.notes.append(UNSEEN)
     for request in rest:
         _add_gpus(found, request, version)
-    _add_injected(found, engine, names, _texts(info.get("CDISpecDirs")))
+    _add_injected(found, engine, names, info)
     return found
 
 
@@ -166,8 +174,14 @@ def podmans(answer: dict[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys(given) if is_qualified(name)][: bounds.DEVICES]
 
 
-def _dockerd() -> running.Engine | None:
-    return next((each for each in running.look()[0] if each.name == "dockerd"), None)
+def _dockerd(info: dict[str, Any]) -> running.Engine | None:
+    """Find the dockerd that a client has asked; None if it is not seen here, as by an ordinary user."""
+    for each in running.look()[0]:
+        if each.name == dockerd.PROGRAM and info.get("ID"):
+            with contextlib.suppress(OSError, ValueError):
+                if dockerd.info(each, seconds=ask.SECONDS).get("ID") == info["ID"]:
+                    return each
+    return None
 
 
 def _ids(request: dict[str, Any]) -> list[str]:
@@ -176,7 +190,14 @@ def _ids(request: dict[str, Any]) -> list[str]:
     return _texts(request.get("DeviceIDs")) or (["all"] if count < 0 else [*map(str, range(min(count, 4096)))])
 
 
-def _by_cdi(request: dict[str, Any], info: dict[str, Any], version: tuple[int, ...]) -> list[str]:
+def _by_path(request: dict[str, Any], version: tuple[int, ...]) -> bool:
+    """Say whether the programs on dockerd's PATH decide who brings the GPUs of a request."""
+    return (request.get("Driver") or "") in ("", "nvidia") and version >= on_path.CDI_SINCE
+
+
+def _by_cdi(
+    request: dict[str, Any], info: dict[str, Any], version: tuple[int, ...], daemon: running.Engine | None
+) -> list[str]:
     """List the CDI devices that dockerd injects for a request; none if it goes by the hook, or is refused."""
     driver, ids = request.get("Driver") or "", _ids(request)
     if driver == "cdi":
@@ -184,16 +205,19 @@ def _by_cdi(request: dict[str, Any], info: dict[str, Any], version: tuple[int, .
     names = [each if "=" in each else f"nvidia.com/gpu={each}" for each in ids]
     if driver == BY_CDI:
         return names
-    if driver not in ("", "nvidia") or version < on_path.CDI_SINCE:
-        return []
-    daemon = _dockerd()
-    if not daemon or not on_path.found(daemon, on_path.CDI_HOOK):
+    if not _by_path(request, version) or not on_path.found(daemon, on_path.CDI_HOOK):
         return []
     try:  # for devices without a spec the hook is called, if there is one
-        specs.find(names, _texts(info.get("CDISpecDirs")))
+        specs.find([name for name in names if name not in _discovered(info)], _texts(info.get("CDISpecDirs")))
     except GpushimError:
         return [] if on_path.found(daemon, on_path.HOOK) else names
     return names
+
+
+def _discovered(info: dict[str, Any]) -> set[str]:
+    """List the CDI devices that dockerd says that it knows; older ones do not tell."""
+    found = info.get("DiscoveredDevices")
+    return {str(each.get("ID")) for each in found if isinstance(each, dict)} if isinstance(found, list) else set()
 
 
 def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -> None:
@@ -208,7 +232,9 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
     if not value and VOID_SINCE <= version < on_path.CDI_SINCE:
         value = "void"
     elif not value:
-        found.notes.append("docker run --gpus 0 sets nothing in this Docker: what image and container say counts")
+        found.notes.append(
+            "docker run --gpus 0 sets nothing in this Docker: the variables of image and container apply"
+        )
         return
     words = [name for name in (lists or [[]])[0] if name not in ("gpu", "nvidia")]
     for name, text in ((DEVICES, value), (explain.CAPABILITIES, ",".join(words))):
@@ -216,13 +242,14 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
             found.add(f"{name}={text}", "docker run --gpus")
 
 
-def _add_injected(found: Found, engine: str, names: list[str], directories: list[str]) -> None:
-    """Add the variables of CDI devices that an engine injects itself, by specs in these directories or the usual."""
+def _add_injected(found: Found, engine: str, names: list[str], info: dict[str, Any]) -> None:
+    """Add the variables of CDI devices that an engine injects itself, by specs where it says, or the usual."""
     for name in names:
         try:
-            ((path, document, device),) = specs.find([name], directories or specs.DIRECTORIES)
+            ((path, document, device),) = specs.find([name], _texts(info.get("CDISpecDirs")) or specs.DIRECTORIES)
         except GpushimError as error:
-            found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, and will refuse: {error}")
+            but = ", by a spec that is not seen here" if name in _discovered(info) else f", and will refuse: {error}"
+            found.notes.append(f"{engine} itself injects the CDI device {quote(name)}{but}")
             continue
         found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, as {path} says")
         for part in (document, device):
@@ -230,11 +257,17 @@ def _add_injected(found: Found, engine: str, names: list[str], directories: list
                 found.add(entry, f"CDI device {name} of {path}")
 
 
-def _runtime_note(engine: str, host: dict[str, Any], info: dict[str, Any], by_engine: bool, by_hook: bool) -> str:
+def _runtime_note(
+    engine: str,
+    host: dict[str, Any],
+    info: dict[str, Any],
+    by_engine: bool,
+    by_hook: bool,
+    daemon: running.Engine | None,
+) -> str:
     """Say so if gpushim-runtime will not be called, and whether then the engine or the hook brings the GPUs."""
     runtimes = _part(info, "Runtimes")
     name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
-    daemon = _dockerd() if engine == "docker" else None
     ours = dockerd.ours(info, daemon)
     if name not in runtimes or name in ours:
         return ""
@@ -242,7 +275,7 @@ def _runtime_note(engine: str, host: dict[str, Any], info: dict[str, Any], by_en
     if by_hook:
         return f"{runs}: the hook that --gpus brings does what stands here"
     if not _part(runtimes, name).get("path") and not daemon:
-        return f"{engine} does not tell which program its runtime {quote(str(name))} is; root can see it"
+        return f"{engine} does not show which program its runtime {quote(str(name))} is; root can see it"
     if by_engine:
         return f"{runs}: it gets those devices, and nothing by gpushim"
     how = f"--runtime={ours[0]}" if ours else f"a runtime that `gpushim configure {engine}` adds"

@@ -103,7 +103,7 @@ def apply(links: list[Link]) -> tuple[list[Link], list[str]]:
             done.append(link)
         except (GpushimError, OSError) as error:
             why = str(error) if isinstance(error, GpushimError) else f"{link.path}: {error.strerror}"
-            notes.append(f"{why}; docker run --gpus wants it done: {link.command}")
+            notes.append(f"{why}; for docker run --gpus: {link.command}")
     return done, notes
 
 

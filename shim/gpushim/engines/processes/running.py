@@ -177,13 +177,13 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
         mine = [engine for engine in mine if same_file(engine.seen(engine.config or default), config)]
     if len(mine) > 1:
         which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
-        raise GpushimError(f"{len(mine)} {name} run: {which}; say with --config whose settings you mean")
+        raise GpushimError(f"{len(mine)} {name} run: {which}; choose one with --config")
     others = {each.uid: each.pid for each in impostors if each.name == name and each.uid not in (os.geteuid(), -1)}
     notes = [
         f"user {uid} runs {name} too (process {pid}): it needs the same, by that user" for uid, pid in others.items()
     ]
     notes += [
-        f"process {each.pid} bears the name {name} and is not looked at: {each.why}"
+        f"process {each.pid} is named {name} but is ignored: {each.why}"
         for each in impostors
         if each.name == name and each.uid == os.geteuid()
     ]

@@ -89,7 +89,7 @@ def goes_with(path: str, default: str, name: str, title: str) -> GpushimError:
     """Return the refusal to take back a runtime that a line of others names as the default."""
     return GpushimError(
         f"{path}: {default} is {quote(name)}, which goes with gpushim's entry, and {title} does not start without "
-        "it; take that line out, then do this again"
+        "it; remove that line, then try again"
     )
 
 

@@ -51,7 +51,7 @@ def read(path: str) -> bytes | None:
     """Read a settings file at an absolute path, links followed; None if there is none.
 
     Raises:
-        GpushimError: it is no regular file, too large, not readable, a link that leads nowhere, or somebody who is
+        GpushimError: it is not a regular file, too large, not readable, a link that leads nowhere, or somebody who is
             neither root nor who runs this could change it, or what is on the way to it.
     """
     try:
@@ -239,7 +239,7 @@ def _writable(change: Change) -> Iterator[Place]:
         status = rewrite.status(place)
         if status and not status.st_mode & 0o222 and change.new != change.old:
             raise GpushimError(
-                f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
+                f"{change.path} is read-only, perhaps on purpose; chmod u+w, or choose another with --config"
             )
         yield place
 

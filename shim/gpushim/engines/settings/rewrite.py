@@ -39,7 +39,7 @@ def content(path: str, place: Place) -> bytes | None:
     """Read a file; None if there is none. `path` is how somebody named it, for messages.
 
     Raises:
-        GpushimError: it is no regular file, too large, or others could change it.
+        GpushimError: it is not a regular file, too large, or others could change it.
         OSError: it cannot be read.
     """
     # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
@@ -57,7 +57,7 @@ def content(path: str, place: Place) -> bytes | None:
     finally:
         os.close(fd)
     if len(data) > LIMIT:
-        raise GpushimError(f"{path} is larger than {LIMIT >> 20} MiB; that is no engine's settings")
+        raise GpushimError(f"{path} is larger than {LIMIT >> 20} MiB; no engine has such settings")
     return data
 
 
@@ -119,7 +119,7 @@ def settle(path: str, place: Place) -> list[str]:
         for each in {file, replace(file, scratch=file.folder)}:
             sweep("", file.copy, each.scratch)
             copies += exchange.settle(each)
-    return [f"what somebody wrote into {path} while gpushim was killed is in {copy}" for copy in copies]
+    return [f"the change made to {path} while gpushim was killed is saved in {copy}" for copy in copies]
 
 
 @contextlib.contextmanager
@@ -207,7 +207,7 @@ def status(place: Place) -> os.stat_result | None:
 
 def meanwhile(path: str, copies: Sequence[str] = ()) -> GpushimError:
     """Return the refusal of a file that somebody else has written; `copies` are copies of what he wrote."""
-    copies = "".join(f"; {copy} is a copy of what somebody wrote" for copy in copies)
+    copies = "".join(f"; {copy} is a copy of that change" for copy in copies)
     return GpushimError(f"{path} has been changed by somebody else meanwhile; try again{copies}")
 
 

@@ -139,7 +139,7 @@ class Text(syntax.Toml):
             inner = inner[key]
             if not isinstance(inner, dict):
                 raise GpushimError(
-                    f"{'.'.join(keys)} cannot be set, because {key} is no table; correct the file first"
+                    f"{'.'.join(keys)} cannot be set, because {key} is not a table; correct the file first"
                 )
         inner[keys[-1]] = value
         return data

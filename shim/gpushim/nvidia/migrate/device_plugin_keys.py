@@ -97,7 +97,7 @@ SETTINGS = (
         ("driver-root", "nvidia-driver-root"),
         ("NVIDIA_DRIVER_ROOT",),
         "flags.nvidiaDriverRoot",
-        "root under [driver] of config.toml counts",
+        "root under [driver] of config.toml applies",
         "/",
     ),
     Setting(
@@ -105,7 +105,7 @@ SETTINGS = (
         ("dev-root", "nvidia-dev-root"),
         ("NVIDIA_DEV_ROOT",),
         "flags.nvidiaDevRoot",
-        "dev-root under [driver] of config.toml counts",
+        "dev-root under [driver] of config.toml applies",
     ),
     Setting(
         "",

@@ -91,7 +91,7 @@ def _of_container(container: dict[str, Any]) -> Iterator[Row]:
     for entry in _list(container.get("env")):
         name, value = (entry.get("name"), entry.get("value")) if isinstance(entry, dict) else (None, None)
         if name in _VARIABLES and "valueFrom" in entry:
-            yield Row(name, "", f"{GIVEN_UP}: the manifest does not say its value (valueFrom)")
+            yield Row(name, "", f"{GIVEN_UP}: the manifest does not contain its value (valueFrom)")
         elif name in _VARIABLES and isinstance(value, str):
             variables[name] = value
     for setting in SETTINGS:

@@ -60,7 +60,7 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise GpushimError(f"{path} is no mapping of YAML or JSON; it begins with version: v1", CONFIG)
+        raise GpushimError(f"{path} is not a YAML or JSON mapping; it begins with version: v1", CONFIG)
     check_version(found, path)
     return found
 
@@ -134,7 +134,7 @@ def by_file(setting: Setting, file: Mapping[str, Any], path: str) -> Given | Non
     for place, name in enumerate(names):
         if not isinstance(value, dict):
             raise GpushimError(
-                f"{path}: {'.'.join(names[:place])} is no mapping of YAML or JSON; write keys there", CONFIG
+                f"{path}: {'.'.join(names[:place])} is not a YAML or JSON mapping; write keys there", CONFIG
             )
         value = value.get(name)
         if value is None:

@@ -24,8 +24,8 @@ def top(tmp_path: Path) -> Path:
 ROOTS = {
     "mounted onto itself": ("mount --bind '{0}' '{0}'", ""),
     "of an engine, and onto itself": ("mount -t tmpfs none '{0}'; mount --bind '{0}' '{0}'", ""),
-    "not mounted": ("", "is no mount point"),
-    "below a mount": ("mount --bind '{0}/..' '{0}/..'", "is no mount point"),
+    "not mounted": ("", "is not a mount point"),
+    "below a mount": ("mount --bind '{0}/..' '{0}/..'", "is not a mount point"),
     "covered": ("mount --bind '{0}' '{0}'; mount --bind '{0}/../canary' '{0}'", "is covered by a volume"),
     "covered twice": (
         "mount --bind '{0}' '{0}'; mount --bind '{0}/../canary' '{0}'; mount --bind '{0}/../canary' '{0}'",

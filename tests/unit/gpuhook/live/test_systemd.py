@@ -241,7 +241,7 @@ def test_neither_socket_takes_us(private: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 OK = b"OK 0\r\n"
-NO_MESSAGE = "the answer is no D-Bus message in this machine's byte order, or too large"
+NO_MESSAGE = "the answer is not a D-Bus message in this machine's byte order, or too large"
 FORM = "its answer about DevicePolicy or DeviceAllow has an unknown form"
 
 

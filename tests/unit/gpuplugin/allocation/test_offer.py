@@ -93,7 +93,7 @@ def test_a_way_that_the_policy_forbids_is_told(forbidden: list[str], told_by: li
 def test_a_feature_that_the_policy_forbids_is_told() -> None:
     ways: dict[str, Any] = {"gds": True, "device_list_strategy": ["volume-mounts"]}
     (note,) = told(forbidding(ENV), **ways)
-    assert note.startswith("gds is told by a variable, which brings nothing")
+    assert note.startswith("gds is passed in a variable, which brings nothing")
     assert told(forbidding(ENV), **{**ways, "device_list_strategy": ["cdi-cri"]}) == []
     assert told(forbidding(), **ways) == []
 

@@ -84,13 +84,13 @@ def test_a_name_that_the_certificate_has_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "said", "status"),
     [
-        ((403, {"message": "nodes is forbidden"}), "the API server says 403: nodes is forbidden", 403),
-        ((422, {"message": "x" * 200 + " why"}), "the API server says 422: x{200} why$", 422),
-        ((404, b"page not found"), "the API server says 404: Not Found", 404),
-        ((500, {"message": "x\x1b[2J" * 999}), r"the API server says 500: x\\x1b", 500),
-        ((302, {}), "the API server says 302", 302),
-        (b"<html>", "the API server's answer is no JSON", 0),
-        (b"[" * 100_000, "the API server's answer is no JSON", 0),
+        ((403, {"message": "nodes is forbidden"}), "the API server answers 403: nodes is forbidden", 403),
+        ((422, {"message": "x" * 200 + " why"}), "the API server answers 422: x{200} why$", 422),
+        ((404, b"page not found"), "the API server answers 404: Not Found", 404),
+        ((500, {"message": "x\x1b[2J" * 999}), r"the API server answers 500: x\\x1b", 500),
+        ((302, {}), "the API server answers 302", 302),
+        (b"<html>", "the API server's answer is not JSON", 0),
+        (b"[" * 100_000, "the API server's answer is not JSON", 0),
         (b" " * (cluster.ANSWER_LIMIT + 1), "the API server's answer has more than 4 MiB", 0),
     ],
     ids=["refused", "a long reason", "no JSON with it", "escapes", "elsewhere", "HTML", "nested", "large"],
@@ -103,7 +103,9 @@ def test_answers_that_are_errors(server: ApiServer, answer: Any, said: str, stat
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize(("status", "said"), [(200, "takes more than"), (403, "the API server says 403: Forbidden")])
+@pytest.mark.parametrize(
+    ("status", "said"), [(200, "takes more than"), (403, "the API server answers 403: Forbidden")]
+)
 def test_a_server_that_drips_is_left(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int, said: str
 ) -> None:
@@ -207,7 +209,7 @@ def test_a_watch_yields_until_the_server_ends_it(server: ApiServer) -> None:
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is no JSON")],
+    [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is not JSON")],
     ids=["too large", "no JSON"],  # pytest tells children its name in a variable
 )
 def test_events_that_are_none(server: ApiServer, line: bytes, said: str) -> None:
@@ -234,9 +236,9 @@ def test_a_watch_that_falls_silent_is_left(server: ApiServer, monkeypatch: pytes
         (lambda one: one.environment.pop("KUBERNETES_SERVICE_HOST"), "name no API server; --cluster is for a pod"),
         (lambda one: one.environment.update(KUBERNETES_SERVICE_PORT="x"), "name no API server"),
         (lambda one: (one.account / "token").unlink(), "token cannot be read: No such file"),
-        (lambda one: (one.account / "token").write_text("\n"), "token is empty or no text"),
-        (lambda one: (one.account / "token").write_text("a\r\nX: y"), "token is empty or no text"),
-        (lambda one: (one.account / "token").write_bytes(b"\xff"), "token cannot be read: it is no text"),
+        (lambda one: (one.account / "token").write_text("\n"), "token is empty or not text"),
+        (lambda one: (one.account / "token").write_text("a\r\nX: y"), "token is empty or not text"),
+        (lambda one: (one.account / "token").write_bytes(b"\xff"), "token cannot be read: it is not text"),
     ],
 )
 def test_no_pod(server: ApiServer, change: Callable[[ApiServer], Any], said: str) -> None:
@@ -253,7 +255,7 @@ def test_a_certificate_that_is_none(server: ApiServer) -> None:
 
 @pytest.mark.parametrize("name", ["", "-a", "a_b", "A", "a/b", "a" * 254, "a\n"])
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(GpushimError, match=r"which is no name in Kubernetes; set it by the downward API"):
+    with pytest.raises(GpushimError, match=r"which is not a Kubernetes name; set it by the downward API"):
         cluster.named(name, "NODE_NAME")
 
 

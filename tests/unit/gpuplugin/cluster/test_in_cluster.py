@@ -119,7 +119,7 @@ def test_a_server_that_is_away_is_waited_for(server: ApiServer, cluster: Cluster
         until(lambda: text(path) == "small\n")
         started.terminate()
         assert started.stderr
-        assert started.stderr.read().count("the API server says 503: not now; it is tried again") == 1
+        assert started.stderr.read().count("the API server answers 503: not now; retrying") == 1
 
 
 def test_nothing_to_do(server: ApiServer) -> None:

@@ -120,7 +120,7 @@ def test_where_no_file_can_be_the_trouble_says_what_is_true(
 ) -> None:
     file, there = LabelsFile(lambda _: None), snapshot([gpu(0)])  # type: ignore[arg-type, return-value]
     look((there, found(Path(place))), file=file)
-    assert file.problem == f"the labels cannot be written to {place}: {why}; it is tried again"
+    assert file.problem == f"the labels cannot be written to {place}: {why}; retrying"
     look((there, settings.resolve({}, {}, {})), file=file)
     assert file.problem == ""
 
@@ -132,7 +132,7 @@ def test_a_missing_directory_is_said_once_and_tried_again(
     for second in (0, 60, 120):
         clock(second)
         look((there, what), file=file)
-    assert caplog.messages == [f"the labels cannot be written to {path}: its directory is missing; it is tried again"]
+    assert caplog.messages == [f"the labels cannot be written to {path}: its directory is missing; retrying"]
     path.parent.mkdir()
     clock(180)
     look((there, what), file=file)
@@ -147,7 +147,9 @@ def test_what_cannot_be_said_leaves_the_file(
     what = found(path, **{"mig-strategy": "mixed"})
     look((snapshot([gpu(0)], source="proc"), what))
     assert path.read_text() == "nvidia.com/gpu.count=1\n"
-    assert caplog.messages[0].startswith(f"the labels in {path} stay as they were: mig-strategy is mixed, but NVML")
+    assert caplog.messages[0].startswith(
+        f"the labels in {path} stay as they were: mig-strategy is mixed, but only NVML"
+    )
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
@@ -168,7 +170,7 @@ def test_a_file_of_something_else_is_not_replaced(path: Path, content: str, capl
     path.write_text(content)
     look((snapshot([gpu(0)]), found(path)))
     other = content.startswith("{")
-    assert (path.read_text() == content, "no file of labels; remove it" in caplog.text) == (other, other)
+    assert (path.read_text() == content, "is not a labels file; remove it" in caplog.text) == (other, other)
 
 
 @pytest.mark.parametrize("place", ["kubelet", "kubelet/device-plugins", "state/device-plugin", "link"])

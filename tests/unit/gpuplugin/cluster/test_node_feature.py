@@ -106,5 +106,5 @@ def test_what_was_refused_is_posted_again(server: ApiServer, path: Path) -> None
 
 
 def test_a_pod_whose_name_is_none(server: ApiServer, path: Path) -> None:
-    with pytest.raises(GpushimError, match='POD_NAME is "a b", which is no name'):
+    with pytest.raises(GpushimError, match='POD_NAME is "a b", which is not a Kubernetes name'):
         feature(server, path, {"POD_NAME": "a b", "POD_UID": "1"})

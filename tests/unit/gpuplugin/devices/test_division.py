@@ -231,7 +231,7 @@ def test_a_size_that_is_not_known_is_no_limit() -> None:
     host = snapshot([gpu(0, memory=0)])
     assert daemons(host, {"replicas": 2})[0].memory is None
     (note,) = divide(host, groups({"replicas": 2}, kind="mps"))[1]
-    assert note == "nvidia.com/gpu has no limit of memory on GPU 0, whose size is not known; say memory"
+    assert note == "nvidia.com/gpu has no limit of memory on GPU 0, whose size is not known; set memory"
 
 
 def test_each_group_has_a_daemon_with_a_name_of_its_own() -> None:

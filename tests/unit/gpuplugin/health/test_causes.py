@@ -126,7 +126,7 @@ def test_a_foreign_file_is_said_and_passed_over(path: str, spoil: Any, caplog: p
 @pytest.mark.parametrize("spoil", [theirs, anybodys, link])
 def test_nothing_is_written_where_others_could_write(path: str, spoil: Any) -> None:
     spoil(os.path.dirname(path))
-    with pytest.raises(PermissionError, match="no directory that only root can write to"):
+    with pytest.raises(PermissionError, match="must be a directory that only root can write to"):
         causes.save(path, STATE)
 
 

@@ -215,7 +215,7 @@ def test_a_daemon_that_ends_ends_the_supervisor(group: Group) -> None:
     assert until(group.serves, 30), group.said.read_text()
     os.kill(group.state()["pid"], signal.SIGKILL)
     assert group.ended() == 12
-    assert "nvidia-cuda-mps-control has ended: it says nothing" in group.said.read_text()
+    assert "nvidia-cuda-mps-control has ended: no output" in group.said.read_text()
     assert (group.mode(), group.serves()) == (DEFAULT, False)
 
 

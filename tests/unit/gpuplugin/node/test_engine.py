@@ -114,5 +114,5 @@ def test_the_engine_that_runs(monkeypatch: pytest.MonkeyPatch, names: tuple[str,
     if " " not in found:
         assert engine.running_one() == found
         return
-    with pytest.raises(GpushimError, match=f"^{found} on this node; say with --engine"):
+    with pytest.raises(GpushimError, match=f"^{found} on this node; choose one with --engine"):
         engine.running_one()

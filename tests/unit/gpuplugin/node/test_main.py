@@ -85,14 +85,14 @@ def test_a_server_that_is_away_is_waited_for(server: ApiServer, tmp_path: Path) 
         server.answer = lambda _: {}
         assert started.wait(20) == 0
         assert started.stderr
-        assert started.stderr.read().count("the API server says 503: not now; it is tried again") == 1
+        assert started.stderr.read().count("the API server answers 503: not now; retrying") == 1
 
 
 def test_a_node_without_a_name(server: ApiServer) -> None:
     with process(server, node="") as started:
         assert started.wait(20) == 1
         assert started.stderr
-        assert 'NODE_NAME is "", which is no name in Kubernetes; set it by' in started.stderr.read()
+        assert 'NODE_NAME is "", which is not a Kubernetes name; set it by' in started.stderr.read()
 
 
 @pytest.mark.parametrize("word", ["--installed-file=x", "--posted-file=x"])

@@ -70,8 +70,8 @@ def test_what_writes_is_told_by_the_node_and_the_file_is_told_off_once(tmp_path:
     found = settings.resolve({}, {}, {"labels-file": "/features.d/gpushim"}, str(file))
     assert found.values["labels-file"] == "/features.d/gpushim"
     assert found.notes == [
-        f"{file}: flags.gfd.outputFile is read and does nothing: the node says where, by labels-file in config.toml "
-        "or --labels-file"
+        f"{file}: flags.gfd.outputFile is accepted without effect: the node says where, by labels-file in "
+        "config.toml or --labels-file"
     ]
     file.write_text(json.dumps({"profiles": {"a": said}, "default": "a"}))
     assert settings.resolve({}, {}, {}, str(file)).values["labels-file"] == ""

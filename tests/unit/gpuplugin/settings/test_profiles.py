@@ -60,9 +60,7 @@ def test_what_is_beside_a_profile_that_counts_does_nothing_and_is_said(read: Any
 
 def test_that_no_profile_counts_is_said(read: Any) -> None:
     (note,) = read({"profiles": BOTH}).notes
-    assert (
-        "file has profiles, of which none counts; write default there, or into the profile file small or big" in note
-    )
+    assert "file has profiles, but none applies; write default there, or into the profile file small or big" in note
 
 
 @pytest.mark.parametrize(
@@ -79,9 +77,9 @@ def test_that_no_profile_counts_is_said(read: Any) -> None:
         (BIG, "big", 'names the profile "big", but .*file has no profiles; write them there, or remove .*profile'),
         ({"profiles": BOTH}, "small big", "profile is not one word; write the name"),
         ({"profiles": BOTH}, "x" * 254, "profile is not one word; write the name"),
-        ({"profiles": BOTH}, "x" * (1 << 20) + "x", "is larger than 1 MiB; that is no name of a profile"),
-        ({"profiles": []}, None, "file: profiles is no mapping"),
-        ({"profiles": {"a": []}}, None, 'file: the profile "a" is no mapping'),
+        ({"profiles": BOTH}, "x" * (1 << 20) + "x", "is larger than 1 MiB; that is not a name of a profile"),
+        ({"profiles": []}, None, "file: profiles is not a YAML or JSON mapping"),
+        ({"profiles": {"a": []}}, None, 'file: the profile "a" is not a YAML or JSON mapping'),
         ({"profiles": {"a\x1b[1m": {}}}, None, "has a name that is not one word"),
         ({"profiles": {"a b": {}}}, None, 'the profile "a b" has a name that is not one word'),
         ({"profiles": {"a": {"profiles": {}}}}, None, 'the profile "a" has profiles in it; profiles are in the file'),
@@ -106,9 +104,13 @@ def test_without_a_file_no_profile_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "wanted", "note"),
     [
-        ({"profiles": BOTH, "default": "big"}, BIG, "name one of them; until that is so, the default big counts"),
-        ({"profiles": BOTH, "version": "v1"}, {"version": "v1"}, "name one of them; until that is so, none counts"),
-        (BIG, BIG, "file has no profiles; write them there, or remove .*; until that is so, none counts"),
+        ({"profiles": BOTH, "default": "big"}, BIG, "name one of them; until that is so, the default big applies"),
+        (
+            {"profiles": BOTH, "version": "v1"},
+            {"version": "v1"},
+            "name one of them; until that is so, no profile applies",
+        ),
+        (BIG, BIG, "file has no profiles; write them there, or remove .*; until that is so, no profile applies"),
     ],
 )
 def test_at_a_start_a_profile_that_does_not_exist_is_none_that_is_named(
@@ -151,4 +153,4 @@ def test_settings_are_those_of_the_profile_and_messages_say_so(tmp_path: Path) -
     found = settings.resolve({}, {}, section)
     assert (found.values["gds"], found.profile) == (True, "big")
     (tmp_path / "profile").write_text("odd")
-    assert settings.resolve({}, {}, section).notes == [f"{tmp_path}/file, profile odd: x means nothing"]
+    assert settings.resolve({}, {}, section).notes == [f"{tmp_path}/file, profile odd: x is ignored"]

@@ -84,7 +84,10 @@ def test_a_lost_gpu_does_not_stand_in_the_way_of_single(sick: Any) -> None:
 
 @pytest.mark.parametrize("strategy", ["single", "mixed"])
 def test_without_nvml_instances_are_not_guessed(strategy: str) -> None:
-    with pytest.raises(GpushimError, match=f"mig-strategy is {strategy}, but NVML, .*; gpushim doctor says why"):
+    with pytest.raises(
+        GpushimError,
+        match=f"mig-strategy is {strategy}, but only NVML lists MIG instances, .*; gpushim doctor says why",
+    ):
         found(snapshot([gpu(0)], source="proc"), strategy)
 
 

@@ -91,15 +91,15 @@ def test_ways_to_say_it(
         ({}, "version: [", "config.yaml is not YAML"),
         ({}, '{"version":', "config.yaml is not valid JSON"),
         ({}, "flags: {}\nflags: {}", "has the key 'flags' twice"),
-        ({}, "- 1", "is no mapping of YAML or JSON; it begins with version: v1"),
+        ({}, "- 1", "is not a YAML or JSON mapping; it begins with version: v1"),
         ({}, "flags:\n  migStrategy: x", "config.yaml: flags.migStrategy is 'x', not one of"),
         ({}, {"flags": {"gdsEnabled": "yes"}}, "flags.gdsEnabled is 'yes', not true or false"),
         ({}, {"flags": {"migStrategy": 1}}, "flags.migStrategy is 1, not a string"),
-        ({}, {"flags": ["migStrategy"]}, "config.yaml: flags is no mapping"),
+        ({}, {"flags": ["migStrategy"]}, "config.yaml: flags is not a YAML or JSON mapping"),
         ({}, {"imex": {"channelIDs": ["0"]}}, r"imex.channelIDs\[0\] is '0', not an integer"),
         ({}, "a: &a [x]\n" + "b: [" + "*a, " * 2000 + "]", "aliases"),
         ({}, "a: " + "[" * 5000, "is not YAML|nested too deeply"),
-        ({}, "a" * (1 << 20) + "a", "is larger than 1 MiB; that is no configuration of a device plugin"),
+        ({}, "a" * (1 << 20) + "a", "is larger than 1 MiB; that is not a configuration of a device plugin"),
     ],
 )
 def test_what_is_wrong(file: Any, flags: dict[str, list[str]], content: Any, why: str) -> None:
@@ -137,8 +137,8 @@ def test_a_file_that_says_nothing(file: Any, content: str) -> None:
 def test_what_means_nothing_in_sharing_is_said_of_so_much(file: Any) -> None:
     path = file({"sharing": {f"x{number}": 1 for number in range(18)}})
     assert settings.resolve({}, {}, {}, path).notes[-2:] == [
-        f"{path}: sharing.x15 means nothing",
-        f"{path}: 2 more places below sharing do nothing",
+        f"{path}: sharing.x15 is ignored",
+        f"{path}: 2 more entries below sharing have no effect",
     ]
 
 
@@ -147,13 +147,13 @@ def test_what_means_nothing_is_said(file: Any) -> None:
     path = file({"flags": content, "resources": {"gpus": []}, **{f"x{number}": 1 for number in range(17)}})
     found = settings.resolve({"dev-root": ["/d"]}, {}, {}, path).notes
     assert found[:3] == [
-        "--dev-root is read and does nothing: dev-root under [driver] of config.toml counts",
-        f"{path}: flags.mpsRoot is read and does nothing: pipes of MPS are in /run/gpushim/mps",
-        f"{path}: flags.migStrateggy means nothing; is flags.migStrategy meant?",
+        "--dev-root is accepted without effect: dev-root under [driver] of config.toml applies",
+        f"{path}: flags.mpsRoot is accepted without effect: pipes of MPS are in /run/gpushim/mps",
+        f"{path}: flags.migStrateggy is ignored; is flags.migStrategy meant?",
     ]
     assert found[-2:] == [
-        f"{path}: 2 more keys mean nothing",
-        f"{path}: resources is read and does nothing, as in NVIDIA's plugin",
+        f"{path}: 2 more keys are ignored",
+        f"{path}: resources is accepted without effect, as in NVIDIA's plugin",
     ]
     assert len(found) == 3 + 15 + 2
 
@@ -161,7 +161,7 @@ def test_what_means_nothing_is_said(file: Any) -> None:
 @pytest.mark.parametrize(("name", "value"), [("NVIDIA_CTK_PATH", "/x"), ("CONTAINER_DRIVER_ROOT", "/x")])
 def test_old_variables_are_known(name: str, value: str) -> None:
     (note,) = settings.resolve({}, {name: value}, {}, "").notes
-    assert note.startswith(f"{name} is read and does nothing: ")
+    assert note.startswith(f"{name} is accepted without effect: ")
 
 
 @pytest.mark.parametrize("name", ["EXCLUDE", "DRIVER_ROOT", "KUBELET_DIR", "GDS"])

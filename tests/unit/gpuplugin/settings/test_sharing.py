@@ -98,20 +98,20 @@ SLICE = {"name": "a", "memory": "1Gi"}
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ([], "f: sharing is no mapping"),
-        ({"timeSlicing": []}, "f: sharing.timeSlicing is no mapping"),
+        ([], "f: sharing is not a YAML or JSON mapping"),
+        ({"timeSlicing": []}, "f: sharing.timeSlicing is not a YAML or JSON mapping"),
         ({"timeSlicing": {"resources": {}}}, "resources is .*; write a list of at most 256"),
         (sliced(*[entry()] * 257), "resources is .*; write a list of at most 256"),
         (sliced(entry(devices=["0"] * 257)), "devices is .*; write how many, all, or a list of at most 256"),
         (sliced(*[entry(devices=["0"] * 256)] * 5), "f: devices below sharing has 1280 entries; write 1024 at most"),
         (sliced(entry(devices=["*" * 129])), "devices is .*; write how many"),
-        (sliced("gpu"), "f: an entry of sharing.timeSlicing.resources is no mapping"),
+        (sliced("gpu"), "f: an entry of sharing.timeSlicing.resources is not a YAML or JSON mapping"),
         (sliced({"replicas": 2}), "has no name"),
-        (sliced({"name": "gpu"}), "f: sharing.timeSlicing, gpu has no replicas; say how often"),
+        (sliced({"name": "gpu"}), "f: sharing.timeSlicing, gpu has no replicas; set how often"),
         (sliced(entry(replicas=0)), "nvidia.com/gpu: replicas is 0; write a number between 1 and 1000"),
         (sliced(entry(replicas="4")), 'replicas is "4"; write a number between 1 and 1000, without quotes'),
-        (sliced({"name": "gpu", "replica": 4}), "given out .replica means nothing; is replicas meant.."),
-        (sliced({"name": "gpu", "slices": [SLICE]}), "given out .slices counts below sharing.mps alone."),
+        (sliced({"name": "gpu", "replica": 4}), "given out .replica is ignored; is replicas meant.."),
+        (sliced({"name": "gpu", "slices": [SLICE]}), "given out .slices is valid below sharing.mps alone."),
         (sliced(entry(replicas=True)), "replicas is True; write a number"),
         (sliced(entry(replicas=10**9)), "replicas is 1000000000; write"),
         (sliced(entry(rename="GPU")), 'rename is "GPU"; write small letters'),
@@ -137,7 +137,7 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (by_mps(entry(threads=101)), "threads is 101; write percent, a number between 1 and 100"),
         (by_mps({"name": "gpu", "slices": {}}), "slices is {}; write a list"),
         (by_mps({"name": "gpu", "slices": [{"memory": "1Gi"}]}), "a slice has no name; write small letters"),
-        (by_mps({"name": "gpu", "slices": [{"name": "a"}]}), "slice nvidia.com/a has no limit; say memory"),
+        (by_mps({"name": "gpu", "slices": [{"name": "a"}]}), "slice nvidia.com/a has no limit; set memory"),
         (by_mps({"name": "gpu", "slices": [SLICE, SLICE]}), "two slices have one name; add up"),
         (by_mps({"name": "gpu", "slices": [SLICE], "replicas": 3}), "gpu has slices and replicas; each slice"),
         (by_mps({"name": "gpu", "slices": [SLICE], "rename": "x"}), "gpu has slices and rename; each slice"),
@@ -167,10 +167,10 @@ def test_what_means_nothing_is_said() -> None:
     row = {**GPU, "threads": 25, "replica": 2}
     sharing.read({**sliced(row, renameByDefalt=True), "mqs": {}}, "f", notes)
     assert notes == [
-        "f: sharing.mqs means nothing; is mps meant?",
-        "f: sharing.timeSlicing.renameByDefalt means nothing; is renameByDefault meant?",
-        "f: sharing.timeSlicing, nvidia.com/gpu: threads counts below sharing.mps alone",
-        "f: sharing.timeSlicing, nvidia.com/gpu: replica means nothing; is replicas meant?",
+        "f: sharing.mqs is ignored; is mps meant?",
+        "f: sharing.timeSlicing.renameByDefalt is ignored; is renameByDefault meant?",
+        "f: sharing.timeSlicing, nvidia.com/gpu: threads is valid below sharing.mps alone",
+        "f: sharing.timeSlicing, nvidia.com/gpu: replica is ignored; is replicas meant?",
     ]
 
 

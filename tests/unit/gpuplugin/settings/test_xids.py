@@ -99,8 +99,8 @@ def test_a_malformed_word_gives_a_note_and_does_nothing(word: str) -> None:
 @pytest.mark.parametrize(
     ("disable", "enable", "said"),
     [
-        ("all", "", ["no health check counts, and GPUs that fail may be given out"]),
-        ("XIDS", "79", ["XIDs do not count, and GPUs that fail may be given out, except for XID 79"]),
+        ("all", "", ["all health checks are off, and GPUs that fail may be given out"]),
+        ("XIDS", "79", ["XIDs are ignored, and GPUs that fail may be given out, except for XID 79"]),
         ("all", "all", []),
         ("79", "", []),
     ],

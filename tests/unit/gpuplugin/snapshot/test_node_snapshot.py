@@ -57,7 +57,7 @@ def test_on_the_host_a_command_goes_by_a_true_one(tmp_path: Path, monkeypatch: p
         ({"version": ensure.FORM + 1, "gpushim": "99"}, "is written by gpushim 99, and this is"),
         ({"stamp": {"boot": "another"}}, "is out of date; gpushim refresh --keep"),
         ({"looked": 0.0, "life": 1}, "is out of date; gpushim refresh --keep"),
-        ({"stamp": None}, "is no snapshot of gpushim's; remove it; gpushim refresh --keep"),
+        ({"stamp": None}, "is not a gpushim snapshot; remove it; gpushim refresh --keep"),
     ],
 )
 def test_what_is_not_believed(
@@ -86,7 +86,7 @@ def test_one_that_others_can_write_to(tmp_path: Path, what: str) -> None:
     os.chmod(path if what == "file" else tmp_path, 0o777)
     found, why = node_snapshot.read(str(tmp_path))
     assert not found
-    assert "others than root can write to it; remove it" in str(why)
+    assert "users other than root can write to it; remove it" in str(why)
 
 
 def modules(before: Any, now: Any) -> tuple[Any, Any]:

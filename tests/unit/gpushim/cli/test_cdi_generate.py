@@ -100,7 +100,7 @@ def test_generate_keeps_a_fuller_spec_unless_forced(tmp_path: Path, host: Host) 
 )
 def test_generate_takes_options_that_mean_nothing(option: str) -> None:
     result = run("generate", option, "x", option, "y")
-    assert f"warning: {option} means nothing here" in result.stderr
+    assert f"warning: {option} is ignored: gpushim" in result.stderr
     assert result.stdout == run("generate").stdout
 
 
@@ -122,7 +122,7 @@ def test_generate_calls_our_hook(given: str, called: str, warned: bool) -> None:
     ("args", "code", "says"),
     [
         (["--vendor", "a b"], 2, "a b/gpu is not vendor/class"),
-        (["--device-name-strategy", "serial"], 2, "serial is no way to name devices"),
+        (["--device-name-strategy", "serial"], 2, "serial is not a way to name devices"),
         (["--driver-root", "driver"], 2, "driver is not absolute"),
         (["--hook-path", "hook"], 2, "hook is not absolute"),
         (["--mode", "wsl"], 1, "this host is native"),

@@ -55,7 +55,7 @@ def test_path_and_check(toml: Path) -> None:
 @pytest.mark.parametrize("command", ["check", "show"])
 def test_a_link_that_leads_nowhere_is_wrong(toml: Path, command: str) -> None:
     toml.unlink()
-    assert (run(config, "check").stdout) == f"{toml} is not there; every setting has its default\n"
+    assert (run(config, "check").stdout) == f"{toml} does not exist; all settings have their defaults\n"
     toml.symlink_to("none")
     assert "is a link that leads nowhere" in str(run(config, command, code=CONFIG).exception)
 
@@ -68,6 +68,6 @@ def test_check_names_a_directory_that_does_not_exist(toml: Path, key: str) -> No
 
 
 def test_no_configuration() -> None:
-    assert run(config, "check").stdout == "/none.toml is not there; every setting has its default\n"
+    assert run(config, "check").stdout == "/none.toml does not exist; all settings have their defaults\n"
     found = json.loads(run(config, "show", "--format", "json").stdout)
     assert {entry["from"] for entry in found.values()} == {"default", "driver.root"}

@@ -102,9 +102,9 @@ def test_release_names_the_pods_that_hold_gpus(tmp_path: Path, monkeypatch: pyte
     ("data", "sentence"),
     [
         (b'{"error": "not now"}\n', "not now"),
-        (b"", "is no gpushim-device-plugin"),
-        (b"[]\n", "is no gpushim-device-plugin"),
-        (b"\xff\x1b[2J\n", "is no gpushim-device-plugin"),
+        (b"", "is not gpushim-device-plugin"),
+        (b"[]\n", "is not gpushim-device-plugin"),
+        (b"\xff\x1b[2J\n", "is not gpushim-device-plugin"),
     ],
 )
 def test_what_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, sentence: str) -> None:

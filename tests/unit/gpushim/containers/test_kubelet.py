@@ -102,7 +102,7 @@ def test_what_would_hang_or_fill_memory(tmp_path: Path, monkeypatch: pytest.Monk
         kubelet.checkpoint(write(tmp_path))
     (tmp_path / kubelet.CHECKPOINT).unlink()
     os.mkfifo(tmp_path / kubelet.CHECKPOINT)
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         kubelet.checkpoint(str(tmp_path))
 
 

@@ -103,7 +103,7 @@ def test_devices_of_others_do_not_wait(last: list[Any], tmp_path: Any) -> None:
     decision = decided(f"{DEVICES}=vendor.com/net=a")
     assert decision.uuids() == []
     assert {reason for edit in decision.edits for reason in edit.why} == {
-        "tells whoever comes later to inject nothing",
+        "stops later hooks from injecting anything",
         "CDI device vendor.com/net=a",
     }
 

@@ -32,7 +32,7 @@ def written_at_a_file(patient: Patient, below: str) -> None:
     patient.refresh("--force")
 
 
-@fault("cdi-spec", "warning", "is not there")
+@fault("cdi-spec", "warning", "is missing or unusable")
 def no_spec(patient: Patient) -> None:
     os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
 
@@ -43,7 +43,7 @@ def spec_of_before(patient: Patient) -> None:
     path.write_text(path.read_text().replace(patient.gpus.driver, "525.60.13"))
 
 
-@fault("cdi-paths", "broken", "which is not there")
+@fault("cdi-paths", "broken", "which does not exist")
 def spec_names_what_is_gone(patient: Patient) -> None:
     path = Path(patient.state, "cdi/nvidia.com-gpu.json")
     path.write_text(path.read_text().replace(patient.gpus.driver, "525.60.13"))
@@ -64,7 +64,7 @@ def device_twice(patient: Patient) -> None:
     Path(patient.state, "cdi/nvidia.json").write_text(SPEC % "/dev/null")
 
 
-@fault("cdi-conflicts", "warning", "the last of the directories counts")
+@fault("cdi-conflicts", "warning", "the last directory takes precedence")
 def stale_spec_elsewhere(patient: Patient) -> None:
     patient.folder.joinpath("etc-cdi").mkdir()
     patient.folder.joinpath("etc-cdi/nvidia.json").write_text(SPEC % "/dev/null")
@@ -77,12 +77,12 @@ def podman_of_before(patient: Patient) -> None:
     patient.script("usr/bin/podman", "echo podman version 4.3.1")
 
 
-@fault("cdi-paths", "broken", "which is not there: containers do not start")
+@fault("cdi-paths", "broken", "which does not exist: containers do not start")
 def library_removed(patient: Patient) -> None:
     os.unlink(f"{patient.gpus.lib_path}/libnvidia-ptxjitcompiler.so.{patient.gpus.driver}")
 
 
-@fault("cdi-spec", "warning", "is not there")
+@fault("cdi-spec", "warning", "is missing or unusable")
 def spec_in_a_directory_of_everybodys(patient: Patient) -> None:
     os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
     os.chmod(f"{patient.state}/cdi", 0o777)
@@ -109,7 +109,7 @@ def directory_of_specs_of_everybodys(patient: Patient) -> None:
     os.chmod(patient.folder / "etc-cdi", 0o777)
 
 
-@fault("cdi-spec", "warning", "is not there", by=hands.write_specs_elsewhere)
+@fault("cdi-spec", "warning", "is missing or unusable", by=hands.write_specs_elsewhere)
 def spec_in_a_directory_like_tmp(patient: Patient) -> None:
     os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
     os.chmod(f"{patient.state}/cdi", 0o1777)
@@ -126,7 +126,7 @@ def spec_with_more_than_can_be_listed(patient: Patient) -> None:
     written.note(str(path), path.read_text())
 
 
-@fault("cdi-files", "warning", "its devices do not count")
+@fault("cdi-files", "warning", "its devices are ignored")
 def our_spec_damaged(patient: Patient) -> None:
     Path(patient.state, "cdi/nvidia.com-gpu.json").write_text("{")
 
@@ -137,7 +137,7 @@ def directory_of_specs_like_tmp(patient: Patient) -> None:
     os.chmod(patient.folder / "etc-cdi", 0o1777)
 
 
-@fault("cdi-conflicts", "warning", "the last of the directories counts")
+@fault("cdi-conflicts", "warning", "the last directory takes precedence")
 def spec_of_others_that_comes_last(patient: Patient) -> None:
     patient.folder.joinpath("last").mkdir()
     patient.folder.joinpath("last/nvidia.json").write_text(SPEC % "/dev/null")
@@ -147,7 +147,7 @@ def spec_of_others_that_comes_last(patient: Patient) -> None:
     patient.refreshed()
 
 
-@fault("cdi-paths", "broken", "which is not there", by=hands.remove_the_spec)
+@fault("cdi-paths", "broken", "which does not exist", by=hands.remove_the_spec)
 def spec_of_others_names_what_is_gone(patient: Patient) -> None:
     Path(patient.state, "cdi/other.json").write_text((SPEC % "/dev/gone").replace("nvidia.com", "vendor.com"))
 
@@ -170,23 +170,23 @@ def spec_where_nobody_looks(patient: Patient) -> None:
     patient.refreshed()
 
 
-@fault("cdi-spec", "warning", "is not there, or cannot be used", by=hands.write_specs_where_they_were)
+@fault("cdi-spec", "warning", "is missing or unusable", by=hands.write_specs_where_they_were)
 def file_for_the_directory_of_specs(patient: Patient) -> None:
     written_at_a_file(patient, "")
 
 
-@fault("cdi-spec", "warning", "is not there, or cannot be used", by=hands.write_specs_where_they_were)
+@fault("cdi-spec", "warning", "is missing or unusable", by=hands.write_specs_where_they_were)
 def file_above_the_directory_of_specs(patient: Patient) -> None:
     written_at_a_file(patient, "/cdi")
 
 
-@fault("cdi-spec", "warning", "is not there, or cannot be used")
+@fault("cdi-spec", "warning", "is missing or unusable")
 def link_for_the_spec(patient: Patient) -> None:
     os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
     os.symlink("/nonexistent", f"{patient.state}/cdi/nvidia.com-gpu.json")
 
 
-@fault("cdi-spec", "warning", "is not there, or cannot be used")
+@fault("cdi-spec", "warning", "is missing or unusable")
 def directory_for_the_spec(patient: Patient) -> None:
     os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
     os.mkdir(f"{patient.state}/cdi/nvidia.com-gpu.json")
@@ -199,7 +199,7 @@ def directory_of_our_specs_like_tmp(patient: Patient) -> None:
     written_to(patient, f"{patient.folder}/like-tmp")
 
 
-@fault("cdi-spec", "broken", "though no GPU can be given out: engines go by it", by=hands.reboot)
+@fault("cdi-spec", "broken", "though no GPU can be given out: engines use it", by=hands.reboot)
 def edited_spec_beside_a_half_upgrade(patient: Patient) -> None:
     path = Path(patient.state, "cdi/nvidia.com-gpu.json")
     path.write_text(path.read_text() + "\n")

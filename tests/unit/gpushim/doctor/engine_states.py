@@ -363,7 +363,7 @@ def no_spec_is_written(patient: Patient) -> None:
     patient.info.update(CDISpecDirs=[f"{patient.state}/cdi"], DiscoveredDevices=None)
 
 
-@fault("containerd-daemon", "broken", "which is not there any more")
+@fault("containerd-daemon", "broken", "which no longer exists")
 def containerds_file_is_gone(patient: Patient) -> None:
     (patient.top / CONTAINERD).unlink()
     config = f"{patient.top}/{CONTAINERD}"

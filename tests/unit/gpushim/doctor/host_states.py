@@ -203,14 +203,14 @@ def tegra_without_lists(patient: Patient) -> None:
 @fault(
     "engine-processes",
     "warning",
-    "process 7 bears the name dockerd and is not looked at: others could have made",
+    "process 7 is named dockerd but is ignored: others could have made",
     by=hands.start_it_from_elsewhere,
 )
 def a_dockerd_that_others_may_replace(patient: Patient) -> None:
     patient.host.impostors = [Impostor("dockerd", 7, 0, f"{origin.UNSAFE}, /opt/x/dockerd")]
 
 
-@fault("driver-module", "broken", "does not tell a version", by=hands.reboot)
+@fault("driver-module", "broken", "names no version", by=hands.reboot)
 def module_without_a_version(patient: Patient) -> None:
     patient.write("proc/driver/nvidia/version", "")
 

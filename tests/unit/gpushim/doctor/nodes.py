@@ -138,7 +138,7 @@ def kubelet_was_killed(patient: Patient) -> None:
     bound(patient.top / PLUGINS / "kubelet.sock").close()
 
 
-@fault("kubernetes-kubelet", "broken", "is no socket")
+@fault("kubernetes-kubelet", "broken", "is not a socket")
 def a_file_has_the_sockets_place(patient: Patient) -> None:
     (patient.top / PLUGINS / "kubelet.sock").unlink()
     patient.write(f"{PLUGINS}/kubelet.sock", "")
@@ -203,7 +203,7 @@ def ours_is_older(patient: Patient) -> None:
     plays(patient, version="0.0.1")
 
 
-@fault("kubernetes-device-plugin", "warning", "has let go of the GPUs")
+@fault("kubernetes-device-plugin", "warning", "has released the GPUs")
 def ours_has_let_go(patient: Patient) -> None:
     plays(patient, released=1.0)
 

@@ -60,7 +60,7 @@ def no_snapshot(patient: Patient) -> None:
     os.unlink(f"{patient.state}/inventory.json")
 
 
-@fault("snapshot", "warning", "does not count")
+@fault("snapshot", "warning", "is not used: ")
 def damaged_snapshot(patient: Patient) -> None:
     Path(patient.state, "inventory.json").write_text('{"version": 4')
 
@@ -72,7 +72,7 @@ def snapshot_without_a_driver(patient: Patient) -> None:
     patient.refresh()
 
 
-@fault("log", "warning", "is no file and no FIFO: nothing is logged")
+@fault("log", "warning", "is neither a file nor a FIFO: nothing is logged")
 def log_is_a_directory(patient: Patient) -> None:
     (patient.top / "var/log/gpushim.log").mkdir()
 
@@ -158,7 +158,7 @@ def a_config_of_a_users(patient: Patient) -> None:
     patient.reread()
 
 
-@fault("state-directory", "warning", "is not there")
+@fault("state-directory", "warning", "does not exist")
 def no_state(patient: Patient) -> None:
     shutil.rmtree(patient.state)
 
@@ -181,7 +181,7 @@ def snapshot_without_a_driver_root(patient: Patient) -> None:
     patient.refresh()
 
 
-@fault("log", "warning", "is not there: nothing is logged")
+@fault("log", "warning", "does not exist: nothing is logged")
 def no_directory_of_the_log(patient: Patient) -> None:
     shutil.rmtree(patient.top / "var/log")
 
@@ -202,7 +202,7 @@ def log_of_everybodys(patient: Patient) -> None:
     patient.write("var/log/gpushim.log", "", 0o666)
 
 
-@fault("log", "warning", "or others than root own or may write", by=hands.another_log)
+@fault("log", "warning", "or users other than root own or can write to", by=hands.another_log)
 def log_in_a_directory_of_everybodys(patient: Patient) -> None:
     os.chmod(patient.top / "var/log", 0o777)
 

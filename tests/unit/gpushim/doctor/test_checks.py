@@ -230,4 +230,4 @@ def test_while_the_drivers_halves_differ_no_refresh_is_advised(patient: Patient)
     assert not [each for each in after if "gpushim refresh" in each.fix]
     (spec,) = [each for each in after if each.check == "cdi-spec"]
     assert spec.verdict == "skipped"
-    assert spec.evidence.endswith("comes with the next good refresh")
+    assert spec.evidence.endswith("returns with the next successful refresh")

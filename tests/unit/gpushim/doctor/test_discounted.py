@@ -36,10 +36,13 @@ def of_another_time(patient: Patient, path: Path) -> None:
 REASONS: dict[str, tuple[Callable[[Patient, Path], object], str]] = {
     "damaged": (lambda _, path: path.write_text('{"version": 4'), "it is damaged, or"),
     "of odd members": (changed(inputs=3), "it is damaged"),
-    "a link": (linked, "it is no regular file"),
-    "a directory": (a_directory, "it is no regular file"),
-    "writable": (lambda _, path: path.chmod(0o666), "others than root own it, or may write it"),
-    "somebody else's": (lambda _, path: os.chown(path, 1000, 1000), "others than root own it, or may write it"),
+    "a link": (linked, "it is not a regular file"),
+    "a directory": (a_directory, "it is not a regular file"),
+    "writable": (lambda _, path: path.chmod(0o666), "users other than root own it, or can write to it"),
+    "somebody else's": (
+        lambda _, path: os.chown(path, 1000, 1000),
+        "users other than root own it, or can write to it",
+    ),
     "huge": (lambda _, path: os.truncate(path, 17 << 20), "it has more than 16777216 bytes"),
     "of another gpushim": (changed(gpushim="0.0.1"), "another version of gpushim wrote it (0.0.1; this is "),
     "of another configuration": (changed(inputs={"config": "/other.toml"}), "it was made with /other.toml"),

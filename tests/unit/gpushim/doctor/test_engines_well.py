@@ -63,7 +63,7 @@ def containerd_has_a_name_of_the_compat_package(patient: Patient) -> None:
     edit(patient, CONTAINERD, str(RUNTIME), compat(patient))
 
 
-@well("containerd-daemon", "with what is built in: there is no")
+@well("containerd-daemon", "with its built-in settings: there is no")
 def containerd_without_a_file(patient: Patient) -> None:
     patient.patch.setattr(
         "gpushim.engines.containerd.process.SYSTEM_CONFIG", f"{patient.root}/etc/containerd/config.toml"

@@ -61,13 +61,13 @@ def test_what_is_hidden(patient: Patient, check: str) -> None:
     with ordinary.hidden(patient.top / HIDDEN[check]):
         said = found(patient, check)
     assert (said[-1].verdict, said[-1].fix) == ("warning", "run this as root"), said
-    assert "may not look into" in said[-1].evidence
+    assert "cannot read" in said[-1].evidence
     assert not any(each.verdict in ("ok", "skipped", "broken") for each in said)
 
 
 @pytest.mark.parametrize("check", sorted({*HIDDEN} - {"cdi-paths"}))
 def test_the_same_check_where_nothing_is_hidden(patient: Patient, check: str) -> None:
-    assert not any("may not look into" in each.evidence for each in found(patient, check))
+    assert not any("cannot read" in each.evidence for each in found(patient, check))
 
 
 def test_engines_of_root(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +76,9 @@ def test_engines_of_root(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(patient.host, "named", ("containerd",))
     (daemon,) = found(patient, "containerd-daemon")
     (process,) = found(patient, "engine-processes")
-    assert daemon.evidence == "no containerd runs that is this user's (engine-processes says more)"
+    assert daemon.evidence == "no containerd of this user runs (see engine-processes)"
     assert (process.verdict, process.fix) == ("warning", "run this as root")
-    assert "may not look into containerd (process 7), which is root's" in process.evidence
+    assert "cannot read containerd (process 7), which is root's" in process.evidence
 
 
 def test_a_report_says_what_is_hidden(patient: Patient) -> None:
@@ -90,7 +90,7 @@ def test_a_report_says_what_is_hidden(patient: Patient) -> None:
             sections = report.gathered(patient.host, [])
         except GpushimError as error:  # pragma: no cover
             pytest.fail(str(error))
-    assert "may not look into" in sections["config.toml"][0]
+    assert "cannot read" in sections["config.toml"][0]
 
 
 def test_a_driver_root_that_this_user_may_not_look_up(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_driver_root_that_this_user_may_not_look_up(patient: Patient, monkeypa
         with ordinary.user():
             (module,) = checks.judge("driver-module", checks.GENERAL["driver-module"], patient.host)
     assert (config.verdict, config.fix) == ("warning", "run this as root")
-    assert (module.verdict, "may not look into" in module.evidence) == ("skipped", True)
+    assert (module.verdict, "cannot read" in module.evidence) == ("skipped", True)
 
 
 @pytest.mark.parametrize("home", ["/root", "/nonexistent"])

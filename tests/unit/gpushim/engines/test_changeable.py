@@ -33,11 +33,11 @@ def test_no_engine_is_told(call: Configure, theirs: str, tmp_path: Path, engine:
     done = call(engine, config)
     assert (done.exit_code, str(done.exception).partition(";")[0]) == (
         1,
-        f"{theirs} runs with every container, and others than root own or may write {theirs}",
+        f"{theirs} runs with every container, and users other than root own or can write to {theirs}",
     )
     assert not config.exists()
     dry = call(engine, config, "--dry-run")
-    assert (dry.exit_code, "others than root own or may write" in dry.output) == (0, True)
+    assert (dry.exit_code, "users other than root own or can write to" in dry.output) == (0, True)
     os.chown(theirs, 0, 0)
     assert call(engine, config).exit_code == 0
     os.chown(theirs, 1000, 1000)
@@ -49,7 +49,7 @@ def test_nvidia_ctk_goes_by_it(theirs: str, tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     words = ["runtime", "configure", f"--config={config}", f"--runtime-path={theirs}"]
     done = CliRunner().invoke(ctk.main, words)
-    assert (done.exit_code, "others than root own or may write" in done.output) == (1, True)
+    assert (done.exit_code, "users other than root own or can write to" in done.output) == (1, True)
     assert not config.exists()
 
 

@@ -114,7 +114,7 @@ def test_devices_of_others_alone_have_reasons_too(known: dict[str, Any], tmp_pat
     report = explain({**spec, "root": {"path": "/r"}})
     assert report["refusal"] is None
     assert {edit["why"] for edit in report["edits"]} == {
-        "tells whoever comes later to inject nothing",
+        "stops later hooks from injecting anything",
         "CDI device vendor.com/net=a",
     }
 
@@ -127,7 +127,7 @@ def test_who_said_so(known: dict[str, Any]) -> None:
     env = [f"{DEVICES}=1", f"{DEVICES}=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.0", "NVIDIA_GDS=yes"]
     report = explain(shape(env), origins={DEVICES: "image x"})
     assert asked(report, DEVICES) == [
-        ("image x", "set again below, which counts"),
+        ("image x", "overridden below"),
         ("image x", "names the devices"),
     ]
     assert asked(report, "NVIDIA_DRIVER_CAPABILITIES") == [("default", "gives compute, utility")]
@@ -141,7 +141,7 @@ def test_equal_ones_stand_once_each_with_its_source(known: dict[str, Any]) -> No
     env = [f"{DEVICES}=0", f"{DEVICES}=void", "NVIDIA_GDS=x", f"{DEVICES}=void"]
     report = explain(shape(env), origins={f"{DEVICES}=0": "image x", DEVICES: "CDI", "NVIDIA_GDS": "image y"})
     assert asked(report, DEVICES) == [
-        ("image x", "set again below, which counts"),
+        ("image x", "overridden below"),
         ("CDI", "says void: whoever set it so has given the container what it gets"),
     ]
     assert [row["value"] for row in report["asked"] if row["what"] == DEVICES] == ["0", "void"]

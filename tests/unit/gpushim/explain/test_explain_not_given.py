@@ -138,7 +138,7 @@ def test_a_name_that_is_nearly_one_that_counts(name: str, meant: str) -> None:
 @pytest.mark.parametrize("env", [[], [f"{DEVICES}=0"], [f"{DEVICES}=9"]])
 def test_a_slip_is_told_beside_whatever_else(known: dict[str, Any], env: list[str]) -> None:
     report = explain(shape(["VNIDIA_VISIBLE_DEVICES=1", *env]))
-    assert asked(report, "VNIDIA_VISIBLE_DEVICES")[0][1] == f"means nothing to gpushim; is {DEVICES} meant?"
+    assert asked(report, "VNIDIA_VISIBLE_DEVICES")[0][1] == f"is unknown to gpushim; is {DEVICES} meant?"
     if not env:
         assert report["nothing"].startswith(f"{DEVICES} is not set (but VNIDIA_VISIBLE_DEVICES is), and no mount")
 
@@ -156,9 +156,7 @@ def test_why_there_is_no_request(known: dict[str, Any], env: list[str], nothing:
     assert (report["nothing"], report["edits"], report["refusal"], report["source"]) == (nothing, [], None, None)
 
 
-UNPRIVILEGED = (
-    "does not count while the container is unprivileged and [requests] accept-env-when-unprivileged is false"
-)
+UNPRIVILEGED = "is ignored while the container is unprivileged and [requests] accept-env-when-unprivileged is false"
 STRICT = {"accept-env-when-unprivileged": False}
 MOUNT = f"{device_list.DEVICE_LIST}/0"
 CHANNEL = f"{device_list.DEVICE_LIST}/imex/3"
@@ -175,26 +173,26 @@ CHANNEL = f"{device_list.DEVICE_LIST}/imex/3"
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, CAPABILITIES, "does nothing: the request is refused"),
         ([f"{DEVICES}={device_list.DEVICE_LIST}"], [], {}, DEVICES, "does nothing: the request is refused"),
         ([f"{DEVICES}=0"], [MOUNT], {}, f"mount {MOUNT}",
-         "does not count while [requests] accept-volume-mounts is false"),
-        ([], [MOUNT], {}, f"mount {MOUNT}", "does not count while [requests] accept-volume-mounts is false"),
+         "is ignored while [requests] accept-volume-mounts is false"),
+        ([], [MOUNT], {}, f"mount {MOUNT}", "is ignored while [requests] accept-volume-mounts is false"),
         ([f"{DEVICES}=void"], [MOUNT], {"accept-volume-mounts": True}, f"mount {MOUNT}",
          "does nothing: there is no request"),
         ([f"{DEVICES}=1"], [MOUNT], {"accept-volume-mounts": True}, DEVICES,
-         "does not count: the devices are named by mounts"),
+         "is ignored: the devices are named by mounts"),
         ([f"{DEVICES}=1"], [MOUNT, CHANNEL], {"accept-volume-mounts": True}, f"mount {CHANNEL}",
          "names an IMEX channel"),
         ([f"{DEVICES}=1"], [CHANNEL], {}, f"mount {CHANNEL}",
-         "does not count while [requests] accept-volume-mounts is false"),
+         "is ignored while [requests] accept-volume-mounts is false"),
         (["NVIDIA_GDS=enabled", DEVICES + "=1"], [MOUNT], {"accept-volume-mounts": True, **STRICT}, "NVIDIA_GDS",
          UNPRIVILEGED),
         (["NVIDIA_GDS=enabled", DEVICES + "=none"], [], {}, "NVIDIA_GDS", "does nothing without a GPU"),
         (["NVIDIA_REQUIRE_A= ", DEVICES + "=0"], [], {}, "NVIDIA_REQUIRE_A", "does nothing: it is empty"),
         (["NVIDIA_REQUIRE_A=cuda>1", DEVICES + "=0", "NVIDIA_DISABLE_REQUIRE=1"], [], {}, "NVIDIA_REQUIRE_A",
-         "does not count: NVIDIA_DISABLE_REQUIRE is true"),
+         "is ignored: NVIDIA_DISABLE_REQUIRE is true"),
         (["NVIDIA_REQUIRE_A=cuda>1", DEVICES + "=0"], [], {"disable-require": True}, "NVIDIA_REQUIRE_A",
-         "does not count: [requests] disable-require is true"),
+         "is ignored: [requests] disable-require is true"),
         (["NVIDIA_REQUIRE_JETPACK=x", DEVICES + "=0"], [], {}, "NVIDIA_REQUIRE_JETPACK",
-         "does not count: it is about Jetson's releases"),
+         "is ignored: it is about Jetson's releases"),
         (["NVIDIA_DISABLE_REQUIRE=yes", DEVICES + "=0"], [], {}, "NVIDIA_DISABLE_REQUIRE",
          "does nothing: yes is not true"),
         (["NVIDIA_IMEX_CHANNELS=", DEVICES + "=0"], [], {}, "NVIDIA_IMEX_CHANNELS", "does nothing: it is empty"),
@@ -206,10 +204,10 @@ CHANNEL = f"{device_list.DEVICE_LIST}/imex/3"
          "names no IMEX channel: all, none and void mean none"),
         (["NVIDIA_IMEX_CHANNELS=3", DEVICES + "=0"], [], {"ignore-imex-channel-requests": True},
          "NVIDIA_IMEX_CHANNELS",
-         "does not count while [requests] ignore-imex-channel-requests is true"),
+         "is ignored while [requests] ignore-imex-channel-requests is true"),
         (["NVIDIA_IMEX_CHANNELS=3", DEVICES + "=0"], [CHANNEL], {"accept-volume-mounts": True},
          "NVIDIA_IMEX_CHANNELS",
-         "does not count: mounts name the IMEX channels"),
+         "is ignored: mounts name the IMEX channels"),
     ],
 )  # fmt: skip
 def test_the_one_reason(
@@ -225,7 +223,7 @@ def test_a_mount_of_something_else_names_nothing_nor_does_what_an_annotation_bea
     key = "cdi.k8s.io/x"
     mounts = [("/dev/zero", MOUNT), ("/dev/null", MOUNT[:-1] + "1")]
     report = explain(described([f"{DEVICES}=0"], False, {key: "nvidia.com/gpu=0"}, mounts))
-    beaten = "does not count: the devices are named by annotations"
+    beaten = "is ignored: the devices are named by annotations"
     assert [(row["what"], row["effect"]) for row in report["asked"][:4]] == [
         (f"annotation {key}", "names the devices"),
         (f"mount {MOUNT}", "names no device: its source is not /dev/null"),
@@ -238,7 +236,7 @@ def test_an_annotation_that_policy_forbids(known: dict[str, Any]) -> None:
     known["policy"]["requests"]["accept-annotations-when-unprivileged"] = False
     report = explain(described([], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, []))
     why = "while the container is unprivileged and [requests] accept-annotations-when-unprivileged is false"
-    assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", f"does not count {why}")]
+    assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", f"is ignored {why}")]
 
 
 @pytest.mark.parametrize(("item", "words"), [("2", "name an instance: 2:0"), ("2:0", ""), ("0", ""), ("all", "")])

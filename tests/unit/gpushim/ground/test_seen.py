@@ -83,19 +83,19 @@ def test_ps_tells_what_it_may_not_look_at(machine: Machine, hide: str) -> None:
     with ordinary.hidden(machine.folder / hide):
         result = shown()
     assert "none of the containers that could be looked at has a GPU" in result.stdout
-    assert f"may not look into {machine.folder}/{hide}, so " in result.stderr
+    assert f"cannot read {machine.folder}/{hide}, so " in result.stderr
     assert "run this as root" in result.stderr
 
 
 def test_a_state_directory_that_somebody_names(machine: Machine) -> None:
     with ordinary.hidden(machine.states):
-        assert f"may not look into {machine.states}, so" in shown(f"--state={machine.states}").stderr
+        assert f"cannot read {machine.states}, so" in shown(f"--state={machine.states}").stderr
 
 
 def test_ps_of_json_says_it_too(machine: Machine) -> None:
     with ordinary.hidden(machine.states):
         result = shown("--format=json")
-    assert (result.stdout, "may not look into" in result.stderr) == ("[]\n", True)
+    assert (result.stdout, "cannot read" in result.stderr) == ("[]\n", True)
 
 
 def test_a_process_whose_mounts_are_hidden(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +112,13 @@ def test_a_process_whose_mounts_are_hidden(machine: Machine, monkeypatch: pytest
     monkeypatch.setattr(runtime_state, "read_proc", refuse)
     result = shown()
     assert f"/proc/{pid}" in result.stderr
-    assert "may not look into" in result.stderr
+    assert "cannot read" in result.stderr
 
 
 def test_another_users_containers(machine: Machine) -> None:
     (machine.folder / "user/7").mkdir(parents=True)
     with ordinary.hidden(machine.folder / "user/7"):
-        assert f"may not look into {machine.folder}/user/7, so" in shown().stderr
+        assert f"cannot read {machine.folder}/user/7, so" in shown().stderr
 
 
 def test_whoever_sees_all_says_that_there_is_none(machine: Machine) -> None:

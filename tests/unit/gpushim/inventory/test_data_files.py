@@ -215,12 +215,12 @@ def test_no_mps_daemon(tmp_path: Path, obstacle: str) -> None:
 
 # How a directory can be others', the directory that is changed, and what is said of it.
 OTHERS: dict[str, tuple[str, str]] = {
-    "a user's": ("run/nvidia-mps", "/run/nvidia-mps is of user 1000, not root's"),
-    "below a user's": ("run", "/run is of user 1000, not root's"),
-    "everybody's": ("run/nvidia-mps", "others than root may write to /run/nvidia-mps"),
-    "a group's": ("run/nvidia-mps", "others than root may write to /run/nvidia-mps"),
-    "below everybody's": ("run", "others than root may write to /run"),
-    "sticky": ("run", "others than root may write to /run"),
+    "a user's": ("run/nvidia-mps", "/run/nvidia-mps belongs to user 1000, not root"),
+    "below a user's": ("run", "/run belongs to user 1000, not root"),
+    "everybody's": ("run/nvidia-mps", "users other than root can write to /run/nvidia-mps"),
+    "a group's": ("run/nvidia-mps", "users other than root can write to /run/nvidia-mps"),
+    "below everybody's": ("run", "users other than root can write to /run"),
+    "sticky": ("run", "users other than root can write to /run"),
     "a link": ("run/nvidia-mps", "/run/nvidia-mps is no directory, or a link to one"),
     "below a link": ("run", "/run is no directory, or a link to one"),
 }

@@ -95,7 +95,7 @@ def test_missing_node_is_a_note(machine: Machine) -> None:
     host.remove_node(f"nvidia{host.gpus[0].minor}")
     snapshot = machine.refreshed()
     assert [gpu["uuid"] for gpu in snapshot["gpus"] if not gpu["problem"]] == [host.gpus[1].uuid]
-    assert any("is left out: NVML does not tell it" in note for note in snapshot["notes"])
+    assert any("is left out: NVML does not list it" in note for note in snapshot["notes"])
 
 
 def test_node_that_is_none_is_a_problem_of_its_gpu(machine: Machine) -> None:

@@ -238,7 +238,7 @@ def test_child_that_does_not_end(machine: Machine, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("exit 3", "failed with code 3 and did not say why"),
+        ("exit 3", "failed with code 3 without giving a reason"),
         ("echo noise >&2; echo gpushim: sorry >&2; exit 3", "sorry"),
         ("head -c 1000000 /dev/zero >&2; echo >&2; echo last >&2; exit 3", "last"),
         ("kill -SEGV $$", "was ended by signal 11"),

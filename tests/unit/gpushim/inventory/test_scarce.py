@@ -34,7 +34,7 @@ def launcher_facts(*errors: BaseException) -> BaseException:
     ids=str,
 )
 def test_what_one_process_lacks(error: BaseException) -> None:
-    assert "raise the limits of who creates this container" in str(failure.scarce(error))
+    assert "raise the limits of the process that creates this container" in str(failure.scarce(error))
 
 
 @pytest.mark.parametrize(

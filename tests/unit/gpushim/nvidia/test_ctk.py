@@ -61,7 +61,7 @@ def test_configure_dry_run(tmp_path: Path, engine: str) -> None:
     options = ("--drop-in-config=/x", "--config-source=file", "--dry-run")
     result = run("--debug", "runtime", "configure", f"--runtime={engine}", f"--config={path}", *options)
     assert f"/{PROGRAM}" in result.stdout
-    assert result.stderr.startswith("warning: --drop-in-config means nothing here")
+    assert result.stderr.startswith("warning: --drop-in-config is ignored: gpushim decides")
     assert not path.exists()
 
 

@@ -57,7 +57,7 @@ def test_ours_come_behind_what_is_above_them(above: str) -> None:
     ("mounts", "said"),
     [
         ([volume("/usr/lib", "rbind", "rshared")], "lies on the volume /usr/lib, and"),
-        ([volume("/data", "rbind"), volume("/usr", "rbind", "rslave")], "/usr, which comes behind the volume /data"),
+        ([volume("/data", "rbind"), volume("/usr", "rbind", "rslave")], "/usr, which comes after the volume /data"),
         ([volume("/usr", "rbind", "shared"), volume("/usr/lib", "rbind", "rslave")], "lies on /usr/lib, which comes"),
     ],
 )

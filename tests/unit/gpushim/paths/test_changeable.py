@@ -146,7 +146,7 @@ def test_who_runs_a_checkout_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None
             assert changeable.by(program) == ""
         for path in (folder / "gpushim").rglob("*"):
             os.chown(path, USER + 1, USER + 1, follow_symlinks=False)
-        with ordinary.user(), pytest.raises(GpushimError, match="others than this user own or may write"):
+        with ordinary.user(), pytest.raises(GpushimError, match="users other than this user own or can write to"):
             changeable.check(program)
 
 

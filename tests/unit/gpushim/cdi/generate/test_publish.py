@@ -471,7 +471,7 @@ def test_a_host_that_can_give_no_gpu_has_no_spec_until_it_can(directory: Path) -
     host = hosts.mixed(error=FAILS)
     host["policy"]["cdi"]["output-directory"] = str(directory)
     publish.on_refresh(host, lambda: first.append((directory / "nvidia.com-gpu.json").exists()))
-    assert host["notes"] == [f"{directory}/nvidia.com-gpu.json is removed, until a refresh can stand behind it"]
+    assert host["notes"] == [f"{directory}/nvidia.com-gpu.json is removed, until a refresh succeeds"]
     publish.on_refresh(host, lambda: first.append(False))
     assert first == [True]  # not where there is nothing to take away
     assert [*directory.iterdir()] == [other]
@@ -518,7 +518,7 @@ def test_a_hook_that_others_could_change_is_not_named(
     with monkeypatch.context() as patch:
         patch.setattr(publish, "hook_program", lambda: str(hook))
         removed, why = refresh(directory)
-        assert (removed.endswith("until a refresh can stand behind it"), [*directory.iterdir()]) == (True, [])
+        assert (removed.endswith("until a refresh succeeds"), [*directory.iterdir()]) == (True, [])
         assert why.startswith(f"no CDI spec is written: {hook} runs with every container")
     assert refresh(directory) == []
     assert names(directory)

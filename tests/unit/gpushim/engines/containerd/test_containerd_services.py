@@ -65,7 +65,7 @@ def test_the_one_that_is_installed_is_found(name: str, file: str, host: Path, ca
 def test_two_services_need_a_word(host: Path, call: Call) -> None:
     for name in ("k3s", "rke2"):
         install(name)
-    assert "say with --config whose settings you mean" in str(call("containerd", None).exception)
+    assert "choose one with --config" in str(call("containerd", None).exception)
     assert call("containerd", Path(services.CONFIGS["rke2"])).exit_code == 0
 
 
@@ -83,7 +83,7 @@ def test_a_containerd_of_its_own_beside_one_needs_a_word(
     else:
         engines.append(Engine("containerd", 7, config=str(own)))
     assert str(call("containerd", None).exception) == (
-        f"containerd with {own} and k3s with {config} are installed; say with --config whose settings you mean"
+        f"containerd with {own} and k3s with {config} are installed; choose one with --config"
     )
     assert not config.with_name("config.toml.tmpl").exists()
 

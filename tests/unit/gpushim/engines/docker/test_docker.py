@@ -384,7 +384,7 @@ def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str])
     ok(call("docker", config))
     copy = Path(f"{config}{exchange.COPY}")
     copy.write_text("{}")
-    assert f"note: what somebody wrote into gpushim's entry is in {copy}\n" in ok(call("docker", config, *words))
+    assert f"note: the change made to gpushim's entry is saved in {copy}\n" in ok(call("docker", config, *words))
 
 
 def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

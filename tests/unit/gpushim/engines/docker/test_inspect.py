@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpushim.cdi import specs as cdi_specs
-from gpushim.engines.docker import inspect
+from gpushim.engines.docker import dockerd as daemon
+from gpushim.engines.docker import inspect, on_path
 from gpushim.engines.processes import programs, running
 from gpushim.explain import explain
 from gpushim.ground.errors import NOT_FOUND, GpushimError
@@ -39,7 +40,8 @@ class Engine:
     def knows(
         self, container: Any = None, image: Any = IMAGE, info: Any = None, program: str = "docker"
     ) -> inspect.Found:
-        answers: dict[str, Any] = {"info --format {{json .}}": info or {"Runtimes": OURS, "ServerVersion": "27.3.1"}}
+        said = {"ID": "asked", **(info or {"Runtimes": OURS, "ServerVersion": "27.3.1"})}
+        answers: dict[str, Any] = {"info --format {{json .}}": said}
         if container is not None:
             answers["inspect --type container x"] = [{"Image": "sha256:1", **container}]
         if image is not None:
@@ -124,8 +126,10 @@ def test_what_docker_makes_of_gpus(engine: Engine, request_: Any, version: str, 
 
 
 @pytest.fixture
-def dockerd(engine: Engine, engines: list[Any]) -> running.Engine:
-    """A dockerd that runs, whose PATH has nothing but the client."""
+def dockerd(engine: Engine, engines: list[Any], monkeypatch: pytest.MonkeyPatch) -> running.Engine:
+    """The dockerd that is asked, whose PATH has nothing but the client; an older one runs beside it."""
+    monkeypatch.setattr(daemon, "info", lambda each, seconds: {"ID": "asked" if each.pid == 1 else "another"})
+    engines.append(running.Engine("dockerd", 2, uid=os.geteuid()))
     found = running.Engine(
         "dockerd", 1, config=f"{engine.folder}/daemon.json", environ={"PATH": str(engine.folder)}, uid=os.geteuid()
     )
@@ -163,6 +167,25 @@ def test_what_docker_29_makes_of_gpus(
     assert (f"{DEVICES}=all" in found.spec["process"]["env"]) is not by_cdi
 
 
+@pytest.mark.parametrize("others", [[], [running.Engine("dockerd", 2)]])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_dockerd_that_is_not_seen_has_the_path_of_a_service(
+    engine: Engine, engines: list[Any], monkeypatch: pytest.MonkeyPatch, others: list[running.Engine], there: bool
+) -> None:
+    """As for an ordinary user, in another mount namespace, or on another machine: its answer tells the devices."""
+    engines.extend(others)  # one that does not answer
+    monkeypatch.setattr(on_path, "PATH", str(engine.folder))
+    if there:
+        hook(engine, "nvidia-cdi-hook")
+    info = {"Runtimes": OURS, "ServerVersion": "29.7.2", "CDISpecDirs": [str(engine.folder / "none")]}
+    known = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=1"}]}
+    request_ = {"DeviceIDs": ["1"], "Capabilities": [["gpu"]]}
+    notes = engine.knows(container([], DeviceRequests=[request_]), info={**info, **known}).notes
+    assert inspect.UNSEEN in notes
+    seen = "docker itself injects the CDI device nvidia.com/gpu=1, by a spec that is not seen here"
+    assert (seen in notes) is there
+
+
 def test_no_gpus_are_nothing_in_docker_29(engine: Engine) -> None:
     """The image's variable counts, as if nobody had said --gpus."""
     info = {"Runtimes": OURS, "ServerVersion": "29.7.2"}
@@ -175,8 +198,8 @@ def test_no_gpus_are_nothing_in_docker_29(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("mine", "before"),
     [
-        ("all", [("image cuda:12", "set again below, which counts")]),
-        ("0", [("container (docker run --env), instead of the image's all", "set again below, which counts")]),
+        ("all", [("image cuda:12", "overridden below")]),
+        ("0", [("container (docker run --env), instead of the image's all", "overridden below")]),
         ("1", []),
     ],
 )
@@ -199,7 +222,7 @@ def test_a_runtime_by_type_is_what_daemon_json_says(engine: Engine, dockerd: run
 
 def test_a_runtime_that_nobody_tells_is_not_called_foreign(engine: Engine) -> None:
     (note,) = engine.knows(container([f"{DEVICES}=0"]), info={"Runtimes": {"nvidia": {}}}).notes
-    assert note == "docker does not tell which program its runtime nvidia is; root can see it"
+    assert note == "docker does not show which program its runtime nvidia is; root can see it"
 
 
 def test_requests_that_are_not_for_us(engine: Engine) -> None:

@@ -333,7 +333,7 @@ def test_what_is_passed_over_of_ones_own_is_noted(impostors: list[running.Impost
     """It may be the engine after all, seen from a mount namespace of the caller's."""
     impostors.append(running.Impostor("dockerd", 5, os.geteuid(), "it is in another mount namespace"))
     _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
-    assert notes == ["process 5 bears the name dockerd and is not looked at: it is in another mount namespace"]
+    assert notes == ["process 5 is named dockerd but is ignored: it is in another mount namespace"]
 
 
 @pytest.mark.parametrize("what", ["exe", "cmdline"])

@@ -161,7 +161,7 @@ def test_verify_where_no_dockerd_runs(
     named = str(call("docker", config, "--verify").exception)
     assert named == (
         f"Docker is not verified: no dockerd runs, so only {config} was looked at, which {has} the runtime nvidia; "
-        "start dockerd, then do this again"
+        "start dockerd, then try again"
     )
 
 

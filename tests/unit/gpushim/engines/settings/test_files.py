@@ -207,7 +207,7 @@ def test_a_group_that_users_share_is_not_that_user(file: Path) -> None:
 
 def test_a_read_only_file(file: Path) -> None:
     file.chmod(0o444)
-    with pytest.raises(GpushimError, match="is read-only, so somebody wants it unchanged"):
+    with pytest.raises(GpushimError, match="is read-only, perhaps on purpose"):
         apply([edit(file)])
     assert os.listdir(file.parent) == ["daemon.json"]
 

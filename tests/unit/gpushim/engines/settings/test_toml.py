@@ -41,7 +41,7 @@ def test_put_into_tables_of_every_form(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["engine = 1\n", "[[engine]]\n", '[engine]\nruntimes = ["a"]\n'])
 def test_put_where_no_table_is(text: str) -> None:
-    with pytest.raises(GpushimError, match=r"engine\.runtimes\.ours cannot be set, because \w+ is no table"):
+    with pytest.raises(GpushimError, match=r"engine\.runtimes\.ours cannot be set, because \w+ is not a table"):
         Toml(text).put((*TABLE, "ours"), 1)
 
 

@@ -85,7 +85,7 @@ def test_a_manifest(become: Any) -> None:
         "--mig-strategy": '[device-plugin] mig-strategy = "single"',
         "MIG_STRATEGY": "not needed: --mig-strategy counts",
         "FAIL_ON_INIT_ERROR": "[device-plugin] fail-on-init-error = false",
-        "GDS_ENABLED": "left out: the manifest does not say its value (valueFrom)",
+        "GDS_ENABLED": "left out: the manifest does not contain its value (valueFrom)",
         "--device-list-strategy": '[device-plugin] device-list-strategy = ["envvar", "cdi-cri"]',
         "--pass-device-specs": "[device-plugin] pass-device-specs = true",
         "CONFIG_FILE": "left out: its settings are in that file; gpushim migrate --device-plugin reads it",
