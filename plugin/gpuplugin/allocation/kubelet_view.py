@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import reconcile
-from gpuplugin.book import book, by_device, checkpoints, evidence, listed
+from gpuplugin.book import book, by_device, checkpoints, claimed, evidence, listed
 from gpuplugin.book.evidence import Evidence
 from gpuplugin.devices.changes import changing
 from gpuplugin.kubelet import podresources, sockets
@@ -187,8 +187,9 @@ class Questions:
         files = await asyncio.to_thread(checkpoints.read, folder, snapshot, units) if ask else checkpoints.Promised()
         pods = answer.held() if answer else None
         if answer and pods is not None:
-            claimed = checkpoints.claimed(answer.claims, snapshot, units) if self._heeds() else ()
-            pods[by_device.CLAIM] = {uuid: who for who, uuid in claimed}
+            rows = answer.claims if self._heeds() else ()
+            found = checkpoints.claimed(rows, snapshot, units, claimed.known())
+            pods[by_device.CLAIM] = {uuid: who for who, uuid in found}
         if not self._heeds():
             files.held.pop(by_device.CLAIM, None)
         runs, names = sockets.listening(self._path()), answer.pods if answer else ()

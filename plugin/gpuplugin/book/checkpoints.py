@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpuplugin.book.by_device import CLAIM
+from gpuplugin.book.claimed import known
 from gpuplugin.devices.changes import UNTOLD
 from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
@@ -19,7 +20,7 @@ from gpushim.containers import kubelet
 from gpushim.containers.kubelet import which
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gpuplugin.devices.changes import Units
     from gpuplugin.settings.resources import Device
@@ -66,7 +67,7 @@ def read(folder: str, snapshot: Snapshot, units: Units) -> Promised:
         found.there = True
         _take(found, checkpoint, units)
     try:
-        for who, uuid in claimed(kubelet.claims(folder), snapshot, units):
+        for who, uuid in claimed(kubelet.claims(folder), snapshot, units, known()):
             found.held.setdefault(CLAIM, {})[uuid] = who
     except (OSError, ValueError) as error:
         found.damaged = _damaged(f"{folder}/{kubelet.CLAIMS}", error)
@@ -86,9 +87,22 @@ def remembered(folder: str) -> frozenset[str]:
     return frozenset(f"{one.resource} {name}" for one in found for name in one.devices)
 
 
-def claimed(claims: Iterable[Claim], snapshot: Snapshot, units: Units) -> Iterator[tuple[str, str]]:
-    """List who has which GPU or MIG instance by claims: what a claim may have, it has."""
+def claimed(
+    claims: Iterable[Claim], snapshot: Snapshot, units: Units, given: Mapping[tuple[str, str, str], str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """List who has which GPU or MIG instance by claims: what a claim may have, it has.
+
+    Args:
+        claims: as kubelet has them.
+        snapshot: of the host's inventory.
+        units: what the host has.
+        given: as `gpuplugin.book.claimed.known` returns it: what these claims have, and what they only look at.
+    """
     for one in claims:
+        mine = (given or {}).get((one.namespace, one.name, one.device)) if one.driver in kubelet.DRIVERS else None
+        if mine is not None:
+            yield from [(named(one.namespace, one.name, one.driver), mine)] if mine in units else []
+            continue
         for uuid in units if (found := which(one, snapshot)) is None else found:
             yield named(one.namespace, one.name, one.driver), uuid
 

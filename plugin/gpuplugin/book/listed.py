@@ -25,7 +25,7 @@ from gpuplugin.devices.changes import is_instance
 from gpuplugin.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from gpuplugin.book.page import Division, Entry, Page
     from gpuplugin.devices.changes import Held, Units
@@ -93,6 +93,32 @@ def listed(page: Page, held: Held, pods: Collection[str] | None, since: float) -
             elif entry["source"] in (FORMER, FORGOTTEN) and entry["to"] in pods:
                 entries[key] = {**entry, "source": FORGOTTEN}
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
+    return found
+
+
+def claims(page: Page, who: Mapping[str, str], homes: Mapping[str, str], since: float | None) -> Page:
+    """Return the book with the claims of which somebody tells, and of others those that are new.
+
+    Args:
+        page: the book.
+        who: claims by UUID of what they have.
+        homes: UUIDs of the GPUs that have them, by UUID of all GPUs and MIG instances.
+        since: seconds since boot; what a claim got before that and is not in `who` is free. None: nothing is.
+    """
+    found: Page = {**page, "gpus": {}}
+    for gpu, one in page["gpus"].items():
+        entries = {
+            key: row
+            for key, row in one["entries"].items()
+            if row["giver"] == PLUGIN or row["uuid"] in who or since is None or row["time"] > since
+        }
+        found["gpus"][gpu] = {**one, "entries": entries}
+    for uuid, to in who.items():
+        if uuid in homes:
+            home = found["gpus"].setdefault(homes[uuid], {"divisions": {}, "entries": {}})
+            there = home["entries"].get(f"{CLAIM} {uuid}")
+            if not there or there["to"] != to:
+                home["entries"][f"{CLAIM} {uuid}"] = noted_entry(DRIVER, to, uuid, (CLAIM, ""), LISTED, 0.0)
     return found
 
 

@@ -28,7 +28,7 @@ from gpushim.paths import trust
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-LINE = 8 << 20  # bytes
+LINE = 4 << 20  # bytes
 LOOK = 1.0  # seconds between looks at whether the socket is still the one of that name
 SEND = 10  # seconds for the other side to take a line
 

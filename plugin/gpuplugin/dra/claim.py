@@ -65,11 +65,28 @@ def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> 
         if found["metadata"]["uid"] != asked["uid"]:
             raise GpushimError(f"claim {name} is another now than the one of this pod; delete the pod", REQUEST)
         results = tuple(_results((found.get("status") or {}).get("allocation"), name, node))
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise GpushimError(f"claim {name} is not as Kubernetes has claims", REQUEST) from None
     if not results:
         raise GpushimError(f"claim {name} has no device of {DRIVER} on node {node}", REQUEST)
     return Claim(asked["uid"], asked["namespace"], asked["name"], results)
+
+
+def is_here(row: Mapping[str, Any], found: Mapping[str, Any], node: str) -> bool:
+    """Say whether a claim still has something here that it once got; what is not understood has.
+
+    Args:
+        row: of the ledger.
+        found: the ResourceClaim.
+        node: as for `allocated`.
+    """
+    names = {one["device"] for one in row["devices"]}
+    try:
+        allocation = (found.get("status") or {}).get("allocation") or {"devices": {"results": []}}
+        results = allocation["devices"]["results"]
+        return any((one["driver"], one["pool"]) == (DRIVER, node) and one["device"] in names for one in results)
+    except (KeyError, TypeError, AttributeError):
+        return True
 
 
 def check(claim: Claim) -> None:

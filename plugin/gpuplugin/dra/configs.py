@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 API = "resource.nvidia.com/v1beta1"
+ROWS = 64  # results, or configs of claim and classes, of an allocation (twice DeviceConfigMaxSize)
 KINDS = {"GpuConfig": "gpu", "MigDeviceConfig": "mig"}  # with the type of the devices that each is for
 TIME_SLICING, MPS = "TimeSlicing", "MPS"
 STRATEGIES = (TIME_SLICING, MPS)
@@ -148,7 +149,7 @@ def _best(result: Mapping[str, Any], rows: Sequence[_Row], types: Mapping[str, s
 
 def _rows(found: Any, key: str) -> list[dict[str, Any]]:
     rows = (found.get(key) or []) if isinstance(found, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or len(rows) > ROWS or not all(isinstance(row, dict) for row in rows):
         raise GpushimError(
             f"the claim's allocation has no list of {key} as the scheduler writes it; delete the claim and its pod, "
             "and make them again",

@@ -82,6 +82,7 @@ class NodeHalf:
         self._offered: list[Offered] = []
         self._offer = Offer({}, {}, "", "the driver has begun just now")
         self._why: dict[str, str] = {}  # sentences by UUID
+        self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
         self._ending = False
@@ -216,11 +217,12 @@ class NodeHalf:
         self._offered = offered.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
         gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
         homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
-        first = self._snapshot is None
-        self._offer = Offer({one.name: one for one in self._offered}, homes, found["policy"]["cdi"]["kind"])
+        names = {one.name: one for one in self._offered}
+        self._offer = Offer(names, homes, found["policy"]["cdi"]["kind"], snapshot=found)
         self._snapshot = found
-        if first:
+        if homes != self._homes:  # a device that comes late may be one that a claim has
             self._ledger.open(homes)
+            self._homes = homes
 
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""

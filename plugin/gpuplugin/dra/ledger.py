@@ -1,48 +1,46 @@
 """Which claims have which GPUs: written before kubelet is answered, and read again after a restart or a boot.
 
-A file beside the book, under the book's lock, with what only a claim needs: its uid, since names come again, and
+A file beside the book, under the book's lock, has what only a claim needs: its uid, since names come again, and
 what it looks at as an administrator. The book has the rest, for the device plugin to see. Over a boot the claims
-stay, for kubelet keeps them and asks no more; the book is told of them again.
-Unknown members are kept, and another form is no error, so that versions before and after read it.
-Out of scope: what a claim is to get (claim.py), who asks (prepare.py).
+stay, for kubelet keeps them and asks no more; the book is told of them again. Of what containers have by the device
+plugin, and by claims of a driver before this one, kubelet tells.
+Out of scope: the file (gpuplugin.book.claimed), what a claim is to get (claim.py), who asks (prepare.py).
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpuplugin.book import book, by_device, checkpoints, listed
+from gpuplugin.book import by_device, checkpoints, claimed, listed
+from gpuplugin.book.claimed import held
 from gpuplugin.dra.claim import DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
-from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from gpuplugin.book.book import Book
+    from gpuplugin.book.claimed import Row
     from gpuplugin.book.page import Page
     from gpuplugin.dra.claim import Claim
 
-    Row = dict[str, Any]  # "namespace", "name", "devices": [{"request", "device", "uuid", "admin"}]
-
-NAME = "claims.json"  # in the book's directory
-FORM = 1
 QUIET = 10.0  # seconds in which kubelet may not list what was given
 
 
 class Holders(NamedTuple):
-    """Who has what of the device plugin, as kubelet lists it.
+    """Who has what, as kubelet lists it.
 
     Attributes:
-        held: pods by resource and id.
+        held: pods by resource of device plugins and id.
         pods: all of them; None while there may be more.
+        claims: claims by UUID, without those that only look.
     """
 
     held: Mapping[str, Mapping[str, str]]
     pods: Collection[str] | None
+    claims: Mapping[str, str] = {}
 
 
 class Ledger:
@@ -50,31 +48,27 @@ class Ledger:
 
     Args:
         shared: the book.
+
+    Attributes:
+        sure: kubelet has listed all pods since this began.
     """
 
     def __init__(self, shared: Book) -> None:
         self._book = shared
+        self.sure = self._damaged = False
 
     @property
     def path(self) -> str:
         """Where the file is."""
-        return f"{book.folder()}/{NAME}"
+        return claimed.path()
 
     def claims(self) -> dict[str, Row]:
         """Return the claims that have something, by uid."""
-        return self._read()[1]
-
-    def _read(self) -> tuple[dict[str, Any], dict[str, Row]]:
-        """Return all of the file, and the claims of it that are as they are written."""
-        data = book.content(self.path)
-        if data is None:
-            return {}, {}
-        try:
-            found = json.loads(data)
-            return found, {uid: row for uid, row in found["claims"].items() if _is_row(row)}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        _, rows, damaged = claimed.read()
+        if damaged and not self._damaged:
             logger.warning("%s is damaged: which claims had GPUs before is known to kubelet alone", self.path)
-            return {}, {}
+        self._damaged = damaged
+        return rows
 
     def open(self, homes: Mapping[str, str]) -> None:
         """Have the book know all claims, as after a boot.
@@ -88,10 +82,10 @@ class Ledger:
         self._book.prepare()
         with self._book.locked() as before:
             page = self._book.now(before)
-            for row in self.claims().values():
-                mine = {uuid: homes[uuid] for uuid in _held(row) if uuid in homes}
+            mine = [(uuid, _named(row)) for row in self.claims().values() for uuid in held(row)]
+            for uuid, name in mine:
                 try:
-                    page = by_device.claim(page, mine, _named(row), system.clock())
+                    page = by_device.claim(page, {uuid: homes[uuid]} if uuid in homes else {}, name, system.clock())
                 except GpushimError as error:  # both have it already, and nobody can take it back
                     logger.warning("%s", error)
             if page != before:
@@ -116,36 +110,64 @@ class Ledger:
         row: Row = {"namespace": claim.namespace, "name": claim.name, "devices": devices}
         with self._book.locked() as before:
             rows = self.claims()
-            _refuse(claim, _held(row), {uid: one for uid, one in rows.items() if uid != claim.uid}, homes)
+            _refuse(claim, held(row), {uid: one for uid, one in rows.items() if uid != claim.uid}, homes)
             page = self._book.now(before)
+            if claim.uid in rows:  # it may have had others, which nobody else would take back
+                page = by_device.unclaimed(page, held(rows[claim.uid]), _named(rows[claim.uid]))
             if holders:
-                page = _ended(page, holders)
-            mine = {uuid: homes[uuid] for uuid in _held(row)}
+                _refuse_listed(claim, held(row), holders, homes)
+                page = self._heard(page, holders, rows, homes)
+            mine = {uuid: homes[uuid] for uuid in held(row)}
             page = by_device.claim(page, mine, _named(row), system.clock())
+            if holders is None and self._asks(before):
+                raise GpushimError(
+                    f"what containers had before is not known, and kubelet (pod-resources) does not say; claim "
+                    f"{claim} gets a GPU when it does",
+                    FAILED,
+                )
             if rows.get(claim.uid) != row:
-                self._write({**rows, claim.uid: {**rows.get(claim.uid, {}), **row}})
+                claimed.write({**rows, claim.uid: {**rows.get(claim.uid, {}), **row}})
             self._book.write(page)
 
-    def given(self) -> bool:
-        """Say whether the book has containers of the device plugin's."""
-        page = self._book.read()
-        entries = by_device.entries(page) if page and page["boot"] == self._book.boot else ()
-        return any(one["giver"] == by_device.PLUGIN for *_, one in entries)
+    def _asks(self, page: Page | None) -> bool:
+        """Say whether kubelet has to be asked who has what before anything is given.
 
-    def hear(self, holders: Holders) -> None:
+        As where the book says nothing, or the device plugin gave something in an earlier boot: such a pod comes back
+        with it, and nobody is asked.
+        """
+        if page is None or page["boot"] != self._book.boot or page["unknown"]:
+            return True
+        return not self.sure and any(one["divisions"] for one in page["gpus"].values())
+
+    def given(self) -> bool:
+        """Say whether it is to be asked who has what: somebody may, of whom the file does not tell."""
+        page = self._book.read()
+        return not self.sure or self._asks(page) or any(by_device.entries(page) if page else ())
+
+    def hear(self, holders: Holders, homes: Mapping[str, str]) -> None:
         """Have the book know which containers have ended: the device plugin, which may be gone, asks seldom.
 
         Args:
             holders: what kubelet has listed just now.
+            homes: as for `open`.
 
         Raises:
             GpushimError: the book cannot be written.
         """
         with self._book.locked() as before:
             page = self._book.now(before)
-            found = _ended(page, holders)
+            found = self._heard(page, holders, self.claims(), homes)
             if found != page:
                 self._book.write(found)
+
+    def _heard(self, page: Page, holders: Holders, rows: Mapping[str, Row], homes: Mapping[str, str]) -> Page:
+        """Return the book after what kubelet lists."""
+        since = system.clock() - QUIET
+        page = listed.listed(page, holders.held, holders.pods, since)
+        known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
+        page = listed.claims(page, {**holders.claims, **known}, homes, None if holders.pods is None else since)
+        self.sure = holders.pods is not None
+        return page
 
     def forget(self, uids: Collection[str]) -> None:
         """Take back what claims have; of those that have nothing, nothing.
@@ -158,38 +180,12 @@ class Ledger:
             page: Page = self._book.now(before)
             for uid in uids:
                 if uid in rows:
-                    page = by_device.unclaimed(page, _held(rows[uid]), _named(rows[uid]))
+                    page = by_device.unclaimed(page, held(rows[uid]), _named(rows[uid]))
             if page != before:
                 self._book.write(page)
             left = {uid: row for uid, row in rows.items() if uid not in uids}
             if left != rows:
-                self._write(left)
-
-    def _write(self, rows: Mapping[str, Row]) -> None:
-        data = json.dumps({**self._read()[0], "form": FORM, "claims": rows}).encode()
-        try:
-            replace(self.path, data + b"\n", 0o600, durable=False)
-        except OSError as error:
-            raise GpushimError(
-                f"{self.path}, which has the claims that have GPUs, cannot be written: {error.strerror}; without it "
-                "a GPU could be given out twice. Make its directory one of root's on a disk with room",
-                FAILED,
-            ) from None
-
-
-def _ended(page: Page, holders: Holders) -> Page:
-    return listed.listed(page, holders.held, holders.pods, system.clock() - QUIET)
-
-
-def _is_row(row: Any) -> bool:
-    texts = [row["namespace"], row["name"]]
-    texts += [one[key] for one in row["devices"] for key in ("request", "device", "uuid")]
-    return all(isinstance(text, str) for text in texts)
-
-
-def _held(row: Row) -> list[str]:
-    """List what a claim has to itself."""
-    return [one["uuid"] for one in row["devices"] if not one.get("admin")]
+                claimed.write(left)
 
 
 def _named(row: Row) -> str:
@@ -199,13 +195,27 @@ def _named(row: Row) -> str:
 def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], homes: Mapping[str, str]) -> None:
     """Refuse what another claim has."""
     for row in others.values():
-        for had in _held(row):
+        for had in held(row):
             for uuid in uuids:
-                whole = homes.get(had) == homes[uuid] and (had == homes[uuid] or uuid == homes[uuid])
-                if had == uuid or whole:
+                if _touch(had, uuid, homes):
                     who = quote(f"{row['namespace']}/{row['name']}")
                     raise GpushimError(
                         f"claim {claim} cannot have {uuid} yet: claim {who} has {'it' if had == uuid else had}, "
                         "and is taken back within a minute if it has been deleted",
                         REQUEST,
                     )
+
+
+def _refuse_listed(claim: Claim, uuids: Collection[str], holders: Holders, homes: Mapping[str, str]) -> None:
+    """Refuse what a pod has by the device plugin, also where the book does not have that."""
+    for name, who in ((name, who) for row in holders.held.values() for name, who in row.items()):
+        had = by_device.stem(name)
+        for uuid in uuids:
+            if _touch(had, uuid, homes):
+                what = "it" if had == uuid else had
+                raise GpushimError(f"claim {claim} cannot have {uuid} yet: {quote(who)} has {what}", REQUEST)
+
+
+def _touch(had: str, uuid: str, homes: Mapping[str, str]) -> bool:
+    """Say whether two are one, or one is a MIG instance of the other."""
+    return had == uuid or (homes.get(had) == homes[uuid] and homes[uuid] in (had, uuid))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.sockets import identity
-from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from gpuplugin.kubelet.sockets import Identity
 
-LIMIT = 8 << 20  # bytes of a line
+LIMIT = 4 << 20  # bytes of a line; etcd stores objects of 1.5 MiB at most
+TOLD = 64 << 10  # bytes of a line that is kept
+ERROR = 500  # characters
 CLIENTS = 4  # that wait, of which one counts
 ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
 ABSENT = "the API server does not have it"
@@ -64,13 +66,13 @@ class Link:
         if self._server and identity(self.path) == self._inode:
             return
         try:
-            listening, self._inode = sockets.private(self.path, CLIENTS)
-            os.chmod(self.path, 0o666)  # noqa: S103 - the other half is not root; `_met` says who is let in
+            # The other half is not root; `_met` says who is let in. It may have put a link where the socket was.
+            listening, inode = sockets.private(self.path, CLIENTS, 0o666)
         except OSError as error:
             raise GpushimError(f"the socket {self.path} cannot be made: {error.strerror or error}", FAILED) from None
         if self._server:
             self._server.close()
-        self._inode = identity(self.path)
+        self._inode = inode
         self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=LIMIT)
 
     def stop(self) -> None:
@@ -115,13 +117,18 @@ class Link:
         finally:
             del self._asked[mine]
         if "error" in answer:
-            raise GpushimError(quote(str(answer["error"])), FAILED)
+            raise GpushimError(visible(str(answer["error"])[:ERROR]), FAILED)
         return None if answer.get("absent") else answer.get("object")
 
     def _send(self, line: bytes) -> None:
-        """Write to the other half if it is there; all that counts is written again when it comes."""
+        """Write to the other half if it is there; all that counts is written again when it comes.
+
+        One that does not read has to come again: it would go on without what it has missed.
+        """
         if self._client and self._client.transport.get_write_buffer_size() < LIMIT:
             self._client.write(line)
+        elif self._client:
+            self._client.transport.abort()
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a client until it ends, or another one comes."""
@@ -134,7 +141,8 @@ class Link:
         writer.write(self._pool + b"".join(line for _, line in self._asked.values()))
         try:
             while line := await reader.readline():
-                self._heard(json.loads(line))
+                self._heard(json.loads(line), len(line))
+                await asyncio.sleep(0)  # lines that are there already come at once, and others wait
         except (ValueError, OSError, RecursionError) as error:  # ValueError: a line over LIMIT, too
             logger.warning("the container beside this one says what it should not: %s", quote(str(error)[:200]))
         finally:
@@ -143,13 +151,13 @@ class Link:
                 self._client, self.published = None, {}
                 self._changed()
 
-    def _heard(self, news: Any) -> None:
+    def _heard(self, news: Any, size: int) -> None:
         if not isinstance(news, dict):
             raise ValueError("it is no object")
         found = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
         if found and not found[0].done():
             found[0].set_result(news)
-        if isinstance(news.get("published"), dict):
+        if isinstance(news.get("published"), dict) and size < TOLD:
             self.published = news["published"]
             self._changed()
 

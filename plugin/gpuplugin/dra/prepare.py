@@ -11,24 +11,29 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.dra.claim import DRIVER, allocated, check
+from gpuplugin.book import checkpoints, claimed
+from gpuplugin.dra.claim import DRIVER, allocated, check, is_here
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.kubelet import podresources, sockets
+from gpuplugin.settings import resources
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from gpuplugin.book.claimed import Row
     from gpuplugin.dra.claim import Claim
     from gpuplugin.dra.ledger import Ledger
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.offered import Offered
     from gpuplugin.kubelet.podresources import Listed
+    from gpushim.ground.model import Snapshot
 
 SWEEP = 5.0  # seconds between looks for what has ended, while there is something
 YOUNG = 10.0  # seconds in which a kubelet that has just begun may not list all pods
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
+ENDED = 30.0  # seconds in which kubelet lists no pod of a claim, before that is asked: containers may still end
 
 
 class Offer(NamedTuple):
@@ -39,12 +44,14 @@ class Offer(NamedTuple):
         homes: UUIDs of the GPUs that have them, by UUID of all GPUs and MIG instances.
         kind: of the CDI spec.
         problem: why nothing can be given now, or "".
+        snapshot: of which all that is; None at first.
     """
 
     devices: Mapping[str, Offered]
     homes: Mapping[str, str]
     kind: str
     problem: str = ""
+    snapshot: Snapshot | None = None
 
 
 class Claims:
@@ -62,6 +69,9 @@ class Claims:
         self._ledger, self._link, self._node, self._kubelet_dir, self._offer = ledger, link, node, kubelet_dir, offer
         self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() when that was seen first
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
+        self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
+        self._ended: set[str] = set()  # uids of what kubelet wants taken back, and could not be written
+        self._young: set[str] = set()  # uids that were given something while one asks
 
     async def prepare(self, claims: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]] | str]:
         """Answer NodePrepareResources: devices by uid, or a sentence."""
@@ -104,9 +114,12 @@ class Claims:
                 raise GpushimError(
                     f"this node does not have {quote(one.device)}, of claim {claim}, any more", REQUEST
                 )
+        self._ended.discard(claim.uid)
+        self._young.add(claim.uid)
         uuids = {one.device: offer.devices[one.device].uuid for one in claim.results}
+        found = None if self._ledger.sure else await self._listed()
         try:
-            self._ledger.give(claim, uuids, offer.homes, None)
+            self._ledger.give(claim, uuids, offer.homes, found and found[1])
         except GpushimError:
             found = await self._listed()
             if found is None:
@@ -115,10 +128,15 @@ class Claims:
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what cannot be written now is taken back later."""
+        self._ended |= {one["uid"] for one in claims}
         try:
-            self._ledger.forget([one["uid"] for one in claims])
+            self._forget()
         except GpushimError as error:
             logger.error("%s", error)
+
+    def _forget(self) -> None:
+        self._ledger.forget(self._ended)
+        self._ended.clear()
 
     async def _listed(self) -> tuple[Listed, Holders] | None:
         """Ask kubelet who has what; of one that has just begun it is not believed that others have nothing."""
@@ -127,32 +145,57 @@ class Claims:
             self._kubelet = there, time.monotonic()
         young = time.monotonic() - self._kubelet[1] < YOUNG
         found = await podresources.listed(self._kubelet_dir)
-        return (found, Holders(found.held(), None if young else found.pods)) if found else None
+        if found is None:
+            return None
+        claims: dict[str, str] = {}
+        if snapshot := self._offer().snapshot:
+            units = resources.units(snapshot)
+            rows = checkpoints.claimed(found.claims, snapshot, units, claimed.known())
+            claims = {uuid: who for who, uuid in rows}
+        return found, Holders(found.held(), None if young else found.pods, claims)
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what kubelet does not list and the API server does not have."""
         while True:
             await asyncio.sleep(SWEEP)
             try:
+                if self._ended:
+                    self._forget()
                 await self._sweep()
             except GpushimError as error:
                 logger.warning("%s", error)
 
     async def _sweep(self) -> None:
         rows, given = self._ledger.claims(), self._ledger.given()
+        self._young &= rows.keys()
         self._asked = {uid: then for uid, then in self._asked.items() if uid in rows}
-        found = await self._listed() if rows or given else None
+        found = await self._listed() if (rows or given) and self._offer().snapshot else None
         if found is None:
             return
         listing, holders = found
         if given:
-            self._ledger.hear(holders)
-        listed = {(one.namespace, one.name) for one in listing.claims if one.driver == DRIVER}
-        for uid, row in rows.items():
-            now = time.monotonic()
-            if (row["namespace"], row["name"]) in listed or now - self._asked.get(uid, -SUSPECTED) < SUSPECTED:
-                continue
-            self._asked[uid] = now
-            if await self._link.claim({"namespace": row["namespace"], "name": row["name"], "uid": uid}) is None:
-                logger.info("claim %s/%s is gone, and is taken back", quote(row["namespace"]), quote(row["name"]))
-                self._ledger.forget([uid])
+            self._ledger.hear(holders, self._offer().homes)
+        listed = {(one.namespace, one.name, one.device) for one in listing.claims if one.driver == DRIVER}
+        now = time.monotonic()
+        self._unlisted = {
+            uid: self._unlisted.get(uid, now)
+            for uid, row in rows.items()
+            if not any((row["namespace"], row["name"], one["device"]) in listed for one in row["devices"])
+        }
+        for uid, since in self._unlisted.items():
+            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED:
+                self._asked[uid] = now
+                await self._doubt(uid, rows[uid])
+
+    async def _doubt(self, uid: str, row: Row) -> None:
+        """Take back what no pod has if the claim is gone, or has nothing here any more: names stay, and come again.
+
+        Raises:
+            GpushimError: there is no answer, or a file cannot be written.
+        """
+        self._young.discard(uid)
+        found = await self._link.claim({"namespace": row["namespace"], "name": row["name"], "uid": uid})
+        if uid not in self._young and (found is None or not is_here(row, found, self._node)):
+            name = quote(f"{row['namespace']}/{row['name']}")
+            logger.info("claim %s is gone from this node, and is taken back", name)
+            self._ledger.forget([uid])

@@ -9,6 +9,7 @@ Out of scope: what is served (service.py), and when to look (daemon.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -108,12 +109,13 @@ class Listener:
             await server.stop(GRACE)
 
 
-def private(path: str, backlog: int) -> tuple[socket.socket, Identity | None]:
+def private(path: str, backlog: int, mode: int = 0o600) -> tuple[socket.socket, Identity | None]:
     """Listen at a path that root alone may connect to, in the place of whatever is there.
 
     Args:
         path: with room for nine bytes more in LONGEST_PATH.
         backlog: connections that wait, as for listen(2).
+        mode: of the socket; another one lets others connect, too.
 
     Returns:
         the socket, and its file's identity.
@@ -125,7 +127,7 @@ def private(path: str, backlog: int) -> tuple[socket.socket, Identity | None]:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         server.bind(aside)
-        os.chmod(aside, 0o600)
+        _allow(aside, mode)
         server.listen(backlog)
         inode = identity(aside)
         os.rename(aside, path)
@@ -135,6 +137,17 @@ def private(path: str, backlog: int) -> tuple[socket.socket, Identity | None]:
             os.unlink(aside)
         raise
     return server, inode
+
+
+def _allow(path: str, mode: int) -> None:
+    """Set a socket's mode; what others put in its place, such as a link to a file of root's, keeps its own."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+        os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
 
 
 def sweep(folder: str) -> None:

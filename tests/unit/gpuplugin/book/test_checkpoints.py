@@ -135,3 +135,19 @@ def test_claims_that_kubelet_has_kept_are_promised(tmp_path: Path) -> None:
     found = checkpoints.read(str(tmp_path), HOST, UNITS)
     assert found.held == {CLAIM: {ONE: "claim default/c of gpu.nvidia.com"}}
     assert (found.there, found.damaged) == (True, "")
+
+
+KNOWN = {
+    "what it has": ("gpu-x", {("d", "c", "gpu-x"): TWO}, [TWO]),
+    "what it looks at": ("gpu-0", {("d", "c", "gpu-0"): ""}, []),
+    "a device that the host has no more": ("gpu-x", {("d", "c", "gpu-x"): uuid(9)}, []),
+    "another claim's": ("gpu-x", {("d", "other", "gpu-x"): TWO}, [ONE, PART, TWO]),  # which nobody knows
+}
+
+
+@pytest.mark.parametrize(("device", "known", "has"), KNOWN.values(), ids=KNOWN)
+def test_of_gpushims_own_claims_its_file_tells(device: str, known: Any, has: list[str]) -> None:
+    """kubelet's list does not say that an administrator's claim only looks."""
+    one = Claim("d", "c", kubelet.DRIVERS[0], "n", device, (f"nvidia.com/gpu={uuid(9)}",))
+    name = "claim d/c of gpu.nvidia.com"
+    assert sorted(checkpoints.claimed([one], HOST, UNITS, known)) == sorted((name, each) for each in has)

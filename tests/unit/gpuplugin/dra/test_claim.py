@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.dra.claim import DRIVER, MOST, Result, allocated
+from gpuplugin.dra.claim import DRIVER, MOST, Result, allocated, is_here
 from gpushim.ground.errors import GpushimError
 
 ASKED = {"namespace": "d", "name": "c", "uid": "u1"}
@@ -26,7 +26,7 @@ def test_results_of_this_driver_count() -> None:
 
 
 def test_no_more_than_the_api_allows() -> None:
-    assert len(allocated(ASKED, claim(*[row()] * 99), "n").results) == MOST
+    assert len(allocated(ASKED, claim(*[row()] * 50), "n").results) == MOST
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -46,3 +46,27 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_refused(found: Any, sentence: str) -> None:
     with pytest.raises(GpushimError, match=f"^claim d/c {sentence}"):
         allocated(ASKED, found, "n")
+
+
+def test_a_text_that_is_nested_too_deeply() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(GpushimError, match="is not as Kubernetes has claims"):
+        allocated(ASKED, claim(row(pool=deep)), "n")
+
+
+HERE = {
+    "as it was": (claim(row()), True),
+    "another device": (claim(row(device="gpu-2")), False),
+    "another node": (claim(row(pool="m")), False),
+    "another driver": (claim(row(driver="other")), False),
+    "not allocated": (claim(status={}), False),
+    "no status": (claim(status=None), False),
+    "not understood": (claim(status={"allocation": {"devices": {"results": 3}}}), True),
+}
+
+
+@pytest.mark.parametrize(("found", "here"), HERE.values(), ids=HERE)
+def test_whether_a_claim_has_something_here(found: Any, here: bool) -> None:
+    assert is_here({"devices": [{"device": "gpu-1"}]}, found, "n") == here

@@ -148,3 +148,88 @@ def test_a_socket_that_is_gone_is_made_again(folder: Path) -> None:
         assert os.stat(one.path).st_mode & 0o777 == 0o666
 
     run(folder, story)
+
+
+def test_a_link_in_the_sockets_place_changes_no_other_files_mode(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other half may have the directory: what the socket was is a link to a file of root's a moment later."""
+    kept = folder / "root's"
+    kept.write_text("")
+    kept.chmod(0o600)
+    rename = os.rename
+
+    def renamed(old: str, new: str) -> None:
+        rename(old, new)
+        os.unlink(new)
+        os.symlink(kept, new)
+
+    async def story(one: Link, come: Any) -> None:
+        os.unlink(one.path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", renamed)
+            await one.attend()
+        assert kept.stat().st_mode & 0o777 == 0o600
+        await one.attend()  # which sees that it is another file
+        assert os.stat(one.path).st_mode & 0o777 == 0o666
+
+    run(folder, story)
+
+
+def test_a_link_in_the_place_of_a_socket_that_is_being_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = folder / "root's"
+    kept.write_text("")
+    kept.chmod(0o640)
+    opened = os.open
+
+    def swapped(path: str, *more: Any) -> int:
+        if path.startswith(f"{folder}/s."):
+            os.unlink(path)
+            os.symlink(kept, path)
+        return opened(path, *more)
+
+    async def story(one: Link, come: Any) -> None:
+        os.unlink(one.path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", swapped)
+            with pytest.raises(GpushimError, match="cannot be made"):
+                await one.attend()
+        assert kept.stat().st_mode & 0o777 == 0o640
+        await one.attend()
+
+    run(folder, story)
+
+
+def test_who_says_much_keeps_nobody_waiting(folder: Path) -> None:
+    """Lines that are there already are not all read before anybody else has a turn."""
+
+    async def story(one: Link, come: Any) -> None:
+        other, turns = await come(), 0
+        await other.heard()
+        heard, one._heard = [], lambda *_: heard.append(turns)  # type: ignore[method-assign]
+        other.writer.write(b"{}\n" * 1000)
+        while len(heard) < 1000:
+            turns += 1
+            await asyncio.sleep(0)
+        assert len({*heard}) > 100
+
+    run(folder, story)
+
+
+def test_who_does_not_read_has_to_come_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on without what it has missed."""
+    monkeypatch.setattr(link, "LIMIT", 1 << 16)
+
+    async def story(one: Link, come: Any) -> None:
+        other = await come()
+        await other.heard()
+        for number in range(1000):
+            one.tell([[{"name": f"{number}-{'x' * 10_000}"}]])
+            await asyncio.sleep(0)
+            if not one.connected:
+                break
+        assert not one.connected
+        one.tell([[{"name": "last"}]])
+        assert await (await come()).heard() == {"pool": {"slices": [[{"name": "last"}]]}}
+
+    run(folder, story)

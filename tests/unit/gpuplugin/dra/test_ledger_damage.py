@@ -1,0 +1,141 @@
+"""Who has what by claims where a file is damaged, lost or old: nothing is given twice, or kept for ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.book import by_device, claimed
+from gpuplugin.book.book import Book
+from gpuplugin.dra.ledger import Holders, Ledger
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.dra.test_ledger import GPU, HOMES, OTHER, SECOND, SLICE, by_plugin, claim, entries, give, ledger
+
+__all__ = ["ledger"]
+POD = Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"])
+NOBODY = Holders({}, [])
+
+
+def damaged() -> None:
+    Path(Book().path).write_text("{")
+
+
+def lost() -> None:
+    Path(Book().path).unlink()
+
+
+def booted(monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Boot, and begin again."""
+    monkeypatch.setattr(system, "boot", lambda: "another")
+    found = Ledger(Book())
+    found.open(HOMES)
+    return found
+
+
+@pytest.mark.parametrize("spoil", [damaged, lost])
+def test_a_book_that_says_nothing_does_not_say_that_a_gpu_is_free(ledger: Ledger, spoil: Callable[[], None]) -> None:
+    by_plugin(GPU)
+    spoil()
+    with pytest.raises(GpushimError, match="what containers had before is not known"):
+        give(ledger, claim("a", GPU))
+    with pytest.raises(GpushimError, match=r"^claim d/a cannot have GPU-0 yet: pod d/p has it$"):
+        give(ledger, claim("a", GPU), POD)
+    give(ledger, claim("b", OTHER), POD)
+    assert [*ledger.claims()] == ["b"]
+
+
+def test_a_pod_that_comes_back_after_a_boot_has_what_it_had(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kubelet's checkpoint, without a question to the device plugin."""
+    by_plugin(GPU)
+    again = booted(monkeypatch)
+    with pytest.raises(GpushimError, match="what containers had before is not known"):
+        give(again, claim("a", GPU))
+    with pytest.raises(GpushimError, match="pod d/p has it"):
+        give(again, claim("a", GPU), POD._replace(pods=None))  # of a kubelet that has just begun
+    give(again, claim("a", GPU), NOBODY)
+    give(again, claim("b", OTHER))
+
+
+def test_a_claim_that_was_given_other_devices_has_these_alone(ledger: Ledger) -> None:
+    """As when it was taken from its node, and kubelet could not say so."""
+    give(ledger, claim("a", GPU))
+    give(ledger, claim("a", OTHER))
+    assert entries().keys() == {OTHER}
+    give(ledger, claim("b", GPU))
+
+
+def test_claims_that_are_not_understood_stay_and_harm_no_other(ledger: Ledger) -> None:
+    give(ledger, claim("a", GPU))
+    path = Path(ledger.path)
+    found = json.loads(path.read_text())
+    found["claims"].update({"odd": {"devices": 3}, "odder": {"namespace": "d", "name": "n", "devices": ["x"]}})
+    path.write_text(json.dumps(found))
+    assert [*ledger.claims()] == ["a"]
+    give(ledger, claim("b", OTHER))
+    assert json.loads(path.read_text())["claims"].keys() == {"a", "b", "odd", "odder"}
+
+
+def test_a_claim_that_no_file_tells_of_has_its_gpu_until_kubelet_lists_it_no_more(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(ledger, claim("a", GPU))
+    Path(ledger.path).write_text("{")
+    now = system.clock()
+    monkeypatch.setattr(system, "clock", lambda: now + 60)
+    mine = {GPU: "claim d/a of gpu.nvidia.com"}
+    ledger.hear(Holders({}, ["pod d/a"], mine), HOMES)
+    assert entries().keys() == {GPU}
+    with pytest.raises(GpushimError, match=r"claim d/a of gpu\.nvidia\.com has it"):
+        give(ledger, claim("b", GPU))
+    ledger.hear(Holders({}, None), HOMES)
+    assert entries().keys() == {GPU}
+    ledger.hear(NOBODY, HOMES)
+    assert entries() == {}
+    give(ledger, claim("b", GPU))
+
+
+def test_a_claim_of_a_driver_before_this_one(ledger: Ledger) -> None:
+    """Whose name for the GPU is another, so that the scheduler takes it for free."""
+    theirs = Holders({}, ["pod d/p"], {GPU: "claim d/old of gpu.nvidia.com"})
+    with pytest.raises(GpushimError, match=r"claim d/old of gpu\.nvidia\.com has it"):
+        give(ledger, claim("a", GPU), theirs)
+    ledger.hear(theirs, HOMES)
+    with pytest.raises(GpushimError, match=r"claim d/old of gpu\.nvidia\.com has it"):
+        give(ledger, claim("a", GPU))
+
+
+def test_of_two_gpus_one_that_somebody_has_hides_not_the_other(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill between the two files, and a start of the device plugin's container."""
+    give(ledger, claim("a", GPU, OTHER))
+    shared = Book()
+    with shared.locked() as page:
+        assert page
+        shared.write(by_device.unclaimed(page, [GPU, OTHER], "claim d/a of gpu.nvidia.com"))
+    by_plugin(GPU)
+    Ledger(Book()).open(HOMES)
+    assert {uuid: giver for uuid, (giver, _) in entries().items()} == {GPU: by_device.PLUGIN, OTHER: by_device.DRIVER}
+
+
+def test_what_an_administrator_looks_at_is_had_by_nobody(ledger: Ledger) -> None:
+    give(ledger, claim("a", GPU))
+    give(ledger, claim("admin", GPU, SECOND, admin=True))
+    assert claimed.known() == {("d", "a", "gpu-0"): GPU, ("d", "admin", "gpu-0"): "", ("d", "admin", "mig-1"): ""}
+
+
+def test_a_failure_to_write_the_book_is_told_and_undone(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuplugin.book.book.replace", full)
+        with pytest.raises(GpushimError, match="cannot be written: No space left on device"):
+            give(ledger, claim("a", SLICE))
+    ledger.forget(["a"])
+    give(ledger, claim("b", SLICE))

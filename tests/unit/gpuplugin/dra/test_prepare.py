@@ -1,0 +1,211 @@
+"""What becomes of claims that end while nobody says so, and what kubelet's list is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.book.book import Book
+from gpuplugin.dra import prepare
+from gpuplugin.dra.claim import DRIVER
+from gpuplugin.dra.ledger import Ledger
+from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.kubelet import podresources
+from gpuplugin.kubelet.podresources import Listed
+from gpushim.containers.kubelet import Claim
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+NODE, KIND = "n", "nvidia.com/gpu"
+HOST = snapshot([gpu(0), gpu(1)])
+NAMES = {f"gpu-{number}": uuid(number) for number in (0, 1)}
+
+
+class Device:
+    """What is offered, as far as it counts here."""
+
+    def __init__(self, name: str) -> None:
+        self.uuid = NAMES[name]
+
+
+class Node:
+    """A node, with what its API server has, and what kubelet lists.
+
+    Attributes:
+        claims: results by uid; None: it is not allocated.
+        listed: claims that pods have: name and device.
+        asked: uids, in their order.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.claims: dict[str, tuple[str, ...] | None] = {}
+        self.listed: list[tuple[str, str]] = []
+        self.pods: list[str] = []
+        self.asked: list[str] = []
+        self.now = 1000.0
+        self.answers = True
+        monkeypatch.setattr(podresources, "listed", self._listed)
+        monkeypatch.setattr(prepare.time, "monotonic", lambda: self.now)
+        homes = {one: one for one in NAMES.values()}
+        offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
+        self.ledger = Ledger(Book())
+        self.ledger.open(homes)
+        self.driver = Claims(self.ledger, self, NODE, "/none", lambda: offer)  # type: ignore[arg-type]
+
+    async def _listed(self, _: str) -> Listed | None:
+        rows = [
+            Claim("d", name, DRIVER, NODE, device, (f"k8s.{DRIVER}/claim=u-{device}",))
+            for name, device in self.listed
+        ]
+        return Listed([], rows, self.pods) if self.answers else None
+
+    async def claim(self, asked: Mapping[str, str]) -> dict[str, Any] | None:
+        self.asked.append(asked["uid"])
+        if asked["uid"] not in self.claims:
+            return None
+        names = self.claims[asked["uid"]]
+        results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": name} for name in names or ()]
+        status = {"allocation": {"devices": {"results": results}}} if results else {}
+        return {"metadata": {"uid": asked["uid"]}, "status": status}
+
+    async def prepare(self, uid: str, name: str = "") -> Any:
+        return (await self.driver.prepare([{"uid": uid, "namespace": "d", "name": name or uid}]))[uid]
+
+    async def unprepare(self, uid: str) -> None:
+        await self.driver.unprepare([{"uid": uid, "namespace": "d", "name": uid}])
+
+    async def later(self, seconds: float) -> None:
+        """Let time pass, in which it looks for what has ended."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += prepare.SWEEP
+            await self.driver._sweep()
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    return Node(monkeypatch)
+
+
+ENDED: dict[str, tuple[str, ...] | None] = {"not allocated": None, "allocated otherwise": ("gpu-1",)}
+
+
+@pytest.mark.parametrize("now", ENDED.values(), ids=ENDED)
+def test_a_claim_that_has_nothing_here_any_more_keeps_nothing(node: Node, now: tuple[str, ...] | None) -> None:
+    """It is the same claim all the while, as one with a name of its own is: kubelet has forgotten to give it back."""
+
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
+        await node.later(120)
+        assert [*node.ledger.claims()] == ["a"]
+        node.claims["a"] = now
+        await node.later(60)
+        assert not node.ledger.claims()
+
+    asyncio.run(story())
+
+
+def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_end(node: Node) -> None:
+    async def story() -> None:
+        node.claims["a"], node.listed = ("gpu-0",), [("a", "gpu-0")]
+        await node.prepare("a")
+        node.claims.clear()
+        await node.later(120)
+        assert [*node.ledger.claims()] == ["a"]
+        node.listed.clear()
+        await node.later(prepare.ENDED - prepare.SWEEP)
+        assert [*node.ledger.claims()] == ["a"]
+        await node.later(60 - prepare.ENDED)
+        assert not node.ledger.claims()
+
+    asyncio.run(story())
+
+
+def test_a_claim_of_the_same_name_does_not_keep_the_one_before(node: Node) -> None:
+    async def story() -> None:
+        node.claims["old"] = ("gpu-0",)
+        await node.prepare("old", "same")
+        node.claims = {"new": ("gpu-1",)}
+        await node.prepare("new", "same")
+        node.listed = [("same", "gpu-1")]
+        await node.later(60)
+        assert [*node.ledger.claims()] == ["new"]
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server has the claim still, and it may go on; but not if it is prepared again meanwhile."""
+
+    def full(*_: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def story() -> None:
+        for again in (False, True):
+            node.claims["a"] = ("gpu-0",)
+            await node.prepare("a")
+            with monkeypatch.context() as patch:
+                patch.setattr("gpuplugin.book.book.replace", full)
+                await node.unprepare("a")
+            assert [*node.ledger.claims()] == ["a"]
+            if again:
+                await node.prepare("a")
+            monkeypatch.setattr(prepare, "SWEEP", 0.0)
+            keeping = asyncio.ensure_future(node.driver.keep())
+            for _ in range(100):
+                await asyncio.sleep(0)
+            keeping.cancel()
+            assert [*node.ledger.claims()] == (["a"] if again else [])
+
+    asyncio.run(story())
+
+
+def test_a_claim_that_is_prepared_while_it_is_asked_for_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        await node.prepare("a")
+        node.now += 60
+        await node.driver._sweep()
+        node.claims["a"] = None
+        asked = node.claim
+
+        async def slow(one: Mapping[str, str]) -> Any:
+            found = await asked(one)
+            node.claims["a"] = ("gpu-0",)
+            monkeypatch.setattr(node, "claim", asked)
+            await node.prepare("a")
+            return found
+
+        monkeypatch.setattr(node, "claim", slow)
+        await node.later(60)
+        assert [*node.ledger.claims()] == ["a"]
+
+    asyncio.run(story())
+
+
+def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
+    """NVIDIA's calls it by its minor: to the scheduler ours is another device, which nobody has."""
+
+    async def story() -> None:
+        node.claims["a"], node.listed = ("gpu-0",), [("theirs", "gpu-0")]
+        assert "claim d/theirs of gpu.nvidia.com has it" in await node.prepare("a")
+        node.listed.clear()
+        assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
+
+    asyncio.run(story())
+
+
+def test_a_kubelet_that_does_not_answer_holds_up_nothing_that_is_known(node: Node) -> None:
+    async def story() -> None:
+        node.answers, node.claims["a"] = False, ("gpu-0",)
+        assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
+        await node.later(60)
+        assert node.asked == ["a"]
+        assert await node.prepare("b") == "the API server does not have the claim d/b of this pod any more"
+
+    asyncio.run(story())
