@@ -78,16 +78,16 @@ def test_a_node_with_a_long_name_has_slices(server: Api) -> None:
 
 
 MOVES = {
-    "devices": ({"devices": []}, ""),
-    "to another pool": ({"pool": {"name": OTHERS, "generation": 1, "resourceSliceCount": 1}}, "pool"),
-    "to another node": ({"nodeName": OTHERS}, OWN_NODE),
-    "to another driver": ({"driver": "other.org"}, OWN_DRIVER),
+    "devices": (one(devices=[]), ""),
+    "to another pool": (one(pool=OTHERS), "pool"),
+    "to another node": (one(node=OTHERS), OWN_NODE),
+    "to another driver": (one(driver="other.org"), OWN_DRIVER),
 }
 
 
-@pytest.mark.parametrize(("change", "why"), MOVES.values(), ids=MOVES)
-def test_how_it_may_change_one(server: Api, change: dict[str, Any], why: str) -> None:
-    answer = said(server, "replace", objects=[one(**change) if "nodeName" not in change else one(node=OTHERS)])
+@pytest.mark.parametrize(("written", "why"), MOVES.values(), ids=MOVES)
+def test_how_it_may_change_one(server: Api, written: dict[str, Any], why: str) -> None:
+    answer = said(server, "replace", objects=[written])
     assert re.search(why, answer) if why else not answer, answer
 
 

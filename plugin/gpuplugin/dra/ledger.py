@@ -9,6 +9,7 @@ Out of scope: the file (gpuplugin.book.claimed), what a claim is to get (claim.p
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import by_device, checkpoints, claimed, listed
@@ -166,6 +167,10 @@ class Ledger:
         page = listed.listed(page, holders.held, holders.pods, since)
         known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
         page = listed.claims(page, {**holders.claims, **known}, homes, None if holders.pods is None else since)
+        for uuid, name in known.items():
+            if uuid in homes and holders.claims.get(uuid) != name:  # as of a pod whose init container alone has it
+                with contextlib.suppress(GpushimError):
+                    page = by_device.claim(page, {uuid: homes[uuid]}, name, system.clock())  # is new once more
         self.sure = holders.pods is not None
         return page
 

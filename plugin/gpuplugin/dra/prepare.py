@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SWEEP = 5.0  # seconds between looks for what has ended, while there is something
 YOUNG = 10.0  # seconds in which a kubelet that has just begun may not list all pods
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
+SOON = 3.0  # seconds for an answer to that: what no pod has is to stay new in the book, for `ledger.QUIET` seconds
 ENDED = 30.0  # seconds in which kubelet lists no pod of a claim, before that is asked: containers may still end
 
 
@@ -182,10 +183,13 @@ class Claims:
             for uid, row in rows.items()
             if not any((row["namespace"], row["name"], one["device"]) in listed for one in row["devices"])
         }
-        for uid, since in self._unlisted.items():
-            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED:
-                self._asked[uid] = now
-                await self._doubt(uid, rows[uid])
+        due = [
+            uid
+            for uid, since in self._unlisted.items()
+            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
+        ]
+        self._asked.update(dict.fromkeys(due, now))
+        await asyncio.gather(*(self._doubt(uid, rows[uid]) for uid in due))
 
     async def _doubt(self, uid: str, row: Row) -> None:
         """Take back what no pod has if the claim is gone, or has nothing here any more: names stay, and come again.
@@ -194,7 +198,11 @@ class Claims:
             GpushimError: there is no answer, or a file cannot be written.
         """
         self._young.discard(uid)
-        found = await self._link.claim({"namespace": row["namespace"], "name": row["name"], "uid": uid})
+        asked = {"namespace": row["namespace"], "name": row["name"], "uid": uid}
+        try:
+            found = await asyncio.wait_for(self._link.claim(asked), SOON)
+        except asyncio.TimeoutError:
+            return
         if uid not in self._young and (found is None or not is_here(row, found, self._node)):
             name = quote(f"{row['namespace']}/{row['name']}")
             logger.info("claim %s is gone from this node, and is taken back", name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.book import by_device, claimed
+from gpuplugin.book import by_device, claimed, listed
 from gpuplugin.book.book import Book
 from gpuplugin.dra.ledger import Holders, Ledger
 from gpushim.ground import system
@@ -139,3 +139,30 @@ def test_a_failure_to_write_the_book_is_told_and_undone(ledger: Ledger, monkeypa
             give(ledger, claim("a", SLICE))
     ledger.forget(["a"])
     give(ledger, claim("b", SLICE))
+
+
+def test_a_claim_that_kubelet_does_not_list_stays_while_the_driver_lives(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an init container, of which kubelet lists nothing: to the device plugin its GPU would be free."""
+    give(ledger, claim("a", GPU))
+    now = system.clock()
+    for later in (60, 120):
+        monkeypatch.setattr(system, "clock", lambda later=later: now + later)
+        ledger.hear(NOBODY, HOMES)
+        page = Book().read()
+        assert page
+        for since, there in ((now + later - 10, 1), (now + later + 1, 0)):  # as the plugin hears of kubelet
+            found = listed.listed(page, {by_device.CLAIM: {}}, [], since)
+            assert len([*by_device.entries(found)]) == there
+
+
+def test_what_kubelet_lists_is_written_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(ledger, claim("a", GPU))
+    theirs = Holders({}, ["pod d/a"], {GPU: "claim d/a of gpu.nvidia.com"})
+    ledger.hear(theirs, HOMES)
+    before = Path(Book().path).stat()
+    now = system.clock()
+    monkeypatch.setattr(system, "clock", lambda: now + 60)
+    ledger.hear(theirs, HOMES)
+    assert Path(Book().path).stat() == before
