@@ -157,6 +157,7 @@ class Claims:
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what kubelet does not list and the API server does not have."""
+        said = ""
         while True:
             await asyncio.sleep(SWEEP)
             try:
@@ -164,7 +165,9 @@ class Claims:
                     self._forget()
                 await self._sweep()
             except GpushimError as error:
-                logger.warning("%s", error)
+                if str(error) != said:
+                    logger.warning("%s", error)
+                said = str(error)
 
     async def _sweep(self) -> None:
         rows, given = self._ledger.claims(), self._ledger.given()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ class Node:
         self.now = 1000.0
         self.answers = True
         monkeypatch.setattr(podresources, "listed", self._listed)
-        monkeypatch.setattr(prepare.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
         homes = {one: one for one in NAMES.values()}
         offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
         self.ledger = Ledger(Book())
