@@ -115,6 +115,7 @@ def test_a_mig_instance_by_its_profile(cluster: Cluster, host: Host) -> None:
 
 
 def test_an_administrator_looks_at_a_gpu_beside_who_has_it(cluster: Cluster, host: Host) -> None:
+    """And takes it from nobody: other claims get it, and so do the device plugin's pods."""
     cluster.kubectl("label", "namespace", "default", "resource.kubernetes.io/admin-access=true")
     cluster.apply(claims.claim("owner"), claims.pod("owner", "owner"))
     runs(cluster, "owner")
@@ -123,11 +124,15 @@ def test_an_administrator_looks_at_a_gpu_beside_who_has_it(cluster: Cluster, hos
     runs(cluster, "admin")
     whole = [gpu.index for gpu in host.gpus[1:]]
     sees_by_cdi(claims.look(cluster, "admin", host, whole), host, whole)
-    claims.remove(cluster, "admin")
+    workload.create(cluster, "plain", {GPU: 1})
+    runs(cluster, "plain")
+    serves(cluster, {**ALL, GPU: 2})
+    workload.remove(cluster, "plain")
+    becomes(cluster, lambda: not claims.taints(cluster), "the taint is gone")
     cluster.apply(claims.claim("two", claims.request(count=2)), claims.pod("two", "two"))
     runs(cluster, "two")
     assert not {*claims.held(cluster, "two")} & {*claims.held(cluster, "owner")}
-    claims.remove(cluster, "owner", "two")
+    claims.remove(cluster, "admin", "owner", "two")
 
 
 CONFIGS = {

@@ -5,6 +5,7 @@ The GPUs are simulated, and kubelet and the half at the API server are the test'
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -198,3 +199,30 @@ def test_a_gpu_that_comes_and_goes_is_followed(one: Driver, host: Host, env: dic
     becomes(one, lambda: mig.uuid in one.devices(), 10)
     one.allocate("b", name(mig.uuid))
     assert "claim d/c-a has it" in one.prepare("b")["b"]
+
+
+def test_a_device_that_comes_after_a_boot_is_its_claims(one: Driver, host: Host, env: dict[str, str]) -> None:
+    """As an instance that a unit makes at boot, later than this driver starts; and while somebody has the book."""
+    mig, book = host.gpus[0].mig[1], Path(env["GPUSHIM_STATE"], "device-plugin/book.json")
+    one.allocate("a", name(mig.uuid))
+    assert one.prepare("a")["a"][0]["cdi_device_ids"] == cdi(mig.uuid)
+    one.stop()
+    book.unlink()  # at a boot nobody has what is in it
+    kept = host.gpus[0].mig
+    host.gpus[0].mig = kept[:1]
+    host.update()
+    try:
+        refresh(env, "--force")
+        with book.with_suffix(".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            one.start()
+            one.register()
+            becomes(one, lambda: "book.lock is held by" in one.log.read_text())
+        becomes(one, lambda: one.devices())
+        assert mig.uuid not in book.read_text()
+    finally:
+        host.gpus[0].mig = kept
+        host.update()
+        refresh(env, "--force")
+    becomes(one, lambda: mig.uuid in one.devices(), 10)
+    assert "claim d/c-a of gpu.nvidia.com" in book.read_text()
