@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuplugin.kubelet.sockets import Identity
 
 LIMIT = 4 << 20  # bytes of a line; etcd stores objects of 1.5 MiB at most
-KEPT = 64 << 10  # bytes of a line that is kept
+PUBLISHED = 64 << 10  # bytes of a line that is kept
 ERROR = 500  # characters
 CLIENTS = 4  # that wait, of which one counts
 ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
@@ -157,7 +157,7 @@ class Link:
         found = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
         if found and not found[0].done():
             found[0].set_result(news)
-        if isinstance(news.get("published"), dict) and size < KEPT and news["published"] != self.published:
+        if isinstance(news.get("published"), dict) and size < PUBLISHED and news["published"] != self.published:
             self.published = news["published"]
             self._changed()
 

@@ -157,7 +157,7 @@ class Claims:
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what kubelet does not list and the API server does not have."""
-        said = ""
+        last_error = ""
         while True:
             await asyncio.sleep(SWEEP)
             try:
@@ -165,9 +165,9 @@ class Claims:
                     self._forget()
                 await self._sweep()
             except GpushimError as error:
-                if str(error) != said:
+                if str(error) != last_error:
                     logger.warning("%s", error)
-                said = str(error)
+                last_error = str(error)
 
     async def _sweep(self) -> None:
         rows, given = self._ledger.claims(), self._ledger.given()
