@@ -15,11 +15,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster.cluster import member
+from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-DRIVER = "gpu.nvidia.com"
 DIGITS = 4  # of a slice's number; the devices of one slice come before those of the next by the names' order
 MOST = 253  # characters of a name
 LIMIT = 1 << 53  # of generations; a greater one would come to an end
@@ -82,7 +82,7 @@ class Plan:
 
 def stem(node: str) -> str:
     """Return what the names of a node's slices begin with; a long name of a node is cut, and its hash is added."""
-    tail = f"-{DRIVER}-"
+    tail = f"-{OWN_DRIVER}-"
     room = MOST - len(tail) - DIGITS
     if len(node) > room:
         digest = hashlib.sha256(node.encode()).hexdigest()[:16]
@@ -99,7 +99,7 @@ def seen(found: Any, node: str) -> Seen | None:
     """Return what is to be known of a ResourceSlice object; None if it is none of this node and driver."""
     metadata, spec = member(found, "metadata"), member(found, "spec")
     called, pool, devices = member(metadata, "name"), member(spec, "pool"), member(spec, "devices")
-    if (member(spec, "driver"), member(spec, "nodeName")) != (DRIVER, node) or not isinstance(called, str):
+    if (member(spec, "driver"), member(spec, "nodeName")) != (OWN_DRIVER, node) or not isinstance(called, str):
         return None
     number = called[len(stem(node)) :] if called.startswith(stem(node)) else ""
     ours = re.fullmatch(f"[0-9]{{{DIGITS}}}", number) and member(pool, "name") == node

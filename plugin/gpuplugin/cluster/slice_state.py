@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster.cluster import Pause
-from gpuplugin.cluster.slice_plan import DRIVER
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import quote
 from gpushim.ground.logs import logger
 
@@ -75,7 +75,7 @@ class State:
             self.problem(
                 "contest",
                 f"somebody{who} changes or deletes this node's ResourceSlices again and again; if it is another "
-                f"driver named {DRIVER}, remove it",
+                f"driver named {OWN_DRIVER}, remove it",
             )
 
     def failed(self, sentence: str) -> None:

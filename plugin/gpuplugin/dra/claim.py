@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra.configs import INTERVALS, MPS, Config, chosen
 from gpuplugin.dra.offered import GPU, MIG
-from gpushim.containers.kubelet import DRIVERS
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-DRIVER = DRIVERS[0]  # NVIDIA's driver has this name, and so its claims go on
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
 
 
@@ -68,7 +67,7 @@ def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> 
     except (KeyError, TypeError, AttributeError):
         raise GpushimError(f"claim {name} is not as Kubernetes has claims", REQUEST) from None
     if not results:
-        raise GpushimError(f"claim {name} has no device of {DRIVER} on node {node}", REQUEST)
+        raise GpushimError(f"claim {name} has no device of {OWN_DRIVER} on node {node}", REQUEST)
     return Claim(asked["uid"], asked["namespace"], asked["name"], results)
 
 
@@ -88,9 +87,9 @@ def check(claim: Claim) -> None:
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
     if not allocation:
         raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
-    configs = chosen(allocation, DRIVER, _types(allocation))
+    configs = chosen(allocation, OWN_DRIVER, _types(allocation))
     for place, row in enumerate(allocation["devices"]["results"][:MOST]):
-        if row["driver"] != DRIVER:
+        if row["driver"] != OWN_DRIVER:
             continue
         if row["pool"] != node:
             where = f"on {quote(str(row['pool']))}, and this node is {node}"

@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import book, by_device, checkpoints, listed
-from gpuplugin.dra.claim import DRIVER
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -193,7 +193,7 @@ def _held(row: Row) -> list[str]:
 
 
 def _named(row: Row) -> str:
-    return checkpoints.named(row["namespace"], row["name"], DRIVER)
+    return checkpoints.named(row["namespace"], row["name"], OWN_DRIVER)
 
 
 def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], homes: Mapping[str, str]) -> None:

@@ -11,9 +11,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.dra.claim import DRIVER, allocated, check
+from gpuplugin.dra.claim import allocated, check
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.kubelet import podresources, sockets
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -147,7 +148,7 @@ class Claims:
         listing, holders = found
         if given:
             self._ledger.hear(holders)
-        listed = {(one.namespace, one.name) for one in listing.claims if one.driver == DRIVER}
+        listed = {(one.namespace, one.name) for one in listing.claims if one.driver == OWN_DRIVER}
         for uid, row in rows.items():
             now = time.monotonic()
             if (row["namespace"], row["name"]) in listed or now - self._asked.get(uid, -SUSPECTED) < SUSPECTED:
