@@ -122,7 +122,7 @@ class Link:
         elif isinstance(answered, dict) and "pool" in answered and _is_pool(answered["pool"]):
             self.slices.want(answered["pool"] and answered["pool"]["slices"])
         else:
-            raise GpushimError(f"{self._path} sends a line that is no pool and no claim", FAILED)
+            raise GpushimError(f"{self._path} sends a line that is neither a pool nor a claim", FAILED)
 
     def send(self, answered: dict[str, Any], connected: socket.socket | None = None) -> None:
         """Send a line; it is lost if there is no connection, or another one than was meant.

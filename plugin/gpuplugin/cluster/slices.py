@@ -1,6 +1,6 @@
 """A node's ResourceSlices, kept as they are desired.
 
-They are seen by a watch, and written only while somebody wants some. Out of scope: what is to be written
+A watch shows what becomes of them; they are written only while some are desired. Out of scope: what is to be written
 (slice_plan.py), what devices there are (gpuplugin/dra/).
 """
 
@@ -102,7 +102,7 @@ class Slices:
             raise rights.lacking(error, "watch", "resourceslices") from None
 
     def write(self) -> Iterator[None]:
-        """Write what is not as it is desired, again and again."""
+        """Write whatever is not as desired, for ever."""
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -124,7 +124,7 @@ class Slices:
         return self._due and self._listed and self._desired is not None and not self._state.wait(TICK)
 
     def _put_right(self, desired: list[Devices], say: bool) -> None:
-        last = ApiError("the API server has other ResourceSlices than were written a moment ago")
+        last = ApiError("this node's ResourceSlices change while they are written")
         try:
             for _ in range(TRIES):
                 found = self._plan(desired)

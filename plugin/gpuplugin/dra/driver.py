@@ -1,4 +1,4 @@
-"""From the snapshot to slices, and from a claim to its answer: the outline of the DRA driver's half on the node.
+"""The outline of the DRA driver's half on the node: from the snapshot to slices, and from a claim to its answer.
 
 It is root and has no token. The snapshot, with what is unhealthy and what the device plugin gave, becomes slices,
 which the other half publishes as long as kubelet has this driver; kubelet's calls are answered by prepare.py.
@@ -67,7 +67,7 @@ class NodeHalf:
         self._ledger = Ledger(self._book)
         self._snapshot: Snapshot | None = None
         self._offered: list[Offered] = []
-        self._offer = Offer({}, {}, "", "the driver has begun just now")
+        self._offer = Offer({}, {}, "", "the driver has only just started")
         self._why: dict[str, str] = {}  # sentences by UUID
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
@@ -163,8 +163,8 @@ class NodeHalf:
         found = next((one.path for one in there if one.name == OWN_DRIVER and not is_ours(one)), "")
         if found and found != self._rival:
             logger.error(
-                "another driver %s listens at %s: gpushim gives out no GPU by claim on this node; remove one of the "
-                "two from it",
+                "another driver %s listens at %s, so gpushim gives out no GPUs by claim on this node; remove one of "
+                "the two from it",
                 OWN_DRIVER,
                 found,
             )

@@ -171,8 +171,8 @@ class Ledger:
             replace(self.path, data + b"\n", 0o600, durable=False)
         except OSError as error:
             raise GpushimError(
-                f"{self.path}, which has the claims that have GPUs, cannot be written: {error.strerror}; without it "
-                "a GPU could be given out twice. Make its directory one of root's on a disk with room",
+                f"{self.path}, the record of claims that have GPUs, cannot be written: {error.strerror}; without it "
+                "a GPU could be given out twice. Its directory must be root's, on a disk with room",
                 FAILED,
             ) from None
 
@@ -206,6 +206,6 @@ def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], hom
                     who = quote(f"{row['namespace']}/{row['name']}")
                     raise GpushimError(
                         f"claim {claim} cannot have {uuid} yet: claim {who} has {'it' if had == uuid else had}, "
-                        "and is taken back within a minute if it has been deleted",
+                        "and gives it back within a minute of its deletion",
                         REQUEST,
                     )
