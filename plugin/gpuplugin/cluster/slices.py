@@ -54,7 +54,7 @@ class Slices:
         self._desired: list[Devices] | None = None
         self._forms: dict[str, list[Any]] = {}  # what the server makes of devices
         self._fresh = True  # whether it may have dropped something that is not known here
-        self._doubtful = -1  # index of a slice that was refused
+        self._doubtful = -1  # index of a slice that was refused: tried first, before others make the pool incomplete
         self._due = self._listed = self._asked = False
 
     def want(self, slices: list[Devices] | None) -> None:

@@ -54,6 +54,7 @@ class Ledger:
 
     def __init__(self, shared: Book) -> None:
         self._book = shared
+        self._problem = ""  # of the file, which is logged once
 
     @property
     def path(self) -> str:
@@ -71,10 +72,15 @@ class Ledger:
             return {}, {}
         try:
             found = json.loads(data)
-            return found, {uid: row for uid, row in found["claims"].items() if _is_row(row)}
+            rows = {uid: row for uid, row in found["claims"].items() if _is_row(row)}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            logger.warning("%s is damaged: which claims had GPUs before is known to kubelet alone", self.path)
-            return {}, {}
+            found, rows = {}, {}
+        whole = bool(found) and len(rows) == len(found["claims"])
+        problem = "" if whole else f"{self.path} is damaged: which claims had GPUs is known to kubelet alone"
+        if problem and problem != self._problem:
+            logger.warning("%s", problem)
+        self._problem = problem
+        return found, rows
 
     def open(self, homes: Mapping[str, str]) -> None:
         """Have the book know all claims, as after a boot.
@@ -182,8 +188,11 @@ def _ended(page: Page, holders: Holders) -> Page:
 
 
 def _is_row(row: Any) -> bool:
-    texts = [row["namespace"], row["name"]]
-    texts += [one[key] for one in row["devices"] for key in ("request", "device", "uuid")]
+    try:
+        texts = [row["namespace"], row["name"]]
+        texts += [one[key] for one in row["devices"] for key in ("request", "device", "uuid")]
+    except (KeyError, TypeError):
+        return False
     return all(isinstance(text, str) for text in texts)
 
 
