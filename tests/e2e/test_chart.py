@@ -13,6 +13,7 @@ from e2e.charts import (
     ACCOUNT,
     ALL,
     BUDGET,
+    CLAIMS,
     FEATURE,
     FEATURES,
     LABELLER,
@@ -60,7 +61,7 @@ def understood(args: list[str]) -> dict[str, Any]:
     return settings.resolve({name: value for name, value in flags.items() if value}, {}, {}).values
 
 
-@pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])
+@pytest.mark.parametrize("values", [{}, ALL, CLAIMS, {"uninstall": True}])
 def test_lint_has_nothing_to_say(values: Values) -> None:
     assert helm.lint(charts.CHART, values) == []
 
@@ -282,7 +283,7 @@ def test_what_pods_name_comes_before_them_in_the_plain_file() -> None:
     assert kinds == ["Namespace", "RuntimeClass", *policy, *rights, "DaemonSet", "DaemonSet"]
 
 
-@pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])
+@pytest.mark.parametrize("values", [{}, ALL, CLAIMS, {"uninstall": True}])
 def test_openshifts_constraints_allow_what_pods_ask_for(values: Values) -> None:
     allowed = yaml.safe_load((charts.KUBERNETES / "openshift-scc.yaml").read_text())
     for each in (one for one in charts.objects(values).values() if one["kind"] == "DaemonSet"):

@@ -13,7 +13,7 @@ import yaml
 
 from e2e import charts, helm, nodetoken, pages
 from e2e.apiserver import Api, api
-from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, NODES, PLUGIN, TWO
+from e2e.charts import ACCOUNT, ALL, CLAIMS, FEATURE, FEATURES, NODES, PLUGIN, TWO
 from e2e.helm import Values
 
 SOMEWHERE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
@@ -56,6 +56,7 @@ def server() -> Iterator[Api]:
     [
         {},
         ALL,
+        CLAIMS,
         {"uninstall": True},
         {
             "image": {"repository": "localhost:5000/gpushim", "digest": f"sha256:{'0' * 64}"},

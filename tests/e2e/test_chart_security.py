@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from e2e import charts
-from e2e.charts import ALL, containers
+from e2e.charts import ALL, CLAIMS, containers
 
 OWN = 61017  # of nobody else on the node, whose processes the pod sees: 65532 is what many images have
 # Of each container: its user, whether it is privileged, and what of the node it sees, with ! where it may write.
@@ -33,6 +33,19 @@ SECURITY = {
             "/var/run/cdi=/var/run/cdi",
         },
     ),
+    "gpushim-dra-driver cluster": (65532, False, set()),
+    "gpushim-dra-driver node": (
+        0,
+        False,
+        {
+            "!/var/lib/kubelet/plugins=/var/lib/kubelet/plugins",
+            "!/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
+            "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
+            "!/run/gpushim=/run/gpushim",
+            "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
+            "/etc/gpushim=/etc/gpushim",
+        },
+    ),
 }
 DROPPED = {
     "allowPrivilegeEscalation": False,
@@ -43,7 +56,7 @@ DROPPED = {
 
 
 def daemon_sets() -> Iterator[dict[str, Any]]:
-    for values in (ALL, {"uninstall": True}):
+    for values in (ALL, CLAIMS, {"uninstall": True}):
         yield from (each for each in charts.objects(values).values() if each["kind"] == "DaemonSet")
 
 
@@ -72,7 +85,7 @@ def test_the_token_is_where_the_api_server_is_asked() -> None:
             None,
             None,
         )
-        assert pod.get("hostPID", False) == (each["metadata"]["name"] != "gpushim-device-plugin")
+        assert pod.get("hostPID", False) == (each["metadata"]["name"] in ("gpushim-node", "gpushim-uninstall"))
         tokens = {row["name"] for row in pod["volumes"] if "serviceAccountToken" in str(row)}
         for name, container in containers(each).items():
             with_token |= {name for row in container.get("volumeMounts", ()) if row["name"] in tokens}

@@ -108,8 +108,8 @@ def test_one_of_several_claims_fails_alone(one: Driver, host: Host) -> None:
     one.allocate("b", OTHER)
     found = one.prepare("a", "b", "unknown")
     assert found["a"][0]["cdi_device_ids"] == cdi(host.gpus[1].uuid)
-    assert found["b"] == f"this node does not have {OTHER}, of claim d/c-b, any more"
-    assert found["unknown"] == "the API server does not have the claim d/c-unknown of this pod any more"
+    assert found["b"] == f"this node no longer has {OTHER}, of claim d/c-b"
+    assert found["unknown"] == "the API server no longer has the claim d/c-unknown of this pod"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -190,7 +190,7 @@ def test_a_gpu_that_comes_and_goes_is_followed(one: Driver, host: Host, env: dic
     try:
         refresh(env, "--force")
         becomes(one, lambda: mig.uuid not in one.devices(), 10)
-        assert one.prepare("a")["a"].startswith("this node does not have")
+        assert one.prepare("a")["a"].startswith("this node no longer has")
     finally:
         host.gpus[0].mig = kept
         host.update()

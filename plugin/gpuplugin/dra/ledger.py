@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import book, by_device, checkpoints, listed
-from gpuplugin.dra.claim import DRIVER
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -54,6 +54,7 @@ class Ledger:
 
     def __init__(self, shared: Book) -> None:
         self._book = shared
+        self._problem = ""  # of the file, which is logged once
 
     @property
     def path(self) -> str:
@@ -71,10 +72,15 @@ class Ledger:
             return {}, {}
         try:
             found = json.loads(data)
-            return found, {uid: row for uid, row in found["claims"].items() if _is_row(row)}
+            rows = {uid: row for uid, row in found["claims"].items() if _is_row(row)}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            logger.warning("%s is damaged: which claims had GPUs before is known to kubelet alone", self.path)
-            return {}, {}
+            found, rows = {}, {}
+        whole = bool(found) and len(rows) == len(found["claims"])
+        problem = "" if whole else f"{self.path} is damaged: which claims had GPUs is known to kubelet alone"
+        if problem and problem != self._problem:
+            logger.warning("%s", problem)
+        self._problem = problem
+        return found, rows
 
     def open(self, homes: Mapping[str, str]) -> None:
         """Have the book know all claims, as after a boot.
@@ -171,8 +177,8 @@ class Ledger:
             replace(self.path, data + b"\n", 0o600, durable=False)
         except OSError as error:
             raise GpushimError(
-                f"{self.path}, which has the claims that have GPUs, cannot be written: {error.strerror}; without it "
-                "a GPU could be given out twice. Make its directory one of root's on a disk with room",
+                f"{self.path}, the record of claims that have GPUs, cannot be written: {error.strerror}; without it "
+                "a GPU could be given out twice. Its directory must be root's, on a disk with room",
                 FAILED,
             ) from None
 
@@ -182,8 +188,11 @@ def _ended(page: Page, holders: Holders) -> Page:
 
 
 def _is_row(row: Any) -> bool:
-    texts = [row["namespace"], row["name"]]
-    texts += [one[key] for one in row["devices"] for key in ("request", "device", "uuid")]
+    try:
+        texts = [row["namespace"], row["name"]]
+        texts += [one[key] for one in row["devices"] for key in ("request", "device", "uuid")]
+    except (KeyError, TypeError):
+        return False
     return all(isinstance(text, str) for text in texts)
 
 
@@ -193,7 +202,7 @@ def _held(row: Row) -> list[str]:
 
 
 def _named(row: Row) -> str:
-    return checkpoints.named(row["namespace"], row["name"], DRIVER)
+    return checkpoints.named(row["namespace"], row["name"], OWN_DRIVER)
 
 
 def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], homes: Mapping[str, str]) -> None:
@@ -206,6 +215,6 @@ def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], hom
                     who = quote(f"{row['namespace']}/{row['name']}")
                     raise GpushimError(
                         f"claim {claim} cannot have {uuid} yet: claim {who} has {'it' if had == uuid else had}, "
-                        "and is taken back within a minute if it has been deleted",
+                        "and gives it back within a minute of its deletion",
                         REQUEST,
                     )

@@ -1,8 +1,8 @@
-"""The socket to the other half, which has the token: what this node has is told, claims are asked for.
+"""The socket to the other half, which has the token: it is sent what to publish, and asked for claims.
 
-A line of JSON each way, for each thing (cluster/ has the other end). Who connects is known by the kernel's word, and
-one client counts, the newest. What it says of a claim is a stranger's word, that claim.py checks.
-Out of scope: what is told, and the API server.
+Both send lines of JSON; gpuplugin/cluster/dra_in_cluster.py lists them. The kernel says which user connects. Only the
+newest client is served. What it says of a claim comes from strangers, so claim.py checks it.
+Out of scope: what is published, and the API server.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.sockets import identity
+from gpushim.ground.bounds import CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 
     from gpuplugin.kubelet.sockets import Identity
 
-LIMIT = 8 << 20  # bytes of a line
 CLIENTS = 4  # that wait, of which one counts
 ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
-ABSENT = "the API server does not have it"
 
 
 class Link:
@@ -34,7 +33,7 @@ class Link:
     Args:
         path: of the socket.
         user: who may connect, beside root.
-        changed: is called when something was told.
+        changed: is called when the other half has published something, or is gone.
 
     Attributes:
         published: what the other half said last of its slices.
@@ -71,7 +70,7 @@ class Link:
         if self._server:
             self._server.close()
         self._inode = identity(self.path)
-        self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=LIMIT)
+        self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=CLAIM_LINE)
 
     def stop(self) -> None:
         """Serve no more."""
@@ -120,7 +119,7 @@ class Link:
 
     def _send(self, line: bytes) -> None:
         """Write to the other half if it is there; all that counts is written again when it comes."""
-        if self._client and self._client.transport.get_write_buffer_size() < LIMIT:
+        if self._client and self._client.transport.get_write_buffer_size() < CLAIM_LINE:
             self._client.write(line)
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,8 +134,8 @@ class Link:
         try:
             while line := await reader.readline():
                 self._heard(json.loads(line))
-        except (ValueError, OSError, RecursionError) as error:  # ValueError: a line over LIMIT, too
-            logger.warning("the container beside this one says what it should not: %s", quote(str(error)[:200]))
+        except (ValueError, OSError, RecursionError) as error:  # ValueError: a line over CLAIM_LINE, too
+            logger.warning("the container beside this one sends an invalid line: %s", quote(str(error)[:200]))
         finally:
             writer.close()
             if self._client is writer:

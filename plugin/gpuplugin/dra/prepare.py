@@ -11,9 +11,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.dra.claim import DRIVER, allocated, check
+from gpuplugin.dra.claim import allocated, check
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.kubelet import podresources, sockets
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -73,7 +74,7 @@ class Claims:
         try:
             found = await self._link.claim(asked)
             if found is None:
-                raise GpushimError(f"the API server does not have the claim {name} of this pod any more", REQUEST)
+                raise GpushimError(f"the API server no longer has the claim {name} of this pod", REQUEST)
             claim, offer = allocated(asked, found, self._node), self._offer()
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
@@ -101,9 +102,7 @@ class Claims:
         """
         for one in claim.results:
             if one.device not in offer.devices:
-                raise GpushimError(
-                    f"this node does not have {quote(one.device)}, of claim {claim}, any more", REQUEST
-                )
+                raise GpushimError(f"this node no longer has {quote(one.device)}, of claim {claim}", REQUEST)
         uuids = {one.device: offer.devices[one.device].uuid for one in claim.results}
         try:
             self._ledger.give(claim, uuids, offer.homes, None)
@@ -147,12 +146,12 @@ class Claims:
         listing, holders = found
         if given:
             self._ledger.hear(holders)
-        listed = {(one.namespace, one.name) for one in listing.claims if one.driver == DRIVER}
+        listed = {(one.namespace, one.name) for one in listing.claims if one.driver == OWN_DRIVER}
         for uid, row in rows.items():
             now = time.monotonic()
             if (row["namespace"], row["name"]) in listed or now - self._asked.get(uid, -SUSPECTED) < SUSPECTED:
                 continue
             self._asked[uid] = now
             if await self._link.claim({"namespace": row["namespace"], "name": row["name"], "uid": uid}) is None:
-                logger.info("claim %s/%s is gone, and is taken back", quote(row["namespace"]), quote(row["name"]))
+                logger.info("claim %s/%s is gone: its GPUs are free", quote(row["namespace"]), quote(row["name"]))
                 self._ledger.forget([uid])
