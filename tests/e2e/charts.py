@@ -37,6 +37,7 @@ LABELLER = ("ServiceAccount gpushim-node", *(f"{kind} gpushim-gpushim-node" for 
 TIMES = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}"
 TWO: Values = {"config": {"map": {"whole": "version: v1", "parted": f"version: v1\n{TIMES}"}, "default": "whole"}}
 FEATURE: Values = {"labels": {"publish": "node-feature"}}
+CLAIMS: Values = {"dra": {"enabled": True}}
 PEER: Values = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 ALL: Values = {
     **TWO,

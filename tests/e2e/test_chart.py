@@ -13,6 +13,7 @@ from e2e.charts import (
     ACCOUNT,
     ALL,
     BUDGET,
+    CLAIMS,
     FEATURE,
     FEATURES,
     LABELLER,
@@ -60,7 +61,7 @@ def understood(args: list[str]) -> dict[str, Any]:
     return settings.resolve({name: value for name, value in flags.items() if value}, {}, {}).values
 
 
-@pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])
+@pytest.mark.parametrize("values", [{}, ALL, CLAIMS, {"uninstall": True}])
 def test_lint_has_nothing_to_say(values: Values) -> None:
     assert helm.lint(charts.CHART, values) == []
 
@@ -252,7 +253,7 @@ def test_wrong_values_are_refused_with_a_sentence(values: Values, sentence: str)
 
 def test_null_removes_what_need_not_be_there() -> None:
     given = yaml.safe_load((charts.CHART / "values.yaml").read_text())
-    kept = ("image", "kubeletDir", "runtimeClassName")
+    kept = ("image", "kubeletDir", "plugin", "runtimeClassName")
     found = charts.objects({key: None for key in given if key not in kept})
     assert set(found) == {PLUGIN}
     assert not {"tolerations", "priorityClassName"} & set(found[PLUGIN]["spec"]["template"]["spec"])
@@ -282,7 +283,7 @@ def test_what_pods_name_comes_before_them_in_the_plain_file() -> None:
     assert kinds == ["Namespace", "RuntimeClass", *policy, *rights, "DaemonSet", "DaemonSet"]
 
 
-@pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])
+@pytest.mark.parametrize("values", [{}, ALL, CLAIMS, {"uninstall": True}])
 def test_openshifts_constraints_allow_what_pods_ask_for(values: Values) -> None:
     allowed = yaml.safe_load((charts.KUBERNETES / "openshift-scc.yaml").read_text())
     for each in (one for one in charts.objects(values).values() if one["kind"] == "DaemonSet"):

@@ -13,7 +13,7 @@ import yaml
 
 from e2e import charts, helm, nodetoken, pages
 from e2e.apiserver import Api, api
-from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, NODES, PLUGIN, TWO
+from e2e.charts import ACCOUNT, ALL, CLAIMS, FEATURE, FEATURES, NODES, PLUGIN, TWO
 from e2e.helm import Values
 
 SOMEWHERE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
@@ -56,6 +56,7 @@ def server() -> Iterator[Api]:
     [
         {},
         ALL,
+        CLAIMS,
         {"uninstall": True},
         {
             "image": {"repository": "localhost:5000/gpushim", "digest": f"sha256:{'0' * 64}"},
@@ -147,7 +148,14 @@ CHANGES: dict[str, Values] = {
         "image": {"tag": "x", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "x"}],
         "visibleDevices": "volume-mounts",
-        "node": {"engine": "crio", "restart": False, "cdi": True, "setAsDefault": True, "label": False},
+        "node": {
+            "engine": "crio",
+            "restart": False,
+            "cdi": True,
+            "setAsDefault": True,
+            "label": False,
+            "maxUnavailable": "5%",
+        },
         "runtimeClassName": "other",
         "kubeletDir": "/k",
         "migStrategy": "mixed",
@@ -172,9 +180,11 @@ CHANGES: dict[str, Values] = {
         "networkPolicy": {"enabled": True, "from": [{"podSelector": {}}]},
         "metricsToken": {"secret": "scrape"},
         "podDisruptionBudget": {"enabled": True},
+        "dra": {"enabled": True, "extendedResource": False, "taintEffect": "NoExecute"},
         "node": {"enabled": False},
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": SOMEWHERE}},
     },
+    "claims alone": {"dra": {"enabled": True}, "plugin": {"enabled": False}},
 }
 # Names of objects, which stay; what takes the place of all; and what only goes together with other values.
 NEVER = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from e2e import charts
-from e2e.charts import ALL, containers
+from e2e.charts import ALL, CLAIMS, containers
 
 OWN = 61017  # of nobody else on the node, whose processes the pod sees: 65532 is what many images have
 # Of each container: its user, whether it is privileged, and what of the node it sees, with ! where it may write.
@@ -19,19 +19,6 @@ SECURITY = {
     "gpushim-uninstall done": (OWN, False, set()),
     "gpushim-device-plugin profile": (65532, False, set()),
     "gpushim-device-plugin cluster": (65532, False, set()),
-    "gpushim-dra-driver cluster": (65532, False, set()),
-    "gpushim-dra-driver node": (
-        0,
-        False,
-        {
-            "!/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
-            "!/var/lib/kubelet/plugins=/var/lib/kubelet/plugins",
-            "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
-            "!/run/gpushim=/run/gpushim",
-            "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
-            "/etc/gpushim=/etc/gpushim",
-        },
-    ),
     "gpushim-device-plugin device-plugin": (
         0,
         False,
@@ -46,6 +33,19 @@ SECURITY = {
             "/var/run/cdi=/var/run/cdi",
         },
     ),
+    "gpushim-dra-driver cluster": (65532, False, set()),
+    "gpushim-dra-driver node": (
+        0,
+        False,
+        {
+            "!/var/lib/kubelet/plugins=/var/lib/kubelet/plugins",
+            "!/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
+            "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
+            "!/run/gpushim=/run/gpushim",
+            "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
+            "/etc/gpushim=/etc/gpushim",
+        },
+    ),
 }
 DROPPED = {
     "allowPrivilegeEscalation": False,
@@ -56,7 +56,7 @@ DROPPED = {
 
 
 def daemon_sets() -> Iterator[dict[str, Any]]:
-    for values in ({**ALL, "dra": {"enabled": True}}, {"uninstall": True}):
+    for values in (ALL, CLAIMS, {"uninstall": True}):
         yield from (each for each in charts.objects(values).values() if each["kind"] == "DaemonSet")
 
 
@@ -85,8 +85,7 @@ def test_the_token_is_where_the_api_server_is_asked() -> None:
             None,
             None,
         )
-        unseen = ("gpushim-device-plugin", "gpushim-dra-driver")
-        assert pod.get("hostPID", False) == (each["metadata"]["name"] not in unseen)
+        assert pod.get("hostPID", False) == (each["metadata"]["name"] in ("gpushim-node", "gpushim-uninstall"))
         tokens = {row["name"] for row in pod["volumes"] if "serviceAccountToken" in str(row)}
         for name, container in containers(each).items():
             with_token |= {name for row in container.get("volumeMounts", ()) if row["name"] in tokens}
@@ -95,5 +94,5 @@ def test_the_token_is_where_the_api_server_is_asked() -> None:
 
 def test_who_has_the_drivers_token_changes_nothing_in_what_root_shares_with_it() -> None:
     """In that directory root makes its socket."""
-    driver = charts.objects({"dra": {"enabled": True}})["DaemonSet gpushim-dra-driver"]
+    driver = charts.objects(CLAIMS)["DaemonSet gpushim-dra-driver"]
     assert all(row.get("readOnly") for row in containers(driver)["cluster"]["volumeMounts"])

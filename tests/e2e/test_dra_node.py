@@ -109,8 +109,8 @@ def test_one_of_several_claims_fails_alone(one: Driver, host: Host) -> None:
     one.allocate("b", OTHER)
     found = one.prepare("a", "b", "unknown")
     assert found["a"][0]["cdi_device_ids"] == cdi(host.gpus[1].uuid)
-    assert found["b"] == f"this node does not have {OTHER}, of claim d/c-b, any more"
-    assert found["unknown"] == "the API server does not have the claim d/c-unknown of this pod any more"
+    assert found["b"] == f"this node no longer has {OTHER}, of claim d/c-b"
+    assert found["unknown"] == "the API server no longer has the claim d/c-unknown of this pod"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -191,7 +191,7 @@ def test_a_gpu_that_comes_and_goes_is_followed(one: Driver, host: Host, env: dic
     try:
         refresh(env, "--force")
         becomes(one, lambda: mig.uuid not in one.devices(), 10)
-        assert one.prepare("a")["a"].startswith("this node does not have")
+        assert one.prepare("a")["a"].startswith("this node no longer has")
     finally:
         host.gpus[0].mig = kept
         host.update()
@@ -226,3 +226,18 @@ def test_a_device_that_comes_after_a_boot_is_its_claims(one: Driver, host: Host,
         refresh(env, "--force")
     becomes(one, lambda: mig.uuid in one.devices(), 10)
     assert "claim d/c-a of gpu.nvidia.com" in book.read_text()
+
+
+def test_what_engines_would_not_find_is_not_published(one: Driver, host: Host, env: dict[str, str]) -> None:
+    """Without the CDI spec no container of a claim could start."""
+    before, spec = one.devices(), Path(env["GPUSHIM_STATE"], "cdi/nvidia.com-gpu.json")
+    text = spec.read_text()
+    gone = host.gpus[1].uuid
+    spec.write_text(text.replace(f'"{gone}"', '"other"'))
+    one.stop()
+    one.start()
+    one.register()
+    becomes(one, lambda: one.devices() == {uuid: row for uuid, row in before.items() if uuid != gone})
+    becomes(one, lambda: f"does not have, such as {gone}: under [cdi]" in one.log.read_text())
+    spec.write_text(text)
+    becomes(one, lambda: one.devices() == before)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from e2e.apiserver import Api, api
+from e2e.trees import TOP
 from gpuplugin.dra.offered import TAINTS, devices, slices
+from gpushim.containers.kubelet import OWN_DRIVER as DRIVER
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
-DRIVER = "gpu.nvidia.com"
 ODD = "\x00 \u2028é\ud800 " + "A" * 99 + ".00.01"
 ODD_DRIVER = {"version": "1.02.03-é", "cuda": ODD}
 WHOLE, PARTS = [gpu(n) for n in range(64)], [gpu(n, mig=True) for n in range(8)]
@@ -79,6 +82,14 @@ def test_slices_come_back_as_they_were_sent(server: Api, name: str, host: Any, s
     assert [len(part) for part in parts] == sizes
     for number, part in enumerate(parts):
         assert posted(server, f"{name}-{number}", part) == part
+
+
+def test_it_takes_what_the_page_shows(server: Api) -> None:
+    """All but pods, which need a service account here."""
+    texts = re.findall(r"^```yaml\n(.*?)^```", (TOP / "docs/dra.md").read_text(), re.DOTALL | re.MULTILINE)
+    objects = [one for text in texts for one in yaml.safe_load_all(text) if one["kind"] != "Pod"]
+    done = server.kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", objects=objects)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
 
 
 def test_the_api_server_would_refuse_more(server: Api) -> None:

@@ -66,8 +66,8 @@ def write(rows: Mapping[str, Row]) -> None:
         replace(path(), data + b"\n", 0o600, durable=False)
     except OSError as error:
         raise GpushimError(
-            f"{path()}, which has the claims that have GPUs, cannot be written: {error.strerror}; without it "
-            "a GPU could be given out twice. Make its directory one of root's on a disk with room",
+            f"{path()}, the record of claims that have GPUs, cannot be written: {error.strerror}; without it "
+            "a GPU could be given out twice. Its directory must be root's, on a disk with room",
             FAILED,
         ) from None
 

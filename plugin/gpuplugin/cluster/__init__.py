@@ -1,1 +1,1 @@
-"""The container beside the plugin: labels, profiles, the API server."""
+"""What asks the API server, in containers of their own: labels, profiles, slices, claims."""

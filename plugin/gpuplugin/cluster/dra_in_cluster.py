@@ -1,4 +1,4 @@
-"""`gpushim-dra-driver --cluster`: the half of the DRA driver that has the service account's token, and no root.
+"""`gpushim-dra-driver --cluster`: the half of the DRA driver that has the service account's token, and is not root.
 
 It connects to a socket that the node half makes, and gets and sends lines of JSON. Node to cluster:
 {"pool": {"slices": [[device, ...], ...]}} to be published, {"pool": null} (leave what is there),
@@ -22,13 +22,13 @@ from gpuplugin.cluster import claims, parts
 from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import FOLDER, Api, named
 from gpuplugin.cluster.slices import Slices
+from gpushim.ground.bounds import CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-LINE = 4 << 20  # bytes
 LOOK = 1.0  # seconds between looks at whether the socket is still the one of that name
 SEND = 10  # seconds for the other side to take a line
 
@@ -94,7 +94,7 @@ class Link:
                 with self._sending:
                     self._connected = None
 
-    def _lines(self, connected: socket.socket, seen: object) -> Iterator[bytes]:
+    def _lines(self, connected: socket.socket, seen: object) -> Iterator[bytearray]:
         rest = bytearray()
         while (trust.identity(self._path) or ())[:2] == (seen or ())[:2]:  # type: ignore[index]
             if not select.select([connected], [], [], LOOK)[0]:
@@ -106,15 +106,13 @@ class Link:
             if not part:
                 return
             rest += part
-            while b"\n" in part:
-                end = rest.index(b"\n")
-                line, part = bytes(rest[:end]), bytes(rest[end + 1 :])
-                rest[:] = part
-                yield line
-            if len(rest) > LINE:
-                raise GpushimError(f"{self._path} sends a line of more than {LINE >> 20} MiB", FAILED)
+            if b"\n" in part:
+                *lines, rest = rest.split(b"\n")
+                yield from lines
+            if len(rest) > CLAIM_LINE:
+                raise GpushimError(f"{self._path} sends a line of more than {CLAIM_LINE >> 20} MiB", FAILED)
 
-    def _take(self, line: bytes, connected: socket.socket) -> None:
+    def _take(self, line: bytearray, connected: socket.socket) -> None:
         try:
             answered = json.loads(line)
         except (ValueError, RecursionError):
@@ -124,7 +122,7 @@ class Link:
         elif isinstance(answered, dict) and "pool" in answered and _is_pool(answered["pool"]):
             self.slices.want(answered["pool"] and answered["pool"]["slices"])
         else:
-            raise GpushimError(f"{self._path} sends a line that is no pool and no claim", FAILED)
+            raise GpushimError(f"{self._path} sends a line that is neither a pool nor a claim", FAILED)
 
     def send(self, answered: dict[str, Any], connected: socket.socket | None = None) -> None:
         """Send a line; it is lost if there is no connection, or another one than was meant.
@@ -134,7 +132,7 @@ class Link:
             connected: by which it was asked for.
         """
         line = json.dumps(answered).encode() + b"\n"
-        if len(line) > LINE:
+        if len(line) > CLAIM_LINE:
             line = json.dumps({"claim": answered.get("claim"), "error": "the claim is too large"}).encode() + b"\n"
         with self._sending:
             to = self._connected

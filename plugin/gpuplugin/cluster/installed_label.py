@@ -49,8 +49,7 @@ class InstalledLabel:
             return
         self._set(installed)
         if installed != self._state:
-            logger.info("the node %s has the label %s" if installed else "the node %s has no label %s",
-                        self._node, self._label)  # fmt: skip
+            logger.info("the node %s has %s label %s", self._node, "the" if installed else "no", self._label)
         self._note()
         self._state = installed
         self._again = time.monotonic() + AGAIN * random.uniform(0.8, 1.2)  # noqa: S311 - no secret

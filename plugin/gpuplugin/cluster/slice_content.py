@@ -6,20 +6,16 @@ that are off. Out of scope: which slices there are (slice_plan.py).
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster.cluster import member
+from gpuplugin.settings import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BY_NAME = {"attributes", "capacity", "counters"}  # objects whose members have names that a driver gives
 QUANTITIES = {"capacity", "counters"}  # below them, texts are quantities
-QUANTITY = re.compile(r"([+-]?\d{1,20}(?:\.\d{1,20})?)(?:e(-?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
-UNITS = {name: Decimal(1000) ** power for name, power in zip("numkMGTPE", (-3, -2, -1, 1, 2, 3, 4, 5, 6))}
-UNITS.update({f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)})
 
 
 def same(desired: Any, found: Any, path: tuple[str, ...] = ()) -> bool:
@@ -38,7 +34,7 @@ def same(desired: Any, found: Any, path: tuple[str, ...] = ()) -> bool:
     if isinstance(desired, list) and isinstance(found, list):
         return len(desired) == len(found) and all(same(*both, path) for both in zip(desired, found))
     if isinstance(desired, str) and isinstance(found, str) and desired != found and QUANTITIES.intersection(path):
-        return None is not _number(desired) == _number(found)
+        return None is not quantity.parse(desired) == quantity.parse(found)
     return desired == found and isinstance(desired, bool) == isinstance(found, bool)
 
 
@@ -97,12 +93,3 @@ def _taint(device: Any, taint: Any) -> tuple[str, ...]:
 def _given(thing: dict[str, Any]) -> set[str]:
     """Return the names of members that the API server would not leave out."""
     return {name for name, value in thing.items() if value is not None and value not in ([], {})}
-
-
-def _number(text: str) -> Decimal | None:
-    """Return what a quantity is; None if it is none."""
-    found = QUANTITY.fullmatch(text)
-    if not found:
-        return None
-    number, exponent, unit = found.groups()
-    return Decimal(number).scaleb(int(exponent or 0)) * UNITS.get(unit, 1)

@@ -15,11 +15,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster.cluster import member
+from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-DRIVER = "gpu.nvidia.com"
 DIGITS = 4  # of a slice's number; the devices of one slice come before those of the next by the names' order
 MOST = 253  # characters of a name
 LIMIT = 1 << 53  # of generations; a greater one would come to an end
@@ -80,9 +80,9 @@ class Plan:
         return not (self.first or self.writes or self.after)
 
 
-def stem(node: str) -> str:
+def _stem(node: str) -> str:
     """Return what the names of a node's slices begin with; a long name of a node is cut, and its hash is added."""
-    tail = f"-{DRIVER}-"
+    tail = f"-{OWN_DRIVER}-"
     room = MOST - len(tail) - DIGITS
     if len(node) > room:
         digest = hashlib.sha256(node.encode()).hexdigest()[:16]
@@ -92,21 +92,21 @@ def stem(node: str) -> str:
 
 def name(node: str, number: int) -> str:
     """Return the name of a node's slice."""
-    return f"{stem(node)}{number:0{DIGITS}}"
+    return f"{_stem(node)}{number:0{DIGITS}}"
 
 
 def seen(found: Any, node: str) -> Seen | None:
     """Return what is to be known of a ResourceSlice object; None if it is none of this node and driver."""
     metadata, spec = member(found, "metadata"), member(found, "spec")
     called, pool, devices = member(metadata, "name"), member(spec, "pool"), member(spec, "devices")
-    if (member(spec, "driver"), member(spec, "nodeName")) != (DRIVER, node) or not isinstance(called, str):
+    if (member(spec, "driver"), member(spec, "nodeName")) != (OWN_DRIVER, node) or not isinstance(called, str):
         return None
-    number = called[len(stem(node)) :] if called.startswith(stem(node)) else ""
+    number = called[len(_stem(node)) :] if called.startswith(_stem(node)) else ""
     ours = re.fullmatch(f"[0-9]{{{DIGITS}}}", number) and member(pool, "name") == node
     return Seen(
         name=called,
         uid=str(member(metadata, "uid")),
-        version=version(metadata),
+        version=_version(metadata),
         number=int(number) if ours else -1,
         pool=str(member(pool, "name")),
         generation=_number(member(pool, "generation")),
@@ -120,8 +120,8 @@ def seen(found: Any, node: str) -> Seen | None:
     )
 
 
-def version(metadata: Any) -> int:
-    """Return an object's or a list's resourceVersion; 0 if that is no number."""
+def _version(metadata: Any) -> int:
+    """Return an object's resourceVersion; 0 if that is no number."""
     found = str(member(metadata, "resourceVersion"))
     return int(found) if re.fullmatch("[0-9]{1,19}", found) else 0
 
@@ -140,7 +140,7 @@ def plan(there: Collection[Seen], node: str, count: int, same: Callable[[int, Se
     pools = [[*group] for _, group in groupby(rest, lambda one: one.generation)]  # by generation, the highest first
     newest = pools[0] if pools else []
     generation = newest[0].generation if newest else 0
-    begin = begins(newest, count, same)
+    begin = _begins(newest, count, same)
     complete = next((each for each in pools if all(one.count == len(each) for one in each)), [])
     if begin is not None:
         keep = {one.name for one in newest}
@@ -165,13 +165,10 @@ def candidates(there: Collection[Seen], count: int) -> Iterator[tuple[int, Seen]
         yield from enumerate(newest)
 
 
-def begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) -> int | None:
+def _begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) -> int | None:
     """Return the number of the first desired slice, if each of these is right as one of them; else None.
 
-    Args:
-        slices: of one generation; some of the desired ones may be missing.
-        count: of desired slices.
-        same: as for `plan`.
+    They are of one generation, and some of the desired ones may be missing.
     """
     numbers = [one.number for one in slices]
     if not slices or min(numbers) < 0 or max(numbers) - min(numbers) >= count:

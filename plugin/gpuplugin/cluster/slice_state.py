@@ -1,4 +1,4 @@
-"""How it stands with a node's slices: what to say of them, when to try again, and whether somebody works against it.
+"""The state of a node's slices: what to say of it, when to try again, and whether somebody works against it.
 
 Out of scope: locks; slices.py has them.
 """
@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster.cluster import Pause
-from gpuplugin.cluster.slice_plan import DRIVER
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import quote
 from gpushim.ground.logs import logger
 
@@ -26,7 +26,7 @@ class State:
     """The state.
 
     Attributes:
-        say: whether it is said anew though nothing has changed.
+        say: whether to say it although nothing has changed.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class State:
             self._not_before = now + self._contest.seconds()
             self.problem(
                 "contest",
-                f"somebody{who} changes or deletes this node's ResourceSlices again and again; if it is another "
-                f"driver named {DRIVER}, remove it",
+                f"somebody{who} keeps changing or deleting this node's ResourceSlices; if that is another "
+                f"driver named {OWN_DRIVER}, remove it",
             )
 
     def failed(self, sentence: str) -> None:
@@ -87,7 +87,7 @@ class State:
     def done(self, generation: int, dropped: set[str]) -> None:
         """Note that all is as it is desired."""
         if dropped and sorted(dropped) != self._dropped:
-            logger.warning("the API server has dropped %s: it has those features off", ", ".join(sorted(dropped)))
+            logger.warning("the API server dropped %s: it has those features off", ", ".join(sorted(dropped)))
         self._generation, self._dropped, self._settled = generation, sorted(dropped), True
         self._failing = Pause()
         self.problem("write", "")
@@ -95,7 +95,7 @@ class State:
     def problem(self, source: str, sentence: str) -> None:
         """Note a problem, and log it once; "": it is over."""
         if sentence and sentence != self._problems[source] and source != "watch":  # which parts.py logs
-            logger.warning("%s; it is tried again", sentence)
+            logger.warning("%s; retrying", sentence)
         self._problems[source] = sentence
 
     def changed(self) -> bool:

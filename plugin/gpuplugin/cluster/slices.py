@@ -1,6 +1,6 @@
 """A node's ResourceSlices, kept as they are desired.
 
-They are seen by a watch, and written only while somebody wants some. Out of scope: what is to be written
+A watch shows what becomes of them; they are written only while some are desired. Out of scope: what is to be written
 (slice_plan.py), what devices there are (gpuplugin/dra/).
 """
 
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster import rights, slice_content, slice_plan
 from gpuplugin.cluster.cluster import GONE, Api, ApiError, member
-from gpuplugin.cluster.slice_plan import DRIVER, MANAGER, Plan, Seen
+from gpuplugin.cluster.slice_plan import MANAGER, Plan, Seen
 from gpuplugin.cluster.slice_state import State
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import GpushimError, visible
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Slices:
 
     def __init__(self, api: Api, node: str, tell: Callable[[dict[str, Any]], None]) -> None:
         self._api, self._node, self._tell = api, node, tell
-        self._only = {"fieldSelector": f"spec.driver={DRIVER},spec.nodeName={node}"}
+        self._only = {"fieldSelector": f"spec.driver={OWN_DRIVER},spec.nodeName={node}"}
         self._changed = threading.Condition()
         self._busy = threading.Lock()  # one reads all, or writes
         self._state = State()
@@ -53,7 +54,7 @@ class Slices:
         self._desired: list[Devices] | None = None
         self._forms: dict[str, list[Any]] = {}  # what the server makes of devices
         self._fresh = True  # whether it may have dropped something that is not known here
-        self._doubtful = -1  # index of a slice that was refused
+        self._doubtful = -1  # index of a slice that was refused: tried first, before others make the pool incomplete
         self._due = self._listed = self._asked = False
 
     def want(self, slices: list[Devices] | None) -> None:
@@ -101,13 +102,15 @@ class Slices:
             raise rights.lacking(error, "watch", "resourceslices") from None
 
     def write(self) -> Iterator[None]:
-        """Write what is not as it is desired, again and again."""
+        """Write whatever is not as desired, for ever."""
         while True:
             with self._changed:
-                self._changed.wait_for(self._ready, self._state.wait(TICK) if self._due else TICK)
-                desired = self._desired if self._ready() and self._listed else None
-                self._due = self._due and desired is None
-                asked, self._asked = self._asked, self._asked and desired is None
+                self._changed.wait_for(
+                    lambda: self._pending() or self._state.changed(), self._state.wait(TICK) or TICK
+                )
+                desired, asked = (self._desired, self._asked) if self._pending() else (None, False)
+                if desired is not None:
+                    self._due = self._asked = False
             if desired is not None:
                 with self._busy:
                     self._put_right(desired, asked)
@@ -117,12 +120,11 @@ class Slices:
                 self._tell({"published": answered})
             yield
 
-    def _ready(self) -> bool:
-        pending = self._due and self._listed and self._desired is not None and not self._state.wait(TICK)
-        return pending or self._state.changed()
+    def _pending(self) -> bool:
+        return self._due and self._listed and self._desired is not None and not self._state.wait(TICK)
 
     def _put_right(self, desired: list[Devices], say: bool) -> None:
-        last = ApiError("the API server has other ResourceSlices than were written a moment ago")
+        last = ApiError("this node's ResourceSlices change while they are written")
         try:
             for _ in range(TRIES):
                 found = self._plan(desired)
@@ -167,7 +169,7 @@ class Slices:
         return slice_plan.plan(there, self._node, len(desired), same)
 
     def _carry_out(self, found: Plan, desired: list[Devices]) -> bool:
-        """Do it; says whether it was not left since something else is desired now."""
+        """Carry out a plan; False: something else is desired meanwhile, and the rest was left."""
         written: list[Seen] = []
         for one in found.first:
             self._delete(one)
@@ -206,7 +208,7 @@ class Slices:
             "apiVersion": API,
             "kind": "ResourceSlice",
             "metadata": metadata,
-            "spec": {"driver": DRIVER, "nodeName": self._node, "pool": pool, "devices": dated},
+            "spec": {"driver": OWN_DRIVER, "nodeName": self._node, "pool": pool, "devices": dated},
         }
         query = {"fieldManager": MANAGER, **({"dryRun": "All"} if dry else {})}
         verb, method, path = ("update", "PUT", f"{PATH}/{name}") if there else ("create", "POST", PATH)

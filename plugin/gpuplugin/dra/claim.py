@@ -1,6 +1,6 @@
-"""What a claim is to get here, as the API server has it: the results of its allocation that are this driver's.
+"""What a claim gets here: the results of its allocation, as the API server has it, that are this driver's.
 
-Everything in a claim is a stranger's word, which the scheduler has completed: what is taken from it is checked.
+Users write claims, and the scheduler completes them, so all that is taken from one is checked.
 Pure. Out of scope: whether it can have that (ledger.py), opaque configs (configs.py).
 """
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra.configs import INTERVALS, MPS, Config, chosen
 from gpuplugin.dra.offered import GPU, MIG
-from gpushim.containers.kubelet import DRIVERS
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-DRIVER = DRIVERS[0]  # NVIDIA's driver has this name, and so its claims go on
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
 
 
@@ -26,7 +25,7 @@ class Result(NamedTuple):
     Attributes:
         request: its name, without that of a subrequest.
         device: its name in the pool.
-        admin: it is only looked at, beside whoever has it.
+        admin: for an administrator who looks at it, beside whoever has it.
         config: what the claim and its classes say of it.
     """
 
@@ -63,12 +62,12 @@ def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> 
     name = quote(f"{asked['namespace']}/{asked['name']}")
     try:
         if found["metadata"]["uid"] != asked["uid"]:
-            raise GpushimError(f"claim {name} is another now than the one of this pod; delete the pod", REQUEST)
+            raise GpushimError(f"claim {name} is not the one that this pod was made for; delete the pod", REQUEST)
         results = tuple(_results((found.get("status") or {}).get("allocation"), name, node))
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        raise GpushimError(f"claim {name} is not as Kubernetes has claims", REQUEST) from None
+        raise GpushimError(f"claim {name} is malformed; make it and its pod again", REQUEST) from None
     if not results:
-        raise GpushimError(f"claim {name} has no device of {DRIVER} on node {node}", REQUEST)
+        raise GpushimError(f"claim {name} has no device of {OWN_DRIVER} on node {node}", REQUEST)
     return Claim(asked["uid"], asked["namespace"], asked["name"], results)
 
 
@@ -84,34 +83,35 @@ def is_here(row: Mapping[str, Any], found: Mapping[str, Any], node: str) -> bool
     try:
         allocation = (found.get("status") or {}).get("allocation") or {"devices": {"results": []}}
         results = allocation["devices"]["results"]
-        return any((one["driver"], one["pool"]) == (DRIVER, node) and one["device"] in names for one in results)
+        return any((one["driver"], one["pool"]) == (OWN_DRIVER, node) and one["device"] in names for one in results)
     except (KeyError, TypeError, AttributeError):
         return True
 
 
 def check(claim: Claim) -> None:
-    """See to it that nothing is asked for that would not be done.
+    """Refuse what would be ignored.
 
     Raises:
-        GpushimError: a config asks for sharing in a way that is not there yet.
+        GpushimError: a config asks for a way of sharing that is not supported yet.
     """
     for one in claim.results:
         asked, interval = one.config.strategy, one.config.interval
         if asked == MPS or interval not in ("", INTERVALS[0]):
             what = f"interval {interval}" if interval else asked
-            raise GpushimError(f"claim {claim} asks for {what}, which gpushim does not do for claims yet", REQUEST)
+            why = "which gpushim does not support for claims yet; omit it"
+            raise GpushimError(f"claim {claim} asks for {what}, {why}", REQUEST)
 
 
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
     if not allocation:
         raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
-    configs = chosen(allocation, DRIVER, _types(allocation))
+    configs = chosen(allocation, OWN_DRIVER, _types(allocation))
     for place, row in enumerate(allocation["devices"]["results"][:MOST]):
-        if row["driver"] != DRIVER:
+        if row["driver"] != OWN_DRIVER:
             continue
         if row["pool"] != node:
-            where = f"on {quote(str(row['pool']))}, and this node is {node}"
-            raise GpushimError(f"claim {name} has a device {where}; see why its pod is here", REQUEST)
+            where = f"on {quote(str(row['pool']))}, but its pod is on {node}"
+            raise GpushimError(f"claim {name} has a device {where}; let the scheduler place the pod", REQUEST)
         request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
         yield Result(request, str(row["device"]), admin, configs[place])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from gpuplugin.dra import taints
+from gpuplugin.dra.offered import EFFECTS, NO_SCHEDULE
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
 from gpushim.cli.program import guard
@@ -23,27 +23,27 @@ from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
 
 PROGRAM = "gpushim-dra-driver"
-SOCKET = "/run/gpushim-dra/cluster.sock"
-USER = 65532  # as whom the chart runs the container beside it
 
 
 @click.command(PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--cluster", is_flag=True, help="Do what a pod does beside the driver: write slices, fetch claims.")
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Run the half that asks the API server: it writes ResourceSlices, and reads claims for the other half.",
+)
 @click.option(
     "--socket",
     metavar="PATH",
-    default=SOCKET,
-    show_default=True,
-    help="By which both halves talk; made by the driver.",
+    required=True,
+    help="Socket between the halves, which the one on the node makes.",
 )
 @click.option(
     "--cluster-user",
     "user",
     metavar="NUMBER",
     type=click.IntRange(0, 2**32 - 2),
-    default=USER,
-    show_default=True,
-    help="User of the process that may ask for the other half, beside root.",
+    default=0,
+    help="Number of the user, beside root, who may connect to the socket: the one that --cluster runs as.",
 )
 @click.option(
     "--node-name", "node", metavar="NAME", envvar="NODE_NAME", default="", help="The node's name; else $NODE_NAME."
@@ -51,17 +51,19 @@ USER = 65532  # as whom the chart runs the container beside it
 @click.option(
     "--taint-effect",
     "effect",
-    type=click.Choice(taints.EFFECTS),
-    default=taints.NO_SCHEDULE,
+    type=click.Choice(EFFECTS),
+    default=NO_SCHEDULE,
     show_default=True,
-    help="What becomes of pods on a GPU that is unhealthy: none is added, all are evicted, nothing.",
+    help="Effect of an unhealthy GPU's taint: it evicts pods, keeps new ones away, or only tells.",
 )
-@click.option("--kubelet-dir", metavar="DIR", help="kubelet's directory; else that of the device plugin's settings.")
+@click.option(
+    "--kubelet-dir", metavar="DIR", help="kubelet's directory; else the one in the device plugin's settings."
+)
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
 def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubelet_dir: str | None) -> None:
-    """Give out this node's GPUs by claims of Kubernetes (dynamic resource allocation), as gpu.nvidia.com.
+    """Give out this node's GPUs by Kubernetes claims (dynamic resource allocation), as the driver gpu.nvidia.com.
 
-    Settings are those of the device plugin, in [device-plugin] of /etc/gpushim/config.toml.
+    Its settings are the device plugin's: [device-plugin] in /etc/gpushim/config.toml.
     """
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
@@ -74,7 +76,7 @@ def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubel
         return
     flags = {"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {}
     settings = Sources(flags, {}).read()
-    asyncio.run(_half()(settings, _options()(node, socket, user, effect)).run())
+    asyncio.run(_half()(settings, node, socket, user, effect).run())
 
 
 def _half() -> Any:
@@ -90,12 +92,6 @@ def _half() -> Any:
             f"Python's grpcio cannot be used ({error}); install python3-grpcio, or with pip gpushim[device-plugin]"
         ) from None
     return NodeHalf
-
-
-def _options() -> Any:
-    from gpuplugin.dra.driver import Options
-
-    return Options
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpuplugin.settings import quantity
 from gpuplugin.settings.forms import meant
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
@@ -34,12 +34,6 @@ UNSUPPORTED = {
     "ComputeDomainChannelConfig": _COMPUTE_DOMAINS,
     "ComputeDomainDaemonConfig": _COMPUTE_DOMAINS,
 }
-_QUANTITY = re.compile(
-    r"\+?(?P<number>[0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})"
-    r"((?P<binary>[KMGTPE])i|(?P<decimal>[numkMGTPE])|[eE](?P<power>[+-]?[0-9]{1,2}))?",
-    re.ASCII,
-)
-_DECIMAL = dict(zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18)))
 _DEVICE = re.compile("(GPU|MIG)-[0-9a-fA-F-]{36}|[0-9]{1,3}")
 _AN_AMOUNT = "at least 1Mi, as a Kubernetes quantity such as 10Gi"
 _LIMITS = "defaultPerDevicePinnedMemoryLimit"
@@ -109,24 +103,19 @@ def limits(config: Config, uuids: Sequence[str]) -> dict[str, int]:
         GpushimError: the config names a device that is not among them; it would limit nothing.
     """
     found = dict.fromkeys(uuids, config.memory) if config.memory else {}
-    for key, quantity in config.per_device:
+    for key, memory in config.per_device:
         named = [*uuids[int(key) :][:1]] if key.isdecimal() else [one for one in uuids if one == key]
         if not named:
             fix = f"write a UUID of {', '.join(uuids[:LISTED])}, or an index below {len(uuids)}"
             raise _unknown("the claim's config", f"sharing.mpsConfig.{_LIMITS}", key, fix)
-        found[named[0]] = quantity
-    return {uuid: mebibytes(quantity) or 0 for uuid, quantity in found.items()}
+        found[named[0]] = memory
+    return {uuid: mebibytes(memory) or 0 for uuid, memory in found.items()}
 
 
-def mebibytes(quantity: str) -> int | None:
+def mebibytes(text: str) -> int | None:
     """Return a Kubernetes quantity in whole MiB; None if it is none, or is below 1Mi or above 8Ei."""
-    found = _QUANTITY.fullmatch(quantity)
-    if not found:
-        return None
-    power = int(found["power"] or _DECIMAL.get(found["decimal"], 0))
-    binary = 10 * ("KMGTPE".index(found["binary"]) + 1) if found["binary"] else 0
-    number = int(Fraction(found["number"]) * Fraction(10) ** power * (1 << binary))
-    return number >> 20 if 1 << 20 <= number < 1 << 63 else None
+    number = quantity.parse(text)
+    return int(number) >> 20 if number is not None and 1 << 20 <= number < 1 << 63 else None
 
 
 def _best(result: Mapping[str, Any], rows: Sequence[_Row], types: Mapping[str, str]) -> Config:
@@ -175,7 +164,7 @@ def _row(row: Mapping[str, Any], place: int, driver: str) -> _Row:
     where = f"{whose} {what}" + (f' of the request "{quote(requests[0])}"' if requests else "")
     _check_size(parameters, where)
     if isinstance(kind, str) and kind in UNSUPPORTED:
-        raise GpushimError(f"{where} is not supported by gpushim, for {UNSUPPORTED[kind]}; leave it out", REQUEST)
+        raise GpushimError(f"{where} is not supported by gpushim: {UNSUPPORTED[kind]}; omit it", REQUEST)
     if not isinstance(parameters, dict):
         raise _wrong(where, "parameters", parameters, "an object")
     type_ = KINDS[_one_of(kind, where, "kind", (*KINDS,))]
@@ -190,7 +179,7 @@ def _check_size(parameters: Any, where: str) -> None:
     except RecursionError:
         size = CLAIM_CONFIG + 1
     if size > CLAIM_CONFIG:
-        raise GpushimError(f"{where} has more than {CLAIM_CONFIG >> 10} KiB; write what is needed of it", REQUEST)
+        raise GpushimError(f"{where} has more than {CLAIM_CONFIG >> 10} KiB; shorten it", REQUEST)
 
 
 def _config(sharing: Any, where: str, type_: str) -> Config:
@@ -203,7 +192,7 @@ def _config(sharing: Any, where: str, type_: str) -> Config:
     other = "mpsConfig" if strategy == TIME_SLICING else "timeSlicingConfig"
     if fields.get(other) is not None:
         raise GpushimError(
-            f"{where}: sharing.{other} does not go with the strategy {strategy}; leave it out, or write the strategy "
+            f"{where}: sharing.{other} does not go with the strategy {strategy}; omit it, or write the strategy "
             f"{MPS if strategy == TIME_SLICING else TIME_SLICING}",
             REQUEST,
         )
@@ -266,7 +255,7 @@ def _wrong(where: str, name: str, value: Any, form: str) -> GpushimError:
 
 
 def _unknown(where: str, name: str, key: str, fix: str) -> GpushimError:
-    return GpushimError(f'{where}: "{quote(key)}" means nothing in {name}; {fix}', REQUEST)
+    return GpushimError(f'{where}: "{quote(key)}" is unknown in {name}; {fix}', REQUEST)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""From the snapshot to slices, and from a claim to its answer: the outline of the DRA driver's half on the node.
+"""The outline of the DRA driver's half on the node: from the snapshot to slices, and from a claim to its answer.
 
 It is root and has no token. The snapshot, with what is unhealthy and what the device plugin gave, becomes slices,
 which the other half publishes as long as kubelet has this driver; kubelet's calls are answered by prepare.py.
@@ -11,13 +11,11 @@ import asyncio
 import contextlib
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
-from gpuplugin.dra import offered, taints
-from gpuplugin.dra.claim import DRIVER
+from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -31,6 +29,7 @@ from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -48,43 +47,32 @@ LOOK = 2.0  # seconds between looks, most; a look takes 1 ms of CPU
 OTHERS = 10.0  # seconds between looks for other drivers of this name
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a driver is told beside the settings.
-
-    Attributes:
-        node: this node's name.
-        socket: path of the socket for the other half.
-        user: as whom the other half runs, a number.
-        effect: of taints, one of taints.EFFECTS.
-    """
-
-    node: str
-    socket: str
-    user: int
-    effect: str
-
-
 class NodeHalf:
-    """The driver.
+    """The driver's half on the node.
 
     Args:
         settings: those of the device plugin.
-        options: its own.
+        node: this node's name.
+        socket: path of the socket for the other half.
+        user: number of the user that the other half runs as.
+        effect: of taints, one of offered.EFFECTS.
     """
 
-    def __init__(self, settings: Settings, options: Options) -> None:
-        self._settings, self._options = settings, options
+    def __init__(self, settings: Settings, node: str, socket: str, user: int, effect: str) -> None:
+        self._settings, self._node, self._effect = settings, node, effect
+        self._socket, self._user = socket, user
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: BaseException | None = None
         self._book, self._release, self._newest = Book(), release.Release(), Newest()
+        self._ledger = Ledger(self._book)
         self._snapshot: Snapshot | None = None
         self._offered: list[Offered] = []
-        self._offer = Offer({}, {}, "", "the driver has begun just now")
+        self._offer = Offer({}, {}, "", "the driver has only just started")
         self._why: dict[str, str] = {}  # sentences by UUID
         self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
+        self._lacks = ""  # what the CDI spec does not have, a sentence
         self._ending = False
 
     async def run(self) -> None:
@@ -101,11 +89,10 @@ class NodeHalf:
         self._watchers = Watchers(
             f"{folder}/health.json", self._spawn, self._wake.set, self._renewal.hurry, self._settings.checks
         )
-        self._link = Link(self._options.socket, self._options.user, self._wake.set)
-        self._ledger = Ledger(self._book)
-        claims = Claims(self._ledger, self._link, self._options.node, kubelet_dir, lambda: self._offer)
+        self._link = Link(self._socket, self._user, self._wake.set)
+        claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer)
         self._driver = dra.Driver(
-            DRIVER, kubelet_dir, claims.prepare, claims.unprepare, self._health, self._registered
+            OWN_DRIVER, kubelet_dir, claims.prepare, claims.unprepare, self._health, self._registered
         )
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
@@ -175,12 +162,12 @@ class NodeHalf:
             return
         self._asked = time.monotonic()
         there = await self._plugins.look(kubelet_dir)
-        found = next((one.path for one in there if one.name == DRIVER and not is_ours(one)), "")
+        found = next((one.path for one in there if one.name == OWN_DRIVER and not is_ours(one)), "")
         if found and found != self._rival:
             logger.error(
-                "another driver %s listens at %s: gpushim gives out no GPU by claim on this node; remove one of the "
-                "two from it",
-                DRIVER,
+                "another driver %s listens at %s, so gpushim gives out no GPUs by claim on this node; remove one of "
+                "the two from it",
+                OWN_DRIVER,
                 found,
             )
             await self._driver.stop()
@@ -206,7 +193,7 @@ class NodeHalf:
         if found["error"]:
             self._offer = self._offer._replace(problem=found["error"]["sentence"])
             return
-        if found != self._snapshot or self._offer.problem:
+        if found != self._snapshot or self._offer.problem or self._lacks:
             await self._watchers.catch_up(found)
             self._watchers.watch(found)
             await self._take(found)
@@ -217,12 +204,17 @@ class NodeHalf:
         self._offered = offered.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
         gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
         homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
+        lacks, why = spec.missing(found, [one.uuid for one in self._offered])
+        self._offered = [one for one in self._offered if one.uuid not in lacks]
+        if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
+            self._warn("spec", why)
+        self._lacks = why
+        if homes != self._homes:  # before anything is offered; a device that comes late may be one that a claim has
+            self._ledger.open(homes)
+            self._homes = homes
         names = {one.name: one for one in self._offered}
         self._offer = Offer(names, homes, found["policy"]["cdi"]["kind"], snapshot=found)
         self._snapshot = found
-        if homes != self._homes:  # a device that comes late may be one that a claim has
-            self._ledger.open(homes)
-            self._homes = homes
 
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
@@ -242,7 +234,7 @@ class NodeHalf:
     def _slices(self) -> list[list[dict[str, Any]]]:
         if self._offer.problem or self._snapshot is None:
             return [[]]
-        found = taints.taints(self._reasons, self._snapshot, self._page(), self._options.effect)
+        found = taints.taints(self._reasons, self._snapshot, self._page(), self._effect)
         return offered.slices(
             self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
         )
@@ -250,7 +242,12 @@ class NodeHalf:
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem
         why = dict.fromkeys((one.uuid for one in self._offered), problem) if problem else self._why
-        return taints.health(self._offered, self._options.node, why)
+        return taints.health(self._offered, self._node, why)
+
+    def _warn(self, part: str, sentence: str) -> None:
+        if self._logged.get(part) != sentence:
+            logger.error("%s", sentence)
+        self._logged[part] = sentence
 
     @contextlib.contextmanager
     def _once(self, part: str) -> Any:
@@ -258,9 +255,7 @@ class NodeHalf:
         try:
             yield
         except GpushimError as error:
-            if self._logged.get(part) != str(error):
-                logger.error("%s", error)
-            self._logged[part] = str(error)
+            self._warn(part, str(error))
             if part == "snapshot":
                 self._offer = self._offer._replace(problem=str(error))
         else:

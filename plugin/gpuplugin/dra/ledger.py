@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import by_device, checkpoints, claimed, listed
 from gpuplugin.book.claimed import held
-from gpuplugin.dra.claim import DRIVER
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -56,7 +56,7 @@ class Ledger:
 
     def __init__(self, shared: Book) -> None:
         self._book = shared
-        self.sure = self._damaged = False
+        self.sure, self._problem = False, ""  # the last is of the file, and is logged once
 
     @property
     def path(self) -> str:
@@ -65,10 +65,12 @@ class Ledger:
 
     def claims(self) -> dict[str, Row]:
         """Return the claims that have something, by uid."""
-        _, rows, damaged = claimed.read()
-        if damaged and not self._damaged:
-            logger.warning("%s is damaged: which claims had GPUs before is known to kubelet alone", self.path)
-        self._damaged = damaged
+        found, rows, damaged = claimed.read()
+        whole = not damaged and len(rows) == len(found.get("claims", ()))
+        problem = "" if whole else f"{self.path} is damaged: which claims had GPUs is known to kubelet alone"
+        if problem and problem != self._problem:
+            logger.warning("%s", problem)
+        self._problem = problem
         return rows
 
     def open(self, homes: Mapping[str, str]) -> None:
@@ -194,7 +196,7 @@ class Ledger:
 
 
 def _named(row: Row) -> str:
-    return checkpoints.named(row["namespace"], row["name"], DRIVER)
+    return checkpoints.named(row["namespace"], row["name"], OWN_DRIVER)
 
 
 def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], homes: Mapping[str, str]) -> None:
@@ -206,7 +208,7 @@ def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], hom
                     who = quote(f"{row['namespace']}/{row['name']}")
                     raise GpushimError(
                         f"claim {claim} cannot have {uuid} yet: claim {who} has {'it' if had == uuid else had}, "
-                        "and is taken back within a minute if it has been deleted",
+                        "and gives it back within a minute of its deletion",
                         REQUEST,
                     )
 

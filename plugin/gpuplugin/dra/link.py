@@ -1,8 +1,8 @@
-"""The socket to the other half, which has the token: what this node has is told, claims are asked for.
+"""The socket to the other half, which has the token: it is sent what to publish, and asked for claims.
 
-A line of JSON each way, for each thing (cluster/ has the other end). Who connects is known by the kernel's word, and
-one client counts, the newest. What it says of a claim is a stranger's word, that claim.py checks.
-Out of scope: what is told, and the API server.
+Both send lines of JSON; gpuplugin/cluster/dra_in_cluster.py lists them. The kernel says which user connects. Only the
+newest client is served. What it says of a claim comes from strangers, so claim.py checks it.
+Out of scope: what is published, and the API server.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.sockets import identity
+from gpushim.ground.bounds import CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 from gpushim.ground.logs import logger
 
@@ -22,12 +23,10 @@ if TYPE_CHECKING:
 
     from gpuplugin.kubelet.sockets import Identity
 
-LIMIT = 4 << 20  # bytes of a line; etcd stores objects of 1.5 MiB at most
 PUBLISHED = 64 << 10  # bytes of a line that is kept
 ERROR = 500  # characters
 CLIENTS = 4  # that wait, of which one counts
 ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
-ABSENT = "the API server does not have it"
 
 
 class Link:
@@ -36,7 +35,7 @@ class Link:
     Args:
         path: of the socket.
         user: who may connect, beside root.
-        changed: is called when something was told.
+        changed: is called when the other half has published something, or is gone.
 
     Attributes:
         published: what the other half said last of its slices.
@@ -73,7 +72,7 @@ class Link:
         if self._server:
             self._server.close()
         self._inode = inode
-        self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=LIMIT)
+        self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=CLAIM_LINE)
 
     def stop(self) -> None:
         """Serve no more."""
@@ -125,7 +124,7 @@ class Link:
 
         One that does not read has to come again: it would go on without what it has missed.
         """
-        if self._client and self._client.transport.get_write_buffer_size() < LIMIT:
+        if self._client and self._client.transport.get_write_buffer_size() < CLAIM_LINE:
             self._client.write(line)
         elif self._client:
             self._client.transport.abort()
@@ -143,8 +142,8 @@ class Link:
             while line := await reader.readline():
                 self._heard(json.loads(line), len(line))
                 await asyncio.sleep(0)  # lines that are there already come at once, and others wait
-        except (ValueError, OSError, RecursionError) as error:  # ValueError: a line over LIMIT, too
-            logger.warning("the container beside this one says what it should not: %s", quote(str(error)[:200]))
+        except (ValueError, OSError, RecursionError) as error:  # ValueError: a line over CLAIM_LINE, too
+            logger.warning("the container beside this one sends an invalid line: %s", quote(str(error)[:200]))
         finally:
             writer.close()
             if self._client is writer:

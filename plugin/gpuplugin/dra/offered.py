@@ -36,7 +36,7 @@ IN_SLICE = 64  # devices of a slice in which any may have a taint (resource.k8s.
 TAINTS = 16  # of a device (the same)
 TEXT = 64  # characters of a text or version (the same, DeviceAttributeMaxValueLength)
 UNKNOWN, NO_PROFILE = "Unknown", "none"
-EFFECTS = ("NoExecute", "NoSchedule", "None")  # the strongest first
+NO_EXECUTE, NO_SCHEDULE, NONE = EFFECTS = ("NoExecute", "NoSchedule", "None")  # of taints, the strongest first
 # Capacities of a MIG instance, by what the snapshot calls them (inventory.nvml.ATTRIBUTES). A whole GPU's are 0: NVML
 # tells them of instances alone.
 COUNTED = {

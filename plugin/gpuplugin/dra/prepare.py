@@ -12,10 +12,11 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import checkpoints, claimed
-from gpuplugin.dra.claim import DRIVER, allocated, check, is_here
+from gpuplugin.dra.claim import allocated, check, is_here
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.settings import resources
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -84,7 +85,7 @@ class Claims:
         try:
             found = await self._link.claim(asked)
             if found is None:
-                raise GpushimError(f"the API server does not have the claim {name} of this pod any more", REQUEST)
+                raise GpushimError(f"the API server no longer has the claim {name} of this pod", REQUEST)
             claim, offer = allocated(asked, found, self._node), self._offer()
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
@@ -112,9 +113,7 @@ class Claims:
         """
         for one in claim.results:
             if one.device not in offer.devices:
-                raise GpushimError(
-                    f"this node does not have {quote(one.device)}, of claim {claim}, any more", REQUEST
-                )
+                raise GpushimError(f"this node no longer has {quote(one.device)}, of claim {claim}", REQUEST)
         self._ended.discard(claim.uid)
         self._young.add(claim.uid)
         uuids = {one.device: offer.devices[one.device].uuid for one in claim.results}
@@ -179,7 +178,7 @@ class Claims:
         listing, holders = found
         if given:
             self._ledger.hear(holders, self._offer().homes)
-        listed = {(one.namespace, one.name, one.device) for one in listing.claims if one.driver == DRIVER}
+        listed = {(one.namespace, one.name, one.device) for one in listing.claims if one.driver == OWN_DRIVER}
         now = time.monotonic()
         self._unlisted = {
             uid: self._unlisted.get(uid, now)
@@ -208,5 +207,5 @@ class Claims:
             return
         if uid not in self._young and (found is None or not is_here(row, found, self._node)):
             name = quote(f"{row['namespace']}/{row['name']}")
-            logger.info("claim %s is gone from this node, and is taken back", name)
+            logger.info("claim %s is gone from this node: its GPUs are free", name)
             self._ledger.forget([uid])

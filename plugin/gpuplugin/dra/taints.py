@@ -9,8 +9,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device
-from gpuplugin.dra.claim import DRIVER
+from gpuplugin.dra.offered import NO_EXECUTE, NO_SCHEDULE
 from gpuplugin.kubelet.dra import HEALTHY, UNHEALTHY
+from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from gpuplugin.health.reason import Reason
     from gpushim.ground.model import Snapshot
 
-NO_SCHEDULE, NO_EXECUTE, NONE = "NoSchedule", "NoExecute", "None"
-EFFECTS = (NO_SCHEDULE, NO_EXECUTE, NONE)
 PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons
 LENGTH = 1024  # bytes of a message, of which kubelet reads so many
 TIMEOUT = 30  # seconds after which a device of which nothing is heard is Unknown
@@ -36,12 +35,12 @@ def taints(
         reasons: why they are unhealthy, by UUID.
         snapshot: of the host's inventory.
         page: the book.
-        effect: one of EFFECTS; of what nobody can tell, for it is not watched, NO_SCHEDULE at most.
+        effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched.
     """
     found: dict[str, dict[str, dict[str, str]]] = {}
 
     def add(uuid: str, kind: str, value: str, effect: str) -> None:
-        taint = {"key": f"{DRIVER}/{kind}", **({"value": value} if value else {}), "effect": effect}
+        taint = {"key": f"{OWN_DRIVER}/{kind}", **({"value": value} if value else {}), "effect": effect}
         found.setdefault(uuid, {}).setdefault(kind, taint)
 
     for uuid, row in reasons.items():

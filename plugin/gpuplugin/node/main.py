@@ -57,7 +57,7 @@ INSTALLED = click.option(
     metavar="FILE",
     default="",
     callback=_absolute_or_none,
-    help="Of this container: is there when gpushim is installed.",
+    help="File of this container that exists once gpushim is installed.",
 )
 
 _OPTIONS = (
@@ -165,7 +165,7 @@ def keep_command(place: str, folder: str, name: str, restart: bool, installed: s
 
 
 @main.command("label", short_help="Label the node in Kubernetes once gpushim is installed on it.")
-@click.option("--name", "label", required=True, help="Of the label, whose value is true.")
+@click.option("--name", "label", required=True, help="Name of the label, whose value is true.")
 @INSTALLED
 @click.option(
     "--posted-file",
@@ -173,13 +173,13 @@ def keep_command(place: str, folder: str, name: str, restart: bool, installed: s
     metavar="FILE",
     default="",
     callback=_absolute_or_none,
-    help="Is made when the API server knows.",
+    help="File to make once the API server has the label.",
 )
 @click.option("--remove", is_flag=True, help="Remove the label, and end.")
 def label_command(label: str, installed: str, posted: str, remove: bool) -> None:
-    """Give this pod's node a label while there is a file that says that gpushim is installed, until a signal comes.
+    """Label this pod's node while the file exists that shows that gpushim is installed, until a signal comes.
 
-    It needs no privileges, but NODE_NAME and the token of a service account that may patch nodes.
+    It needs no privileges, only NODE_NAME and the token of a service account that may patch nodes.
     """
     from gpuplugin.cluster import in_cluster, parts
     from gpuplugin.cluster.cluster import Api, named

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     # each GPU of this host may be it.
     Which = Optional[frozenset[str]]
 
-DRIVERS = ("gpu.nvidia.com",)  # drivers whose devices are GPUs of this host, whatever they are called
+OWN_DRIVER = "gpu.nvidia.com"  # of DRA; it is NVIDIA's name, so that claims for its driver work unchanged
+DRIVERS = (OWN_DRIVER,)  # drivers whose devices are GPUs of this host, whatever they are called
 # NVIDIA's DRA driver calls a GPU gpu-MINOR, and an instance gpu-MINOR-mig-PROFILE-ID-START.
 _MINOR = re.compile("gpu-([0-9]{1,5})(-mig-.*)?", re.ASCII)
 _UUID = re.compile("(gpu|mig)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -99,6 +99,11 @@ runAsUser: {{ index . 1 }}
 runAsGroup: {{ index . 1 }}
 {{- end -}}
 
+{{- /* "true" if nodes have the device plugin; values that --reuse-values takes from an older chart do not say. */ -}}
+{{- define "gpushim.hasPlugin" -}}
+{{- if ne (toString (.Values.plugin | default dict).enabled) "false" }}true{{ end -}}
+{{- end -}}
+
 {{- define "gpushim.kubeletDir" -}}
 {{- .Values.kubeletDir | required "kubeletDir is empty; write where kubelet keeps its files, as in /var/lib/kubelet" -}}
 {{- end -}}

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.dra.claim import DRIVER, MOST, Result, allocated, is_here
+from gpuplugin.dra.claim import MOST, Result, allocated, is_here
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import GpushimError
 
 ASKED = {"namespace": "d", "name": "c", "uid": "u1"}
 
 
 def row(**more: Any) -> dict[str, Any]:
-    return {"request": "gpu", "driver": DRIVER, "pool": "n", "device": "gpu-1", **more}
+    return {"request": "gpu", "driver": OWN_DRIVER, "pool": "n", "device": "gpu-1", **more}
 
 
 def claim(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -30,15 +31,15 @@ def test_no_more_than_the_api_allows() -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "another claim of the name": (claim(row(), metadata={"uid": "u2"}), "is another now than the one of this pod"),
+    "another claim of the name": (claim(row(), metadata={"uid": "u2"}), "is not the one that this pod was made for"),
     "not allocated": (claim(status={}), "is not allocated"),
     "no status": (claim(status=None), "is not allocated"),
-    "another driver's": (claim(row(driver="other")), f"has no device of {DRIVER} on node n"),
-    "another node's": (claim(row(pool="m")), "has a device on m, and this node is n"),
-    "no metadata": ({}, "is not as Kubernetes has claims"),
-    "no list": (claim(status={"allocation": {"devices": {"results": 3}}}), "is not as Kubernetes has claims"),
-    "text": (claim(status={"allocation": "x"}), "is not as Kubernetes has claims"),
-    "a row without a device": (claim({"driver": DRIVER, "pool": "n"}), "is not as Kubernetes has claims"),
+    "another driver's": (claim(row(driver="other")), f"has no device of {OWN_DRIVER} on node n"),
+    "another node's": (claim(row(pool="m")), "has a device on m, but its pod is on n"),
+    "no metadata": ({}, "is malformed"),
+    "no list": (claim(status={"allocation": {"devices": {"results": 3}}}), "is malformed"),
+    "text": (claim(status={"allocation": "x"}), "is malformed"),
+    "a row without a device": (claim({"driver": OWN_DRIVER, "pool": "n"}), "is malformed"),
 }
 
 
@@ -52,7 +53,7 @@ def test_a_text_that_is_nested_too_deeply() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(GpushimError, match="is not as Kubernetes has claims"):
+    with pytest.raises(GpushimError, match="is malformed"):
         allocated(ASKED, claim(row(pool=deep)), "n")
 
 

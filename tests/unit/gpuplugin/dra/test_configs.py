@@ -157,8 +157,8 @@ WRONG: list[tuple[Any, str]] = [
     ({**kind(), "kind": ["GpuConfig"]}, "kind is a list; write GpuConfig or MigDeviceConfig"),
     ({"kind": "GpuConfig"}, f"the claim's GpuConfig: apiVersion is missing; write {API}"),
     ({**kind(), "apiVersion": "gpu.nvidia.com/v1"}, f'apiVersion is "gpu.nvidia.com/v1"; write {API}'),
-    ({**kind(), "sharin": {}}, '"sharin" means nothing in parameters; is sharing meant?'),
-    ({**kind(), "x": {}}, '"x" means nothing in parameters; it may have apiVersion, kind, sharing'),
+    ({**kind(), "sharin": {}}, '"sharin" is unknown in parameters; is sharing meant?'),
+    ({**kind(), "x": {}}, '"x" is unknown in parameters; it may have apiVersion, kind, sharing'),
     ({**kind(), "sharing": "MPS"}, 'sharing is "MPS"; write an object'),
     ({**kind(), "sharing": {}}, "sharing.strategy is missing; write TimeSlicing or MPS"),
     (kind(strategy="mps"), 'sharing.strategy is "mps"; write TimeSlicing or MPS'),
@@ -168,15 +168,15 @@ WRONG: list[tuple[Any, str]] = [
     (kind(strategy="TimeSlicing", timeSlicingConfig={"intervall": 1}), "is interval meant?"),
     (
         kind(strategy="TimeSlicing", mpsConfig={}),
-        "sharing.mpsConfig does not go with the strategy TimeSlicing; leave it out, or write the strategy MPS",
+        "sharing.mpsConfig does not go with the strategy TimeSlicing; omit it, or write the strategy MPS",
     ),
     (
         kind(strategy="MPS", timeSlicingConfig={"interval": "Long"}),
-        "sharing.timeSlicingConfig does not go with the strategy MPS; leave it out, or write the strategy Time",
+        "sharing.timeSlicingConfig does not go with the strategy MPS; omit it, or write the strategy Time",
     ),
     (
         kind("MigDeviceConfig", strategy="TimeSlicing", timeSlicingConfig={}),
-        '"timeSlicingConfig" means nothing in sharing; it may have strategy, mpsConfig',
+        '"timeSlicingConfig" is unknown in sharing; it may have strategy, mpsConfig',
     ),
     *(
         (mps(defaultActiveThreadPercentage=value), f"{PERCENT} is {shown}; write a whole number between 1 and 100")
@@ -196,17 +196,17 @@ WRONG: list[tuple[Any, str]] = [
     (mps(defaultPerDevicePinnedMemoryLimit={"0": "x"}), f'PinnedMemoryLimit["0"] is "x"; {AMOUNT}'),
     (
         mps(defaultPerDevicePinnedMemoryLimit={"a\n": "1Gi"}),
-        r'"a\n" means nothing in sharing.mpsConfig.defaultPerDevice',
+        r'"a\n" is unknown in sharing.mpsConfig.defaultPerDevice',
     ),
     (mps(defaultPerDevicePinnedMemoryLimit={"-1": "1Gi"}), "write a UUID, or an index among the claim's devices"),
     (mps(defaultActiveThreadsPercentage=1), "is defaultActiveThreadPercentage meant?"),
     (
         kind("VfioDeviceConfig"),
-        "the claim's VfioDeviceConfig is not supported by gpushim, for it gives GPUs to containers",
+        "the claim's VfioDeviceConfig is not supported by gpushim: it gives GPUs to containers",
     ),
     (
         kind("ComputeDomainChannelConfig"),
-        "not supported by gpushim, for NVIDIA's driver compute-domain.nvidia.com serves",
+        "not supported by gpushim: NVIDIA's driver compute-domain.nvidia.com serves",
     ),
     (kind("ComputeDomainDaemonConfig"), "not supported by gpushim"),
 ]
@@ -255,9 +255,7 @@ def filled(size: int) -> dict[str, Any]:
 def test_a_config_has_a_bound() -> None:
     """CLAIM_CONFIG, in bytes."""
     assert "sharing.strategy is" in refused(allocation([], opaque(filled(CLAIM_CONFIG))))
-    assert "has more than 10 KiB; write what is needed of it" in refused(
-        allocation([], opaque(filled(CLAIM_CONFIG + 1)))
-    )
+    assert "has more than 10 KiB; shorten it" in refused(allocation([], opaque(filled(CLAIM_CONFIG + 1))))
     deep: Any = {}
     for _ in range(100_000):
         deep = {"a": deep}
@@ -367,7 +365,7 @@ def test_limits_of_each_device(memory: str, per_device: dict[str, str], mib: dic
 @pytest.mark.parametrize("key", ["2", "999", A])
 def test_a_limit_for_another_device_is_refused(key: str) -> None:
     config = Config("MPS", per_device=((key, "1Gi"),))
-    with pytest.raises(GpushimError, match=f"means nothing in .*; write a UUID of {B}, or an index below 1") as info:
+    with pytest.raises(GpushimError, match=f"is unknown in .*; write a UUID of {B}, or an index below 1") as info:
         limits(config, [B])
     assert (info.value.exit_code, f'"{key}"' in str(info.value)) == (REQUEST, True)
     assert limits(Config("MPS", per_device=((B, "1Gi"),)), [B]) == limits(

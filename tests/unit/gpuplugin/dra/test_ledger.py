@@ -191,6 +191,19 @@ def test_a_damaged_file_is_begun_again(ledger: Ledger, text: str) -> None:
     assert [*ledger.claims()] == ["b"]
 
 
+@pytest.mark.parametrize("odd", [{"devices": 3}, [], None, {"namespace": "d", "name": "x", "devices": [{}]}])
+def test_a_row_that_cannot_be_read_takes_no_other_with_it(
+    ledger: Ledger, odd: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    give(ledger, claim("a", GPU))
+    found = json.loads(Path(ledger.path).read_text())
+    Path(ledger.path).write_text(json.dumps({**found, "claims": {"odd": odd, **found["claims"]}}))
+    assert [[*ledger.claims()] for _ in range(2)] == [["a"], ["a"]]
+    assert [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()] == [
+        f"{ledger.path} is damaged: which claims had GPUs is known to kubelet alone"
+    ]
+
+
 def test_nothing_is_given_that_cannot_be_written(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")

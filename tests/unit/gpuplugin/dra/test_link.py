@@ -13,6 +13,7 @@ import pytest
 
 from gpuplugin.dra import link
 from gpuplugin.dra.link import Link
+from gpushim.ground.bounds import CLAIM_LINE
 from gpushim.ground.errors import GpushimError
 
 CLAIM = {"namespace": "d", "name": "c", "uid": "u"}
@@ -36,7 +37,7 @@ def run(folder: Path, story: Callable[[Link, Callable[[], Awaitable[Other]]], Aw
         one, came = Link(f"{folder}/s", 12345, lambda: None), []
 
         async def come() -> Other:
-            came.append(Other(*await asyncio.open_unix_connection(one.path, limit=link.LIMIT)))
+            came.append(Other(*await asyncio.open_unix_connection(one.path, limit=CLAIM_LINE)))
             return came[-1]
 
         try:
@@ -112,7 +113,7 @@ def test_who_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPa
     run(folder, story)
 
 
-@pytest.mark.parametrize("said", ["{", "[]", "3", '{"claim": {}}', '{"published": []}', "x" * (link.LIMIT + 2)])
+@pytest.mark.parametrize("said", ["{", "[]", "3", '{"claim": {}}', '{"published": []}', "x" * (CLAIM_LINE + 2)])
 def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str) -> None:
     async def story(one: Link, come: Any) -> None:
         other = await come()
@@ -218,7 +219,7 @@ def test_who_says_much_keeps_nobody_waiting(folder: Path) -> None:
 
 def test_who_does_not_read_has_to_come_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would go on without what it has missed."""
-    monkeypatch.setattr(link, "LIMIT", 1 << 16)
+    monkeypatch.setattr(link, "CLAIM_LINE", 1 << 16)
 
     async def story(one: Link, come: Any) -> None:
         other = await come()

@@ -12,12 +12,11 @@ import pytest
 
 from gpuplugin.book.book import Book
 from gpuplugin.dra import prepare
-from gpuplugin.dra.claim import DRIVER
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.podresources import Listed
-from gpushim.containers.kubelet import Claim
+from gpushim.containers.kubelet import OWN_DRIVER, Claim
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 NODE, KIND = "n", "nvidia.com/gpu"
@@ -58,7 +57,7 @@ class Node:
 
     async def _listed(self, _: str) -> Listed | None:
         rows = [
-            Claim("d", name, DRIVER, NODE, device, (f"k8s.{DRIVER}/claim=u-{device}",))
+            Claim("d", name, OWN_DRIVER, NODE, device, (f"k8s.{OWN_DRIVER}/claim=u-{device}",))
             for name, device in self.listed
         ]
         return Listed([], rows, self.pods) if self.answers else None
@@ -68,7 +67,7 @@ class Node:
         if asked["uid"] not in self.claims:
             return None
         names = self.claims[asked["uid"]]
-        results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": name} for name in names or ()]
+        results = [{"request": "r", "driver": OWN_DRIVER, "pool": NODE, "device": name} for name in names or ()]
         status = {"allocation": {"devices": {"results": results}}} if results else {}
         return {"metadata": {"uid": asked["uid"]}, "status": status}
 
@@ -207,6 +206,6 @@ def test_a_kubelet_that_does_not_answer_holds_up_nothing_that_is_known(node: Nod
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
         await node.later(60)
         assert node.asked == ["a"]
-        assert await node.prepare("b") == "the API server does not have the claim d/b of this pod any more"
+        assert await node.prepare("b") == "the API server no longer has the claim d/b of this pod"
 
     asyncio.run(story())

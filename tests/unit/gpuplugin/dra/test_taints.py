@@ -7,7 +7,7 @@ import pytest
 from gpuplugin.book.by_device import DRIVER, PLUGIN, noted_entry
 from gpuplugin.book.page import fresh
 from gpuplugin.dra import taints
-from gpuplugin.dra.offered import Offered
+from gpuplugin.dra.offered import EFFECTS, Offered
 from gpuplugin.health.reason import Reason
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
@@ -26,7 +26,7 @@ def test_a_well_node_has_none() -> None:
     assert found({}, snapshot([gpu(0)])) == {}
 
 
-@pytest.mark.parametrize("effect", taints.EFFECTS)
+@pytest.mark.parametrize("effect", EFFECTS)
 def test_a_reason_is_a_key_and_an_xid_its_value(effect: str) -> None:
     row = found({GPU: [XID, LOST]}, snapshot([gpu(0)]), effect=effect)[GPU]
     xid = {"key": KEY + "xid", "value": "79", "effect": effect}

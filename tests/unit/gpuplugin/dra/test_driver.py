@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.dra.driver import NodeHalf
+from gpuplugin.dra.ledger import Ledger
+from gpuplugin.dra.offered import NO_SCHEDULE
+from gpuplugin.settings import settings
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.snapshots import gpu, snapshot
+
+
+def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    tries: list[Any] = []
+
+    def begin(_: Ledger, homes: Any) -> None:
+        tries.append(homes)
+        if len(tries) == 1:
+            raise GpushimError("the disk is full")
+
+    monkeypatch.setattr(Ledger, "open", begin)
+    monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
+    half = NodeHalf(settings.resolve({}, {}, {}), "node-1", str(tmp_path / "s"), 0, NO_SCHEDULE)
+    found = snapshot([gpu(0)])
+    with pytest.raises(GpushimError, match="the disk is full"):
+        asyncio.run(half._take(found))
+    assert half._slices() == [[]]
+    for _ in range(2):
+        asyncio.run(half._take(found))
+    assert len(tries) == 2
