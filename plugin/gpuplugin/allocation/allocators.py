@@ -13,6 +13,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpuplugin.book import claimed
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed, is_ours
@@ -21,7 +22,7 @@ from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground import system
-from gpushim.ground.errors import quote
+from gpushim.ground.errors import GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -228,9 +229,17 @@ class Allocators:
         return listed is not None
 
     def _claims(self) -> list[Claim]:
-        """List claims: what kubelet lists, and what it has kept, since after its start it lists not all at once."""
+        """List claims: what kubelet lists, and what it has kept, since after its start it lists not all at once.
+
+        Without an administrator's, which look at what others have: kubelet does not tell them from others.
+        """
         listed = {one[:5] for one in self._listed}
-        return self._listed + [one for one in self._saved_claims if one[:5] not in listed]
+        known: dict[tuple[str, str, str], str] = {}
+        with contextlib.suppress(GpushimError):
+            known = claimed.known()
+        both = self._listed + [one for one in self._saved_claims if one[:5] not in listed]
+        looks = {(*key, driver) for key, uuid in known.items() if not uuid for driver in kubelet.DRIVERS}
+        return [one for one in both if (one.namespace, one.name, one.device, one.driver) not in looks]
 
     async def _compare(self, folder: str) -> list[Allocator]:
         """Hold what kubelet has against what it was told."""

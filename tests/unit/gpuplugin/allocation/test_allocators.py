@@ -13,6 +13,7 @@ import pytest
 
 from gpuplugin.allocation import allocators
 from gpuplugin.allocation.allocators import Allocator, Allocators
+from gpuplugin.book import claimed
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
@@ -102,6 +103,23 @@ def test_people_are_told_since_when() -> None:
     ((_, [reason]),) = reasons.items()
     assert ([row["device"] for row in state["claims"]], state["givers"]) == (["gpu-0"], [])
     assert reason.when == pytest.approx(time.time(), abs=10)
+
+
+def test_an_administrators_claim_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubelet lists it as any other; gpushim's own driver has noted what it is."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    device = {"request": "r", "device": "gpu-0", "uuid": uuid(0)}
+    (tmp_path / "device-plugin").mkdir()
+
+    async def reasons(admin: bool) -> Any:
+        of = alone()
+        of._listed = [claim()]
+        row = {"namespace": "ns", "name": "c", "devices": [{**device, "admin": admin}]}
+        Path(claimed.path()).write_text(json.dumps({"claims": {"u": row}}))
+        return of.added({}, NODE)
+
+    assert not asyncio.run(reasons(True))
+    assert [*asyncio.run(reasons(False))] == [uuid(0)]
 
 
 def test_claims_that_kubelet_has_kept_tell_of_a_driver_too(folder: Path) -> None:
