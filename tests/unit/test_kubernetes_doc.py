@@ -27,6 +27,7 @@ PLAIN = [
 KINDS = {"RuntimeClass": "node.k8s.io/v1", "Pod": "v1", "ConfigMap": "v1"} | {
     "HorizontalPodAutoscaler": "autoscaling/v2",
     "ResourceClaim": "resource.k8s.io/v1",
+    "ResourceClaimTemplate": "resource.k8s.io/v1",
 }
 TOLD = {"kubernetes": "# Kubernetes", "from-nvidia": "## Its chart"}  # where values are told, and from which heading
 # A value's place as pages write it: `node.restart`, `runtimeClass.create=false`.
@@ -95,6 +96,7 @@ def names(each: dict[str, Any]) -> set[str]:
 
 def test_kubectl_is_told_what_there_is() -> None:
     objects = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in PLAIN}
+    objects.add("daemonset/gpushim-dra-driver")  # with dra.enabled, as e2e/test_chart_dra has it
     containers = {name for each in PLAIN for name in names(each)}
     assert len(lines("kubectl")) > 5
     for words in lines("kubectl"):
