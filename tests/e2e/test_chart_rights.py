@@ -176,6 +176,7 @@ CHANGES: dict[str, Values] = {
         "node": {"enabled": False},
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": SOMEWHERE}},
     },
+    "claims instead of the plugin": {**CLAIMS, "plugin": {"enabled": False}},
 }
 # Names of objects, which stay; what takes the place of all; and what only goes together with other values.
 NEVER = {
