@@ -253,7 +253,7 @@ def test_wrong_values_are_refused_with_a_sentence(values: Values, sentence: str)
 
 def test_null_removes_what_need_not_be_there() -> None:
     given = yaml.safe_load((charts.CHART / "values.yaml").read_text())
-    kept = ("image", "kubeletDir", "runtimeClassName")
+    kept = ("image", "kubeletDir", "plugin", "runtimeClassName")
     found = charts.objects({key: None for key in given if key not in kept})
     assert set(found) == {PLUGIN}
     assert not {"tolerations", "priorityClassName"} & set(found[PLUGIN]["spec"]["template"]["spec"])

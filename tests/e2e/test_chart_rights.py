@@ -148,7 +148,14 @@ CHANGES: dict[str, Values] = {
         "image": {"tag": "x", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "x"}],
         "visibleDevices": "volume-mounts",
-        "node": {"engine": "crio", "restart": False, "cdi": True, "setAsDefault": True, "label": False},
+        "node": {
+            "engine": "crio",
+            "restart": False,
+            "cdi": True,
+            "setAsDefault": True,
+            "label": False,
+            "maxUnavailable": "5%",
+        },
         "runtimeClassName": "other",
         "kubeletDir": "/k",
         "migStrategy": "mixed",
@@ -173,10 +180,11 @@ CHANGES: dict[str, Values] = {
         "networkPolicy": {"enabled": True, "from": [{"podSelector": {}}]},
         "metricsToken": {"secret": "scrape"},
         "podDisruptionBudget": {"enabled": True},
+        "dra": {"enabled": True, "extendedResource": False, "taintEffect": "NoExecute"},
         "node": {"enabled": False},
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": SOMEWHERE}},
     },
-    "claims instead of the plugin": {**CLAIMS, "plugin": {"enabled": False}},
+    "claims alone": {"dra": {"enabled": True}, "plugin": {"enabled": False}},
 }
 # Names of objects, which stay; what takes the place of all; and what only goes together with other values.
 NEVER = {

@@ -6,6 +6,7 @@ One story on one cluster, in the order of the tests. The host's GPUs are simulat
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +85,8 @@ def test_a_pod_gets_the_gpu_of_its_claim(cluster: Cluster, host: Host) -> None:
     (index,) = (gpu.index for gpu in host.gpus if gpu.uuid == uuid)
     for pod, container in (("one", 0), ("one", 1), ("two", 0)):
         sees_by_cdi(claims.look(cluster, pod, host, [index], container), host, [index])
+    rows = {row["pod"]: row for row in json.loads(cluster.run("gpushim ps --format=json"))}
+    assert (rows["two"]["devices"], rows["two"]["claims"][0]["name"]) == ([str(index)], "one")
 
 
 def test_the_device_plugin_does_not_give_it_out(cluster: Cluster) -> None:
@@ -112,6 +115,35 @@ def test_a_mig_instance_by_its_profile(cluster: Cluster, host: Host) -> None:
     report = json.loads(claims.look(cluster, "mig", host, [0]))
     assert small in report["nvidia-smi"]
     claims.remove(cluster, "mig")
+
+
+def test_each_container_gets_the_request_that_it_names(cluster: Cluster, host: Host) -> None:
+    """Two instances of one GPU, by matchAttribute; the first alternative that fits, with a config of its own."""
+    small = {"cel": {"expression": f"device.attributes['{claims.DRIVER}'].profile == '1g.5gb'"}}
+    none = {"cel": {"expression": f"device.attributes['{claims.DRIVER}'].profile == '7g.40gb'"}}
+    ways = [
+        {"name": "whole", "deviceClassName": "mig.nvidia.com", "selectors": [none]},
+        {"name": "small", "deviceClassName": "mig.nvidia.com", "selectors": [small]},
+    ]
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"}
+    config = {"requests": ["any/small"], "opaque": {"driver": claims.DRIVER, "parameters": parameters}}
+    wanted = claims.claim(
+        "both",
+        {"name": "any", "firstAvailable": ways},
+        claims.request("other", "mig.nvidia.com"),
+        constraints=[{"matchAttribute": f"{claims.DRIVER}/parentUUID", "requests": ["any", "other"]}],
+        config=[config],
+    )
+    pod = claims.pod("both", "both", containers=2)
+    for box, name in zip(pod["spec"]["containers"], ("any", "other")):
+        box["resources"] = {"claims": [{"name": "both", "request": name}]}
+    cluster.apply(wanted, pod)
+    runs(cluster, "both")
+    uuids = {mig.profile: mig.uuid for mig in host.gpus[0].mig}
+    for container, (mine, others) in enumerate((("1g.5gb", "3g.20gb"), ("3g.20gb", "1g.5gb"))):
+        seen = json.loads(claims.look(cluster, "both", host, [0], container))["nvidia-smi"]
+        assert (uuids[mine] in seen, uuids[others] in seen) == (True, False)
+    claims.remove(cluster, "both")
 
 
 def test_an_administrator_looks_at_a_gpu_beside_who_has_it(cluster: Cluster, host: Host) -> None:
@@ -194,6 +226,20 @@ def test_a_driver_that_is_killed_loses_no_claim(cluster: Cluster, host: Host) ->
     assert [one["metadata"]["resourceVersion"] for one in claims.slices(cluster)] == [
         one["metadata"]["resourceVersion"] for one in before
     ]
+    assert claims.held(cluster, "one") != claims.held(cluster, "two")
+    claims.remove(cluster, "one", "two")
+
+
+def test_a_kubelet_that_starts_again(cluster: Cluster) -> None:
+    """It takes the node's slices away, and the driver has them back once it is registered; claims keep their GPUs."""
+    before = claims.devices(cluster)
+    cluster.apply(claims.claim("one"), claims.pod("one", "one"))
+    runs(cluster, "one")
+    cluster.node.stop(signal.SIGKILL)
+    cluster.node.start()
+    becomes(cluster, lambda: claims.devices(cluster) == before, "the slices are back")
+    cluster.apply(claims.claim("two"), claims.pod("two", "two"))
+    runs(cluster, "one", "two")
     assert claims.held(cluster, "one") != claims.held(cluster, "two")
     claims.remove(cluster, "one", "two")
 

@@ -198,3 +198,18 @@ def test_a_gpu_that_comes_and_goes_is_followed(one: Driver, host: Host, env: dic
     becomes(one, lambda: mig.uuid in one.devices(), 10)
     one.allocate("b", name(mig.uuid))
     assert "claim d/c-a has it" in one.prepare("b")["b"]
+
+
+def test_what_engines_would_not_find_is_not_published(one: Driver, host: Host, env: dict[str, str]) -> None:
+    """Without the CDI spec no container of a claim could start."""
+    before, spec = one.devices(), Path(env["GPUSHIM_STATE"], "cdi/nvidia.com-gpu.json")
+    text = spec.read_text()
+    gone = host.gpus[1].uuid
+    spec.write_text(text.replace(f'"{gone}"', '"other"'))
+    one.stop()
+    one.start()
+    one.register()
+    becomes(one, lambda: one.devices() == {uuid: row for uuid, row in before.items() if uuid != gone})
+    becomes(one, lambda: f"does not have, such as {gone}: under [cdi]" in one.log.read_text())
+    spec.write_text(text)
+    becomes(one, lambda: one.devices() == before)

@@ -96,7 +96,7 @@ def names(each: dict[str, Any]) -> set[str]:
 
 def test_kubectl_is_told_what_there_is() -> None:
     objects = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in PLAIN}
-    objects.add("daemonset/gpushim-dra-driver")  # with dra.enabled, as e2e/test_chart_dra has it
+    objects.add("daemonset/gpushim-dra-driver")  # of dra.enabled, which the plain file has not
     containers = {name for each in PLAIN for name in names(each)}
     assert len(lines("kubectl")) > 5
     for words in lines("kubectl"):

@@ -95,7 +95,7 @@ class State:
     def problem(self, source: str, sentence: str) -> None:
         """Note a problem, and log it once; "": it is over."""
         if sentence and sentence != self._problems[source] and source != "watch":  # which parts.py logs
-            logger.warning("%s; it is tried again", sentence)
+            logger.warning("%s; retrying", sentence)
         self._problems[source] = sentence
 
     def changed(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
-from gpuplugin.dra import offered, taints
+from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -71,6 +71,7 @@ class NodeHalf:
         self._why: dict[str, str] = {}  # sentences by UUID
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
+        self._lacks = ""  # what the CDI spec does not have, a sentence
         self._ending = False
 
     async def run(self) -> None:
@@ -191,7 +192,7 @@ class NodeHalf:
         if found["error"]:
             self._offer = self._offer._replace(problem=found["error"]["sentence"])
             return
-        if found != self._snapshot or self._offer.problem:
+        if found != self._snapshot or self._offer.problem or self._lacks:
             await self._watchers.catch_up(found)
             self._watchers.watch(found)
             await self._take(found)
@@ -202,6 +203,11 @@ class NodeHalf:
         self._offered = offered.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
         gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
         homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
+        lacks, why = spec.missing(found, [one.uuid for one in self._offered])
+        self._offered = [one for one in self._offered if one.uuid not in lacks]
+        if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
+            self._warn("spec", why)
+        self._lacks = why
         if self._snapshot is None:
             self._ledger.open(homes)  # before anything is offered
         self._offer = Offer({one.name: one for one in self._offered}, homes, found["policy"]["cdi"]["kind"])
@@ -235,15 +241,18 @@ class NodeHalf:
         why = dict.fromkeys((one.uuid for one in self._offered), problem) if problem else self._why
         return taints.health(self._offered, self._node, why)
 
+    def _warn(self, part: str, sentence: str) -> None:
+        if self._logged.get(part) != sentence:
+            logger.error("%s", sentence)
+        self._logged[part] = sentence
+
     @contextlib.contextmanager
     def _once(self, part: str) -> Any:
         """Log what goes wrong with a part, once until it goes well."""
         try:
             yield
         except GpushimError as error:
-            if self._logged.get(part) != str(error):
-                logger.error("%s", error)
-            self._logged[part] = str(error)
+            self._warn(part, str(error))
             if part == "snapshot":
                 self._offer = self._offer._replace(problem=str(error))
         else:

@@ -24,6 +24,7 @@ def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatc
             raise GpushimError("the disk is full")
 
     monkeypatch.setattr(Ledger, "open", begin)
+    monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
     half = NodeHalf(settings.resolve({}, {}, {}), "node-1", str(tmp_path / "s"), 0, NO_SCHEDULE)
     found = snapshot([gpu(0)])
     with pytest.raises(GpushimError, match="the disk is full"):

@@ -306,14 +306,14 @@ def runc_that_says_nothing(patient: Patient) -> None:
     patient.script("usr/sbin/runc", "exit 0")
 
 
-@fault("engine-processes", "warning", "is not looked at: others could have made", by=hands.install_dockerd_again)
+@fault("engine-processes", "warning", "is ignored: others could have made", by=hands.install_dockerd_again)
 def a_dockerd_of_everybodys(patient: Patient) -> None:
     program = patient.script("opt/our programs/dockerd", "")
     os.chmod(program, 0o777)
     patient.host.impostors = [Impostor("dockerd", 7, 0, f"{origin.UNSAFE}, {program}")]
 
 
-@fault("engine-processes", "warning", "is not looked at: others could have made", effect=hands.judged_anew)
+@fault("engine-processes", "warning", "is ignored: others could have made", effect=hands.judged_anew)
 def a_dockerd_in_a_directory_of_its_group(patient: Patient) -> None:
     a_dockerd_of_everybodys(patient)
     program = patient.top / "opt/our programs/dockerd"

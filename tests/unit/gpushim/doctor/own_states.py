@@ -100,7 +100,7 @@ def no_inodes(patient: Patient) -> None:
     patient.patch.setattr(os, "statvfs", lambda path: Full)
 
 
-@fault("code", "broken", "others than root can change", by=hands.install_the_code_again)
+@fault("code", "broken", "users other than root can change", by=hands.install_the_code_again)
 def loose_code(patient: Patient) -> None:
     patient.write("usr/lib/gpushim/gpushim/create.py", "", 0o666)
     patient.host.code = f"{patient.root}/usr/lib/gpushim"

@@ -1,0 +1,38 @@
+"""Which devices engines do not find by the names that claims are told: those that the node's own CDI spec lacks.
+
+Out of scope: who writes the spec (gpushim.cdi.generate), and whether another has the same names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpushim.cdi.generate import publish
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gpushim.ground.model import Snapshot
+
+WHY = (
+    "no claim is given a GPU that {path} does not have, such as {uuid}: under [cdi], write-spec must be true and "
+    "device-names have uuid; then run gpushim refresh"
+)
+
+
+def missing(snapshot: Snapshot, uuids: Collection[str]) -> tuple[frozenset[str], str]:
+    """List devices that the spec does not have, and say what to do; a sick GPU is rightly not there.
+
+    Args:
+        snapshot: of the host's inventory.
+        uuids: of GPUs and MIG instances.
+
+    Returns:
+        UUIDs, and a sentence, which is "" if there are none.
+    """
+    sick = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
+    of_them = {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in sick}
+    path = publish.path_of(snapshot["policy"])
+    there = {device["name"] for device in (publish.saved(path) or {"devices": ()})["devices"]}
+    found = frozenset(uuids) - there - {*sick.values()} - of_them
+    return found, WHY.format(path=path, uuid=min(found)) if found else ""
