@@ -44,6 +44,8 @@ SECURITY = {
             "!/run/gpushim=/run/gpushim",
             "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
             "/etc/gpushim=/etc/gpushim",
+            "/etc/cdi=/etc/cdi",
+            "/var/run/cdi=/var/run/cdi",
         },
     ),
 }
