@@ -33,7 +33,7 @@ SECURITY = {
             "/var/run/cdi=/var/run/cdi",
         },
     ),
-    "gpushim-dra-driver cluster": (65532, False, set()),
+    "gpushim-dra-driver cluster": (OWN, False, set()),
     "gpushim-dra-driver node": (
         0,
         False,
