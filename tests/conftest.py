@@ -37,9 +37,8 @@ settings.load_profile("gpushim")
 # Files that take longest, in this order, before all others: a worker that meets one last keeps the others waiting.
 # Those of the device plugin wait, as for kubelets, each beside one that computes; the image is there when it is used.
 LONGEST = (
-    "e2e: device_plugin_life image release cluster dra deb_life never_twice removal deb_install quick_start",
-    "e2e: dra_slices",
-    "e2e: device_plugin_trouble device_plugin_walk node node_keep rpm_engines",
+    "e2e: device_plugin_life image deb_life never_twice cluster release deb_install quick_start",
+    "e2e: device_plugin_trouble device_plugin_walk node removal node_keep rpm_engines dra_slices",
     "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
     "e2e: refresh_service chroot_docker faults_refresh week doctor verbs",

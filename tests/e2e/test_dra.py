@@ -6,6 +6,7 @@ One story on one cluster, in the order of the tests. The host's GPUs are simulat
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from e2e.plane import Cluster
 from e2e.test_cluster import ALL, GPU, NAMESPACE, REPOSITORY
 from fakehost import Host
 
+pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="three minutes: tests/long/run dra")
 CHART = trees.TOP / "packaging" / "kubernetes" / "chart"
 VALUES: helm.Values = {
     "image": {"repository": REPOSITORY, "pullPolicy": "Never"},
