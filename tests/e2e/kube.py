@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -385,14 +386,14 @@ def _boxes(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ports(count: int) -> list[int]:
-    """Find ports that are free now."""
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Find ports that are free now, and that the kernel gives to nobody while kubelet is away."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = secrets.randbelow(12000) + 20000
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return [*found]
 
 
 @contextlib.contextmanager
