@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,7 @@ import click
 
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
-from gpushim.cli.program import guard
-from gpushim.cli.show import say
+from gpushim.cli.program import as_process
 from gpushim.config import policy
 from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
@@ -190,12 +188,5 @@ def command() -> click.Command:
 
 
 def main() -> None:
-    """Run as a process: exit 0, or say one sentence on stderr and exit with its code."""
-    if os.getpid() == 1:  # which the kernel spares signals that it does not handle; the daemon takes over
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    guard()
-    try:
-        command().main(spelled(sys.argv[1:]), PROGRAM)
-    except GpushimError as error:
-        say(f"{PROGRAM}: {error}", error=True)
-        sys.exit(error.exit_code)
+    """Run as a process."""
+    as_process(command(), spelled(sys.argv[1:]))

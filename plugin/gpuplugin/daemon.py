@@ -56,21 +56,24 @@ class Plugin:
 
     def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
         self._settings, self._sources = settings, sources
-        self._registry = Registry(self._spawn)
+        self._tasks = tasks.Tasks(lambda: self._wake.set())
+        self._registry = Registry(self._tasks.start)
         heeds = lambda: self._settings.values["other-givers"] != SERVE  # noqa: E731
         self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]), heeds)
-        self._limits = KernelLimits(self._registry, lambda: str(self._settings.values["kubelet-dir"]), self._spawn)
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._broken: BaseException | None = None  # what a task ended with
+        self._limits = KernelLimits(
+            self._registry, lambda: str(self._settings.values["kubelet-dir"]), self._tasks.start
+        )
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._again = 0.0  # time.monotonic() at which that is looked at again, for something waits
         self._started, self._ending, self._turns = False, False, 0  # of letting go and taking, that were seen
         self._noted: set[str] = set()
         self._snapshot: Snapshot | None = None  # the last one
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
-        self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
-        self._control, self._units = Control(self._commands.by_word), Units(self._spawn)
-        self._labels = LabelsFile(self._spawn)
+        self._commands = Commands(
+            self._registry, self._tasks.start, self._close, lambda: self._wake.set(), self._about
+        )
+        self._control, self._units = Control(self._commands.by_word), Units(self._tasks.start)
+        self._labels = LabelsFile(self._tasks.start)
 
     @property
     def _folder(self) -> str:
@@ -90,18 +93,18 @@ class Plugin:
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
         self._renewal = Renewal()
         path = f"{release.prepare()}/health.json"
-        self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
+        self._watchers = Watchers(path, self._tasks.start, self._judge, self._stale, self._settings.checks)
         self._allocators = Allocators(self._registry, lambda: self._settings, self._wake.set)
         about = lambda: (self._settings, self._snapshot, self._reasons, self._usable)  # noqa: E731
-        self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
+        self._exporter = Exporter(self._registry, self._watchers, self._tasks.start, self._commands.held, about)
         self._askers = (self._watchers, self._limits, self._exporter)  # of the driver
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._read_again()))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.start(self._read_again()))
         watch.begin(lambda: self._changed(watch))
         for one in (self._questions, self._limits, self._allocators):
-            self._spawn(one.keep())
+            self._tasks.start(one.keep())
         try:
             await self._allocators.first()
             while not self._ending:
@@ -110,8 +113,8 @@ class Plugin:
                 await asyncio.gather(self._control.attend(system.state_dir()), self._exporter.attend())
                 await tasks.until(self._wake, pause)
                 self._wake.clear()
-                if self._broken:
-                    raise self._broken
+                if self._tasks.broken:
+                    raise self._tasks.broken
         finally:
             watch.close()
             self._control.stop()
@@ -122,7 +125,7 @@ class Plugin:
         self._wake.set()
 
     async def _stop(self) -> None:
-        await asyncio.gather(tasks.cancel(*self._tasks), return_exceptions=True)
+        await self._tasks.stop()
         await asyncio.gather(*(one.stop() for one in self._askers), return_exceptions=True)
         await self._registry.stop()
 
@@ -134,25 +137,13 @@ class Plugin:
         if self._sources:
             watch.add(*self._sources.folders, written=True)
             if self._sources.changed():
-                self._spawn(self._read_again(asked=False))
+                self._tasks.start(self._read_again(asked=False))
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
         (self._questions.doubt if self._allocators.doubt(watch.changed()) else self._questions.look)()
         self._wake.set()
         self._registry.changed()
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        def ended(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and task.exception():
-                self._broken = task.exception()
-                self._wake.set()
-
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(ended)
-        return task
 
     async def _read_again(self, asked: bool = True) -> None:
         """Go by settings that have changed.

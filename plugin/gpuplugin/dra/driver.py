@@ -61,8 +61,7 @@ class NodeHalf:
     def __init__(self, settings: Settings, node: str, socket: str, user: int, effect: str) -> None:
         self._settings, self._node, self._effect = settings, node, effect
         self._socket, self._user = socket, user
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._broken: BaseException | None = None
+        self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._book, self._release, self._newest = Book(), release.Release(), Newest()
         self._ledger = Ledger(self._book)
         self._snapshot: Snapshot | None = None
@@ -87,7 +86,7 @@ class NodeHalf:
         folder = release.prepare()
         self._newest.join(folder)
         self._watchers = Watchers(
-            f"{folder}/health.json", self._spawn, self._wake.set, self._renewal.hurry, self._settings.checks
+            f"{folder}/health.json", self._tasks.start, self._wake.set, self._renewal.hurry, self._settings.checks
         )
         self._link = Link(self._socket, self._user, self._wake.set)
         claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer)
@@ -98,15 +97,15 @@ class NodeHalf:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
         watch.begin(lambda: self._changed(watch))
-        self._spawn(claims.keep())
+        self._tasks.start(claims.keep())
         try:
             while not self._ending:
                 watch.add(system.state_dir(), folder, book.folder(), self._driver.folder, self._driver.registry)
                 await self._look(kubelet_dir)
                 await tasks.until(self._wake, LOOK)
                 self._wake.clear()
-                if self._broken:
-                    raise self._broken
+                if self._tasks.broken:
+                    raise self._tasks.broken
         finally:
             watch.close()
             await self._stop()
@@ -121,22 +120,10 @@ class NodeHalf:
 
     async def _stop(self) -> None:
         """Leave the slices as they are: another instance goes on with them, or kubelet takes them away."""
-        await asyncio.gather(tasks.cancel(*self._tasks), return_exceptions=True)
+        await self._tasks.stop()
         self._link.stop()
         await self._driver.stop()
         await self._watchers.stop()
-
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        def ended(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and task.exception():
-                self._broken = task.exception()
-                self._wake.set()
-
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(ended)
-        return task
 
     async def _look(self, kubelet_dir: str) -> None:
         """Look at all that slices are made of, and have them published."""

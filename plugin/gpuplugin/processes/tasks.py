@@ -5,9 +5,45 @@ what it waits for ends. Out of scope: what the tasks do.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 AGAIN = 1.5  # seconds; more than a task takes to clean up after itself
+
+
+class Tasks:
+    """The tasks of a process, which fails with what one of them fails with.
+
+    Args:
+        woken: is called when one has failed.
+
+    Attributes:
+        broken: what it failed with.
+    """
+
+    def __init__(self, woken: Callable[[], object]) -> None:
+        self._woken = woken
+        self._all: set[asyncio.Task[Any]] = set()
+        self.broken: BaseException | None = None
+
+    def start(self, work: Any) -> asyncio.Task[Any]:
+        """Start a coroutine as a task, and return it."""
+        task = asyncio.create_task(work)
+        self._all.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._all.discard(task)
+        if not task.cancelled() and task.exception():
+            self.broken = task.exception()
+            self._woken()
+
+    async def stop(self) -> None:
+        """Cancel all, and wait until they have ended."""
+        await asyncio.gather(cancel(*self._all), return_exceptions=True)
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:

@@ -59,6 +59,23 @@ def _refused(error: OSError) -> GpushimError:
     return GpushimError(f"cannot go on: {where}{error.strerror or error}", FAILED)
 
 
+def as_process(command: click.Command, words: list[str]) -> None:
+    """Run a command that may be the first process of a container: exit 0, or say one sentence and exit with its code.
+
+    Args:
+        command: named as its program.
+        words: its arguments.
+    """
+    if os.getpid() == 1:  # which the kernel spares signals that it does not handle; what runs then takes over
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    guard()
+    try:
+        command.main(words, command.name)
+    except GpushimError as error:
+        show.say(f"{command.name}: {error}", error=True)
+        sys.exit(error.exit_code)
+
+
 def guard() -> None:
     """Make the standard streams safe to use: all are open, and failed writes are handled.
 
