@@ -283,7 +283,7 @@ def test_the_way_over_and_back(cluster: Cluster, host: Host) -> None:
     assert new not in (old, host.gpus[0].uuid)
     (index,) = (gpu.index for gpu in host.gpus if gpu.uuid == new)
     sees_by_cdi(workload.look(cluster, "by-claim", host, [index]), host, [index])
-    cluster.helm("upgrade", CHART, "gpushim", VALUES)
+    cluster.helm("upgrade", CHART, "gpushim", {**VALUES, "dra": {**VALUES["dra"], "extendedResource": False}})
     serves(cluster, {**ALL, GPU: 2})
     workload.remove(cluster, "by-claim")  # which the scheduler counts against the plugin's, too
     serves(cluster, {**ALL, GPU: 3})
