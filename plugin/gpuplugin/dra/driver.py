@@ -20,6 +20,7 @@ from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.dra.sharing import Sharing
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.kubelet import dra
@@ -89,7 +90,8 @@ class NodeHalf:
             f"{folder}/health.json", self._tasks.start, self._wake.set, self._renewal.hurry, self._settings.checks
         )
         self._link = Link(self._socket, self._user, self._wake.set)
-        claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer)
+        self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer)
+        claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer, self._sharing)
         self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, claims.prepare, claims.unprepare, self._health, self._registered
         )
@@ -98,6 +100,7 @@ class NodeHalf:
             loop.add_signal_handler(number, self._end)
         watch.begin(lambda: self._changed(watch))
         self._tasks.start(claims.keep())
+        self._tasks.start(self._sharing.keep())
         try:
             while not self._ending:
                 watch.add(system.state_dir(), folder, book.folder(), self._driver.folder, self._driver.registry)
@@ -206,7 +209,7 @@ class NodeHalf:
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
         self._reasons: Mapping[str, list[Reason]] = self._watchers.problems(found)
-        why = {**taints.problems(found), **reason.texts(self._reasons, found)}
+        why = {**self._sharing.problems, **taints.problems(found), **reason.texts(self._reasons, found)}
         if why != self._why:
             self._why = why
             self._driver.tell()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuplugin.mps.mps import Place
     from gpushim.ground.model import Snapshot
 
-PROGRAM, PACKAGES = "nvidia-cuda-mps-control", "nvidia-compute-utils, or nvidia-driver-cuda"
+PROGRAM = "nvidia-cuda-mps-control"
 ANSWER = 10.0  # seconds that the daemon has for a command
 START = 30.0  # seconds until it answers
 POLL = 0.05  # seconds between looks at a daemon that starts or ends
@@ -56,7 +56,7 @@ class ControlDaemon:
 
     def __init__(self, snapshot: Snapshot, group: MpsGroup, place: Place) -> None:
         self._group, self._place, self._version = group, place, snapshot["driver"]["version"]
-        self._program = of_driver(snapshot, PROGRAM, "compute", PACKAGES)
+        self._program = program_of(snapshot)
         self._environment = _environment(snapshot, group, place, self._program)
         self.pid = 0
 
@@ -176,6 +176,15 @@ def program(name: str) -> str:
     if found is None:
         raise GpushimError(f"there is no {name}, which MPS needs; install util-linux", INVENTORY)
     return found
+
+
+def program_of(snapshot: Snapshot) -> str:
+    """Return the path of the daemon's program.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    return of_driver(snapshot, PROGRAM, "compute", "nvidia-compute-utils, or nvidia-driver-cuda")
 
 
 def of_driver(snapshot: Snapshot, name: str, capability: str, packages: str) -> str:

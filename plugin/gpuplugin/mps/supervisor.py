@@ -57,6 +57,8 @@ def supervise(name: str, read: Callable[[], Settings]) -> None:
     place = Place(system.state_dir(), name)
     found = _group(name, read, _snapshot())
     if not NAME.fullmatch(name) or (found is None and not os.path.isdir(place.top)):
+        if of_claims.NAME.fullmatch(name):
+            return  # it has ended before this began
         raise _unknown(name, read)
     with _stops() as stopped, folders.alone(place), folders.told(place):
         _end_left(place)

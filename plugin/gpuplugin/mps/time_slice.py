@@ -36,7 +36,7 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
     Raises:
         GpushimError: nvidia-smi is not there, refuses, or takes longer.
     """
-    words = [control_daemon.of_driver(snapshot, PROGRAM, "utility", "nvidia-utils"), "compute-policy", "-i"]
+    words = [program(snapshot), "compute-policy", "-i"]
     library = os.path.dirname(nvml_child.library(snapshot))
     more = {"LD_LIBRARY_PATH": library} if library and snapshot["driver"]["root"] != "/" else {}
     found = {}
@@ -49,3 +49,12 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
         if value is not None and done.code != 0:
             raise GpushimError(f"{PROGRAM} does not set the time slice of {uuid}: {quote(done.last)}", INVENTORY)
     return found
+
+
+def program(snapshot: Snapshot) -> str:
+    """Return the path of nvidia-smi.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    return control_daemon.of_driver(snapshot, PROGRAM, "utility", "nvidia-utils, or nvidia-driver-cuda")
