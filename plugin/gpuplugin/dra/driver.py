@@ -65,6 +65,7 @@ class NodeHalf:
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._book, self._release, self._newest = Book(), release.Release(), Newest()
         self._ledger = Ledger(self._book)
+        self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer)
         self._snapshot: Snapshot | None = None
         self._offered: list[Offered] = []
         self._offer = Offer({}, {}, "", "the driver has only just started")
@@ -90,7 +91,6 @@ class NodeHalf:
             f"{folder}/health.json", self._tasks.start, self._wake.set, self._renewal.hurry, self._settings.checks
         )
         self._link = Link(self._socket, self._user, self._wake.set)
-        self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer)
         claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer, self._sharing)
         self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, claims.prepare, claims.unprepare, self._health, self._registered

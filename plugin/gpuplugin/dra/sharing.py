@@ -79,14 +79,17 @@ class Sharing:
             GpushimError: they do not serve by then, or the spec cannot be written.
         """
         self._begins.add(claim.uid)
+        problems = [mps.Place(system.state_dir(), group.name).problem for group in groups]
+        for path in problems:
+            _remove(path)  # of an attempt before
         try:
-            while why := self._why(groups):
-                if time.monotonic() > late:
+            while why := _why(groups):
+                if time.monotonic() > late or any(map(os.path.lexists, problems)):
                     raise GpushimError(f"claim {claim} waits for what its containers share: {why}", INVENTORY)
                 self._units.need(group.name for group in groups)
                 await asyncio.sleep(POLL)
             if groups:
-                _write(self._path(claim.uid), groups)
+                _write(_path(claim.uid), groups)
         finally:
             self._begins.discard(claim.uid)
 
@@ -101,8 +104,7 @@ class Sharing:
             return
         self._ledger.unshare(uids)
         for uid in uids:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(uid))
+            _remove(_path(uid))
         late = time.monotonic() + END
         while names := _left(state, uids):
             if time.monotonic() > late:
@@ -126,34 +128,25 @@ class Sharing:
     def _look(self) -> None:
         if self._offer().problem or self._offer().snapshot is None:
             return
-        state, folder = system.state_dir(), os.path.dirname(self._path(""))
+        state, folder = system.state_dir(), publish.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
         files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.left(state)
-        there = {uid: groups for uid, row in self._ledger.claims().items() if (groups := of_claims.of(row))}
-        self._units.need(left.keys() - {group.name for groups in there.values() for group in groups})
+        there = {uid: of_claims.of(row) for uid, row in of_claims.shared().items()}
+        known = {group.name for groups in there.values() for group in groups}
+        self._units.need(name for name, uid in left.items() if name not in known and there.get(uid) != [])
         problems: dict[str, str] = {}
         for uid in files - there.keys():
-            os.unlink(self._path(uid))
-        for uid in there.keys() - self._begins:
-            why = self._why(there[uid])
-            if not why:
-                _write(self._path(uid), there[uid])
+            _remove(_path(uid))
+        for uid, groups in there.items():
+            if uid in self._begins or not groups:  # not understood: of another version
                 continue
-            self._units.need(group.name for group in there[uid])
-            problems.update((gpu.uuid, why) for group in there[uid] for gpu in group.gpus)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(uid))
+            if why := _why(groups):
+                self._units.need(group.name for group in groups)
+                problems.update((gpu.uuid, why) for group in groups for gpu in group.gpus)
+                _remove(_path(uid))
+            else:
+                _write(_path(uid), groups)
         self.problems = problems
-
-    def _why(self, groups: Sequence[MpsGroup]) -> str:
-        """Say why groups do not serve now."""
-        return next(filter(None, (mps.ready(system.state_dir(), group) for group in groups)), "")
-
-    def _path(self, uid: str) -> str:
-        """Return where a claim's spec is: beside the node's, where engines find that."""
-        snapshot = self._offer().snapshot
-        folder = os.path.dirname(publish.path_of(snapshot["policy"])) if snapshot else publish.DEFAULT_DIRECTORY
-        return f"{folder}/gpushim-claim-{uid}.json"
 
 
 def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:
@@ -199,8 +192,23 @@ def _edits(group: MpsGroup) -> dict[str, Any]:
     }
 
 
+def _why(groups: Sequence[MpsGroup]) -> str:
+    """Say why groups do not serve now; "" if they do."""
+    return next(filter(None, (mps.ready(system.state_dir(), group) for group in groups)), "")
+
+
 def _left(state: str, uids: Collection[str]) -> list[str]:
     return sorted(name for name, uid in of_claims.left(state).items() if uid in uids)
+
+
+def _path(uid: str) -> str:
+    """Return where a claim's spec is: where engines look last, and nothing outlives a boot."""
+    return f"{publish.default_directory()}/gpushim-claim-{uid}.json"
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _write(path: str, groups: Sequence[MpsGroup]) -> None:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import claimed
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
+from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gpuplugin.book.claimed import Row
 
 # Longer than the name of any group of the settings (settings.resources.LONGEST_NAME).
 NAME = re.compile("claim-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]{1,2}")
@@ -28,14 +31,25 @@ def of(row: Mapping[str, Any]) -> list[MpsGroup]:
     return [one for one in found if one is not None]
 
 
+def shared() -> dict[str, Row]:
+    """Return the claims that share something, by uid.
+
+    Raises:
+        GpushimError: the file cannot be read, or is damaged: it says nothing, not that there are none.
+    """
+    _, rows, damaged = claimed.read()
+    if damaged:
+        raise GpushimError(f"{claimed.path()} is damaged: what claims share is not known", FAILED)
+    return {uid: row for uid, row in rows.items() if row.get(KEY)}
+
+
 def find(name: str) -> MpsGroup | None:
     """Return a group by its name; None if no claim has it.
 
     Raises:
-        GpushimError: the file cannot be read now.
+        GpushimError: as for `shared`.
     """
-    rows = claimed.read()[1].values()
-    return next((one for row in rows for one in of(row) if one.name == name), None)
+    return next((one for row in shared().values() for one in of(row) if one.name == name), None)
 
 
 def version() -> object:
