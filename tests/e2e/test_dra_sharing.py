@@ -229,6 +229,38 @@ def test_a_driver_that_is_away_takes_nothing_from_those_who_run(one: Driver, hos
     assert (mode(host, 1), units.groups()) == (DEFAULT, [])
 
 
+def test_two_instances_have_one_daemon_for_a_claim(
+    one: Driver, host: Host, units: Units, env: dict[str, str], folder: Path
+) -> None:
+    """As in a rolling update: the one that stays takes back what the other has given."""
+    sharing(one, ONE, "MPS", name(host.gpus[1].uuid))
+    before = one.prepare(ONE)
+    daemon = units.daemon(group(ONE))
+    (folder / "2").mkdir()
+    with driver(folder / "2", env) as second:
+        becomes(second, lambda: second.devices())
+        second.claims = one.claims
+        assert second.prepare(ONE) == one.prepare(ONE) == before
+        one.stop()
+        assert (units.daemon(group(ONE)), spec(env, ONE).exists()) == (daemon, True)
+        assert second.unprepare(ONE) == {ONE: ""}
+    assert (mode(host, 1), units.groups(), spec(env, ONE).exists()) == (DEFAULT, [], False)
+
+
+def test_a_driver_that_is_loaded_again_gets_its_time_slices(
+    one: Driver, host: Host, units: Units, env: dict[str, str]
+) -> None:
+    sharing(one, ONE, "TimeSlicing", name(host.gpus[1].uuid), interval="Long")
+    one.prepare(ONE)
+    kept(host, "time-slice", host.gpus[1]).unlink()
+    host.modify = not host.modify  # a module with other parameters is another one
+    host.update()
+    refresh(env)
+    becomes(one, lambda: time_slice(host, 1) == LONG)
+    one.unprepare(ONE)
+    assert time_slice(host, 1) == DEFAULT
+
+
 def test_what_is_left_of_claims_that_are_no_more_goes(
     one: Driver, host: Host, units: Units, env: dict[str, str]
 ) -> None:

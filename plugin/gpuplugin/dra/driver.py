@@ -20,7 +20,7 @@ from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
-from gpuplugin.dra.sharing import Sharing
+from gpuplugin.dra.shared import Sharing
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.kubelet import dra
@@ -65,10 +65,11 @@ class NodeHalf:
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._book, self._release, self._newest = Book(), release.Release(), Newest()
         self._ledger = Ledger(self._book)
-        self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer)
         self._snapshot: Snapshot | None = None
         self._offered: list[Offered] = []
         self._offer = Offer({}, {}, "", "the driver has only just started")
+        known = lambda: None if self._offer.problem else self._offer.snapshot  # noqa: E731
+        self._sharing = Sharing(self._ledger, self._tasks.start, known)
         self._why: dict[str, str] = {}  # sentences by UUID
         self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS

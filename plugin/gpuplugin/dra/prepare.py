@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.book import checkpoints, claimed
 from gpuplugin.dra.claim import allocated, groups, is_here
 from gpuplugin.dra.ledger import Holders
-from gpuplugin.dra.sharing import names
+from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpuplugin.dra.ledger import Ledger
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.offered import Offered
-    from gpuplugin.dra.sharing import Sharing
+    from gpuplugin.dra.shared import Sharing
     from gpuplugin.kubelet.podresources import Listed
     from gpushim.ground.model import Snapshot
 

@@ -55,7 +55,7 @@ def alone(place: Place) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told(place: Place) -> Iterator[None]:
+def leaving_word(place: Place) -> Iterator[None]:
     """Leave word of what the body fails with, for those who cannot read the journal.
 
     Args:

@@ -27,9 +27,10 @@ from gpuplugin.mps.of_claims import described
 from gpuplugin.settings.resources import NAME
 from gpushim.config import policy
 from gpushim.ground import system
-from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote
+from gpushim.ground.errors import CONFIG, GpushimError, quote
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, renew
+from gpushim.inventory.procfs import sysfs_name
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def supervise(name: str, read: Callable[[], Settings]) -> None:
         if of_claims.NAME.fullmatch(name):
             return  # it has ended before this began
         raise _unknown(name, read)
-    with _stops() as stopped, folders.alone(place), folders.told(place):
+    with _stops() as stopped, folders.alone(place), folders.leaving_word(place):
         _end_left(place)
         group = found
         while group is not None:
@@ -82,12 +83,10 @@ def _snapshot() -> Snapshot:
     return found
 
 
-def _group(name: str, read: Callable[[], Settings], snapshot: Snapshot | None) -> MpsGroup | None:
+def _group(name: str, read: Callable[[], Settings], snapshot: Snapshot) -> MpsGroup | None:
     """Return a group as a claim has it, or as the settings have it in the snapshot."""
     if of_claims.NAME.fullmatch(name):
         return of_claims.find(name)
-    if snapshot is None or snapshot["error"]:
-        raise GpushimError("the GPUs of this host are not known now", INVENTORY)
     return next((one for one in mps_groups(snapshot, read()) if one.name == name), None)
 
 
@@ -115,7 +114,7 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
             notify("READY=1", f"STATUS=serves {len(group.gpus)} GPUs")
             what = "MPS serves" if daemon else f"time slices are {time_slice.VALUES[group.interval]} for"
             logger.info("%s", f"{what} {group.name}: GPU {', '.join(gpu.uuid for gpu in group.gpus)}")
-            _watch(daemon, group, place, read, stopped)
+            _watch(daemon, snapshot, group, place, read, stopped)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place.state)
@@ -129,20 +128,22 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
 
 def _watch(
     daemon: ControlDaemon | None,
+    begun: Snapshot,
     group: MpsGroup,
     place: Place,
     read: Callable[[], Settings],
     stopped: Callable[[float], bool],
 ) -> None:
     last_error, of_claim = "", bool(of_claims.NAME.fullmatch(group.name))
-    begun = ensure.read(system.config_path(), system.state_dir())
     while not (_waits_for_claims(stopped) if of_claim else stopped(WATCH)):
         folders.shorten(place)
         if daemon:
             daemon.check()
         snapshot = ensure.read(system.config_path(), system.state_dir())
-        if not of_claim and (snapshot is None or snapshot["error"]):
-            continue  # which the plugin sees to; it says nothing about the group
+        if snapshot is None or snapshot["error"]:  # which the plugin sees to; it says nothing about the settings
+            if not of_claim:
+                continue
+            snapshot = begun
         try:
             now = _group(group.name, read, snapshot)
         except GpushimError as error:
@@ -153,8 +154,15 @@ def _watch(
         changed = now is None or described(now) != described(group)
         if changed and (of_claim or daemon is None or not daemon.has_clients()):
             return  # a claim's end is the end of its containers
-        if daemon is None and _driver(snapshot) != _driver(begun):
-            return  # another driver knows nothing of time slices
+        if daemon is None and _loaded(group, snapshot) != _loaded(group, begun):
+            return  # a driver that was loaded again knows nothing of time slices
+
+
+def _loaded(group: MpsGroup, snapshot: Snapshot) -> object:
+    """Return what is another thing when the driver of a group's GPUs was loaded again, or bound to them."""
+    names = {gpu["uuid"]: sysfs_name(gpu["pci"]) for gpu in snapshot["gpus"]}
+    facts = snapshot["stamp"]
+    return facts["module"], [facts["gpus"].get(names.get(gpu.uuid, "")) for gpu in group.gpus]
 
 
 def _waits_for_claims(stopped: Callable[[float], bool]) -> bool:
@@ -164,10 +172,6 @@ def _waits_for_claims(stopped: Callable[[float], bool]) -> bool:
         if of_claims.version() != before or time.monotonic() > late:
             return False
     return True
-
-
-def _driver(snapshot: Snapshot | None) -> object:
-    return snapshot and snapshot["stamp"]["module"]
 
 
 def _put_back(snapshot: Snapshot, place: Place, seconds: float) -> None:

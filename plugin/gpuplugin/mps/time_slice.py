@@ -47,7 +47,7 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
         # Where it cannot be listed, it is taken to be what it is unless somebody has set it.
         found[uuid] = VALUES.index(listed[1].lower()) if listed else 0
         if value is not None and done.code != 0:
-            raise GpushimError(f"{PROGRAM} does not set the time slice of {uuid}: {quote(done.last)}", INVENTORY)
+            raise GpushimError(f"nvidia-smi does not set the time slice of {uuid}: {quote(done.last)}", INVENTORY)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
-from gpuplugin.dra import sharing
+from gpuplugin.dra import shared
 from gpuplugin.dra.claim import Claim, Result, groups
 from gpuplugin.dra.configs import MPS, TIME_SLICING, Config
 from gpushim.ground.errors import GpushimError
@@ -88,7 +88,7 @@ def test_refused(results: list[Result], uid: str, sentence: str) -> None:
 
 def test_each_request_names_its_group_once() -> None:
     one = claim(*(result(*row) for row in (("a", mps()), ("b", mps()), ("m", mps(1), "s"), ("n", Config(), "s"))))
-    assert sharing.names(one, groups(one, UUIDS), UUIDS) == [
+    assert shared.names(one, groups(one, UUIDS), UUIDS) == [
         [f"gpushim/claim={NAME}0"],
         [],
         [f"gpushim/claim={NAME}1"],
@@ -98,12 +98,12 @@ def test_each_request_names_its_group_once() -> None:
 
 def test_an_administrators_result_names_none() -> None:
     one = claim(result("a", mps()), result("a", mps(), "s", admin=True))
-    assert sharing.names(one, groups(one, UUIDS), UUIDS) == [[f"gpushim/claim={NAME}0"], []]
+    assert shared.names(one, groups(one, UUIDS), UUIDS) == [[f"gpushim/claim={NAME}0"], []]
 
 
 def test_a_spec_has_a_device_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSHIM_STATE", raising=False)
-    found = sharing.spec([group(0, "GPU-a"), group(1, "GPU-b", interval=3)])
+    found = shared.spec([group(0, "GPU-a"), group(1, "GPU-b", interval=3)])
     assert (found["cdiVersion"], found["kind"]) == ("0.3.0", "gpushim/claim")
     daemon, sliced = found["devices"]
     top = f"/run/gpushim/mps/{NAME}0"

@@ -14,7 +14,7 @@ from gpuplugin.book.book import Book
 from gpuplugin.dra import prepare
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.prepare import Claims, Offer
-from gpuplugin.dra.sharing import Sharing
+from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.podresources import Listed
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
@@ -54,7 +54,7 @@ class Node:
         offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
         self.ledger = Ledger(Book())
         self.ledger.open(homes)
-        shared = Sharing(self.ledger, lambda work: asyncio.ensure_future(work), lambda: offer)
+        shared = Sharing(self.ledger, lambda work: asyncio.ensure_future(work), lambda: HOST)
         self.driver = Claims(self.ledger, self, NODE, "/none", lambda: offer, shared)  # type: ignore[arg-type]
 
     async def _listed(self, _: str) -> Listed | None:

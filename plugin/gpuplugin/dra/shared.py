@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
     from gpuplugin.dra.ledger import Ledger
-    from gpuplugin.dra.prepare import Offer
+    from gpushim.ground.model import Snapshot
 
 KIND = "gpushim/claim"  # of specs: one name for each group
 IN_CONTAINER = "/run/gpushim/mps"  # of pipes, as the device plugin's
@@ -46,14 +46,16 @@ class Sharing:
     Args:
         ledger: which claims there are, and which groups they have.
         start: starts a task.
-        offer: returns what this node has now.
+        known: returns the snapshot; None while nothing can be given.
 
     Attributes:
         problems: why what claims share is not there, by UUID.
     """
 
-    def __init__(self, ledger: Ledger, start: Callable[[Any], asyncio.Task[Any]], offer: Callable[[], Offer]) -> None:
-        self._ledger, self._offer, self._units = ledger, offer, mps.Units(start)
+    def __init__(
+        self, ledger: Ledger, start: Callable[[Any], asyncio.Task[Any]], known: Callable[[], Snapshot | None]
+    ) -> None:
+        self._ledger, self._known, self._units = ledger, known, mps.Units(start)
         self._begins: set[str] = set()  # uids of claims that are being prepared
         self.problems: dict[str, str] = {}
 
@@ -63,7 +65,7 @@ class Sharing:
         Raises:
             GpushimError: it is so.
         """
-        if snapshot := self._offer().snapshot:
+        if snapshot := self._known():
             for group in groups:
                 (time_slice.program if group.interval else control_daemon.program_of)(snapshot)
 
@@ -126,7 +128,7 @@ class Sharing:
             await asyncio.sleep(LOOK)
 
     def _look(self) -> None:
-        if self._offer().problem or self._offer().snapshot is None:
+        if self._known() is None:
             return
         state, folder = system.state_dir(), publish.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
@@ -158,11 +160,11 @@ def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) ->
         uuids: of the devices of its results, by name.
     """
     of_gpu = {gpu.uuid: group.name for group in groups for gpu in group.gpus}
-    found, told = [], set()
+    found, seen = [], set()
     for one in claim.results:
         name = "" if one.admin else of_gpu.get(uuids[one.device], "")
-        fresh = bool(name) and (one.request, name) not in told
-        told.add((one.request, name))
+        fresh = bool(name) and (one.request, name) not in seen
+        seen.add((one.request, name))
         found.append([f"{KIND}={name}"] if fresh else [])
     return found
 
