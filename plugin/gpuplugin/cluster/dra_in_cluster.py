@@ -36,14 +36,14 @@ LOOK = 1.0  # seconds between looks at whether the socket is still the one of th
 SEND = 10  # seconds for the other side to take a line
 
 
-def run(environment: Mapping[str, str], path: str, profile_file: str = "", folder: str = FOLDER) -> None:
+def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> None:
     """Keep slices and read claims for the node half until a signal ends it.
 
     Args:
         environment: of a pod, with NODE_NAME.
         path: of the node half's socket.
-        profile_file: gets the profile that the node's label names; "": the label is not followed.
         folder: where kubelet mounts the service account.
+        profile_file: gets the profile that the node's label names; "": the label is not followed.
 
     Raises:
         GpushimError: this is a pod without its service account.

@@ -66,7 +66,7 @@ def command(cluster: bool, socket: str, user: str, node: str, **flags: Any) -> N
     if cluster:
         from gpuplugin.cluster import dra_in_cluster as beside
 
-        beside.run({**os.environ, "NODE_NAME": node}, socket, "".join(given.get("profile-file", ())))
+        beside.run({**os.environ, "NODE_NAME": node}, socket, profile_file="".join(given.get("profile-file", ())))
         return
     sources = Sources(given, os.environ)
     settings = sources.read()
