@@ -128,7 +128,7 @@ def test_the_server_sees_the_client_certificate_and_another_one_when_it_has_chan
                 "server": f"https://127.0.0.1:{port}",
                 "name": "",
                 "token": "",
-                "ca": (tmp_path / "crt").read_text(),
+                "ca": ca,
             }
             said.update(
                 {part: (tmp_path / name / file).read_text() for part, file in (("cert", "crt"), ("key", "key"))}
