@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuplugin.settings import options
+from gpuplugin.settings import flags as options
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
 from gpushim.cli.program import as_process

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.ground.errors import CONFIG, FAILED, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +90,7 @@ class Pod:
         return found
 
 
-class Told:
+class Lent:
     """What the node half tells; before it has told anything, that of the pod.
 
     Args:
@@ -101,16 +101,16 @@ class Told:
         self._pod, self._changed = pod, threading.Condition()
         self._access: Access | None = None
 
-    def take(self, told: Any) -> None:
+    def take(self, lent: Any) -> None:
         """Go by what is told from now on.
 
         Args:
-            told: texts: server, ca, name, cert, key, token; None: by the pod's.
+            lent: texts: path, server, ca, name, cert, key, token; None: by the pod's.
 
         Raises:
             GpushimError: nothing can be asked with it.
         """
-        found = None if told is None else _access(told)
+        found = None if lent is None else _access(lent)
         with self._changed:
             self._access = found
             self._changed.notify_all()
@@ -133,18 +133,18 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _access(told: Mapping[str, str]) -> Access:
+def _access(lent: Mapping[str, str]) -> Access:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        server = urlsplit(told["server"])
+        server = urlsplit(lent["server"])
         host, port = str(server.hostname), server.port or 443
-        context.load_verify_locations(cadata=told["ca"])
-        if told["cert"]:
-            _present(context, told["cert"], told["key"])
+        context.load_verify_locations(cadata=lent["ca"])
+        if lent["cert"]:
+            _present(context, lent["cert"], lent["key"])
     except (OSError, ValueError) as error:  # OSError: ssl.SSLError, too
         why = getattr(error, "strerror", None) or error
-        raise GpushimError(f"the kubeconfig cannot be used: {why}", FAILED) from None
-    return Access(host, port, server.path.rstrip("/"), told["name"] or host, _bearer(told["token"]), context)
+        raise GpushimError(f"the kubeconfig {quote(lent['path'])} cannot be used: {why}", CONFIG) from None
+    return Access(host, port, server.path.rstrip("/"), lent["name"] or host, _bearer(lent["token"]), context)
 
 
 def _present(context: ssl.SSLContext, *parts: str) -> None:

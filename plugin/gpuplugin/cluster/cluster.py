@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from gpuplugin.cluster.access import FOLDER, Pod, Told
+from gpuplugin.cluster.access import FOLDER, Lent, Pod
 from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Api:
         GpushimError: this is no pod, or its service account is not mounted.
     """
 
-    def __init__(self, environment: Mapping[str, str], folder: str = FOLDER, access: Told | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: str = FOLDER, access: Lent | None = None) -> None:
         self._pod = None if access else Pod(environment, folder)
         self._access, self._folder = access or self._pod, folder
 

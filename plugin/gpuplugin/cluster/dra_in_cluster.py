@@ -1,7 +1,7 @@
 """`gpushim-dra-driver --cluster`: the half of the DRA driver that has the service account's token, and is not root.
 
 It connects to a socket that the node half makes, and gets and sends lines of JSON. Node to cluster:
-{"api": {"server": ..., "ca": ..., "name": ..., "cert": ..., "key": ..., "token": ...}} from a package's kubeconfig,
+{"api": {"path", "server", "ca", "name", "cert", "key", "token": ...}}, what a package's kubeconfig says,
 {"pool": {"slices": [[device, ...], ...]}} to be published, {"pool": null} (leave what is there),
 {"claim": n, "namespace": ..., "name": ..., "uid": ...}.
 Cluster to node: {"claim": n, "object" | "absent" | "error": ...},
@@ -20,7 +20,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster import claims, parts
-from gpuplugin.cluster.access import FOLDER, Pod, Told
+from gpuplugin.cluster.access import FOLDER, Lent, Pod
 from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import Api, named
 from gpuplugin.cluster.node_label import NodeLabel
@@ -48,7 +48,7 @@ def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile
     Raises:
         GpushimError: this is a pod without its service account.
     """
-    access = Told(Pod(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None)
+    access = Lent(Pod(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None)
     api, node = Api(environment, folder, access), named(environment.get("NODE_NAME", ""), "NODE_NAME")
     link = Link(path, access)
     link.slices, link.claims = Slices(api, node, link.send), Claims(api)
@@ -73,7 +73,7 @@ class Link:
     slices: Slices
     claims: Claims
 
-    def __init__(self, path: str, access: Told) -> None:
+    def __init__(self, path: str, access: Lent) -> None:
         self._path, self._access = path, access
         self._sending = threading.Lock()
         self._connected: socket.socket | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gpuplugin.dra import nvidia_flags
-from gpuplugin.settings import options
+from gpuplugin.settings import flags as options
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
 from gpushim.cli.program import as_process

@@ -31,11 +31,11 @@ class Kubeconfig:
     """What a kubeconfig says now."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] | None = None
+        self._now: dict[str, str] | None = None
         self._seen: dict[str, object] = {}  # identity by path, from before it was read
 
     def look(self, path: str) -> dict[str, str] | None:
-        """Return what it says, as gpuplugin.cluster.access.Told takes it; None without a path. Costs a few stats.
+        """Return what it says, as gpuplugin.cluster.access.Lent takes it; None without a path. Costs a few stats.
 
         Args:
             path: of the file, or "".
@@ -44,15 +44,15 @@ class Kubeconfig:
             GpushimError: it is wrong, or a file cannot be read or trusted. What it said before still counts.
         """
         if not path:
-            self._said, self._seen = None, {}
+            self._now, self._seen = None, {}
         elif path not in self._seen or any(trust.identity(one) != seen for one, seen in self._seen.items()):
             self._seen = {}
             try:
-                self._said = self._read(path)
+                self._now = self._read(path)
             except GpushimError:
                 self._seen = {}
                 raise
-        return self._said
+        return self._now
 
     def _file(self, path: str) -> str:
         self._seen[path] = trust.identity(path)
@@ -64,16 +64,17 @@ class Kubeconfig:
 
     def _read(self, path: str) -> dict[str, str]:
         try:
-            found, _ = spec_text.parse(self._file(path).encode(), path)
+            content, _ = spec_text.parse(self._file(path).encode(), path)
         except GpushimError as error:  # whose code is that of a CDI spec
             raise GpushimError(str(error), CONFIG) from None
-        context = _named(found, "contexts", _member(found, "current-context"), path)
-        parts = [_named(found, f"{part}s", _member(context, part), path) for part in ("cluster", "user")]
+        context = _named(content, "contexts", _member(content, "current-context"), path)
+        parts = [_named(content, f"{part}s", _member(context, part), path) for part in ("cluster", "user")]
         for part, refused in zip(parts, _REFUSED):
             for key in (key for key in refused if part.get(key)):
-                raise GpushimError(f"{path} has {key}, which cannot be gone by here; {_TAKEN}", CONFIG)
+                raise _wrong(path, f"it has {key}; {_TAKEN}")
         cluster, user = parts
-        said = {
+        found = {
+            "path": path,
             "server": _text(cluster, "server"),
             "name": _text(cluster, "tls-server-name"),
             "ca": self._data(cluster, "certificate-authority", path),
@@ -81,12 +82,12 @@ class Kubeconfig:
             "key": self._data(user, "client-key", path),
             "token": self._token(user, path),
         }
-        server = urlsplit(said["server"])
-        if server.scheme != "https" or not server.hostname or not said["ca"]:
-            raise GpushimError(f"{path} names no server with https:// and its certificate-authority", CONFIG)
-        if not said["token"] and not (said["cert"] and said["key"]):
-            raise GpushimError(f"{path} has neither a token nor a client-certificate with its client-key", CONFIG)
-        return said
+        server = urlsplit(found["server"])
+        if server.scheme != "https" or not server.hostname or not found["ca"]:
+            raise _wrong(path, "it names no server with https:// and its certificate-authority")
+        if not found["token"] and not (found["cert"] and found["key"]):
+            raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
+        return found
 
     def _data(self, part: dict[str, Any], key: str, path: str) -> str:
         """Return what stands in it, or in the file that it names."""
@@ -95,14 +96,14 @@ class Kubeconfig:
             if data:
                 return base64.b64decode(data, validate=True).decode()
         except ValueError:
-            raise GpushimError(f"{path}: {key}-data is no text in base64", CONFIG) from None
+            raise _wrong(path, f"its {key}-data is no text in base64") from None
         return self._file(os.path.join(os.path.dirname(path), named)) if named else ""
 
     def _token(self, user: dict[str, Any], path: str) -> str:
         named = _text(user, "tokenFile")
         token = self._file(os.path.join(os.path.dirname(path), named)) if named else _text(user, "token")
         if not token.strip().isascii() or not token.strip().isprintable():
-            raise GpushimError(f"{path} has a token that is no word", CONFIG)
+            raise _wrong(path, "its token is no word")
         return token.strip()
 
 
@@ -121,4 +122,8 @@ def _named(found: Any, rows: str, name: Any, path: str) -> dict[str, Any]:
     for row in listed if isinstance(listed, list) else ():
         if _member(row, "name") == name and isinstance(_member(row, rows[:-1]), dict):
             return dict(row[rows[:-1]])
-    raise GpushimError(f'{path} has nothing named "{quote(str(name))}" below {rows}', CONFIG)
+    raise _wrong(path, f'it has nothing named "{quote(str(name))}" below {rows}')
+
+
+def _wrong(path: str, why: str) -> GpushimError:
+    return GpushimError(f"the kubeconfig {path} cannot be used: {why}", CONFIG)

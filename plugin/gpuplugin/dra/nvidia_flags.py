@@ -70,14 +70,14 @@ def ours(
         GpushimError: a value is wrong, or two contradict each other.
     """
     found = {flag: value for flag, value in flags.items() if any(flag in setting.flags for setting in OURS)}
-    said: dict[str, plugin_settings.Given] = {}
+    first: dict[str, plugin_settings.Given] = {}
     notes = []
     for setting in NVIDIA:
         given = plugin_settings.by_flag(setting, flags) or plugin_settings.by_variable(setting, environment)
         if given and not setting.key and given.value != setting.default:
             notes.append(f"{given.where} is accepted without effect: {setting.why}")
         elif given and setting.key:
-            before = said.setdefault(setting.key, given)
+            before = first.setdefault(setting.key, given)
             if before.value != given.value:
                 raise GpushimError(
                     f"{before.where} and {given.where} are not in one directory, {quote(before.value)} and "

@@ -63,7 +63,7 @@ def resolve(
     named, chooser = files(flags, environment, section)
     part = profiles.read(path or named, chooser, begins)
     found = Settings({**_defaults(), **section}, profile=part.profile, notes=part.notes)
-    ranks, said = dict.fromkeys(found.values, 3), dict[str, str]()
+    ranks, places = dict.fromkeys(found.values, 3), dict[str, str]()
     for setting in SETTINGS:
         rank, given = _given(setting, flags, environment, part.table, part.where)
         if given is None:
@@ -74,9 +74,9 @@ def resolve(
         elif not setting.key and given.value != setting.default:
             found.notes.append(f"{given.where} is accepted without effect: {setting.why}")
         elif setting.key and rank < ranks[setting.key]:
-            found.values[setting.key], ranks[setting.key], said[setting.key] = given.value, rank, given.where
+            found.values[setting.key], ranks[setting.key], places[setting.key] = given.value, rank, given.where
     disable, enable = (found.values[key] for key in CHECKS)
-    found.checks = xids.choose(disable, enable, found.notes, [said.get(key, key) for key in CHECKS])
+    found.checks = xids.choose(disable, enable, found.notes, [places.get(key, key) for key in CHECKS])
     resources.check_excluded(found.values["exclude"])
     found.notes += _of_file(part.table, part.where)
     found.sharing = _sharing(part.table, part.where, found.notes)

@@ -188,24 +188,24 @@ class Choice:
         return xid in self.on or (self.xids and xid not in self.off and verdict(xid).counts)
 
 
-def choose(disable: str, enable: str, notes: list[str], said: Sequence[str] = VARIABLES) -> Choice:
+def choose(disable: str, enable: str, notes: list[str], places: Sequence[str] = VARIABLES) -> Choice:
     """Read the two settings as the reference documents its variables.
 
     Args:
         disable: XIDs, separated by commas, that do not count; "xids" for all of them, "all" for all checks.
         enable: XIDs that count all the same; "all" or "xids" takes back the same word of `disable`.
         notes: gets a sentence for each word that is none of these, and one if all or XIDs are off.
-        said: where both stand.
+        places: where both stand.
     """
-    off, no = _words(said[0], disable, notes)
-    on, yes = _words(said[1], enable, notes)
+    off, no = _words(places[0], disable, notes)
+    on, yes = _words(places[1], enable, notes)
     all_back = "all" in yes
     checks = "all" not in no or all_back
     found = Choice(checks, checks and ("xids" not in no or all_back or "xids" in yes), off - on, on)
     if not found.xids:
         some = f", except for XID {', '.join(map(str, sorted(on)[:NAMED]))}" if on else ""
         what = "XIDs are ignored" if checks else "all health checks are off"
-        notes.append(f"{said[0]}: {what}, and GPUs that fail may be given out{some}")
+        notes.append(f"{places[0]}: {what}, and GPUs that fail may be given out{some}")
     return found
 
 

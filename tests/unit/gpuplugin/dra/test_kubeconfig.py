@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.cluster.access import Told
+from gpuplugin.cluster.access import Lent
 from gpuplugin.cluster.cluster import Api
 from gpuplugin.dra.kubeconfig import Kubeconfig
 from gpushim.ground.errors import GpushimError
@@ -61,11 +61,11 @@ def test_a_file_that_rotates_is_read_again(tmp_path: Path, key: str) -> None:
 
 
 REFUSED = {
-    "exec": ({"exec": {"command": "x"}}, {}, "has exec, which cannot be gone by here"),
-    "a password": ({"token": "t", "username": "x"}, {}, "has username, which"),
-    "another's name": ({"token": "t", "as": "admin"}, {}, "has as, which"),
-    "no check": ({"token": "t"}, {"insecure-skip-tls-verify": True}, "has insecure-skip-tls-verify, which"),
-    "a proxy": ({"token": "t"}, {"proxy-url": "http://x"}, "has proxy-url, which"),
+    "exec": ({"exec": {"command": "x"}}, {}, "it has exec; server"),
+    "a password": ({"token": "t", "username": "x"}, {}, "has username;"),
+    "another's name": ({"token": "t", "as": "admin"}, {}, "has as;"),
+    "no check": ({"token": "t"}, {"insecure-skip-tls-verify": True}, "has insecure-skip-tls-verify;"),
+    "a proxy": ({"token": "t"}, {"proxy-url": "http://x"}, "has proxy-url;"),
     "no TLS": ({"token": "t"}, {"server": "http://localhost"}, "names no server with https"),
     "nothing": ({}, {}, "has neither a token nor a client-certificate"),
     "no key": ({"client-certificate": "config"}, {}, "has neither a token nor"),
@@ -75,7 +75,7 @@ REFUSED = {
         "certificate-authority-data is no text in base64",
     ),
     "an absent file": ({"tokenFile": "none"}, {}, "none cannot be read: No such file"),
-    "two words": ({"token": "a\nb"}, {}, "has a token that is no word"),
+    "two words": ({"token": "a\nb"}, {}, "its token is no word"),
 }
 
 
@@ -121,12 +121,13 @@ def test_the_server_sees_the_client_certificate_and_another_one_when_it_has_chan
         server.context.load_verify_locations(tmp_path / "two/crt")
         server.context.verify_mode = ssl.CERT_REQUIRED
         port = server.environment["KUBERNETES_SERVICE_PORT"]
-        told = Told(None)
+        told = Lent(None)
         asking, ca = Api({}, access=told), (tmp_path / "crt").read_text()
         for name in ("one", "two"):
             said = {
                 "server": f"https://127.0.0.1:{port}",
                 "name": "",
+                "path": "/k",
                 "token": "",
                 "ca": ca,
             }
