@@ -37,6 +37,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     user = {"client-certificate": "pem", "client-key": f"{tmp_path}/pem", "token": "t\n"}
     found = Kubeconfig().look(written(tmp_path, user, {"tls-server-name": "api"}))
     assert found == {
+        "path": f"{tmp_path}/config",
         "server": SERVER["server"],
         "name": "api",
         "ca": "ca",
