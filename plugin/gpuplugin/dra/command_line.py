@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from gpushim.cli.program import as_process
 from gpushim.config import policy
 from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
+
+if TYPE_CHECKING:
+    from gpuplugin.settings.settings import Settings
 
 PROGRAM = "gpushim-dra-driver"
 
@@ -32,7 +35,7 @@ PROGRAM = "gpushim-dra-driver"
 @click.option(
     "--socket",
     metavar="PATH",
-    required=True,
+    default="",
     help="Socket between the halves, which the one on the node makes.",
 )
 @click.option(
@@ -57,14 +60,43 @@ PROGRAM = "gpushim-dra-driver"
 @click.option(
     "--kubelet-dir", metavar="DIR", help="kubelet's directory; else the one in the device plugin's settings."
 )
+@click.option(
+    "--explain", "file", metavar="FILE", help="Say what this node can serve of the claims in FILE, and exit."
+)
+@click.option(
+    "--explain-claim", "claim", metavar="NAMESPACE/NAME", help="Say what a claim has on this node, and exit."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="How --explain and --explain-claim print it.",
+)
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
-def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubelet_dir: str | None) -> None:
+def command(
+    cluster: bool,
+    socket: str,
+    user: int,
+    node: str,
+    effect: str,
+    kubelet_dir: str | None,
+    file: str | None,
+    claim: str | None,
+    form: str,
+) -> None:
     """Give out this node's GPUs by Kubernetes claims (dynamic resource allocation), as the driver gpu.nvidia.com.
 
     Its settings are the device plugin's: [device-plugin] in /etc/gpushim/config.toml.
     """
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
+    flags = {"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {}
+    if file or claim:
+        _explain(file, claim, Sources(flags, {}).read(), effect, form)
+        return
+    if not socket:
+        raise click.UsageError("Missing option '--socket'.")
     if not node:
         raise GpushimError("the node's name is not known; set NODE_NAME, or --node-name")
     if cluster:
@@ -72,9 +104,20 @@ def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubel
 
         beside.run({**os.environ, "NODE_NAME": node}, socket)
         return
-    flags = {"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {}
     settings = Sources(flags, {}).read()
     asyncio.run(_half()(settings, node, socket, user, effect).run())
+
+
+def _explain(file: str | None, claim: str | None, settings: Settings, effect: str, form: str) -> None:
+    """Say what is asked; with much of gpushim, which the halves do without."""
+    if claim:
+        from gpuplugin.dra import explain_held
+
+        explain_held.tell(claim, settings, effect, form)
+    if file:
+        from gpuplugin.dra import explain_file
+
+        explain_file.tell(file, settings, effect, form)
 
 
 def _half() -> Any:

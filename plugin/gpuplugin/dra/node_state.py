@@ -1,0 +1,157 @@
+"""What this node offers to claims now, as a command sees it beside the driver: devices, taints, and who has them.
+
+Changes nothing but a snapshot that is out of date. What cannot be read is said.
+Out of scope: what the driver makes of it (driver.py), what the scheduler has promised meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.book import by_device, claimed
+from gpuplugin.book.book import Book
+from gpuplugin.dra import offered, spec, taints
+from gpuplugin.health import reason
+from gpuplugin.health.health import Health
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import node_snapshot, release
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.paths import trust
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuplugin.book.claimed import Row
+    from gpuplugin.book.page import Page
+    from gpuplugin.dra.offered import Offered
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+REGISTRY = "plugins_registry"  # in kubelet's directory
+HEALTH = "health.json"  # in the directory of what the plugin keeps
+SINCE_BOOT = "what a claim or pod had before is listed when the driver or the device plugin next writes it"
+
+
+class NodeState(NamedTuple):
+    """What counts now.
+
+    Attributes:
+        snapshot: of the host's inventory.
+        offered: the devices.
+        indices: of them, such as 0 or 1:0, by UUID.
+        taints: by UUID.
+        why: what is wrong with devices, sentences by UUID.
+        claims: that have something, by uid.
+        page: the book of this boot.
+        notes: sentences about all of it.
+        problem: why no claim gets anything here, or "".
+    """
+
+    snapshot: Snapshot
+    offered: Sequence[Offered]
+    indices: Mapping[str, str]
+    taints: Mapping[str, Sequence[Mapping[str, str]]]
+    why: Mapping[str, str]
+    claims: Mapping[str, Row]
+    page: Page | None
+    notes: Sequence[str]
+    problem: str = ""
+
+
+def present(settings: Settings, effect: str) -> NodeState:
+    """Look at all of it.
+
+    Args:
+        settings: in force.
+        effect: of taints, as the driver is told it.
+
+    Raises:
+        GpushimError: the host cannot serve GPUs, or is not known.
+    """
+    snapshot, values = node_snapshot.current(), settings.values
+    if snapshot["error"]:
+        raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
+    notes = [*settings.notes]
+    devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
+    lacks, why = spec.missing(snapshot, [one.uuid for one in devices])
+    problem = _problem(str(values["kubelet-dir"]))
+    notes += filter(None, [why, problem])
+    reasons = _reasons(settings, snapshot, notes)
+    page, claims = _holders(notes)
+    if reasons:
+        notes.append(f"taints are taken to be {effect}; the driver's --taint-effect says whether they are")
+    return NodeState(
+        snapshot,
+        [one for one in devices if one.uuid not in lacks],
+        {uuid: one.index for uuid, one in resources.units(snapshot).items()},
+        taints.taints(reasons, snapshot, page, effect),
+        {**taints.problems(snapshot), **reason.texts(reasons, snapshot), **plugins(page)},
+        claims,
+        page,
+        notes,
+        problem,
+    )
+
+
+def _problem(kubelet_dir: str) -> str:
+    """Say why nothing is given out, "" if something may be."""
+    if trust.ours(release.folder()) and os.path.lexists(release.Release().path):
+        return release.PROBLEM
+    if not listens(kubelet_dir):
+        return f"no gpushim-dra-driver listens in {kubelet_dir}/{REGISTRY}, without which no claim gets a GPU here"
+    return ""
+
+
+def plugins(page: Page | None) -> dict[str, str]:
+    """Say who has what by the device plugin, by UUID."""
+    rows = by_device.entries(page) if page else ()
+    return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
+
+
+def listens(kubelet_dir: str) -> bool:
+    """Say whether a gpushim-dra-driver listens where kubelet finds it."""
+    try:
+        names = os.listdir(f"{kubelet_dir}/{REGISTRY}")
+    except OSError:
+        return False
+    return any(_answers(f"{kubelet_dir}/{REGISTRY}/{name}") for name in names if name.startswith("gpushim-"))
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _reasons(settings: Settings, snapshot: Snapshot, notes: list[str]) -> Mapping[str, Any]:
+    path = f"{release.folder()}/{HEALTH}"
+    if not (trust.ours(release.folder()) and os.path.lexists(path)):
+        notes.append("whether GPUs are healthy is not known: neither driver nor device plugin has watched them yet")
+        return {}
+    return Health(path, settings.checks).problems(snapshot, system.clock())
+
+
+def _holders(notes: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
+    """Read the book, and the claims beside it."""
+    page: Page | None = None
+    rows: Mapping[str, Row] = {}
+    book = Book()
+    try:
+        found, (_, rows, damaged) = book.read(), claimed.read()
+        page = found if found and found["boot"] == book.boot else None
+    except GpushimError as error:
+        notes.append(str(error))
+        return page, rows
+    if found is None and os.path.lexists(book.path):
+        notes.append(f"{book.path} is damaged: who has which GPU by the device plugin is not known")
+    elif found and page is None and any(one["divisions"] for one in found["gpus"].values()):
+        notes.append(f"nobody has written {book.path} since the boot; {SINCE_BOOT}")
+    if damaged:
+        notes.append(f"{claimed.path()} is damaged: which claims have GPUs is not known")
+    return page, rows
