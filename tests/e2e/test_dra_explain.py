@@ -13,9 +13,9 @@ from e2e.apiserver import Api
 from gpuplugin.dra import explain_file
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
-from gpuplugin.matching import cel, written
+from gpuplugin.matching import cel, manifests
 from gpuplugin.matching.cel_values import FailsError
-from gpuplugin.matching.written import Class
+from gpuplugin.matching.manifests import Class
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
 pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="half a minute: tests/long/run dra")
@@ -27,7 +27,7 @@ HOST = snapshot(
     [mig(3, 0), mig(3, 1, "3g.20gb")],
 )
 DEVICES = devices(HOST)
-FILE = written.File((), {**explain_file.CLASSES, "any": Class(())}, ())
+FILE = manifests.File((), {**explain_file.CLASSES, "any": Class(())}, ())
 # What is known here: each ends as it is said to.
 KNOWN = [
     "device.driver == 'gpu.nvidia.com'",
@@ -223,7 +223,7 @@ def said(claim: dict[str, Any], held: dict[str, Any]) -> str:
     """Say how a claim fares, as the command says it."""
     taints = {TAINTED.uuid: [TAINT]}
     node = NodeState(HOST, DEVICES, {}, taints, {}, held, None, [])
-    (found,) = explain_file.report(written.read([claim])._replace(classes=FILE.classes), node)["claims"]
+    (found,) = explain_file.report(manifests.read([claim])._replace(classes=FILE.classes), node)["claims"]
     return str(found["answer"])
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.dra.claim import Claim, Result, check
 from gpuplugin.dra.configs import chosen
 from gpuplugin.dra.node_state import present
-from gpuplugin.matching import written
+from gpuplugin.matching import manifests
 from gpuplugin.matching.fitting import MOST, Candidates, TooManyError, fit
+from gpuplugin.matching.manifests import ALL, CLAIM, Class
 from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, untolerated, verdict
-from gpuplugin.matching.written import ALL, CLAIM, Class
 from gpushim.cdi import yaml
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.dra.node_state import NodeState
     from gpuplugin.dra.offered import Offered
-    from gpuplugin.matching.written import ClaimSpec, Request
+    from gpuplugin.matching.manifests import ClaimSpec, Request
     from gpuplugin.settings.settings import Settings
 
 LATER = "not now"  # an answer
@@ -44,7 +44,7 @@ ELSEWHERE = (
     "pods that the scheduler has placed and kubelet has not started, and other nodes, are not looked at: kubectl get "
     "resourceclaims -A"
 )
-_PART = re.compile(r"^---(?=[ \t\r]|$)", re.MULTILINE)
+_PART = re.compile(rb"^---(?=[ \t\r]|$)", re.MULTILINE)
 
 
 class Row(NamedTuple):
@@ -87,7 +87,7 @@ def tell(path: str, settings: Settings, effect: str, form: str) -> None:
     Raises:
         GpushimError: the file has no claim, or this host cannot serve GPUs.
     """
-    found = report(written.read(documents(path)), present(settings, effect), path)
+    found = report(manifests.read(documents(path)), present(settings, effect), path)
     if form == "json":
         show.emit(form, found)
         return
@@ -112,16 +112,14 @@ def documents(path: str) -> list[Any]:
             data = file.read(CLAIM_FILE + 1)
         if len(data) > CLAIM_FILE:
             raise yaml.YamlError(f"has more than {CLAIM_FILE >> 10} KiB")
-        return [yaml.loads(part.encode()) for part in _PART.split(data.decode())]
+        return [yaml.loads(part) for part in _PART.split(data)]
     except OSError as error:
         raise GpushimError(f"{quote(name)} cannot be read: {error.strerror}", REQUEST) from None
-    except UnicodeDecodeError:
-        raise GpushimError(f"{quote(name)} is not UTF-8", REQUEST) from None
     except yaml.YamlError as error:
         raise GpushimError(f"{quote(name)} {error}", REQUEST) from None
 
 
-def report(file: written.File, node: NodeState, path: str = "") -> dict[str, Any]:
+def report(file: manifests.File, node: NodeState, path: str = "") -> dict[str, Any]:
     """Find out what this node can serve.
 
     Args:
@@ -167,7 +165,7 @@ def _shown(row: Row, node: NodeState) -> dict[str, str]:
     return {"device": row.device.name, "index": index, "answer": row.answer, "why": row.why}
 
 
-def _rows(spec: ClaimSpec, request: Request, file: written.File, node: NodeState) -> list[Row]:
+def _rows(spec: ClaimSpec, request: Request, file: manifests.File, node: NodeState) -> list[Row]:
     """Judge each device for a request."""
     found = file.classes.get(request.device_class) or CLASSES.get(request.device_class)
     refused: dict[str, str] = {}  # by the type of devices

@@ -111,7 +111,8 @@ def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
     for one in row["devices"]:
         uuid = one["uuid"]
         missing = "" if uuid in there else f" (not in {path})"
-        health = node.why.get(uuid, "") or ("healthy" if uuid in here else "this node does not offer it now")
+        well = "healthy" if node.watched else "not known"
+        health = node.why.get(uuid, "") or (well if uuid in here else "this node does not offer it now")
         yield {
             "request": one["request"],
             "device": one["device"],

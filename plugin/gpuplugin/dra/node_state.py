@@ -48,6 +48,7 @@ class NodeState(NamedTuple):
         page: the book of this boot.
         notes: sentences about all of it.
         problem: why no claim gets anything here, or "".
+        watched: whether the driver watches health now.
     """
 
     snapshot: Snapshot
@@ -59,6 +60,7 @@ class NodeState(NamedTuple):
     page: Page | None
     notes: Sequence[str]
     problem: str = ""
+    watched: bool = True
 
 
 def present(settings: Settings, effect: str) -> NodeState:
@@ -93,6 +95,7 @@ def present(settings: Settings, effect: str) -> NodeState:
         page,
         notes,
         problem,
+        os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
     )
 
 

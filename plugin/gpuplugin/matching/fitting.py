@@ -9,12 +9,12 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.matching.written import ALL
+from gpuplugin.matching.manifests import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpuplugin.matching.written import Constraint, Request
+    from gpuplugin.matching.manifests import Constraint, Request
 
     Taken = Sequence[tuple[str, Mapping[str, Any]]]  # name of the request, and device
 

@@ -13,7 +13,7 @@ from gpuplugin.matching.cel_values import FailsError, UnsureError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpuplugin.matching.written import Class, Request
+    from gpuplugin.matching.manifests import Class, Request
 
 YES, NO, UNSURE, FAILS = "yes", "no", "cannot tell", "fails"
 KEEPING = ("NoSchedule", "NoExecute")  # effects of taints

@@ -13,7 +13,7 @@ from gpuplugin.dra import explain_file
 from gpuplugin.dra.explain_file import CLASSES, documents, report
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
-from gpuplugin.matching import written
+from gpuplugin.matching import manifests
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
@@ -45,7 +45,7 @@ def node(**more: Any) -> NodeState:
 
 
 def found(*documents: dict[str, Any], **more: Any) -> dict[str, Any]:
-    (one,) = report(written.read(documents), node(**more))["claims"]
+    (one,) = report(manifests.read(documents), node(**more))["claims"]
     return dict(one)
 
 
@@ -106,7 +106,7 @@ def test_admin_access_is_beside_others_and_needs_a_label() -> None:
     [
         ([exactly(count=3)], {}, "no", "the request r asks for 3, and this node has 2 that match"),
         ([exactly(deviceClassName="x")], {}, "cannot tell", "the class x is not known here"),
-        ([exactly(selectors=[{"cel": {"expression": "f()"}}])], {}, "cannot tell", "gpushim does not know f() in f()"),
+        ([exactly(selectors=[{"cel": {"expression": "f()"}}])], {}, "cannot tell", "gpushim does not know f() in"),
         ([exactly(cout=3)], {}, "cannot tell", "r.cout is not known here"),
         (
             [exactly(selectors=[{"cel": {"expression": "device.attributes['x'].y"}}])],
@@ -115,7 +115,7 @@ def test_admin_access_is_beside_others_and_needs_a_label() -> None:
             "the scheduler gives up the claim: no such key: y, in device.attributes['x'].y",
         ),
         ([], {"config": [opaque("GpuConfig", x=1)]}, "no", "the driver refuses it: the claim's GpuConfig"),
-        ([], {"config": [opaque("MigDeviceConfig", "r")]}, "no", "the driver refuses it: the claim's MigDeviceConfig of"),
+        ([], {"config": [opaque("MigDeviceConfig", "r")]}, "no", "the driver refuses it: the claim's Mig"),
         ([], {"config": [opaque("MigDeviceConfig")]}, "yes", "this node can serve it now"),
         (
             [exactly(count=2)],
@@ -169,4 +169,4 @@ def test_files_that_cannot_be_explained(data: bytes | None, words: str, tmp_path
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(GpushimError, match=words):
-        report(written.read(documents(str(path))), node(), str(path))
+        report(manifests.read(documents(str(path))), node(), str(path))

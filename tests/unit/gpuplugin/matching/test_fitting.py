@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from gpuplugin.matching.fitting import MOST, Candidates, TooManyError, fit
-from gpuplugin.matching.written import ALL, EXACT, Constraint, Request
+from gpuplugin.matching.manifests import ALL, EXACT, Constraint, Request
 
 D = "gpu.nvidia.com"
 
 
 def device(name: str, **attributes: str) -> dict[str, Any]:
-    return {"name": name, "attributes": {key.replace("__", "/"): {"string": text} for key, text in attributes.items()}}
+    return {
+        "name": name,
+        "attributes": {key.replace("__", "/"): {"string": text} for key, text in attributes.items()},
+    }
 
 
 ABC = [device("a", home="1"), device("b", home="2"), device("c", home="2")]

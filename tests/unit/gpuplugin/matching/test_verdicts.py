@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gpuplugin.dra.offered import devices
+from gpuplugin.matching.manifests import EXACT, Class, Request
 from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, untolerated, verdict
-from gpuplugin.matching.written import EXACT, Class, Request
 from unit.gpuplugin.snapshots import gpu, snapshot
 
 A = "device.attributes['gpu.nvidia.com']"
@@ -23,7 +23,12 @@ def request(*selectors: str, tolerations: tuple[dict[str, Any], ...] = ()) -> Re
         (Class(()), (), YES, ""),
         (Class((f"{A}.type == 'gpu'",)), (f"{A}.numaNode == 0",), YES, ""),
         (Class(()), (f"{A}.migEnabled",), NO, f"{A}.migEnabled is false: its migEnabled is false"),
-        (Class((f"{A}.type == 'mig'",)), (f"{A}.nothing == 'x'",), NO, f"{A}.type == 'mig' is false: its type is gpu"),
+        (
+            Class((f"{A}.type == 'mig'",)),
+            (f"{A}.nothing == 'x'",),
+            NO,
+            f"{A}.type == 'mig' is false: its type is gpu",
+        ),
         (Class(()), (f"{A}.nothing == 'x'",), FAILS, f"no such key: nothing, in {A}.nothing == 'x'"),
         (Class(()), ("f()",), UNSURE, "gpushim does not know f() in f()"),
         (Class(()), ("f()", f"{A}.nothing == 'x'"), UNSURE, "gpushim does not know f() in f()"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.matching.written import ALL, CLAIM, EXACT, TEMPLATE, ClaimSpec, read
+from gpuplugin.matching.manifests import ALL, CLAIM, EXACT, TEMPLATE, ClaimSpec, read
 
 V1 = "resource.k8s.io/v1"
 CEL = {"cel": {"expression": "true"}}
@@ -43,7 +43,8 @@ def test_templates_lists_and_the_form_of_v1beta1() -> None:
     assert found.requests[0][0].device_class == "x"
 
 
-R = {"name": "r", "exactly": {"deviceClassName": "x"}}
+X = {"deviceClassName": "x"}
+R = {"name": "r", "exactly": X}
 
 
 @pytest.mark.parametrize(
@@ -55,13 +56,13 @@ R = {"name": "r", "exactly": {"deviceClassName": "x"}}
         ({"requests": [R], "reqests": []}, "spec.devices.reqests is not known here"),
         ({"requests": ["x"]}, "requests is no object"),
         ({"requests": [{"name": "r"}]}, "r.deviceClassName is no text"),
-        ({"requests": [{"name": "r", "exactly": {"deviceClassName": "x", "selector": []}}]}, "r.selector is not known"),
-        ({"requests": [{"name": "r", "exactly": {"deviceClassName": "x", "capacity": {}}}]}, "r.capacity is not known"),
-        ({"requests": [{"name": "r", "exactly": {"deviceClassName": "x", "count": "2"}}]}, "r: its allocationMode, count"),
-        ({"requests": [{"name": "r", "exactly": {"deviceClassName": "x", "selectors": [{}]}}]}, "r.selectors.cel.expres"),
+        ({"requests": [{"name": "r", "exactly": {**X, "selector": []}}]}, "r.selector is not known"),
+        ({"requests": [{"name": "r", "exactly": {**X, "capacity": {}}}]}, "r.capacity is not known"),
+        ({"requests": [{"name": "r", "exactly": {**X, "count": "2"}}]}, "r: its allocationMode, count"),
+        ({"requests": [{"name": "r", "exactly": {**X, "selectors": [{}]}}]}, "r.selectors.cel.expres"),
         ({"requests": [{**R, "firstAvailable": []}]}, "r has both exactly and firstAvailable"),
         ({"requests": [R], "constraints": [{}]}, "a constraint has neither"),
-        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, "constraints.requests has x"),
+        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, ".requests has x"),
         ({"requests": [R], "config": [{"requests": ["r/x"], "opaque": {}}]}, "config.requests has r/x"),
     ],
 )  # fmt: skip

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.book import claimed
+from gpuplugin.book.book import Book
+from gpuplugin.book.by_device import PLUGIN, noted_entry
+from gpuplugin.dra import node_state
+from gpuplugin.dra.node_state import NodeState, listens
+from gpuplugin.health.health import Health
+from gpuplugin.settings import settings
+from gpuplugin.snapshot import node_snapshot, release
+from gpushim.ground import system
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+HOST = snapshot([gpu(0), gpu(1)])
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Its directory, short for sockets; the host is the tests', and all devices are in the CDI spec."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path / "s"))
+    monkeypatch.setattr(node_snapshot, "current", lambda: HOST)
+    monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder, "plugins_registry").mkdir()
+        yield Path(folder)
+
+
+def present(kubelet: Path) -> NodeState:
+    return node_state.present(settings.resolve({"kubelet-dir": [str(kubelet)]}, {}, {}), "NoSchedule")
+
+
+def listening(kubelet: Path) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX)
+    found.bind(f"{kubelet}/plugins_registry/gpushim-x-reg.sock")
+    found.listen()
+    return found
+
+
+def test_without_a_driver_nothing_is_given_and_little_known(kubelet: Path) -> None:
+    found = present(kubelet)
+    assert found.problem.startswith(f"no gpushim-dra-driver listens in {kubelet}/plugins_registry")
+    assert found.problem in found.notes
+    assert any("whether GPUs are healthy is not known" in note for note in found.notes)
+    assert ([*found.taints], found.claims, found.watched) == ([], {}, False)
+
+
+def test_a_socket_that_nobody_listens_at_is_no_driver(kubelet: Path) -> None:
+    listening(kubelet).close()
+    assert not listens(str(kubelet))
+
+
+def test_health_and_holders(kubelet: Path) -> None:
+    release.prepare()
+    health = Health(f"{release.folder()}/health.json")
+    health.problems(HOST, system.clock())
+    health.heard({"xid": 79, "gpu": uuid(0)}, system.clock())
+    health.save(at_once=True)
+    book = Book()
+    book.prepare()
+    with book.locked() as before:
+        page = book.now(before)
+        entry = noted_entry(PLUGIN, "pod d/p", uuid(1), ("nvidia.com/gpu", ""), "allocate", 1.0)
+        page["gpus"] = {uuid(1): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(1)}": entry}}}
+        book.write(page)
+        claimed.write({"u": {"namespace": "d", "name": "c", "devices": []}})
+    with listening(kubelet):
+        found = present(kubelet)
+    assert {key: [one["key"] for one in row] for key, row in found.taints.items()} == {
+        uuid(0): ["gpu.nvidia.com/xid"],
+        uuid(1): ["gpu.nvidia.com/device-plugin"],
+    }
+    assert found.why[uuid(1)] == "pod d/p has it"
+    assert (found.problem, found.watched, [*found.claims]) == ("", True, ["u"])
+    assert "taints are taken to be NoSchedule" in " ".join(found.notes)
+
+
+def test_gpus_that_are_let_go(kubelet: Path) -> None:
+    release.prepare()
+    Path(release.Release().path).write_text("{}")
+    with listening(kubelet):
+        assert present(kubelet).problem == release.PROBLEM
+
+
+@pytest.mark.parametrize(("name", "words"), [("book.json", "by the device plugin"), ("claims.json", "which claims")])
+def test_what_is_damaged_is_said(name: str, words: str, kubelet: Path) -> None:
+    Book().prepare()
+    Path(claimed.path()).with_name(name).write_text("x")
+    notes: Any = present(kubelet).notes
+    assert any(f"{name} is damaged: " in note and words in note for note in notes)
