@@ -41,8 +41,8 @@ CLASSES = {
 }
 ADMIN = 'its namespace must have the label resource.kubernetes.io/admin-access: "true"'
 ELSEWHERE = (
-    "pods that the scheduler has placed and kubelet has not started, and other nodes, are not looked at: kubectl get "
-    "resourceclaims -A"
+    "not looked at: other nodes, whether this node's ResourceSlices are written, what the scheduler has promised to "
+    "pods that kubelet has not started, DeviceTaintRules and quotas"
 )
 _PART = re.compile(rb"^---(?=[ \t\r]|$)", re.MULTILINE)
 

@@ -7,12 +7,11 @@ Out of scope: what the driver makes of it (driver.py), what the scheduler has pr
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import by_device, claimed
 from gpuplugin.book.book import Book
-from gpuplugin.dra import offered, spec, taints
+from gpuplugin.dra import newest, offered, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
 from gpuplugin.settings import resources
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
-REGISTRY = "plugins_registry"  # in kubelet's directory
 HEALTH = "health.json"  # in the directory of what the plugin keeps
 SINCE_BOOT = "what a claim or pod had before is listed when the driver or the device plugin next writes it"
 
@@ -79,7 +77,7 @@ def present(settings: Settings, effect: str) -> NodeState:
     notes = [*settings.notes]
     devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
     lacks, why = spec.missing(snapshot, [one.uuid for one in devices])
-    problem = _problem(str(values["kubelet-dir"]))
+    problem = _problem()
     notes += filter(None, [why, problem])
     reasons = _reasons(settings, snapshot, notes)
     page, claims = _holders(notes)
@@ -99,37 +97,17 @@ def present(settings: Settings, effect: str) -> NodeState:
     )
 
 
-def _problem(kubelet_dir: str) -> str:
+def _problem() -> str:
     """Say why nothing is given out, "" if something may be."""
-    if trust.ours(release.folder()) and os.path.lexists(release.Release().path):
-        return release.PROBLEM
-    if not listens(kubelet_dir):
-        return f"no gpushim-dra-driver listens in {kubelet_dir}/{REGISTRY}, without which no claim gets a GPU here"
-    return ""
+    if not trust.ours(release.folder()) or not newest.runs(release.folder()):
+        return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
+    return release.PROBLEM if os.path.lexists(release.Release().path) else ""
 
 
 def plugins(page: Page | None) -> dict[str, str]:
     """Say who has what by the device plugin, by UUID."""
     rows = by_device.entries(page) if page else ()
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
-
-
-def listens(kubelet_dir: str) -> bool:
-    """Say whether a gpushim-dra-driver listens where kubelet finds it."""
-    try:
-        names = os.listdir(f"{kubelet_dir}/{REGISTRY}")
-    except OSError:
-        return False
-    return any(_answers(f"{kubelet_dir}/{REGISTRY}/{name}") for name in names if name.startswith("gpushim-"))
-
-
-def _answers(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
-        try:
-            client.connect(path)
-        except OSError:
-            return False
-    return True
 
 
 def _reasons(settings: Settings, snapshot: Snapshot, notes: list[str]) -> Mapping[str, Any]:

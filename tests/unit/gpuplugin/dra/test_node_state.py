@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from gpuplugin.book import claimed
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import PLUGIN, noted_entry
 from gpuplugin.dra import node_state
-from gpuplugin.dra.node_state import NodeState, listens
+from gpuplugin.dra.newest import Newest
+from gpuplugin.dra.node_state import NodeState
 from gpuplugin.health.health import Health
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot, release
@@ -22,43 +21,42 @@ from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 HOST = snapshot([gpu(0), gpu(1)])
 
 
-@pytest.fixture
-def kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Its directory, short for sockets; the host is the tests', and all devices are in the CDI spec."""
+@pytest.fixture(autouse=True)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is the tests', and all devices are in the CDI spec."""
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path / "s"))
     monkeypatch.setattr(node_snapshot, "current", lambda: HOST)
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder, "plugins_registry").mkdir()
-        yield Path(folder)
 
 
-def present(kubelet: Path) -> NodeState:
-    return node_state.present(settings.resolve({"kubelet-dir": [str(kubelet)]}, {}, {}), "NoSchedule")
+def present() -> NodeState:
+    return node_state.present(settings.resolve({}, {}, {}), "NoSchedule")
 
 
-def listening(kubelet: Path) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX)
-    found.bind(f"{kubelet}/plugins_registry/gpushim-x-reg.sock")
-    found.listen()
-    return found
+@pytest.fixture
+def running() -> Iterator[Newest]:
+    """A driver, as far as others see whether it runs."""
+    found = Newest()
+    found.join(release.prepare())
+    yield found
+    found.leave()
 
 
-def test_without_a_driver_nothing_is_given_and_little_known(kubelet: Path) -> None:
-    found = present(kubelet)
-    assert found.problem.startswith(f"no gpushim-dra-driver listens in {kubelet}/plugins_registry")
+def test_without_a_driver_nothing_is_given_and_little_known() -> None:
+    found = present()
+    assert found.problem.startswith("no gpushim-dra-driver runs on this node")
     assert found.problem in found.notes
     assert any("whether GPUs are healthy is not known" in note for note in found.notes)
     assert ([*found.taints], found.claims, found.watched) == ([], {}, False)
 
 
-def test_a_socket_that_nobody_listens_at_is_no_driver(kubelet: Path) -> None:
-    listening(kubelet).close()
-    assert not listens(str(kubelet))
+def test_a_driver_that_has_ended(running: Newest) -> None:
+    assert present().problem == ""
+    running.leave()
+    assert present().problem.startswith("no gpushim-dra-driver runs")
 
 
-def test_health_and_holders(kubelet: Path) -> None:
-    release.prepare()
+def test_health_and_holders(running: Newest) -> None:
     health = Health(f"{release.folder()}/health.json")
     health.problems(HOST, system.clock())
     health.heard({"xid": 79, "gpu": uuid(0)}, system.clock())
@@ -71,8 +69,7 @@ def test_health_and_holders(kubelet: Path) -> None:
         page["gpus"] = {uuid(1): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(1)}": entry}}}
         book.write(page)
         claimed.write({"u": {"namespace": "d", "name": "c", "devices": []}})
-    with listening(kubelet):
-        found = present(kubelet)
+    found = present()
     assert {key: [one["key"] for one in row] for key, row in found.taints.items()} == {
         uuid(0): ["gpu.nvidia.com/xid"],
         uuid(1): ["gpu.nvidia.com/device-plugin"],
@@ -82,16 +79,14 @@ def test_health_and_holders(kubelet: Path) -> None:
     assert "taints are taken to be NoSchedule" in " ".join(found.notes)
 
 
-def test_gpus_that_are_let_go(kubelet: Path) -> None:
-    release.prepare()
+def test_gpus_that_are_let_go(running: Newest) -> None:
     Path(release.Release().path).write_text("{}")
-    with listening(kubelet):
-        assert present(kubelet).problem == release.PROBLEM
+    assert present().problem == release.PROBLEM
 
 
 @pytest.mark.parametrize(("name", "words"), [("book.json", "by the device plugin"), ("claims.json", "which claims")])
-def test_what_is_damaged_is_said(name: str, words: str, kubelet: Path) -> None:
+def test_what_is_damaged_is_said(name: str, words: str) -> None:
     Book().prepare()
     Path(claimed.path()).with_name(name).write_text("x")
-    notes: Any = present(kubelet).notes
+    notes: Any = present().notes
     assert any(f"{name} is damaged: " in note and words in note for note in notes)
