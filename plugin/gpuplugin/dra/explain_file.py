@@ -146,6 +146,8 @@ def report(file: manifests.File, node: NodeState, path: str = "") -> dict[str, A
         answer, why = _conclusion(spec, rows)
         if answer == YES and node.problem:
             answer, why = LATER, node.problem
+        if answer == YES and node.doubt:
+            answer, why = UNSURE, node.doubt
         requests = [
             {
                 "name": one.name,
@@ -162,7 +164,8 @@ def report(file: manifests.File, node: NodeState, path: str = "") -> dict[str, A
 
 def _shown(row: Row, node: NodeState) -> dict[str, str]:
     index = node.indices.get(row.device.uuid, "")
-    return {"device": row.device.name, "index": index, "answer": row.answer, "why": row.why}
+    answer, why = (UNSURE, node.doubt) if row.answer == YES and node.doubt else (row.answer, row.why)
+    return {"device": row.device.name, "index": index, "answer": answer, "why": why}
 
 
 def _rows(spec: ClaimSpec, request: Request, file: manifests.File, node: NodeState) -> list[Row]:

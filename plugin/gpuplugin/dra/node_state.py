@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.book import by_device, claimed
-from gpuplugin.book.book import Book
+from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import newest, offered, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
-from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ class NodeState(NamedTuple):
         notes: sentences about all of it.
         problem: why no claim gets anything here, or "".
         watched: whether the driver watches health now.
+        doubt: why it is not known whether what seems free is, or "".
     """
 
     snapshot: Snapshot
@@ -59,6 +59,7 @@ class NodeState(NamedTuple):
     notes: Sequence[str]
     problem: str = ""
     watched: bool = True
+    doubt: str = ""
 
 
 def present(settings: Settings, effect: str) -> NodeState:
@@ -71,6 +72,9 @@ def present(settings: Settings, effect: str) -> NodeState:
     Raises:
         GpushimError: the host cannot serve GPUs, or is not known.
     """
+    for folder in (release.folder(), book.folder()):
+        if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+            raise GpushimError(f"{folder} is root's; run this as root", FAILED)
     snapshot, values = node_snapshot.current(), settings.values
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
@@ -79,8 +83,10 @@ def present(settings: Settings, effect: str) -> NodeState:
     lacks, why = spec.missing(snapshot, [one.uuid for one in devices])
     problem = _problem()
     notes += filter(None, [why, problem])
-    reasons = _reasons(settings, snapshot, notes)
-    page, claims = _holders(notes)
+    doubts: list[str] = []
+    reasons = _reasons(settings, snapshot, doubts)
+    page, claims = _holders(doubts)
+    notes += doubts
     if reasons:
         notes.append(f"taints are taken to be {effect}; the driver's --taint-effect says whether they are")
     return NodeState(
@@ -94,6 +100,7 @@ def present(settings: Settings, effect: str) -> NodeState:
         notes,
         problem,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
+        "; ".join(doubts[:1]),
     )
 
 
@@ -110,29 +117,29 @@ def plugins(page: Page | None) -> dict[str, str]:
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
 
 
-def _reasons(settings: Settings, snapshot: Snapshot, notes: list[str]) -> Mapping[str, Any]:
+def _reasons(settings: Settings, snapshot: Snapshot, doubts: list[str]) -> Mapping[str, Any]:
     path = f"{release.folder()}/{HEALTH}"
     if not (trust.ours(release.folder()) and os.path.lexists(path)):
-        notes.append("whether GPUs are healthy is not known: neither driver nor device plugin has watched them yet")
+        doubts.append("whether GPUs are healthy is not known: neither driver nor device plugin has watched them yet")
         return {}
     return Health(path, settings.checks).problems(snapshot, system.clock())
 
 
-def _holders(notes: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
+def _holders(doubts: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
     """Read the book, and the claims beside it."""
-    page: Page | None = None
-    rows: Mapping[str, Row] = {}
-    book = Book()
+    shared = book.Book()
     try:
-        found, (_, rows, damaged) = book.read(), claimed.read()
-        page = found if found and found["boot"] == book.boot else None
+        page, (whole, rows, damaged) = shared.read(), claimed.read()
     except GpushimError as error:
-        notes.append(str(error))
-        return page, rows
-    if found is None and os.path.lexists(book.path):
-        notes.append(f"{book.path} is damaged: who has which GPU by the device plugin is not known")
-    elif found and page is None and any(one["divisions"] for one in found["gpus"].values()):
-        notes.append(f"nobody has written {book.path} since the boot; {SINCE_BOOT}")
-    if damaged:
-        notes.append(f"{claimed.path()} is damaged: which claims have GPUs is not known")
+        doubts.append(str(error))
+        return None, {}
+    if page is None and os.path.lexists(shared.path):
+        doubts.append(f"{shared.path} is damaged: who has which GPU by the device plugin is not known")
+    elif page and page["boot"] != shared.boot:
+        doubts.append(f"nobody has written {shared.path} since the boot; {SINCE_BOOT}")
+        page = None
+    elif page and page["unknown"]:
+        doubts.append(f"{shared.path} does not have all that was given out: {page['unknown']}")
+    if damaged or len(rows) < len(whole.get("claims", ())):
+        doubts.append(f"{claimed.path()} is damaged: which claims have GPUs is not known")
     return page, rows

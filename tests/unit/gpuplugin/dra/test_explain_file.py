@@ -82,6 +82,7 @@ def test_a_line_for_each_device_and_request() -> None:
         ({"claims": {"u": held("c", uuid(0), uuid(1))}}, "yes", ["yes", "yes", "no"]),
         ({"taints": {uuid(0): [TAINT], uuid(1): [TAINT]}}, "not now", ["not now", "not now", "no"]),
         ({"problem": "nobody listens"}, "not now", ["yes", "yes", "no"]),
+        ({"doubt": "the book is damaged"}, "cannot tell", ["cannot tell", "cannot tell", "no"]),
     ],
 )
 def test_what_others_have(more: dict[str, Any], answer: str, lines: list[str]) -> None:

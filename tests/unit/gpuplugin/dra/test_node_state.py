@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpuplugin.book import claimed
+from gpuplugin.book import book, claimed
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import PLUGIN, noted_entry
+from gpuplugin.book.page import fresh
 from gpuplugin.dra import node_state
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.node_state import NodeState
@@ -16,6 +17,7 @@ from gpuplugin.health.health import Health
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 HOST = snapshot([gpu(0), gpu(1)])
@@ -31,6 +33,15 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def present() -> NodeState:
     return node_state.present(settings.resolve({}, {}, {}), "NoSchedule")
+
+
+def watch() -> Health:
+    """Have health watched, as the driver does."""
+    found = Health(f"{release.prepare()}/health.json")
+    found.problems(HOST, system.clock())
+    found.quiet(system.clock())
+    found.save(at_once=True)
+    return found
 
 
 @pytest.fixture
@@ -57,17 +68,16 @@ def test_a_driver_that_has_ended(running: Newest) -> None:
 
 
 def test_health_and_holders(running: Newest) -> None:
-    health = Health(f"{release.folder()}/health.json")
-    health.problems(HOST, system.clock())
+    health = watch()
     health.heard({"xid": 79, "gpu": uuid(0)}, system.clock())
     health.save(at_once=True)
-    book = Book()
-    book.prepare()
-    with book.locked() as before:
-        page = book.now(before)
+    shared = Book()
+    shared.prepare()
+    with shared.locked() as before:
+        page = shared.now(before)
         entry = noted_entry(PLUGIN, "pod d/p", uuid(1), ("nvidia.com/gpu", ""), "allocate", 1.0)
         page["gpus"] = {uuid(1): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(1)}": entry}}}
-        book.write(page)
+        shared.write(page)
         claimed.write({"u": {"namespace": "d", "name": "c", "devices": []}})
     found = present()
     assert {key: [one["key"] for one in row] for key, row in found.taints.items()} == {
@@ -75,7 +85,7 @@ def test_health_and_holders(running: Newest) -> None:
         uuid(1): ["gpu.nvidia.com/device-plugin"],
     }
     assert found.why[uuid(1)] == "pod d/p has it"
-    assert (found.problem, found.watched, [*found.claims]) == ("", True, ["u"])
+    assert (found.problem, found.doubt, found.watched, [*found.claims]) == ("", "", True, ["u"])
     assert "taints are taken to be NoSchedule" in " ".join(found.notes)
 
 
@@ -84,9 +94,27 @@ def test_gpus_that_are_let_go(running: Newest) -> None:
     assert present().problem == release.PROBLEM
 
 
-@pytest.mark.parametrize(("name", "words"), [("book.json", "by the device plugin"), ("claims.json", "which claims")])
-def test_what_is_damaged_is_said(name: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("book.json", "x", "book.json is damaged: who has which GPU by the device plugin"),
+        ("book.json", json.dumps(fresh("another", "")), "nobody has written"),
+        ("book.json", json.dumps(fresh(system.boot() or "", "it was lost")), "all that was given out: it was lost"),
+        ("claims.json", "x", "claims.json is damaged: which claims have GPUs"),
+        ("claims.json", '{"claims": {"u": {}}}', "claims.json is damaged: which claims have GPUs"),
+    ],
+)
+def test_who_has_what_may_not_be_known(name: str, text: str, words: str) -> None:
+    watch()
     Book().prepare()
-    Path(claimed.path()).with_name(name).write_text("x")
-    notes: Any = present().notes
-    assert any(f"{name} is damaged: " in note and words in note for note in notes)
+    Path(claimed.path()).with_name(name).write_text(text + "\n")
+    found = present()
+    assert words in found.doubt
+    assert found.doubt in found.notes
+
+
+def test_who_is_not_root_sees_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    Book().prepare()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(GpushimError, match=f"^{book.folder()} is root's; run this as root$"):
+        present()
