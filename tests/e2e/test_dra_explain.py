@@ -10,7 +10,7 @@ import pytest
 
 from e2e import claims, scheduled
 from e2e.apiserver import Api
-from gpuplugin.dra import explain_file
+from gpuplugin.dra import explain_file, explain_held
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
 from gpuplugin.matching import cel, manifests
@@ -252,3 +252,6 @@ def test_claims_that_hold_devices(server: Api) -> None:
         devices = [{"request": "a", "device": name, "uuid": names[name], "admin": False} for name in rows]
         held[str(number)] = {"namespace": "d", "name": f"h{number}", "devices": devices}
     assert answers == ["yes", "yes", "not now", "yes", "yes", "not now"]
+    line = explain_held.kubectl(scheduled.SPACE, "h0")  # that messages name
+    done = server.kubectl(*line.split()[1:])
+    assert f"pool: {scheduled.POOL}" in done.stdout, done.stderr

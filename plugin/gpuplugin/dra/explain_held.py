@@ -61,7 +61,7 @@ def tell(name: str, settings: Settings, effect: str, form: str) -> None:
             ("POD", "CONTAINER", "DRIVER", "DEVICE", "CDI NAMES"), [[*row.values()] for row in found["kubelet"]]
         )
         show.say()
-    show.say(f"Its selectors and configs: {_kubectl(namespace, claim)}")
+    show.say(f"Its selectors and configs: {kubectl(namespace, claim)}")
 
 
 def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
     if not rows and not listed:
         raise GpushimError(
-            f"claim {quote(f'{namespace}/{name}')} has nothing on this node; {_kubectl(namespace, name)} says "
+            f"claim {quote(f'{namespace}/{name}')} has nothing on this node; {kubectl(namespace, name)} says "
             "whether it is allocated, in which pool (a node's name), and for which pods",
             REQUEST,
         )
@@ -97,7 +97,8 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     return {"notes": notes, "claims": claims, "kubelet": [_row(one) for one in listed]}
 
 
-def _kubectl(namespace: str, name: str) -> str:
+def kubectl(namespace: str, name: str) -> str:
+    """Return the command that shows a claim."""
     return quote(f"kubectl --namespace {namespace} get resourceclaim {name} -o yaml")
 
 
