@@ -75,19 +75,18 @@ class Row(NamedTuple):
         return self.verdict.why or self.refused or self.busy
 
 
-def tell(path: str, settings: Settings, effect: str, form: str) -> None:
+def tell(path: str, settings: Settings, form: str) -> None:
     """Print it, as "table" or "json".
 
     Args:
         path: of the file; - is stdin.
         settings: in force.
-        effect: of taints, as the driver is told it.
         form: how to print it.
 
     Raises:
         GpushimError: the file has no claim, or this host cannot serve GPUs.
     """
-    found = report(manifests.read(documents(path)), present(settings, effect), path)
+    found = report(manifests.read(documents(path)), present(settings), path)
     if form == "json":
         show.emit(form, found)
         return

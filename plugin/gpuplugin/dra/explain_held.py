@@ -30,13 +30,12 @@ KNOWN = ("request", "device", "uuid", "admin")  # of a device in the ledger; the
 DEVICES = ("REQUEST", "DEVICE", "INDEX", "SINCE", "CDI NAME", "MORE", "HEALTH")
 
 
-def tell(name: str, settings: Settings, effect: str, form: str) -> None:
+def tell(name: str, settings: Settings, form: str) -> None:
     """Print it, as "table" or "json".
 
     Args:
         name: NAMESPACE/NAME of the claim.
         settings: in force.
-        effect: of taints, as the driver is told it.
         form: how to print it.
 
     Raises:
@@ -45,7 +44,7 @@ def tell(name: str, settings: Settings, effect: str, form: str) -> None:
     namespace, _, claim = name.partition("/")
     if not (namespace and claim) or "/" in claim:
         raise GpushimError(f"{quote(name)} names no claim; write NAMESPACE/NAME", REQUEST)
-    found = report(namespace, claim, present(settings, effect), str(settings.values["kubelet-dir"]))
+    found = report(namespace, claim, present(settings), str(settings.values["kubelet-dir"]))
     if form == "json":
         show.emit(form, found)
         return

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 HEALTH = "health.json"  # in the directory of what the plugin keeps
+SEEN = (
+    "settings are those of config.toml and variables here; flags of the driver that runs, such as --exclude and "
+    "--taint-effect, are not seen: gpushim-dra-driver --explain takes them, too"
+)
 SINCE_BOOT = "what a claim or pod had before is listed when the driver or the device plugin next writes it"
 
 
@@ -62,12 +66,11 @@ class NodeState(NamedTuple):
     doubt: str = ""
 
 
-def present(settings: Settings, effect: str) -> NodeState:
+def present(settings: Settings) -> NodeState:
     """Look at all of it.
 
     Args:
         settings: in force.
-        effect: of taints, as the driver is told it.
 
     Raises:
         GpushimError: the host cannot serve GPUs, or is not known.
@@ -78,7 +81,7 @@ def present(settings: Settings, effect: str) -> NodeState:
     snapshot, values = node_snapshot.current(), settings.values
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
-    notes = [*settings.notes]
+    notes = [*settings.notes, SEEN]
     devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
     lacks, why = spec.missing(snapshot, [one.uuid for one in devices])
     problem = _problem()
@@ -87,13 +90,11 @@ def present(settings: Settings, effect: str) -> NodeState:
     reasons = _reasons(settings, snapshot, doubts)
     page, claims = _holders(doubts)
     notes += doubts
-    if reasons:
-        notes.append(f"taints are taken to be {effect}; the driver's --taint-effect says whether they are")
     return NodeState(
         snapshot,
         [one for one in devices if one.uuid not in lacks],
         {uuid: one.index for uuid, one in resources.units(snapshot).items()},
-        taints.taints(reasons, snapshot, page, effect),
+        taints.taints(reasons, snapshot, page, str(values["taint-effect"])),
         {**taints.problems(snapshot), **reason.texts(reasons, snapshot), **plugins(page)},
         claims,
         page,

@@ -32,7 +32,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def present() -> NodeState:
-    return node_state.present(settings.resolve({}, {}, {}), "NoSchedule")
+    return node_state.present(settings.resolve({}, {}, {}))
 
 
 def watch() -> Health:
@@ -86,7 +86,6 @@ def test_health_and_holders(running: Newest) -> None:
     }
     assert found.why[uuid(1)] == "pod d/p has it"
     assert (found.problem, found.doubt, found.watched, [*found.claims]) == ("", "", True, ["u"])
-    assert "taints are taken to be NoSchedule" in " ".join(found.notes)
 
 
 def test_gpus_that_are_let_go(running: Newest) -> None:
