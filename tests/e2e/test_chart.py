@@ -57,8 +57,8 @@ def told(values: Values, container: str = "device-plugin") -> list[str]:
 def understood(args: list[str]) -> dict[str, Any]:
     """Let the plugin's own code read arguments, and return the settings that it then has."""
     context = cli.command().make_context(cli.PROGRAM, flags.spelled(args))
-    flags = {name.replace("_", "-"): value for name, value in context.params.items() if isinstance(value, tuple)}
-    return settings.resolve({name: value for name, value in flags.items() if value}, {}, {}).values
+    given = flags.given({name: value for name, value in context.params.items() if isinstance(value, tuple)})
+    return settings.resolve(given, {}, {}).values
 
 
 @pytest.mark.parametrize("values", [{}, ALL, CLAIMS, {"uninstall": True}])
