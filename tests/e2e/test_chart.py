@@ -43,7 +43,7 @@ SETTINGS: Values = {
     "imex-required": True,
     "allocation-policy": "packed",
     "cdi-annotation-prefix": "x.org/",
-    "exclude": ["0", "GPU-1"],
+    "exclude": ["0", "1:0"],
     "metrics": "unix:/run/gpushim/m",
     "pass-device-specs": False,
 }
