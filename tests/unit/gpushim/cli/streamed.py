@@ -95,7 +95,7 @@ def _run(words: list[str]) -> int:
 
 
 def _prepare() -> None:
-    """Import what is not ours, which takes most of a command's time; ours is imported in each child, by its streams."""
+    """Import what is not ours, which takes most of the time; ours is imported in each child, by its streams."""
     for command in ("configure", "doctor", "explain", "labels", "list", "refresh"):
         importlib.import_module(f"gpushim.cli.{command}")
     for name in [name for name in sys.modules if name.partition(".")[0] == "gpushim"]:
