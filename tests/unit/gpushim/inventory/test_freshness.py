@@ -284,7 +284,8 @@ def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: st
     low = f'[runtime]\nlow-level = ["{programs}/first", "{programs}/second"]\n'
     if name == "runtime":
         configure(low)(machine, host)
-    before = machine.refreshed()
+    machine.listed()
+    before = machine.saved()
     CHANGES[change](machine, host)
     if fact(name) == "life":
         age(machine)
