@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e import kube
-from e2e.helm import NAMESPACE
+from e2e import charts, image, kube
+from e2e.helm import NAMESPACE, Values
 from e2e.kube import NAME
 from e2e.plane import Cluster
+
+CHART: Path = charts.CHART
+REPOSITORY = image.NAME.rpartition(":")[0]
+IMAGE: Values = {"repository": REPOSITORY, "pullPolicy": "Never"}  # which is on the node already
+GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 
 
 def serves(cluster: Cluster, wanted: dict[str, int]) -> float:

@@ -27,6 +27,8 @@ from e2e.kube import NAME, Node
 from e2e.leftovers import until
 
 SECONDS = 60.0
+LOOK = 0.25  # seconds between looks, each of which takes a tenth of a processor's
+SETTINGS: dict[str, object] = {"address": "0.0.0.0", "nodeStatusUpdateFrequency": "2s"}  # kubelet's; not after 10 s
 PODS = "10.244.0.0/16"
 NETWORK = """
 [plugins."io.containerd.grpc.v1.cri".cni]
@@ -78,11 +80,13 @@ class Cluster:
         node: its node.
         work: directory with credentials and logs, seen inside and outside.
         containerd: its engine's process, which may be restarted.
+        server: the API server's process.
     """
 
     node: Node
     work: Path
     containerd: Daemon
+    server: Daemon
 
     @property
     def kubeconfig(self) -> Path:
@@ -171,7 +175,7 @@ class Cluster:
             How long that took, in seconds.
         """
         began = time.monotonic()
-        assert until(lambda: bool(condition()), seconds), f"never: {what}\n{self.events()}"
+        assert until(lambda: bool(condition()), seconds, LOOK), f"never: {what}\n{self.events()}"
         return time.monotonic() - began
 
     def events(self) -> str:
@@ -233,7 +237,7 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
         _prepare(place, state)
         work = state / "plane"
-        stack.enter_context(api_server(place, work))
+        server = stack.enter_context(api_server(place, work))
         in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
         containerd = stack.enter_context(daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
         assert containerd.answers(), containerd.log.read_text()[-3000:]
@@ -244,8 +248,8 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         for command in (CONTROLLERS, SCHEDULER):
             stack.enter_context(daemon(place, work, command))
         flags = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
-        node = stack.enter_context(kube.node(engine, place, *flags, settings={"address": "0.0.0.0"}))
-        found = Cluster(node, work, containerd)
+        node = stack.enter_context(kube.node(engine, place, *flags, settings=SETTINGS))
+        found = Cluster(node, work, containerd, server)
         stack.enter_context(_restarting(found, state / "systemctl.asked"))
         found.wait_for(lambda: _usable(found), "the node is ready")
         yield found

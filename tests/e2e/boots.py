@@ -1,0 +1,56 @@
+"""A boot of a cluster's node: what runs there ends without a word, and what lies in memory is gone.
+
+The machine's boot id stays: of what was written with it, that is changed. Out of scope: the machine itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from e2e.leftovers import groups, processes, until
+from e2e.plane import Cluster
+
+SECONDS = 30.0
+OTHER = "00000000-0000-4000-8000-000000000000"
+# The argument: kubelet's directory.
+EMPTY = r"""
+for path in $(awk '{print $5}' /proc/self/mountinfo |
+    grep -E "^(/run/containerd/io\.|/run/netns/|$1/pods/|/var/lib/kubelet/pods/)" | sort -r); do
+    umount -l "$path"
+done
+rm -rf /run/containerd/io.containerd.* /run/containerd/runc /run/netns /run/gpushim /run/cdi /run/nvidia*
+"""
+
+
+def boot(cluster: Cluster) -> None:
+    """Have the node boot; kubelet runs afterwards, and knows what it had on disk.
+
+    Args:
+        cluster: whose control plane goes on, as if it were elsewhere.
+    """
+    state = cluster.node.engine.state
+    cluster.node.stop(signal.SIGKILL)
+    cluster.containerd.stop(signal.SIGKILL)
+
+    def left() -> list[int]:
+        inside = [
+            pid for top in Path("/sys/fs/cgroup").glob(f"*/{state.name}") for _, pids in groups(top) for pid in pids
+        ]
+        return [*processes(state, "/containerd-shim"), *inside]
+
+    def ended() -> bool:
+        for pid in left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left()
+
+    assert until(ended, SECONDS), left()
+    cluster.run(f"set -- {cluster.node.kubelet_dir}; {EMPTY}")
+    book = "/var/lib/gpushim/device-plugin/book.json"
+    cluster.run(f"""sed -i 's/"boot":"[^"]*"/"boot":"{OTHER}"/' {book}; grep -q {OTHER} {book}""")
+    cluster.containerd.start()
+    assert cluster.containerd.answers(), cluster.containerd.log.read_text()[-3000:]
+    cluster.node.start()
