@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from e2e.leftovers import groups, processes, until
 from e2e.plane import Cluster
 
 SECONDS = 30.0
+BOOK, BOOT = "/var/lib/gpushim/device-plugin/book.json", re.compile('"boot":"[^"]*"')
 OTHER = "00000000-0000-4000-8000-000000000000"
 # The argument: kubelet's directory.
-EMPTY = r"""
-for path in $(awk '{print $5}' /proc/self/mountinfo |
-    grep -E "^(/run/containerd/io\.|/run/netns/|$1/pods/|/var/lib/kubelet/pods/)" | sort -r); do
-    umount -l "$path"
-done
+EMPTY = """
+while read -r _ _ _ _ path _; do
+    case $path in /run/containerd/io.* | /run/netns/* | "$1"/pods/* | /var/lib/kubelet/pods/*) echo "$path" ;; esac
+done </proc/self/mountinfo | sort -r | while read -r path; do umount -l "$path" || true; done
 rm -rf /run/containerd/io.containerd.* /run/containerd/runc /run/netns /run/gpushim /run/cdi /run/nvidia*
 """
 
@@ -49,8 +50,9 @@ def boot(cluster: Cluster) -> None:
 
     assert until(ended, SECONDS), left()
     cluster.run(f"set -- {cluster.node.kubelet_dir}; {EMPTY}")
-    book = "/var/lib/gpushim/device-plugin/book.json"
-    cluster.run(f"""sed -i 's/"boot":"[^"]*"/"boot":"{OTHER}"/' {book}; grep -q {OTHER} {book}""")
+    found = cluster.run(f"cat {BOOK}")
+    assert BOOT.search(found), found
+    cluster.write(BOOK, BOOT.sub(f'"boot":"{OTHER}"', found))
     cluster.containerd.start()
     assert cluster.containerd.answers(), cluster.containerd.log.read_text()[-3000:]
     cluster.node.start()

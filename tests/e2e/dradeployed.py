@@ -20,6 +20,7 @@ from e2e.helm import NAMESPACE, Values
 from e2e.kube import NAME
 from e2e.leftovers import groups
 from e2e.plane import Cluster
+from fakehost import Host
 
 DAEMON = "gpushim-dra-driver"
 ALONE: Values = {"image": IMAGE, "plugin": {"enabled": False}, "dra": {"enabled": True}}  # no device plugin beside it
@@ -33,6 +34,14 @@ def install(cluster: Cluster, values: Values, patch: dict[str, Any] | None = Non
     if patch:
         change(cluster, patch)
     rolled_out(cluster)
+
+
+def kernel(host: Host) -> dict[str, Any]:
+    """Return a patch by which the driver sees what the simulated host's kernel tells, as it sees a real one's."""
+    folders = {name: f"{host.root}/{name}" for name in ("proc", "sys")}
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in folders.items()]
+    volumes = [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()]
+    return {"containers": [{"name": "node", "volumeMounts": mounts}], "volumes": volumes}
 
 
 def change(cluster: Cluster, spec: dict[str, Any]) -> None:

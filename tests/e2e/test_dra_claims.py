@@ -14,7 +14,7 @@ import pytest
 import fakehost
 from e2e import claims, trees, workload
 from e2e.deployed import GPU
-from e2e.dradeployed import ALONE, becomes, driver, install, rootfs, runs
+from e2e.dradeployed import ALONE, becomes, driver, install, kernel, rootfs, runs
 from e2e.kube import CLAIMS
 from e2e.plane import Cluster
 from e2e.reach import Pods
@@ -37,12 +37,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 @pytest.fixture(scope="module")
 def cluster(cluster: Cluster, host: Host) -> Cluster:
-    """A cluster with the DRA driver, which evicts, and sees the simulated host's sysfs as it would see a node's."""
-    sys = f"{host.root}/sys"
-    mount = {"name": "sys", "mountPath": sys, "readOnly": True}
-    volume = {"name": "sys", "hostPath": {"path": sys}}
-    patch = {"containers": [{"name": "node", "volumeMounts": [mount]}], "volumes": [volume]}
-    install(cluster, {**ALONE, "dra": {"enabled": True, "taintEffect": "NoExecute"}}, patch)
+    """A cluster with the DRA driver, which evicts."""
+    install(cluster, {**ALONE, "dra": {"enabled": True, "taintEffect": "NoExecute"}}, kernel(host))
     return cluster
 
 
@@ -171,7 +167,7 @@ def test_an_xid_evicts_who_has_the_gpu(cluster: Cluster, host: Host, inside: Pod
 
     becomes(cluster, tainted, "both are tainted")
     becomes(cluster, lambda: pod not in cluster.pods(), "the replica is evicted")
-    assert "Taint" in claims.why(cluster, pod)
+    assert "Marking for deletion" in claims.why(cluster, pod)  # by the controller of taints
     becomes(cluster, lambda: len({*replicas(cluster).values()} - {sick}) == 2, "another is there")
     becomes(cluster, lambda: health(cluster, "brave")[0] == "Unhealthy", "the pod's status says so")
     assert f"XID {XID}" in health(cluster, "brave")[1]

@@ -21,7 +21,7 @@ import fakehost
 from e2e import claims, trees, workload
 from e2e.controlplane import served
 from e2e.deployed import CHART, GPU, rolled_out
-from e2e.dradeployed import ALONE, away, becomes, driver, install, kill, runs, second, unwiped, versions
+from e2e.dradeployed import ALONE, away, becomes, driver, install, kernel, kill, log, runs, second, unwiped, versions
 from e2e.helm import NAMESPACE
 from e2e.kube import CLAIMS
 from e2e.plane import Cluster
@@ -41,9 +41,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster: Cluster) -> Cluster:
+def cluster(cluster: Cluster, host: Host) -> Cluster:
     """A cluster with the DRA driver, and a pod that has a claim."""
-    install(cluster, ALONE)
+    install(cluster, ALONE, kernel(host))
     cluster.apply(claims.claim("stays"), claims.pod("stays", "stays"))
     runs(cluster, "stays")
     return cluster
@@ -165,6 +165,7 @@ def test_a_driver_that_is_upgraded_below(cluster: Cluster, host: Host, inside: P
     before = claims.devices(cluster)
     cluster.run(f"mkdir -p -m 700 {os.path.dirname(RELEASED)}; : >{RELEASED}")
     becomes(cluster, lambda: claims.slices(cluster) and not claims.devices(cluster), "the slice is empty")
+    assert "this node's GPUs are released by" in log(cluster)
     ask(cluster, "a")
     host.modify = not host.modify  # a module with other parameters is another one
     host.update()

@@ -93,7 +93,7 @@ class Walk:
             "kubelet again": self.again,
             "kubelet goes": lambda: self.cluster.node.stop(signal.SIGKILL),
             "a front again": self.front,
-            "both fronts again": lambda: [self.restart(front) for front in FRONTS],
+            "both fronts again": lambda: self.restart(*FRONTS),
             "GPU lost or found": self.lose,
         }
         if self.made:
@@ -104,7 +104,7 @@ class Walk:
 
     def without(self) -> dict[str, Callable[[], object]]:
         """List what can be done while it is away."""
-        return dict.fromkeys(("kubelet comes", "kubelet is there again"), self.cluster.node.start)
+        return dict.fromkeys(("kubelet comes", "kubelet is there", "kubelet starts"), self.cluster.node.start)
 
     def claim(self) -> str:
         """Ask for a pod with a claim."""
@@ -147,8 +147,8 @@ class Walk:
         self.restart(front)
         return front
 
-    def restart(self, front: str) -> None:
-        selector = f"--selector=app.kubernetes.io/component={front}"
+    def restart(self, *fronts: str) -> None:
+        selector = f"--selector=app.kubernetes.io/component in ({', '.join(fronts)})"
         words = ("delete", "pod", selector, f"--namespace={NAMESPACE}", "--force", "--grace-period=0")
         self.cluster.kubectl(*words)
 
