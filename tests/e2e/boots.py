@@ -9,9 +9,10 @@ import contextlib
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
-from e2e.leftovers import groups, processes, until
+from e2e.leftovers import groups, processes, removed, until
 from e2e.plane import Cluster
 
 SECONDS = 30.0
@@ -49,6 +50,8 @@ def boot(cluster: Cluster) -> None:
         return not left()
 
     assert until(ended, SECONDS), left()
+    for top in Path("/sys/fs/cgroup").glob(f"*/{state.name}/kubepods"):
+        assert until(partial(removed, top), SECONDS), f"{top} is busy"
     cluster.run(f"set -- {cluster.node.kubelet_dir}; {EMPTY}")
     found = cluster.run(f"cat {BOOK}")
     assert BOOT.search(found), found

@@ -116,7 +116,9 @@ def test_a_boot(cluster: Cluster, inside: Pods) -> None:
     had, (before, _) = cluster.node.held("stays")[CLAIMS], box(cluster, "stays")
     boot(cluster)
     cluster.apply(claims.claim("others", claims.request(count=3)), claims.pod("others", "others"))
-    becomes(cluster, lambda: box(cluster, "stays")[1] and box(cluster, "stays")[0] != before, "it is back")
+    becomes(
+        cluster, lambda: box(cluster, "stays")[1] and box(cluster, "stays")[0] != before, "it is back", GIVEN_BACK
+    )
     assert cluster.node.held("stays")[CLAIMS] == had
     runs(cluster, "others")
     assert len(inside.look()) == 2
