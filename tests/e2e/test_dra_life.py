@@ -30,6 +30,7 @@ from fakehost import Host
 
 LONG = "GPUSHIM_LONG" in os.environ
 ABSENT = 30.0 if LONG else 3.0  # seconds without an API server
+CONFIG = "/etc/gpushim/config.toml"
 RELEASED, STATE = "/run/gpushim/device-plugin/released", "/var/lib/gpushim/device-plugin"
 
 
@@ -85,18 +86,39 @@ def test_two_instances(cluster: Cluster, inside: Pods) -> None:
     with unwiped(cluster):
         newer = second(cluster, "newer")
         gets(cluster, inside, "a")
-        remove = ("delete", "pod", "newer", f"--namespace={NAMESPACE}", "--wait=false")
-        kill(cluster, newer, lambda: cluster.kubectl(*remove))
+        end(cluster, newer)
         gets(cluster, inside, "b")
         newer = second(cluster, "newer")
         ask(cluster, "c")
         runs(cluster, "c")
         with away(cluster):
             gets(cluster, inside, "d")
-        kill(cluster, newer, lambda: cluster.kubectl(*remove))
+        end(cluster, newer)
         gets(cluster, inside, "e")
         claims.remove(cluster, "c")  # that another instance gave
     assert versions(claims.slices(cluster)) == before
+
+
+def end(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """Kill an instance that is a pod of its own."""
+    words = ("delete", "pod", pod["metadata"]["name"], f"--namespace={NAMESPACE}", "--wait=false")
+    kill(cluster, pod, lambda: cluster.kubectl(*words))
+
+
+def test_two_instances_that_want_other_slices(cluster: Cluster, host: Host, inside: Pods) -> None:
+    """Those of the newer one are published, and nothing else as long as it lives."""
+    before, settings = claims.devices(cluster), cluster.run(f"cat {CONFIG}")
+    hidden = max({gpu.uuid for gpu in host.gpus} - {*claims.held(cluster, "stays")})
+    cluster.write(CONFIG, f'{settings}[device-plugin]\nexclude = ["{hidden}"]\n')
+    newer = second(cluster, "newer")
+    cluster.write(CONFIG, settings)
+    wanted = {uuid: one for uuid, one in before.items() if uuid != hidden}
+    becomes(cluster, lambda: claims.devices(cluster) == wanted, "one is hidden")
+    there = versions(claims.slices(cluster))
+    gets(cluster, inside, "a")
+    assert versions(claims.slices(cluster)) == there
+    end(cluster, newer)
+    becomes(cluster, lambda: claims.devices(cluster) == before, "all are there")
 
 
 def test_a_rolling_update_under_load(cluster: Cluster, inside: Pods) -> None:
