@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,25 +137,13 @@ def second(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def unwiped(cluster: Cluster) -> Iterator[Path]:
-    """Write down what becomes of slices during the block; none may go, or have another generation.
-
-    Yields:
-        A file with a line for each change.
-    """
+def unwiped(cluster: Cluster) -> Iterator[None]:
+    """Watch slices during the block; none may go, or have another generation."""
     seen = cluster.work / "slices"
     what = r"{.type} {.object.metadata.name} {.object.spec.pool.generation}{'\n'}"
-    words = ["get", "resourceslices", "--watch", "--output-watch-events", f"--output=jsonpath={what}"]
-    with seen.open("wb") as output:
-        command = [*cluster.place.prefix, "/usr/bin/kubectl", f"--kubeconfig={cluster.kubeconfig}", *words]
-        watching = subprocess.Popen(command, stdout=output)
-        try:
-            cluster.wait_for(lambda: seen.stat().st_size, "the watch says something")
-            before = {line.split()[2] for line in seen.read_text().splitlines()}
-            yield seen
-        finally:
-            watching.terminate()
-            watching.wait()
+    with cluster.watching(seen, "resourceslices", "--output-watch-events", f"--output=jsonpath={what}"):
+        before = {line.split()[2] for line in seen.read_text().splitlines()}
+        yield
     rows = [line.split() for line in seen.read_text().splitlines()]
     assert {kind for kind, *_ in rows} <= {"ADDED", "MODIFIED"}, rows
     assert {generation for *_, generation in rows} == before, rows

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -152,6 +154,21 @@ class Cluster:
         text = self.kubectl("get", "--output=json", "--ignore-not-found", *words)
         found: dict[str, Any] = json.loads(text) if text else {}
         return found
+
+    @contextlib.contextmanager
+    def watching(self, file: Path, *words: str) -> Iterator[None]:
+        """Have `kubectl get --watch` write to a file during the block, which has something then already."""
+        client = ["/usr/bin/kubectl", f"--kubeconfig={self.kubeconfig}", "get", "--watch", *words]
+        with file.open("wb") as output:
+            process = subprocess.Popen(
+                [*self.place.prefix, *client], stdin=subprocess.DEVNULL, stdout=output, start_new_session=True
+            )
+            try:
+                self.wait_for(lambda: file.stat().st_size, "the watch says something")
+                yield
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)  # the prefix forks, and hands no signal on
+                process.wait()
 
     def pods(self, *words: str, namespace: str = "default") -> dict[str, dict[str, Any]]:
         """Return the pods of a namespace by name; words go to `kubectl get`."""

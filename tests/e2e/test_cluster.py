@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import cluster_lines, helm, image, lines, node, pages, trees, workload
+from e2e import cluster_lines, helm, image, lines, node, pages, workload
+from e2e.allocated import built
 from e2e.deployed import (
     BIG,
     CHART,
@@ -28,16 +29,17 @@ from e2e.deployed import (
     plugins,
     rolled_out,
     serves,
+    true_labels,
 )
 from e2e.dradriver import driver
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
+from e2e.helm import NAMESPACE
 from e2e.kube import NAME
 from e2e.nodefiles import FEATURES, files, nothing_is_left
 from e2e.plane import Cluster
 from e2e.test_chart_rights import definition
 from fakehost import Host
 
-NAMESPACE = helm.NAMESPACE
 README, KUBERNETES = pages.TOP / "README.md", pages.TOP / "docs/kubernetes.md"
 OPERATING = pages.TOP / "docs/operating.md"
 DRIVER = "gpu.nvidia.com"
@@ -57,9 +59,7 @@ NEXT = {**VALUES, "image": {**VALUES["image"], "tag": "next"}, "labels": {"publi
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Three GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("cluster") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+    return built(tmp_path_factory.mktemp("cluster"), 3, mig={0: ["3g.20gb", "1g.5gb"]})
 
 
 @pytest.fixture(scope="module")
@@ -156,18 +156,6 @@ def test_a_pod_gets_a_mig_instance(cluster: Cluster, host: Host) -> None:
 
 def test_labels_tell_what_the_node_has(cluster: Cluster, host: Host) -> None:
     true_labels(dict(row.split("=", 1) for row in cluster.run(f"cat {FEATURES}").splitlines()), host)
-
-
-def true_labels(found: dict[str, str], host: Host) -> None:
-    """Assert that labels tell what the simulated host has."""
-    assert found["nvidia.com/cuda.driver-version.full"] == host.driver
-    assert found["nvidia.com/gpu.count"] == str(len(host.gpus))
-    assert found["nvidia.com/gpu.product"] == host.gpus[0].model.replace(" ", "-")
-    assert found["nvidia.com/gpu.memory"] == str(host.gpus[0].memory)
-    assert found["nvidia.com/mig.strategy"] == "mixed"
-    for resource in (BIG, SMALL):
-        assert found[f"{resource}.count"] == "1"
-        assert found[f"{resource}.product"] == f"{found['nvidia.com/gpu.product']}-MIG-{resource.partition('-')[2]}"
 
 
 def test_metrics_tell_who_has_what(cluster: Cluster, host: Host) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import claims, helm, trees, workload
+from e2e import claims, helm, workload
+from e2e.allocated import built
 from e2e.deployed import BIG, CHART, GPU, IMAGE, SMALL, rolled_out, serves
 from e2e.dradeployed import becomes, driver, install, runs, versions
 from e2e.expect import sees_by_cdi
@@ -32,9 +32,7 @@ VALUES: helm.Values = {
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Four GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("dra") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 4, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+    return built(tmp_path_factory.mktemp("dra"), 4, mig={0: ["3g.20gb", "1g.5gb"]})
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import claims, trees
+from e2e import claims
+from e2e.allocated import built
 from e2e.boots import boot
 from e2e.dradeployed import ALONE, away, becomes, install, runs
 from e2e.kube import CLAIMS
@@ -28,8 +28,7 @@ GIVEN_BACK = 120.0  # within a minute, and kubelet asks again after 15 s
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Four GPUs."""
-    root = tmp_path_factory.mktemp("away") / "root"
-    return fakehost.build(str(root), 4, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    return built(tmp_path_factory.mktemp("away"), 4)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import claims, trees, workload
+from e2e import claims, workload
+from e2e.allocated import built
 from e2e.deployed import GPU
 from e2e.dradeployed import ALONE, becomes, driver, install, kernel, rootfs, runs
 from e2e.kube import CLAIMS
@@ -30,9 +30,7 @@ TOLERATES = {"key": f"{claims.DRIVER}/xid", "operator": "Exists", "effect": "NoE
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Eight GPUs, the first of which is divided; two or four of them share a PCIe root."""
-    root = tmp_path_factory.mktemp("claims") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 8, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+    return built(tmp_path_factory.mktemp("claims"), 8, mig={0: ["3g.20gb", "1g.5gb"]})
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import claims, trees, workload
+from e2e import claims, workload
+from e2e.allocated import built
 from e2e.controlplane import served
 from e2e.deployed import CHART, GPU, rolled_out
 from e2e.dradeployed import ALONE, away, becomes, driver, install, kernel, kill, log, runs, second, unwiped, versions
@@ -37,8 +37,7 @@ RELEASED, STATE = "/run/gpushim/device-plugin/released", "/var/lib/gpushim/devic
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Four GPUs."""
-    root = tmp_path_factory.mktemp("life") / "root"
-    return fakehost.build(str(root), 4, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    return built(tmp_path_factory.mktemp("life"), 4)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import claims, trees, workload
+from e2e import claims, workload
+from e2e.allocated import built
 from e2e.deployed import BIG, GPU, IMAGE, SMALL, serves
 from e2e.dradeployed import becomes, install, log
 from e2e.helm import NAMESPACE, Values
@@ -38,9 +38,7 @@ REFUSED = ("cannot have", "UnexpectedAdmissionError", "Allocate failed", "Failed
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Three GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("drawalk") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+    return built(tmp_path_factory.mktemp("drawalk"), 3, mig={0: ["3g.20gb", "1g.5gb"]})
 
 
 @pytest.fixture(scope="module")
