@@ -126,9 +126,11 @@ def away(cluster: Cluster) -> Iterator[None]:
     rolled_out(cluster)
 
 
-def second(cluster: Cluster, name: str) -> dict[str, Any]:
+def second(cluster: Cluster, name: str, *flags: str) -> dict[str, Any]:
     """Run another instance of the driver, as a pod of its own; return the pod once kubelet has registered it."""
     spec = cluster.get("daemonset", DAEMON, f"--namespace={NAMESPACE}")["spec"]["template"]["spec"]
+    (node,) = (box for box in spec["containers"] if box["name"] == "node")
+    node["args"] = [*node["args"], *flags]
     metadata = {"name": name, "namespace": NAMESPACE}
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "nodeName": NAME}})
     registered = f"kubelet has registered the DRA driver {DRIVER}"

@@ -30,7 +30,6 @@ from fakehost import Host
 
 LONG = "GPUSHIM_LONG" in os.environ
 ABSENT = 30.0 if LONG else 3.0  # seconds without an API server
-CONFIG = "/etc/gpushim/config.toml"
 RELEASED, STATE = "/run/gpushim/device-plugin/released", "/var/lib/gpushim/device-plugin"
 
 
@@ -106,11 +105,9 @@ def end(cluster: Cluster, pod: dict[str, Any]) -> None:
 
 def test_two_instances_that_want_other_slices(cluster: Cluster, host: Host, inside: Pods) -> None:
     """Those of the newer one are published, and nothing else as long as it lives."""
-    before, settings = claims.devices(cluster), cluster.run(f"cat {CONFIG}")
+    before = claims.devices(cluster)
     hidden = max({gpu.uuid for gpu in host.gpus} - {*claims.held(cluster, "stays")})
-    cluster.write(CONFIG, f'{settings}[device-plugin]\nexclude = ["{hidden}"]\n')
-    newer = second(cluster, "newer")
-    cluster.write(CONFIG, settings)
+    newer = second(cluster, "newer", f"--exclude={hidden}")
     wanted = {uuid: one for uuid, one in before.items() if uuid != hidden}
     becomes(cluster, lambda: claims.devices(cluster) == wanted, "one is hidden")
     there = versions(claims.slices(cluster))
