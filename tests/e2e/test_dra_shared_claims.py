@@ -6,24 +6,18 @@ The GPUs and MPS's daemon are simulated, and a shell starts what systemd would; 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import claims, helm, image, plane, trees
-from e2e.deployed import rolled_out
+from e2e import claims, plane
+from e2e.allocated import built
+from e2e.dradeployed import ALONE, becomes, install, runs
 from e2e.plane import Cluster
-from e2e.test_cluster import NAMESPACE, REPOSITORY
 from e2e.test_device_plugin_mps import CLIENT
-from e2e.test_dra import CHART, becomes, runs
 from fakehost import Host
 
-pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="a minute: tests/long/run dra")
-VALUES: helm.Values = {"image": {"repository": REPOSITORY, "pullPolicy": "Never"}, "dra": {"enabled": True}}
 # Beside what plane's does: units of MPS are started; each ends by itself.
 STARTS = """#!/bin/sh
 [ "$1" != start ] || for unit; do
@@ -38,21 +32,15 @@ done
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Two GPUs."""
-    root = tmp_path_factory.mktemp("drashared") / "root"
-    return fakehost.build(str(root), 2, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    return built(tmp_path_factory.mktemp("drashared"), 2)
 
 
 @pytest.fixture(scope="module")
-def cluster(host: Host, debian_image: Any, busybox_tree: Any) -> Iterator[Cluster]:
-    """A cluster whose node has that host's driver, and the chart with the DRA driver."""
-    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
-    with plane.cluster(debian_image, pause, image.archive()) as found:
-        found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
-        found.write("/usr/bin/systemctl", plane.SYSTEMCTL.replace("#!/bin/sh\n", STARTS))
-        found.kubectl("create", "namespace", NAMESPACE)
-        found.helm("install", CHART, "gpushim", VALUES)
-        rolled_out(found)
-        yield found
+def cluster(cluster: Cluster) -> Cluster:
+    """A cluster with the chart's DRA driver alone."""
+    cluster.write("/usr/bin/systemctl", plane.SYSTEMCTL.replace("#!/bin/sh\n", STARTS))
+    install(cluster, ALONE)
+    return cluster
 
 
 def claim(name: str, **sharing: Any) -> dict[str, Any]:
