@@ -57,8 +57,19 @@ PROGRAM = "gpushim-dra-driver"
 @click.option(
     "--kubelet-dir", metavar="DIR", help="kubelet's directory; else the one in the device plugin's settings."
 )
+@click.option(
+    "--metrics",
+    metavar="ADDRESS",
+    default="",
+    help="Where /metrics, /healthz and /readyz are served, as the device plugin's setting says it; else nowhere.",
+)
+@click.option(
+    "--metrics-token-file", "token", metavar="FILE", default="", help="File with the token that /metrics requires."
+)
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
-def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubelet_dir: str | None) -> None:
+def command(
+    cluster: bool, socket: str, user: int, node: str, effect: str, kubelet_dir: str | None, metrics: str, token: str
+) -> None:
     """Give out this node's GPUs by Kubernetes claims (dynamic resource allocation), as the driver gpu.nvidia.com.
 
     Its settings are the device plugin's: [device-plugin] in /etc/gpushim/config.toml.
@@ -72,7 +83,8 @@ def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubel
 
         beside.run({**os.environ, "NODE_NAME": node}, socket)
         return
-    flags = {"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {}
+    flags = {"metrics": (metrics,), "metrics-token-file": (token,)}  # never the device plugin's address
+    flags.update({"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {})
     settings = Sources(flags, {}).read()
     asyncio.run(_half()(settings, node, socket, user, effect).run())
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
 from gpuplugin.dra import offered, spec, taints
+from gpuplugin.dra.figures import Figures, Now
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -24,6 +25,7 @@ from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.kubelet import dra
 from gpuplugin.kubelet.plugins import Plugins, is_ours
+from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -68,6 +70,9 @@ class NodeHalf:
         self._offered: list[Offered] = []
         self._offer = Offer({}, {}, "", "the driver has only just started")
         self._why: dict[str, str] = {}  # sentences by UUID
+        self._reasons: Mapping[str, list[Reason]] = {}
+        self._wanted: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
+        self._held = False  # the GPUs are let go
         self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
@@ -90,9 +95,12 @@ class NodeHalf:
         )
         self._link = Link(self._socket, self._user, self._wake.set)
         claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer)
-        self._driver = dra.Driver(
-            OWN_DRIVER, kubelet_dir, claims.prepare, claims.unprepare, self._health, self._registered
+        figures = Figures(self._now, claims, self._ledger, self._link, self._newest)
+        figures.driver = self._driver = dra.Driver(
+            OWN_DRIVER, kubelet_dir, figures.prepare, figures.unprepare, self._health, self._registered
         )
+        about = lambda: (self._settings, self._offer.snapshot, {**self._reasons}, not self._offer.problem)  # noqa: E731
+        self._exporter = Exporter(figures, self._watchers, self._tasks.start, lambda: self._held, about)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -123,7 +131,7 @@ class NodeHalf:
         await self._tasks.stop()
         self._link.stop()
         await self._driver.stop()
-        await self._watchers.stop()
+        await asyncio.gather(self._watchers.stop(), self._exporter.stop())
 
     async def _look(self, kubelet_dir: str) -> None:
         """Look at all that slices are made of, and have them published."""
@@ -136,7 +144,9 @@ class NodeHalf:
             with self._once("kubelet"):
                 await self._driver.attend()
         publishes = self._driver.registered and not self._rival and self._newest.is_it()
-        self._link.tell(self._slices() if publishes else None)
+        self._wanted = self._slices() if publishes else None
+        self._link.tell(self._wanted)
+        await self._exporter.attend()
 
     def _registered(self) -> None:
         if self._driver.registered:
@@ -167,10 +177,13 @@ class NodeHalf:
             GpushimError: there is none, or this host cannot serve GPUs.
         """
         if self._release.requested():
-            if not self._offer.problem:
+            if not self._held:  # whatever is in the driver, though nothing was given out, too
+                self._held = True
+                self._tasks.start(self._exporter.stop(patient=True))
                 await self._watchers.stop()
             self._offer = self._offer._replace(problem=release.PROBLEM)
             return
+        self._held = False
         found = self._renewal.read()
         if found is None:
             if self._renewal.problem:
@@ -205,7 +218,7 @@ class NodeHalf:
 
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
-        self._reasons: Mapping[str, list[Reason]] = self._watchers.problems(found)
+        self._reasons = self._watchers.problems(found)
         why = {**taints.problems(found), **reason.texts(self._reasons, found)}
         if why != self._why:
             self._why = why
@@ -219,12 +232,22 @@ class NodeHalf:
         return None
 
     def _slices(self) -> list[list[dict[str, Any]]]:
-        if self._offer.problem or self._snapshot is None:
+        found = self._taints()
+        if found is None:
             return [[]]
-        found = taints.taints(self._reasons, self._snapshot, self._page(), self._effect)
         return offered.slices(
             self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
         )
+
+    def _taints(self) -> dict[str, list[dict[str, str]]] | None:
+        """Return taints by UUID; None while nothing can be given out."""
+        if self._offer.problem or self._snapshot is None:
+            return None
+        return taints.taints(self._reasons, self._snapshot, self._page(), self._effect)
+
+    def _now(self) -> Now:
+        problem, tainted = self._offer.problem, self._taints() or {}
+        return Now(self._node, self._rival, self._offered, self._why, problem, self._wanted, tainted)
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem
