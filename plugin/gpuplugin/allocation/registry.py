@@ -148,7 +148,7 @@ class Registry:
         """Say that figures of GPUs are the device plugin's to tell."""
         return True
 
-    def figures(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the resources for metrics (gpuplugin.metrics.exposition.State)."""
         rows = self.served.items()
         found = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in rows]

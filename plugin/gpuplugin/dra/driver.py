@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
 from gpuplugin.dra import offered, spec, taints
-from gpuplugin.dra.figures import Figures, Now
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.dra.status import Now, Status
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.kubelet import dra
@@ -71,7 +71,7 @@ class NodeHalf:
         self._offer = Offer({}, {}, "", "the driver has only just started")
         self._why: dict[str, str] = {}  # sentences by UUID
         self._reasons: Mapping[str, list[Reason]] = {}
-        self._wanted: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
+        self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
         self._held = False  # the GPUs are let go
         self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS
@@ -95,12 +95,12 @@ class NodeHalf:
         )
         self._link = Link(self._socket, self._user, self._wake.set)
         claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer)
-        figures = Figures(self._now, claims, self._ledger, self._link, self._newest)
-        figures.driver = self._driver = dra.Driver(
-            OWN_DRIVER, kubelet_dir, figures.prepare, figures.unprepare, self._health, self._registered
+        status = Status(self._now, claims, self._ledger, self._link, self._newest)
+        status.driver = self._driver = dra.Driver(
+            OWN_DRIVER, kubelet_dir, status.prepare, status.unprepare, self._health, self._registered
         )
         about = lambda: (self._settings, self._offer.snapshot, {**self._reasons}, not self._offer.problem)  # noqa: E731
-        self._exporter = Exporter(figures, self._watchers, self._tasks.start, lambda: self._held, about)
+        self._exporter = Exporter(status, self._watchers, self._tasks.start, lambda: self._held, about)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -144,8 +144,8 @@ class NodeHalf:
             with self._once("kubelet"):
                 await self._driver.attend()
         publishes = self._driver.registered and not self._rival and self._newest.is_it()
-        self._wanted = self._slices() if publishes else None
-        self._link.tell(self._wanted)
+        self._desired = self._slices() if publishes else None
+        self._link.tell(self._desired)
         await self._exporter.attend()
 
     def _registered(self) -> None:
@@ -247,7 +247,7 @@ class NodeHalf:
 
     def _now(self) -> Now:
         problem, tainted = self._offer.problem, self._taints() or {}
-        return Now(self._node, self._rival, self._offered, self._why, problem, self._wanted, tainted)
+        return Now(self._node, self._rival, self._offered, self._why, problem, self._desired, tainted)
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem

@@ -46,7 +46,7 @@ class Front(Protocol):
     def gpus(self) -> bool:
         """Say whether figures of GPUs are its to tell."""
 
-    def figures(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return what it knows itself: members of `exposition.State`."""
 
     def unready(self) -> str:
@@ -201,7 +201,7 @@ class Exporter:
             "asked": self._up,
             "hostname": os.environ.get("NODE_NAME") or socket.gethostname(),
         }
-        return exposition.State(**{**found, **self._front.figures()})
+        return exposition.State(**{**found, **self._front.state()})
 
 
 OK = Answer(200, b"ok\n")

@@ -88,9 +88,7 @@ def listing(folder: Path, *rows: tuple[str, str, str, str]) -> Iterator[None]:
         server.stop(0).wait()
 
 
-def test_ready_once_kubelet_has_it_and_the_slices_are_published(
-    env: dict[str, str], folder: Path, port: int
-) -> None:
+def test_ready_once_kubelet_has_it_and_the_slices_are_published(env: dict[str, str], folder: Path, port: int) -> None:
     found = Driver(folder, env, problem="no rights")
     found.start(f"--metrics=127.0.0.1:{port}")
     try:
@@ -162,9 +160,7 @@ def test_gpus_have_the_pods_of_their_claims(one: Driver, host: Host, port: int) 
         assert (found[0]["pod"], found[0]["claim"]) == ("q", "q-extended-resources-x")
 
 
-def test_a_device_plugin_that_serves_metrics_tells_of_gpus_alone(
-    one: Driver, env: dict[str, str], port: int
-) -> None:
+def test_a_device_plugin_that_serves_metrics_tells_of_gpus_alone(one: Driver, env: dict[str, str], port: int) -> None:
     """Two would count a GPU twice; when it goes, the driver's metrics have them, and back."""
     becomes(one, lambda: "gpushim_gpu_figures_up" in scrape(port))
     path = Path(env["GPUSHIM_STATE"], "device-plugin", instances.NAME)

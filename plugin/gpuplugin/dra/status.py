@@ -1,6 +1,6 @@
 """What the DRA driver tells of itself: its own metrics, and whether it does its part.
 
-Figures of GPUs are told here where no device plugin on the node serves metrics, which have them already.
+Status of GPUs are told here where no device plugin on the node serves metrics, which have them already.
 Out of scope: names and units (gpuplugin.metrics.metrics), figures of GPUs, HTTP (gpuplugin.metrics).
 """
 
@@ -59,7 +59,7 @@ class Now(NamedTuple):
     taints: Mapping[str, Sequence[Mapping[str, str]]]
 
 
-class Figures:
+class Status:
     """The driver as metrics and probes see it (gpuplugin.metrics.exporter.Front).
 
     Args:
@@ -102,7 +102,7 @@ class Figures:
     def serves(self, metrics: bool) -> None:
         """Take no note: nobody asks."""
 
-    def figures(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return members of gpuplugin.metrics.exposition.State."""
         now, rows = self._now(), dict[str, Any]()
         with contextlib.suppress(GpushimError):
