@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
+from gpuplugin.control.control import Control
 from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
@@ -35,6 +36,7 @@ from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
+from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,6 +103,7 @@ class NodeHalf:
         )
         about = lambda: (self._settings, self._offer.snapshot, {**self._reasons}, not self._offer.problem)  # noqa: E731
         self._exporter = Exporter(status, self._watchers, self._tasks.start, lambda: self._held, about)
+        self._control = Control({"status": status.asked}, plugin_socket.DRIVERS, "the DRA driver")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -128,6 +131,7 @@ class NodeHalf:
 
     async def _stop(self) -> None:
         """Leave the slices as they are: another instance goes on with them, or kubelet takes them away."""
+        self._control.stop()
         await self._tasks.stop()
         self._link.stop()
         await self._driver.stop()
@@ -146,7 +150,7 @@ class NodeHalf:
         publishes = self._driver.registered and not self._rival and self._newest.is_it()
         self._desired = self._slices() if publishes else None
         self._link.tell(self._desired)
-        await self._exporter.attend()
+        await asyncio.gather(self._control.attend(system.state_dir()), self._exporter.attend())
 
     def _registered(self) -> None:
         if self._driver.registered:
@@ -247,7 +251,7 @@ class NodeHalf:
 
     def _now(self) -> Now:
         problem, tainted = self._offer.problem, self._taints() or {}
-        return Now(self._node, self._rival, self._offered, self._why, problem, self._desired, tainted)
+        return Now(self._node, self._rival, self._offered, self._why, problem, self._lacks, self._desired, tainted)
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem

@@ -17,6 +17,7 @@ from gpuplugin.metrics.metrics import DRIVER
 from gpuplugin.processes import counts, instances
 from gpuplugin.settings.resources import Device
 from gpuplugin.snapshot import release
+from gpushim import __version__
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import GpushimError
 
@@ -46,6 +47,7 @@ class Now(NamedTuple):
         offered: devices.
         why: sentences by UUID of those that are not well.
         problem: why none is given out, or "".
+        lacks: which devices the CDI spec does not have, a sentence, or "".
         slices: that are to be published; None: not by this instance.
         taints: by UUID.
     """
@@ -55,6 +57,7 @@ class Now(NamedTuple):
     offered: Sequence[Offered]
     why: Mapping[str, str]
     problem: str
+    lacks: str
     slices: Sequence[object] | None
     taints: Mapping[str, Sequence[Mapping[str, str]]]
 
@@ -121,6 +124,22 @@ class Status:
         yield "published", host, well
         yield "slices", {}, len(now.slices or ())
         yield "pool_generation", {}, generation if isinstance(generation, int) else 0
+
+    async def asked(self) -> dict[str, Any]:
+        """Return what root is told who asks (gpushim doctor)."""
+        now, published = self._now(), self._link.published
+        return {
+            "version": __version__,
+            "registered": self.driver.registered,
+            "refused": self.driver.refused,
+            "rival": now.rival,
+            "released": now.problem == release.PROBLEM,
+            "problem": now.problem,
+            "lacks": now.lacks,
+            "devices": len(now.offered),
+            "publishes": now.slices is not None,
+            "published": published,
+        }
 
     def unready(self) -> str:
         """Say why the driver cannot do its part, or ""."""
