@@ -17,6 +17,7 @@ from gpuplugin.settings.sources import Sources
 from gpushim import __version__
 from gpushim.cli.program import as_process
 from gpushim.config import policy
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
 
@@ -32,8 +33,8 @@ PROGRAM = "gpushim-dra-driver"
 @click.option(
     "--socket",
     metavar="PATH",
-    required=True,
-    help="Socket between the halves, which the one on the node makes.",
+    default="",
+    help="Socket between the halves, which the one on the node makes; needed without --check.",
 )
 @click.option(
     "--cluster-user",
@@ -66,9 +67,18 @@ PROGRAM = "gpushim-dra-driver"
 @click.option(
     "--metrics-token-file", "token", metavar="FILE", default="", help="File with the token that /metrics requires."
 )
+@click.option("--check", is_flag=True, help="Say what would be offered to claims and why, and exit.")
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
 def command(
-    cluster: bool, socket: str, user: int, node: str, effect: str, kubelet_dir: str | None, metrics: str, token: str
+    cluster: bool,
+    socket: str,
+    user: int,
+    node: str,
+    effect: str,
+    kubelet_dir: str | None,
+    metrics: str,
+    token: str,
+    check: bool,
 ) -> None:
     """Give out this node's GPUs by Kubernetes claims (dynamic resource allocation), as the driver gpu.nvidia.com.
 
@@ -76,6 +86,15 @@ def command(
     """
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
+    flags = {"metrics": (metrics,), "metrics-token-file": (token,)}  # never the device plugin's address
+    flags.update({"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {})
+    if check:
+        from gpuplugin.dra import dry_run
+
+        dry_run.tell(Sources(flags, {}).read(), _rival)
+        return
+    if not socket:
+        raise click.MissingParameter(param_hint="'--socket'", param_type="option")
     if not node:
         raise GpushimError("the node's name is not known; set NODE_NAME, or --node-name")
     if cluster:
@@ -83,10 +102,17 @@ def command(
 
         beside.run({**os.environ, "NODE_NAME": node}, socket)
         return
-    flags = {"metrics": (metrics,), "metrics-token-file": (token,)}  # never the device plugin's address
-    flags.update({"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {})
     settings = Sources(flags, {}).read()
     asyncio.run(_half()(settings, node, socket, user, effect).run())
+
+
+def _rival(kubelet_dir: str) -> str:
+    """Say where another giver's driver of this name listens; "" without grpcio, with which alone one can be asked."""
+    try:
+        from gpuplugin.kubelet import plugins
+    except ImportError:
+        return ""
+    return asyncio.run(plugins.rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
 
 
 def _half() -> Any:

@@ -24,8 +24,7 @@ from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.status import Now, Status
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
-from gpuplugin.kubelet import dra
-from gpuplugin.kubelet.plugins import Plugins, is_ours
+from gpuplugin.kubelet import dra, plugins
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
@@ -88,7 +87,7 @@ class NodeHalf:
             GpushimError: this process cannot go on.
         """
         loop, watch = asyncio.get_running_loop(), Watch()
-        self._wake, self._renewal, self._plugins = asyncio.Event(), Renewal(), Plugins()
+        self._wake, self._renewal, self._plugins = asyncio.Event(), Renewal(), plugins.Plugins()
         kubelet_dir = str(self._settings.values["kubelet-dir"])
         folder = release.prepare()
         self._newest.join(folder)
@@ -162,8 +161,7 @@ class NodeHalf:
         if time.monotonic() - self._asked < OTHERS:
             return
         self._asked = time.monotonic()
-        there = await self._plugins.look(kubelet_dir)
-        found = next((one.path for one in there if one.name == OWN_DRIVER and not is_ours(one)), "")
+        found = await plugins.rival(self._plugins, kubelet_dir, OWN_DRIVER)
         if found and found != self._rival:
             logger.error(
                 "another driver %s listens at %s, so gpushim gives out no GPUs by claim on this node; remove one of "
