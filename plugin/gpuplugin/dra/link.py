@@ -49,7 +49,7 @@ class Link:
         self._client: asyncio.StreamWriter | None = None
         self._asked: dict[int, tuple[asyncio.Future[Any], bytes]] = {}
         self._number = 0
-        self._pool = _line({"pool": None})
+        self._pool, self._api = _line({"pool": None}), b""
 
     @property
     def connected(self) -> bool:
@@ -92,6 +92,13 @@ class Link:
         line = _line({"pool": None if slices is None else {"slices": slices}})
         if line != self._pool:
             self._pool = line
+            self._send(line)
+
+    def lend(self, access: dict[str, str] | None) -> None:
+        """Have the other half ask the API server with this; None: with what its pod has."""
+        line = _line({"api": access}) if access or self._api else b""
+        if line != self._api:
+            self._api = line
             self._send(line)
 
     async def claim(self, asked: Mapping[str, str]) -> dict[str, Any] | None:
@@ -137,7 +144,7 @@ class Link:
         if self._client:
             self._client.close()
         self._client = writer
-        writer.write(self._pool + b"".join(line for _, line in self._asked.values()))
+        writer.write(self._api + self._pool + b"".join(line for _, line in self._asked.values()))
         try:
             while line := await reader.readline():
                 self._heard(json.loads(line), len(line))
