@@ -134,6 +134,11 @@ class Claims:
         except GpushimError as error:
             logger.error("%s", error)
 
+    @property
+    def owed(self) -> bool:
+        """Whether something could not be taken back yet."""
+        return bool(self._ended)
+
     def _forget(self) -> None:
         self._ledger.forget(self._ended)
         self._ended.clear()
