@@ -41,12 +41,14 @@ class Driver:
         env: GPUSHIM_CONFIG and GPUSHIM_STATE.
         claims: what the API server has, by uid.
         pools: what the driver has wanted published, the last last.
+        problem: why the other half cannot publish, or "".
     """
 
     folder: Path
     env: dict[str, str]
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     pools: list[Any] = field(default_factory=list)
+    problem: str = ""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -82,6 +84,8 @@ class Driver:
                     news = json.loads(line)
                     if "pool" in news:
                         self.pools.append(news["pool"])
+                        news = {"generation": 0 if self.problem else len(self.pools), "problem": self.problem}
+                        half.sendall(json.dumps({"published": news}).encode() + b"\n")
                         continue
                     found = self.claims.get(news["uid"])
                     answer = {"object": found} if found else {"absent": True}

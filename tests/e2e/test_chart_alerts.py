@@ -12,13 +12,22 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import charts, pages
+from e2e import charts, helm, pages
 from e2e.leftovers import until
 from e2e.prometheus import SECONDS, Prometheus, prometheus
 from gpuplugin.metrics import metrics
 
 # Of one node with one GPU, when all is well.
 WELL = {
+    'gpushim_device_plugin_build_info{version="1",python="3.11",Hostname="node"}': 1,
+    'gpushim_dra_driver_build_info{version="1",python="3.11",Hostname="node"}': 1,
+    'gpushim_dra_driver_devices{resource="gpu.nvidia.com",health="unhealthy",reason="xid"}': 0,
+    "gpushim_dra_driver_snapshot_up": 1,
+    "gpushim_dra_driver_released": 0,
+    'gpushim_dra_driver_registered{Hostname="node"}': 1,
+    'gpushim_dra_driver_published{Hostname="node"}': 1,
+    'gpushim_dra_driver_prepare_seconds_count{result="ok"}': 7,
+    'gpushim_dra_driver_prepare_seconds_count{result="error"}': 0,
     'gpushim_device_plugin_devices{resource="nvidia.com/gpu",health="healthy",reason=""}': 1,
     'gpushim_device_plugin_devices{resource="nvidia.com/gpu",health="unhealthy",reason="released"}': 1,
     'gpushim_device_plugin_devices{resource="nvidia.com/gpu",health="unhealthy",reason="xid"}': 0,
@@ -34,17 +43,28 @@ WELL = {
     'gpushim_gpu_throttle_reason{gpu="0",UUID="GPU-1",Hostname="node",reason="hw_thermal_slowdown"}': 0,
 }
 # Alert -> what begins its cause, by the beginning of the metric's name and labels; None: the metric is not there.
-CAUSES: dict[str, dict[str, int | None]] = {
-    "GpushimGPUUnhealthy": {
-        'gpushim_device_plugin_devices{resource="nvidia.com/gpu",health="unhealthy",reason="xid': 1
-    },
-    "GpushimXID": {"DCGM_FI_DEV_XID_ERRORS": 79},
-    "GpushimPluginGone": {"gpushim_gpu_figures_up": None},
-    "GpushimSnapshotOld": {"gpushim_device_plugin_snapshot_up": 0},
-    "GpushimGPUThrottled": {
-        'gpushim_gpu_throttle_reason{gpu="0",UUID="GPU-1",Hostname="node",reason="hw_thermal_slowdown': 1
-    },
-}
+CAUSES: list[tuple[str, str, int | None]] = [
+    (
+        "GpushimGPUUnhealthy",
+        'gpushim_device_plugin_devices{resource="nvidia.com/gpu",health="unhealthy",reason="xid',
+        1,
+    ),
+    ("GpushimGPUUnhealthy", "gpushim_dra_driver_devices", 1),
+    ("GpushimXID", "DCGM_FI_DEV_XID_ERRORS", 79),
+    ("GpushimPluginGone", "gpushim_gpu_figures_up", None),
+    ("GpushimPluginGone", "gpushim_device_plugin_build_info", None),
+    ("GpushimDRADriverGone", "gpushim_dra_driver_build_info", None),
+    ("GpushimDRADriverUnready", "gpushim_dra_driver_registered", 0),
+    ("GpushimDRADriverUnready", "gpushim_dra_driver_published", 0),
+    ("GpushimClaimsRefused", 'gpushim_dra_driver_prepare_seconds_count{result="error', 3),
+    ("GpushimSnapshotOld", "gpushim_device_plugin_snapshot_up", 0),
+    ("GpushimSnapshotOld", "gpushim_dra_driver_snapshot_up", 0),
+    (
+        "GpushimGPUThrottled",
+        'gpushim_gpu_throttle_reason{gpu="0",UUID="GPU-1",Hostname="node",reason="hw_thermal_slowdown',
+        1,
+    ),
+]
 TEXT: dict[str, int | None] = {}
 
 
@@ -65,7 +85,7 @@ class Metrics(BaseHTTPRequestHandler):
 def rules() -> dict[str, Any]:
     """The chart's rules, whose minutes are seconds."""
     found = charts.objects({"prometheusRule": {"enabled": True}})[charts.RULE]["spec"]
-    text = re.sub(r"\[(15m|1h)\]", "[5s]", json.dumps(found))
+    text = re.sub(r"\[(5m|15m|1h)\]", "[5s]", json.dumps(found))
     quick: dict[str, Any] = json.loads(re.sub(r'"for": "[0-9]+m"', '"for": "0s"', text))
     return quick
 
@@ -88,17 +108,18 @@ def firing(found: Prometheus) -> set[str]:
 
 
 def test_rules_name_metrics_that_there_are() -> None:
-    known = {row.name for row in (*metrics.PLUGIN, *metrics.GPU)}
+    known = {row.name + "_count" * (row.kind == "histogram") for row in (*metrics.PLUGIN, *metrics.DRA, *metrics.GPU)}
     found = [rule for group in rules()["groups"] for rule in group["rules"]]
-    assert {rule["alert"] for rule in found} == set(CAUSES)
+    assert {rule["alert"] for rule in found} == {alert for alert, *_ in CAUSES}
     named = {name for rule in found for name in re.findall(r"(?:gpushim|DCGM)_\w+", rule["expr"])}
     assert named <= known
 
 
-@pytest.mark.parametrize("alert", CAUSES)
-def test_an_alert_comes_with_its_cause_and_ends_with_it(watching: Prometheus, alert: str) -> None:
+@pytest.mark.parametrize(("alert", "begins", "value"), CAUSES)
+def test_an_alert_comes_with_its_cause_and_ends_with_it(
+    watching: Prometheus, alert: str, begins: str, value: int | None
+) -> None:
     assert until(lambda: firing(watching) == set(), SECONDS), firing(watching)
-    ((begins, value),) = CAUSES[alert].items()
     (name,) = [one for one in WELL if one.startswith(begins)]
     TEXT[name] = value
     assert until(lambda: firing(watching) == {alert}, SECONDS), firing(watching)
@@ -107,6 +128,15 @@ def test_an_alert_comes_with_its_cause_and_ends_with_it(watching: Prometheus, al
     assert "<no value>" not in one["annotations"]["summary"]
     TEXT.update(WELL)
     assert until(lambda: firing(watching) == set(), SECONDS), firing(watching)
+
+
+def test_a_device_plugin_that_nobody_wants_is_not_missed() -> None:
+    def names(plugin: bool) -> set[str]:
+        values: helm.Values = {"prometheusRule": {"enabled": True}, "plugin": {"enabled": plugin}}
+        found = charts.objects(values)[charts.RULE]["spec"]["groups"]
+        return {rule["alert"] for group in found for rule in group["rules"]}
+
+    assert names(True) - names(False) == {"GpushimPluginGone"}
 
 
 def test_the_rule_for_autoscaling_has_one_value_for_each_pod(watching: Prometheus) -> None:

@@ -78,6 +78,40 @@ def test_settings_of_the_plugin_reach_the_driver() -> None:
     assert nodes[0]["verbs"] == ["get", "list", "watch"]
 
 
+@pytest.mark.parametrize(
+    ("address", "port"), [(":9401", 9401), ("[::]:9401", 9401), ("", None), ("unix:/run/gpushim/m", None)]
+)
+def test_metrics_and_probes_are_as_the_device_plugins(address: str, port: int | None) -> None:
+    """Each at the address of its own pod; a socket on the node would be one for both."""
+    values = {**CLAIMS, "settings": {"metrics": address}, "metricsToken": {"secret": "scrape"} if port else None}
+    found = charts.objects(values)
+    mine, theirs = (containers(found[name])[box] for name, box in ((DRIVER, "node"), (PLUGIN, "device-plugin")))
+    for key in ("ports", "livenessProbe", "readinessProbe"):
+        assert mine.get(key) == theirs.get(key)
+    given = command_line.command.make_context("x", [*mine["args"]]).params
+    assert given["metrics"] == (address if port else "")
+    if port:
+        assert mine["ports"] == [{"name": "metrics", "containerPort": port}]
+        mounted = {row["mountPath"]: row["name"] for row in mine["volumeMounts"]}
+        assert mounted[given["token"].rpartition("/")[0]] == "metrics-token"
+        volumes = [
+            {row["name"]: row for row in found[name]["spec"]["template"]["spec"]["volumes"]}
+            for name in (DRIVER, PLUGIN)
+        ]
+        assert volumes[0]["metrics-token"] == volumes[1]["metrics-token"]
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "NetworkPolicy"])
+def test_whoever_scrapes_the_device_plugin_scrapes_the_driver(kind: str) -> None:
+    found = charts.objects({**charts.ALL, **CLAIMS})
+    spec = found[f"{kind} gpushim-device-plugin"]["spec"]
+    selector = spec.get("selector") or spec["podSelector"]
+    (one,) = selector["matchExpressions"]
+    for name, chosen in ((DRIVER, True), (PLUGIN, True), (NODE, False)):
+        labels = found[name]["spec"]["template"]["metadata"]["labels"]
+        assert (selector["matchLabels"].items() <= labels.items() and labels[one["key"]] in one["values"]) is chosen
+
+
 @pytest.mark.parametrize(("switch", "resource"), [(True, "nvidia.com/gpu"), (None, "nvidia.com/gpu"), (False, None)])
 def test_the_class_has_the_drivers_name_and_the_extended_resource(switch: bool | None, resource: str | None) -> None:
     found = charts.objects({"dra": {"enabled": True, "extendedResource": switch}})[f"DeviceClass {OWN_DRIVER}"][

@@ -14,7 +14,7 @@ from gpuplugin.allocation.offer import Resource
 from gpuplugin.book.book import Book
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.processes import tasks
-from gpuplugin.processes.instances import Instances
+from gpuplugin.processes.instances import METRICS, Instances
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -137,10 +137,26 @@ class Registry:
                 one.resource.mark_unhealthy(problems)
                 one.tell()
 
-    def unready(self) -> list[str]:
-        """List what kubelet has from no instance of ours; before the first `offer`, that it is not known."""
+    def unready(self) -> str:
+        """Say what kubelet has from no instance of ours, or ""; before the first `offer`, that it is not known."""
         missing = [name for name, one in self.served.items() if not one.endpoint.served]
-        return missing if self._offered else ["no resource is known yet"]
+        if not self._offered:
+            missing = ["no resource is known yet"]
+        return f"not registered at kubelet: {', '.join(missing)}" if missing else ""
+
+    def gpus(self) -> bool:
+        """Say that figures of GPUs are the device plugin's to tell."""
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Return the resources for metrics (gpuplugin.metrics.exposition.State)."""
+        rows = self.served.items()
+        found = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in rows]
+        return {"resources": found}
+
+    def serves(self, metrics: bool) -> None:
+        """Let the DRA driver of this node know whether figures of GPUs are told here."""
+        (self.instances.serve if metrics else self.instances.cease)(METRICS)
 
     def changed(self) -> None:
         """Have kubelet's socket and ours looked at again."""

@@ -1,4 +1,4 @@
-"""The plugin's own socket, on which root asks for its state, and has GPUs let go and taken.
+"""The plugin's own socket, on which root asks for its state, and has GPUs let go and taken; and the DRA driver's.
 
 One line of JSON each way. Whoever connects is known by the kernel's word, and can make nothing big or slow: few
 clients at a time, each with a deadline, and answers are made beside the loop that kubelet's calls run in.
@@ -38,10 +38,12 @@ class Control:
 
     Args:
         commands: what may be asked for, by the word of `do`; each may raise GpushimError.
+        name: of the socket.
+        who: is asked, for sentences.
     """
 
-    def __init__(self, commands: Mapping[str, Command]) -> None:
-        self._commands = commands
+    def __init__(self, commands: Mapping[str, Command], name: str = NAME, who: str = "the device plugin") -> None:
+        self._commands, self._name, self._who = commands, name, who
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
         self._folder, self._last_problem = "", ""
@@ -55,15 +57,15 @@ class Control:
         """
         self._folder, problem = folder, ""
         try:
-            with near(folder) as path:
+            with near(folder, self._name) as path:
                 if self._server is None or identity(path) != self._inode:
                     await self._bind(path)
         except GpushimError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"the socket {folder}/{NAME} cannot be made: {error.strerror or error}"
+            problem = f"the socket {folder}/{self._name} cannot be made: {error.strerror or error}"
         if problem and problem != self._last_problem:
-            logger.warning("%s; gpushim device-plugin cannot ask this plugin", problem)
+            logger.warning("%s; gpushim cannot ask %s that runs here", problem, self._who)
         self._last_problem = problem
 
     async def _bind(self, path: str) -> None:
@@ -71,10 +73,10 @@ class Control:
             if listening(path):
                 self._met = self._met or time.monotonic()
                 if time.monotonic() - self._met > PATIENCE:
-                    raise GpushimError(f"another plugin listens at {self._folder}/{NAME}", FAILED)
+                    raise GpushimError(f"another plugin listens at {self._folder}/{self._name}", FAILED)
                 return
         elif os.path.lexists(path):
-            raise GpushimError(f"{self._folder}/{NAME} is in the way and is not a socket; remove it", FAILED)
+            raise GpushimError(f"{self._folder}/{self._name} is in the way and is not a socket; remove it", FAILED)
         self._close()
         self._met = 0.0
         server, self._inode = private(path, CLIENTS)
@@ -88,7 +90,7 @@ class Control:
     def stop(self) -> None:
         """Listen no more, and remove the socket if it is ours."""
         if self._server is not None:
-            with contextlib.suppress(OSError), near(self._folder) as path:
+            with contextlib.suppress(OSError), near(self._folder, self._name) as path:
                 if identity(path) == self._inode:
                     os.unlink(path)
         self._close()
@@ -110,14 +112,14 @@ class Control:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
         if not of_root(writer.get_extra_info("socket")):
-            return {"error": "only root may ask the device plugin"}
+            return {"error": f"only root may ask {self._who}"}
         if self._clients > CLIENTS:
-            return {"error": "too many ask the device plugin at a time; try again"}
+            return {"error": f"too many ask {self._who} at a time; try again"}
         try:
             asked = json.loads(await asyncio.wait_for(reader.readline(), DEADLINE))
             command = self._commands[asked["do"]]
         except (ValueError, KeyError, TypeError, RecursionError, asyncio.TimeoutError) as error:
-            return {"error": f"the device plugin does not understand what it is asked: {quote(str(error))}"}
+            return {"error": f"{self._who} does not understand what it is asked: {quote(str(error))}"}
         try:
             return await command()
         except GpushimError as error:
@@ -129,10 +131,10 @@ def _line(answer: dict[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def near(folder: str) -> Iterator[str]:
-    """Yield a short path of the socket in a directory: a socket's has 107 bytes at most (unix(7))."""
+def near(folder: str, name: str = NAME) -> Iterator[str]:
+    """Yield a short path of a socket in a directory: a socket's has 107 bytes at most (unix(7))."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{fd}/{NAME}"
+        yield f"/proc/self/fd/{fd}/{name}"
     finally:
         os.close(fd)

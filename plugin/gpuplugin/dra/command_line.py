@@ -19,6 +19,7 @@ from gpuplugin.settings.sources import Sources
 from gpushim import __version__
 from gpushim.cli.program import as_process
 from gpushim.config import policy
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import logs, system
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 
@@ -38,7 +39,7 @@ PROGRAM = "gpushim-dra-driver"
     "--socket",
     metavar="PATH",
     default="",
-    help="Socket between the halves, which the one on the node makes.",
+    help="Socket between the halves, which the one on the node makes; all that explains or checks does without.",
 )
 @click.option(
     "--cluster-user",
@@ -68,9 +69,29 @@ PROGRAM = "gpushim-dra-driver"
     default="table",
     help="How --explain and --explain-claim print it.",
 )
+@click.option(
+    "--metrics",
+    metavar="ADDRESS",
+    default="",
+    help="Where /metrics, /healthz and /readyz are served, as the device plugin's setting says it; else nowhere.",
+)
+@click.option(
+    "--metrics-token-file", "token", metavar="FILE", default="", help="File with the token that /metrics requires."
+)
+@click.option("--check", is_flag=True, help="Say what would be offered to claims and why, and exit.")
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
 def command(
-    cluster: bool, socket: str, user: str, node: str, file: str | None, claim: str | None, form: str, **flags: Any
+    cluster: bool,
+    socket: str,
+    user: str,
+    node: str,
+    file: str | None,
+    claim: str | None,
+    form: str,
+    metrics: str,
+    token: str,
+    check: bool,
+    **flags: Any,
 ) -> None:
     """Give out this node's GPUs by Kubernetes claims (dynamic resource allocation), as the driver gpu.nvidia.com.
 
@@ -80,6 +101,12 @@ def command(
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     given, notes = nvidia_flags.ours(options.given(flags), os.environ)
+    given.update({"metrics": (metrics,), "metrics-token-file": (token,)})  # never the device plugin's address
+    if check:
+        from gpuplugin.dra import dry_run
+
+        dry_run.tell(Sources(given, os.environ).read(), _rival)
+        return
     if file or claim:
         _explain(file, claim, Sources(given, os.environ).read(), form)
         return
@@ -125,6 +152,15 @@ def _number(user: str) -> int:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
         raise GpushimError(f'--cluster-user is "{quote(user)}", and this host has no such user', CONFIG) from None
+
+
+def _rival(kubelet_dir: str) -> str:
+    """Say where another giver's driver of this name listens; "" without grpcio, with which alone one can be asked."""
+    try:
+        from gpuplugin.kubelet import plugins
+    except ImportError:
+        return ""
+    return asyncio.run(plugins.rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
 
 
 def _half() -> Any:

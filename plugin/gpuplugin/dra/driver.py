@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
+from gpuplugin.control.control import Control
 from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.kubeconfig import Kubeconfig
 from gpuplugin.dra.ledger import Ledger
@@ -22,10 +23,11 @@ from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
+from gpuplugin.dra.status import Now, Status
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
-from gpuplugin.kubelet import dra
-from gpuplugin.kubelet.plugins import Plugins, is_ours
+from gpuplugin.kubelet import dra, plugins
+from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -35,6 +37,7 @@ from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
+from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,8 +65,7 @@ class NodeHalf:
     """
 
     def __init__(self, settings: Settings, sources: Sources, node: str, socket: str, user: int) -> None:
-        self._settings, self._sources, self._node = settings, sources, node
-        self._socket, self._user = socket, user
+        self._settings, self._sources, self._node, self._socket, self._user = settings, sources, node, socket, user
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._book, self._release, self._newest = Book(), release.Release(), Newest()
         self._ledger, self._kubeconfig = Ledger(self._book), Kubeconfig()
@@ -71,14 +73,15 @@ class NodeHalf:
         self._anew = False  # the settings have changed since it was taken
         self._offered: list[Offered] = []
         self._offer = Offer({}, {}, "", "the driver has only just started")
-        known = lambda: None if self._offer.problem else self._offer.snapshot  # noqa: E731
-        self._sharing = Sharing(self._ledger, self._tasks.start, known)
+        self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer.usable)
         self._why: dict[str, str] = {}  # sentences by UUID
+        self._reasons: Mapping[str, list[Reason]] = {}
+        self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
         self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
         self._lacks = ""  # what the CDI spec does not have, a sentence
-        self._ending = False
+        self._ending, self._held = False, False  # the last while the GPUs are let go
 
     async def run(self) -> None:
         """Serve until a signal ends it.
@@ -87,7 +90,7 @@ class NodeHalf:
             GpushimError: this process cannot go on.
         """
         loop, watch = asyncio.get_running_loop(), Watch()
-        self._wake, self._renewal, self._plugins = asyncio.Event(), Renewal(), Plugins()
+        self._wake, self._renewal, self._plugins = asyncio.Event(), Renewal(), plugins.Plugins()
         kubelet_dir = str(self._settings.values["kubelet-dir"])
         folder = release.prepare()
         self._newest.join(folder)
@@ -96,16 +99,19 @@ class NodeHalf:
         )
         self._link = Link(self._socket, self._user, self._wake.set)
         claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer, self._sharing)
-        self._driver = dra.Driver(
-            OWN_DRIVER, kubelet_dir, claims.prepare, claims.unprepare, self._health, self._registered
+        status = Status(self._now, claims, self._ledger, self._link, self._newest)
+        status.driver = self._driver = dra.Driver(
+            OWN_DRIVER, kubelet_dir, status.prepare, status.unprepare, self._health, self._registered
         )
+        about = lambda: (self._settings, self._offer.snapshot, {**self._reasons}, not self._offer.problem)  # noqa: E731
+        self._exporter = Exporter(status, self._watchers, self._tasks.start, lambda: self._held, about)
+        self._control = Control({"status": status.asked}, plugin_socket.DRIVERS, "the DRA driver")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.start(self._read_again(asked=True)))
         watch.begin(lambda: self._changed(watch))
         self._tasks.start(claims.keep())
-        self._tasks.start(self._sharing.keep())
         try:
             while not self._ending:
                 watch.add(system.state_dir(), folder, book.folder(), self._driver.folder, self._driver.registry)
@@ -146,10 +152,11 @@ class NodeHalf:
 
     async def _stop(self) -> None:
         """Leave the slices as they are: another instance goes on with them, or kubelet takes them away."""
+        self._control.stop()
         await self._tasks.stop()
         self._link.stop()
         await self._driver.stop()
-        await self._watchers.stop()
+        await asyncio.gather(self._watchers.stop(), self._exporter.stop())
 
     async def _look(self, kubelet_dir: str) -> None:
         """Look at all that slices are made of, and have them published."""
@@ -164,7 +171,9 @@ class NodeHalf:
             with self._once("kubelet"):
                 await self._driver.attend()
         publishes = self._driver.registered and not self._rival and self._newest.is_it()
-        self._link.tell(self._slices() if publishes else None)
+        self._desired = self._slices() if publishes else None
+        self._link.tell(self._desired)
+        await asyncio.gather(self._control.attend(system.state_dir()), self._exporter.attend())
 
     def _registered(self) -> None:
         if self._driver.registered:
@@ -176,8 +185,7 @@ class NodeHalf:
         if time.monotonic() - self._asked < OTHERS:
             return
         self._asked = time.monotonic()
-        there = await self._plugins.look(kubelet_dir)
-        found = next((one.path for one in there if one.name == OWN_DRIVER and not is_ours(one)), "")
+        found = await plugins.rival(self._plugins, kubelet_dir, OWN_DRIVER)
         if found and found != self._rival:
             logger.error(
                 "another driver %s listens at %s, so gpushim gives out no GPUs by claim on this node; remove one of "
@@ -195,11 +203,14 @@ class NodeHalf:
             GpushimError: there is none, or this host cannot serve GPUs.
         """
         if self._release.requested():
-            if self._offer.problem != release.PROBLEM:  # also where it had another: its NVML may be open
+            if not self._held:  # whatever is in the driver, though nothing was given out, too
                 logger.warning("this node's GPUs are %s", release.PROBLEM)
+                self._held = True
+                self._tasks.start(self._exporter.stop(patient=True))
                 await self._watchers.stop()
             self._offer = self._offer._replace(problem=release.PROBLEM)
             return
+        self._held = False
         found = self._renewal.read()
         if found is None:
             if self._renewal.problem:
@@ -234,7 +245,7 @@ class NodeHalf:
 
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
-        self._reasons: Mapping[str, list[Reason]] = self._watchers.problems(found)
+        self._reasons = self._watchers.problems(found)
         why = {**self._sharing.problems, **taints.problems(found), **reason.texts(self._reasons, found)}
         if why != self._why:
             self._why = why
@@ -248,12 +259,22 @@ class NodeHalf:
         return None
 
     def _slices(self) -> list[list[dict[str, Any]]]:
-        if self._offer.problem or self._snapshot is None:
+        found = self._taints()
+        if found is None:
             return [[]]
-        found = taints.taints(self._reasons, self._snapshot, self._page(), str(self._settings.values["taint-effect"]))
         return offered.slices(
             self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
         )
+
+    def _taints(self) -> dict[str, list[dict[str, str]]] | None:
+        """Return taints by UUID; None while nothing can be given out."""
+        if self._offer.problem or self._snapshot is None:
+            return None
+        return taints.taints(self._reasons, self._snapshot, self._page(), str(self._settings.values["taint-effect"]))
+
+    def _now(self) -> Now:
+        problem, tainted = self._offer.problem, self._taints() or {}
+        return Now(self._node, self._rival, self._offered, self._why, problem, self._lacks, self._desired, tainted)
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem

@@ -59,6 +59,11 @@ class Offer(NamedTuple):
     problem: str = ""
     snapshot: Snapshot | None = None
 
+    @property
+    def usable(self) -> Snapshot | None:
+        """The snapshot; None while nothing can be given."""
+        return None if self.problem else self.snapshot
+
 
 class Claims:
     """What kubelet asks for.
@@ -147,6 +152,11 @@ class Claims:
         except GpushimError as error:
             logger.error("%s", error)
 
+    @property
+    def owed(self) -> bool:
+        """Whether something could not be taken back yet."""
+        return bool(self._ended)
+
     async def _forget(self) -> None:
         """Take back what has ended, when its GPUs are what they were; unless it was given something meanwhile."""
         ended = frozenset(self._ended)
@@ -172,7 +182,11 @@ class Claims:
         return found, Holders(found.held(), None if young else found.pods, claims)
 
     async def keep(self) -> None:
-        """Take back, as long as the driver runs, what kubelet does not list and the API server does not have."""
+        """Take back, as long as the driver runs, what claims have no more; keep what they share."""
+        await asyncio.gather(self._take_back(), self._shared.keep())
+
+    async def _take_back(self) -> None:
+        """Take back what kubelet does not list and the API server does not have."""
         last_error = ""
         while True:
             await asyncio.sleep(SWEEP)

@@ -56,6 +56,18 @@ def is_ours(plugin: Plugin) -> bool:
     return plugin.path.rpartition("/")[2].startswith(sockets.PREFIX)
 
 
+async def rival(known: Plugins, kubelet_dir: str, name: str) -> str:
+    """Return where another giver's driver of this name listens, "" for none.
+
+    Args:
+        known: plugins of the node.
+        kubelet_dir: kubelet's directory.
+        name: the driver's.
+    """
+    there = await known.look(kubelet_dir)
+    return next((one.path for one in there if one.name == name and not is_ours(one)), "")
+
+
 class Plugins:
     """Those of a node, each asked once."""
 

@@ -12,7 +12,7 @@ import hmac
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics import exposition
@@ -24,7 +24,6 @@ from gpushim.ground.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuplugin.allocation.registry import Registry
     from gpuplugin.health.reason import Reason
     from gpuplugin.health.watch_children import Watchers
     from gpuplugin.kubelet.podresources import Listed
@@ -41,11 +40,27 @@ OPEN_METRICS = "application/openmetrics-text"
 WITHOUT = "Python's prometheus-client cannot be used ({}); install python3-prometheus-client; metrics are not served"
 
 
+class Front(Protocol):
+    """Who gives out GPUs here: the device plugin, or the DRA driver."""
+
+    def gpus(self) -> bool:
+        """Say whether figures of GPUs are its to tell."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what it knows itself: members of `exposition.State`."""
+
+    def unready(self) -> str:
+        """Say why it cannot do its part, or ""."""
+
+    def serves(self, metrics: bool) -> None:
+        """Take note whether somebody can read metrics of it."""
+
+
 class Exporter:
     """The server and what it tells.
 
     Args:
-        registry: what kubelet was told.
+        front: whose metrics these are.
         watchers: what is known of GPUs' health.
         start: starts a task, and sees to what it ends with.
         held: says whether the GPUs are let go.
@@ -54,13 +69,13 @@ class Exporter:
 
     def __init__(
         self,
-        registry: Registry,
+        front: Front,
         watchers: Watchers,
         start: Callable[[Any], asyncio.Task[Any]],
         held: Callable[[], bool],
         about: About,
     ) -> None:
-        self._registry, self._watchers, self._start, self._held, self._about = registry, watchers, start, held, about
+        self._front, self._watchers, self._start, self._held, self._about = front, watchers, start, held, about
         self._meter, self._httpd = Meter(start, held), Httpd(self._answer)
         self._made: dict[str, tuple[float, Answer]] = {}  # by what is accepted, with time.monotonic()
         self._making: dict[str, asyncio.Task[Answer]] = {}
@@ -75,6 +90,7 @@ class Exporter:
         settings, snapshot, *_ = self._about()
         self._meter.look(snapshot)
         await self._httpd.attend(settings.values["metrics"])
+        self._front.serves(bool(settings.values["metrics"]) and not self._httpd.problem)
 
     @property
     def problem(self) -> str:
@@ -104,9 +120,9 @@ class Exporter:
         return OK if path == "/healthz" else Answer(404, b"there are /metrics, /healthz and /readyz\n")
 
     def _ready(self) -> Answer:
-        """Say whether the plugin does its part; that GPUs are broken is no reason to hold up a rolling update."""
-        if missing := self._registry.unready():
-            return Answer(503, f"not registered at kubelet: {', '.join(missing)}\n".encode())
+        """Say whether the front does its part; that GPUs are broken is no reason to hold up a rolling update."""
+        if why := self._front.unready():
+            return Answer(503, f"{why}\n".encode())
         _, snapshot, reasons, _ = self._about()
         found = [reasons.get(gpu["uuid"], []) for gpu in snapshot["gpus"]] if snapshot else []
         sick = sum(map(bool, found))
@@ -150,7 +166,8 @@ class Exporter:
         return Answer(status, sentence.encode() + b"\n")
 
     async def _scrape(self, kind: str) -> Answer:
-        await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet())
+        if self._front.gpus():
+            await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet())
         accept = f"{OPEN_METRICS}; version=1.0.0" if kind else ""
         body, content = await asyncio.to_thread(exposition.written, self._state(), accept)
         return Answer(200, body, content)
@@ -173,20 +190,18 @@ class Exporter:
     def _state(self) -> State:
         _, snapshot, reasons, usable = self._about()
         at, listed = self._pods
-        served = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in
-                  self._registry.served.items()]  # fmt: skip
-        return exposition.State(
-            resources=served,
-            reasons=dict(reasons),
-            released=self._held(),
-            snapshot=snapshot,
-            usable=usable,
-            readings=self._meter.readings(),
-            xids=self._watchers.xids,
-            listed=listed if time.monotonic() - at <= STALE else None,
-            asked=self._up,
-            hostname=os.environ.get("NODE_NAME") or socket.gethostname(),
-        )
+        found: dict[str, Any] = {
+            "reasons": dict(reasons),
+            "released": self._held(),
+            "snapshot": snapshot,
+            "usable": usable,
+            "readings": self._meter.readings(),
+            "xids": self._watchers.xids,
+            "listed": listed if time.monotonic() - at <= STALE else None,
+            "asked": self._up,
+            "hostname": os.environ.get("NODE_NAME") or socket.gethostname(),
+        }
+        return exposition.State(**{**found, **self._front.state()})
 
 
 OK = Answer(200, b"ok\n")

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.metrics.metrics import (
     CLAIM,
     FREE,
+    FRONTS,
     GPU,
     HELD,
     IDENTITY,
     INSTANCE,
     ITS,
     OWN,
-    PLUGIN,
     REPLICA,
     SERIES,
     SHARED,
@@ -54,7 +54,10 @@ class State:
     """What the metrics are made of at one moment.
 
     Attributes:
-        resources: of each its name, whether kubelet has it, and its devices.
+        own: how names of the front's own metrics begin, one of FRONTS.
+        samples: more of these: the name's end, labels and value.
+        gpus: whether GPUs are told of; else another on the node does.
+        resources: of each its name, whether kubelet has it (None: that is not said of each), and its devices.
         reasons: why devices are sick, by UUID.
         released: whether the GPUs are let go.
         snapshot: what the host has; None while that is not known.
@@ -66,7 +69,10 @@ class State:
         hostname: of the node.
     """
 
-    resources: Sequence[tuple[str, bool, Sequence[Device]]] = ()
+    own: str = OWN
+    samples: Sequence[Sample] = ()
+    gpus: bool = True
+    resources: Sequence[tuple[str, bool | None, Sequence[Device]]] = ()
     reasons: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
     released: bool = False
     snapshot: Snapshot | None = None
@@ -105,10 +111,11 @@ class _Collected:
         from prometheus_client.core import Metric
 
         found: dict[str, list[Sample]] = {}
-        for name, labels, value in (*_of_plugin(self._state), *_of_gpus(self._state)):
+        own = FRONTS[self._state.own]
+        for name, labels, value in (*_of_front(self._state), *_of_gpus(self._state)):
             found.setdefault(name, []).append(("", labels, value))
-        for row in (*PLUGIN, *GPU):
-            samples = _counted(row) if row.key and row in PLUGIN else found.get(row.name, [])
+        for row in (*own, *(GPU if self._state.gpus else ())):
+            samples = _counted(row) if row.key and row in own else found.get(row.name, [])
             text = row.text + (SHARED if row in GPU else "")
             family = Metric(
                 row.name.removesuffix("_total"), f"{text} Unit: {row.unit}." if row.unit else text, row.kind
@@ -137,17 +144,21 @@ def _counted(row: Row) -> Iterator[Sample]:
             yield "", dict(zip(row.labels, [word])), number
 
 
-def _of_plugin(state: State) -> Iterator[Sample]:
-    yield OWN + "build_info", {"version": __version__, "python": platform.python_version()}, 1
+def _of_front(state: State) -> Iterator[Sample]:
+    own, runs = state.own, {"version": __version__, "python": platform.python_version()}
+    yield own + "build_info", {**runs, "Hostname": state.hostname}, 1
     for name, listed, devices in state.resources:
         found = Counter({("healthy", ""): 0})
         found.update(_health(one, state.reasons) for one in devices)
         for (health, reason), number in found.items():
-            yield OWN + "devices", {"resource": name, "health": health, "reason": reason}, number
-        yield OWN + "registered", {"resource": name}, listed
-    yield OWN + "released", {}, state.released
-    yield OWN + "snapshot_up", {}, state.usable
-    yield OWN + "pod_resources_up", {}, state.asked
+            yield own + "devices", {"resource": name, "health": health, "reason": reason}, number
+        if listed is not None:
+            yield own + "registered", {"resource": name}, listed
+    yield own + "released", {}, state.released
+    yield own + "snapshot_up", {}, state.usable
+    if state.gpus:
+        yield own + "pod_resources_up", {}, state.asked
+    yield from ((own + name, labels, value) for name, labels, value in state.samples)
 
 
 def _health(device: Device, reasons: Mapping[str, Sequence[Reason]]) -> tuple[str, str]:
@@ -161,7 +172,7 @@ def _health(device: Device, reasons: Mapping[str, Sequence[Reason]]) -> tuple[st
 def _of_gpus(state: State) -> Iterator[Sample]:
     """List the samples of GPUs and MIG instances; of each holder, no two alike."""
     holders = _holders(state)
-    for gpu in state.snapshot["gpus"] if state.snapshot else ():
+    for gpu in state.snapshot["gpus"] if state.snapshot and state.gpus else ():
         uuid, index = gpu["uuid"], str(gpu["index"])
         readings, known = state.readings.get(uuid), {}
         if readings is None or not uuid:

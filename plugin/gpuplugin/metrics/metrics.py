@@ -6,11 +6,11 @@ type, for OpenMetrics would have their names end in _total. Out of scope: their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuplugin.processes import counts
 
-OWN, ITS = "gpushim_device_plugin_", "gpushim_gpu_"
+OWN, DRIVER, ITS = "gpushim_device_plugin_", "gpushim_dra_driver_", "gpushim_gpu_"
 IDENTITY = ("gpu", "UUID", "device", "modelName", "Hostname")
 INSTANCE, HELD, REPLICA = ("GPU_I_ID", "GPU_I_PROFILE"), ("namespace", "pod", "container"), "vgpu"
 CLAIM = ("claim", "driver")  # of a container that has it by a claim of Kubernetes' DRA
@@ -50,7 +50,7 @@ class Row:
 
 
 PLUGIN = (
-    Row(OWN + "build_info", "gauge", "", "1; the version that runs.", labels=("version", "python")),
+    Row(OWN + "build_info", "gauge", "", "1; the version that runs.", labels=("version", "python", "Hostname")),
     Row(
         OWN + "devices", "gauge", "", "Devices reported to kubelet; reason is the kind of the oldest reason.",
         labels=("resource", "health", "reason"),
@@ -84,6 +84,27 @@ PLUGIN = (
     Row(OWN + "messages_total", "counter", "", "Warnings and errors logged.", counts.MESSAGES, ("level",)),
     Row(OWN + "pod_resources_up", "gauge", "", "1 if kubelet reported pods' devices; if 0, pod labels are missing."),
 )  # fmt: skip
+_OF_BOTH = (
+    *("build_info", "devices", "released", "snapshot_up", "refresh_seconds", "refresh_errors_total"),
+    *("messages_total", "pod_resources_up"),
+)
+DRA = (
+    *(replace(row, name=DRIVER + name) for row in PLUGIN if (name := row.name.removeprefix(OWN)) in _OF_BOTH),
+    Row(DRIVER + "registered", "gauge", "", "Whether kubelet has the driver.", labels=("Hostname",)),
+    Row(DRIVER + "published", "gauge", "", "Whether the API server has this instance's slices as they are.",
+        labels=("Hostname",)),
+    Row(DRIVER + "slices", "gauge", "", "ResourceSlices that are to be published."),
+    Row(DRIVER + "pool_generation", "gauge", "", "Generation of the pool that was published last."),
+    Row(DRIVER + "tainted_devices", "gauge", "", "Devices with a taint.", labels=("reason", "effect")),
+    Row(DRIVER + "prepare_seconds", "histogram", "s", "Claims that were prepared, and how long kubelet's call took.",
+        counts.PREPARES, ("result",)),
+    Row(DRIVER + "unprepare_seconds", "histogram", "s", "Claims that were taken back, and how long the call took.",
+        counts.UNPREPARES, ("result",)),
+    Row(DRIVER + "claims", "gauge", "", "Claims that are prepared."),
+    Row(DRIVER + "claimed_devices", "gauge", "", "Devices that claims have; not those that administrators look at.",
+        labels=("resource",)),
+)  # fmt: skip
+FRONTS = {OWN: PLUGIN, DRIVER: DRA}
 GPU = (
     Row("DCGM_FI_DEV_SM_CLOCK", "gauge", "MHz", "SM clock.", "sm_clock"),
     Row("DCGM_FI_DEV_MEM_CLOCK", "gauge", "MHz", "Memory clock.", "mem_clock"),

@@ -22,9 +22,12 @@ ALLOCATIONS, ALLOCATION_ERRORS = "allocations", "allocation errors"
 REGISTRATIONS, REGISTRATION_ERRORS = "registrations", "registration errors"
 REFRESHES, REFRESH_ERRORS = "refreshes", "refresh errors"
 MESSAGES = "messages"  # by level
+PREPARES, UNPREPARES = "prepares", "unprepares"  # of claims, by result
+_CALLS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 45.0)  # kubelet waits 45 s
 BOUNDS = {
     ALLOCATIONS: (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1.0),
     REFRESHES: (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    **dict.fromkeys((PREPARES, UNPREPARES), _CALLS),
 }  # seconds
 WORDS = 1000  # of one thing, most
 

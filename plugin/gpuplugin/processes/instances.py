@@ -15,8 +15,10 @@ import zlib
 from gpushim.ground.logs import logger
 
 NAME = "instances"  # in the directory of what the plugin keeps
+METRICS = "metrics"  # is served as a resource is
 NAMES = 1 << 48  # below are the bytes of instances, above those of resources
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -80,6 +82,23 @@ class Instances:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+
+
+def anyone(folder: str, resource: str) -> bool:
+    """Say whether an instance serves a resource, to who is none of them.
+
+    Args:
+        folder: as for `Instances.join`.
+        resource: as for `Instances.serve`.
+    """
+    found = Instances()
+    try:
+        found._fd = os.open(f"{folder}/{NAME}", _LOOK)
+        return found.others(resource)
+    except OSError:
+        return False
+    finally:
+        found.leave()
 
 
 def _byte(resource: str) -> int:

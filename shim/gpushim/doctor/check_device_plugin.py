@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 from gpushim import __version__
 from gpushim.containers.kubelet import PLUGINS
 from gpushim.doctor import (
-    OK,
     REFRESH,
     Finding,
     Host,
     broken,
-    check_containerd,
-    check_crio,
+    check_dra,
     corrected,
     listing,
     ok,
     pods,
+    skipped,
     some,
     then,
     warning,
@@ -56,7 +55,9 @@ def registered(host: Host) -> Iterator[Finding]:
     found = [path for path in names if any(word in os.path.basename(path) for word in ("nvidia", "gpu"))]
     alive = [path for path in found if ask.listens(path)]
     mine = [path for path in alive if os.path.basename(path).startswith(OURS)]
-    if not found:
+    if not found and check_dra.runs(host):
+        yield skipped("no device plugin for GPUs has a socket: claims alone give them out")
+    elif not found:
         yield warning(
             f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
             _absent(host)
@@ -182,13 +183,9 @@ def _deaf(host: Host, ways: list[str]) -> Iterator[Finding]:
     by_cdi = [way for way in ways if way.startswith("cdi-")]
     if not by_cdi or len(by_cdi) < len(ways):
         return
-    for engine, check in (("containerd", check_containerd.devices), ("CRI-O", check_crio.devices)):
-        for one in check(host):
-            if one.verdict != OK:
-                fix = one.fix or _otherwise(host)
-                yield broken(
-                    f"device-list-strategy is {by_cdi[0]}, and {engine} does not serve it: {one.evidence}", fix
-                )
+    for engine, one in check_dra.without_cdi(host):
+        evidence = f"device-list-strategy is {by_cdi[0]}, and {engine} does not serve it: {one.evidence}"
+        yield broken(evidence, one.fix or _otherwise(host))
     version = _kubelet(host)
     if by_cdi == ["cdi-cri"] and version and version < LEAST:
         evidence = (

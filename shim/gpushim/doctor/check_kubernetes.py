@@ -17,6 +17,7 @@ from gpushim.doctor import (
     check_containerd,
     check_crio,
     check_device_plugin,
+    check_dra,
     check_kubelet,
     ok,
     restarting,
@@ -110,6 +111,7 @@ CHECKS = {
     "kubernetes-device-plugin": check_device_plugin.registered,
     "kubernetes-checkpoint": check_kubelet.checkpoint,
     "kubernetes-strategy": check_device_plugin.strategy,
+    **check_dra.CHECKS,
     "kubernetes-runtime-class": runtime_class,
     "kubernetes-template": template,
 }

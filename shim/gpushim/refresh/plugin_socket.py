@@ -13,18 +13,20 @@ import socket
 import time
 
 SOCKET = "device-plugin.sock"  # in the state directory, as the plugin has it
+DRIVERS = "dra-driver.sock"  # likewise, of the DRA driver
 LIMIT = 64 << 20  # bytes of an answer
 STATUS = b'{"do": "status"}\n'
 PAUSE = 0.1  # seconds between two questions
 
 
-def exchange(folder: str, question: bytes, seconds: float) -> bytes:
+def exchange(folder: str, question: bytes, seconds: float, name: str = SOCKET) -> bytes:
     """Send a line to the socket in a directory, however long its path, and read one.
 
     Args:
         folder: the state directory.
         question: with its newline.
         seconds: for all of it: who answers byte by byte gets no more.
+        name: of the socket.
 
     Raises:
         socket.timeout: it took longer.
@@ -35,7 +37,7 @@ def exchange(folder: str, question: bytes, seconds: float) -> bytes:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(seconds)
-            client.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+            client.connect(f"/proc/self/fd/{fd}/{name}")
             client.sendall(question)
             data = bytearray()
             while not data.endswith(b"\n") and len(data) < LIMIT:

@@ -22,6 +22,15 @@ app.kubernetes.io/instance: {{ $top.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
+{{- /* A selector of the pods that serve metrics. */ -}}
+{{- define "gpushim.measured" -}}
+matchLabels:
+  app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+- {key: app.kubernetes.io/component, operator: In, values: [device-plugin, dra-driver]}
+{{- end -}}
+
 {{- define "gpushim.labels" -}}
 {{- $top := index . 0 -}}
 {{ include "gpushim.selector" . }}

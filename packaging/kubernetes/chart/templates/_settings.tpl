@@ -42,6 +42,34 @@
 {{- if not (regexMatch "^(unix:|127\\.|localhost:|\\[::1\\]:)" $address) }}{{ regexFind "[0-9]+$" $address }}{{ end -}}
 {{- end -}}
 
+{{- /* Of a port: how a container is asked for metrics, and whether it is well. */ -}}
+{{- define "gpushim.probes" -}}
+{{- if . -}}
+ports:
+- {name: metrics, containerPort: {{ . }}}
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 20
+  timeoutSeconds: 5
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 2
+  timeoutSeconds: 5
+{{- end -}}
+{{- end -}}
+
+{{- /* The volume with the token that metrics are read with. */ -}}
+{{- define "gpushim.metricsToken" -}}
+{{- $token := .Values.metricsToken | default dict -}}
+{{- if $token.secret -}}
+- name: metrics-token
+  secret:
+    secretName: {{ $token.secret | quote }}
+    items: [{key: {{ $token.key | default "token" | quote }}, path: token}]
+    defaultMode: 0400
+{{- end -}}
+{{- end -}}
+
 {{- /* Refuses values that contradict each other or mean nothing here. */ -}}
 {{- define "gpushim.check" -}}
 {{- $elsewhere := list

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics import exporter, meter
 from gpuplugin.metrics.httpd import Answer
-from gpuplugin.processes import counts
-from gpuplugin.snapshot import node_requests
+from gpuplugin.processes import counts, instances
+from gpuplugin.snapshot import node_requests, release
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.test_httpd import ask, get
 from unit.gpuplugin.snapshots import uuid
@@ -190,7 +190,7 @@ def test_ready_unless_no_gpu_is_watched(kinds: list[list[str]], held: bool, stat
     rows = {f"GPU-{number}": [SimpleNamespace(kind=kind, text="why") for kind in row]
             for number, row in enumerate(kinds)}  # fmt: skip
     about: Any = lambda: (None, {"gpus": [{"uuid": uuid} for uuid in rows]}, rows, True)  # noqa: E731
-    registry: Any = SimpleNamespace(unready=list)
+    registry: Any = SimpleNamespace(unready=str)
     nothing: Any = None
 
     async def asked() -> Answer:
@@ -198,6 +198,19 @@ def test_ready_unless_no_gpu_is_watched(kinds: list[list[str]], held: bool, stat
 
     found = asyncio.run(asked())
     assert (found.status, said in found.body.decode()) == (status, True)
+
+
+@pytest.mark.parametrize("address", ["", "unix:"])
+def test_others_on_the_node_know_whether_it_serves_metrics(top: Path, host: Host, address: str) -> None:
+    async def run() -> None:
+        async with running(top, metrics=address and at(top)["metrics"]) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            if address:
+                await until(lambda: instances.anyone(release.folder(), instances.METRICS))
+            assert instances.anyone(release.folder(), instances.METRICS) == bool(address)
+        assert not instances.anyone(release.folder(), instances.METRICS)
+
+    asyncio.run(run())
 
 
 def test_ready_while_another_instance_serves(top: Path, host: Host) -> None:

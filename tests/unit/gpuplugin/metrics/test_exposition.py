@@ -14,7 +14,7 @@ from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.metrics import exposition, metrics, readings
 from gpuplugin.metrics.exposition import State
 from gpuplugin.metrics.meter import Readings
-from gpuplugin.metrics.metrics import GPU, INSTANCE, PLUGIN
+from gpuplugin.metrics.metrics import DRA, GPU, INSTANCE, PLUGIN
 from gpuplugin.settings.resources import GONE, Device
 from gpuplugin.snapshot.release import PROBLEM
 from gpushim.containers.kubelet import Claim
@@ -183,7 +183,7 @@ def test_each_figure_has_a_metric() -> None:
 
 def test_the_documented_metrics_are_these() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*?) \|", (TOP / "docs" / "metrics.md").read_text(), re.M)
-    assert rows == [(one.name, one.kind, one.unit) for one in (*GPU, *PLUGIN)]
+    assert rows == [(one.name, one.kind, one.unit) for one in (*GPU, *PLUGIN, *DRA)]
 
 
 def test_the_dashboard_asks_for_these() -> None:

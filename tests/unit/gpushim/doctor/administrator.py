@@ -26,7 +26,7 @@ from gpushim.engines.docker import on_path
 from gpushim.engines.processes import programs, running, units
 from gpushim.engines.settings import dropin
 from gpushim.ground import system
-from unit.gpushim.doctor import nodes
+from unit.gpushim.doctor import dra_states, nodes
 from unit.gpushim.doctor.engine_states import K3S
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 
@@ -181,7 +181,10 @@ def _(self: Administrator) -> None:
 
 @step("gpushim device-plugin take")
 def _(self: Administrator) -> None:
-    nodes.our_plugin(self.patient, self.held)
+    if os.path.exists(f"{self.patient.state}/dra-driver.sock"):
+        dra_states.our_driver(self.patient, self.held)
+    else:
+        nodes.our_plugin(self.patient, self.held)
 
 
 @step(r"gpushim doctor podman")
@@ -196,6 +199,8 @@ def _(self: Administrator, words: str) -> None:
         self.find_devices()
         if os.path.exists(f"{self.patient.state}/device-plugin.sock"):
             nodes.our_plugin(self.patient, self.held)  # it goes by the snapshot that there is now
+        if os.path.exists(f"{self.patient.state}/dra-driver.sock"):
+            dra_states.our_driver(self.patient, self.held)
         return
     done = CliRunner().invoke(main, shlex.split(words))
     assert done.exit_code == 0, (words, done.output, done.exception)
@@ -206,6 +211,43 @@ def _(self: Administrator) -> None:
     """It listens, says that all is well, and kubelet knows what the host has."""
     nodes.our_plugin(self.patient, self.held)
     nodes.checkpoint(self.patient)
+
+
+@step(
+    r"systemctl restart gpushim-dra-driver|delete the DRA driver's pod on this node with kubectl: .*"
+    r"|remove one of them from this node: .*"
+)
+def _(self: Administrator) -> None:
+    """It listens, and says that all is well."""
+    for path in (self.patient.top / dra_states.PLUGINS).glob("dra*"):
+        path.unlink()
+    dra_states.our_driver(self.patient, self.held)
+
+
+@step(r"see with `journalctl -u '?gpushim-dra-driver\*?'?` why(?: it does not run|, and mend that)")
+def _(self: Administrator) -> None:
+    assert self.patient.host.unit("gpushim-dra-driver.service")
+
+
+@step(r"see in the log of its pod's container cluster why, and mend that")
+def _(self: Administrator) -> None:
+    assert not self.patient.host.unit("gpushim-dra-driver.service")
+
+
+@step(r"see why the daemon set gpushim-dra-driver has no pod on this node that is Ready .*")
+def _(self: Administrator) -> None:
+    dra_states.our_driver(self.patient, self.held)
+
+
+@step(r"delete its pods with kubectl, and the claim if it was not made for one of them: .*")
+def _(self: Administrator) -> None:
+    dra_states.claimed(self.patient, self.patient.saved()["gpus"][0]["uuid"])
+
+
+@step(r"upgrade containerd to 2\.0 or newer, which does CDI by itself")
+def _(self: Administrator) -> None:
+    config = self.patient.top / "containerd.toml"
+    config.write_bytes(self.healthy[config])
 
 
 @step(r"systemctl (?:re)?start (\S+)")

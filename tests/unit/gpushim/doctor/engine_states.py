@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushim.engines.processes import programs, running
-from unit.gpushim.doctor import nodes
+from unit.gpushim.doctor import dra_states, nodes
 from unit.gpushim.doctor.fault import State, into
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 
@@ -468,7 +468,7 @@ def settings_of_which_one_cannot_be_taken_over(patient: Patient) -> None:
     patient.write("etc/nvidia-container-runtime/config.toml", lines)
 
 
-STATES += nodes.STATES
+STATES += [*nodes.STATES, *dra_states.STATES]
 
 
 def of_a_user(patient: Patient, program: Path) -> str:

@@ -1,0 +1,184 @@
+"""What the DRA driver tells of itself: its own metrics, and whether it does its part.
+
+Status of GPUs are told here where no device plugin on the node serves metrics, which have them already.
+Out of scope: names and units (gpuplugin.metrics.metrics), figures of GPUs, HTTP (gpuplugin.metrics).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.book import claimed
+from gpuplugin.dra.offered import GPU, MIG
+from gpuplugin.metrics.metrics import DRIVER
+from gpuplugin.processes import counts, instances
+from gpuplugin.settings.resources import Device
+from gpuplugin.snapshot import release
+from gpushim import __version__
+from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from gpuplugin.book.claimed import Row
+    from gpuplugin.dra.ledger import Ledger
+    from gpuplugin.dra.link import Link
+    from gpuplugin.dra.newest import Newest
+    from gpuplugin.dra.offered import Offered
+    from gpuplugin.dra.prepare import Claims
+    from gpuplugin.kubelet.dra import Driver
+
+    Asked = Sequence[Mapping[str, str]]  # claims
+    Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
+
+CLASSES = {GPU: OWN_DRIVER, MIG: "mig.nvidia.com"}  # DeviceClasses, by the beginning of devices' names
+
+
+class Now(NamedTuple):
+    """The driver at one moment.
+
+    Attributes:
+        node: name of the node.
+        rival: path of the socket of another giver's driver of this name, or "".
+        offered: devices.
+        why: sentences by UUID of those that are not well.
+        problem: why none is given out, or "".
+        lacks: which devices the CDI spec does not have, a sentence, or "".
+        slices: that are to be published; None: not by this instance.
+        taints: by UUID.
+    """
+
+    node: str
+    rival: str
+    offered: Sequence[Offered]
+    why: Mapping[str, str]
+    problem: str
+    lacks: str
+    slices: Sequence[object] | None
+    taints: Mapping[str, Sequence[Mapping[str, str]]]
+
+
+class Status:
+    """The driver as metrics and probes see it (gpuplugin.metrics.exporter.Front).
+
+    Args:
+        now: returns what the driver is like.
+        claims: prepares them.
+        ledger: has them.
+        link: to the half that publishes.
+        newest: says whether this instance does.
+
+    Attributes:
+        driver: as kubelet has it.
+    """
+
+    driver: Driver
+
+    def __init__(self, now: Callable[[], Now], claims: Claims, ledger: Ledger, link: Link, newest: Newest) -> None:
+        self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
+
+    async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
+        """Prepare claims, as `Claims.prepare`, and count them."""
+        began = time.perf_counter()
+        found = await self._claims.prepare(asked)
+        for answer in found.values():
+            took = time.perf_counter() - began
+            counts.took(counts.PREPARES, took, "error" if isinstance(answer, str) else "ok")
+        return found
+
+    async def unprepare(self, asked: Asked) -> None:
+        """Take claims back, as `Claims.unprepare`, and count them; an error is one that is taken back later."""
+        began = time.perf_counter()
+        await self._claims.unprepare(asked)
+        for _ in asked:
+            took = time.perf_counter() - began
+            counts.took(counts.UNPREPARES, took, "error" if self._claims.owed else "ok")
+
+    def gpus(self) -> bool:
+        """Say whether figures of GPUs are to be told here."""
+        return not instances.anyone(release.folder(), instances.METRICS)
+
+    def serves(self, metrics: bool) -> None:
+        """Take no note: nobody asks."""
+
+    def state(self) -> dict[str, Any]:
+        """Return members of gpuplugin.metrics.exposition.State."""
+        now, rows = self._now(), dict[str, Any]()
+        with contextlib.suppress(GpushimError):
+            rows = self._ledger.claims()
+        samples = [*self._published(now), *_claimed(rows), *_tainted(now)]
+        devices = _devices(now)
+        return {
+            "own": DRIVER, "gpus": self.gpus(), "resources": devices, "samples": samples, "hostname": now.node
+        }  # fmt: skip
+
+    def _published(self, now: Now) -> Iterator[Sample]:
+        published, host = self._link.published, {"Hostname": now.node}
+        generation = published.get("generation", 0)
+        well = now.slices is not None and bool(generation) and not published.get("problem")
+        yield "registered", host, self.driver.registered
+        yield "published", host, well
+        yield "slices", {}, len(now.slices or ())
+        yield "pool_generation", {}, generation if isinstance(generation, int) else 0
+
+    async def asked(self) -> dict[str, Any]:
+        """Return what root is told who asks (gpushim doctor)."""
+        now, published = self._now(), self._link.published
+        return {
+            "version": __version__,
+            "registered": self.driver.registered,
+            "refused": self.driver.refused,
+            "rival": now.rival,
+            "released": now.problem == release.PROBLEM,
+            "problem": now.problem,
+            "lacks": now.lacks,
+            "devices": len(now.offered),
+            "publishes": now.slices is not None,
+            "published": published,
+        }
+
+    def unready(self) -> str:
+        """Say why the driver cannot do its part, or ""."""
+        rival, refused, published = self._now().rival, self.driver.refused, self._link.published
+        if rival:
+            return f"another driver {OWN_DRIVER} listens at {rival}"
+        if not self.driver.registered:
+            return f"kubelet has not registered the driver{refused and ': '}{refused}"
+        if self._newest.is_it() and not published.get("generation"):  # what fails later is the API server's
+            why = published.get("problem") or "the container beside this one has not said that they are"
+            return f"its ResourceSlices are not published: {why}"
+        return ""
+
+
+def _devices(now: Now) -> list[tuple[str, None, list[Device]]]:
+    """List devices by their DeviceClass, as metrics have those of the device plugin by resource."""
+    found: dict[str, list[Device]] = {name: [] for name in CLASSES.values()}
+    for one in now.offered:
+        device = Device(one.name, one.uuid, "", 0, problem=now.problem or now.why.get(one.uuid, ""))
+        found[_class(one.name)].append(device)
+    return [(name, None, row) for name, row in found.items()]
+
+
+def _claimed(rows: Mapping[str, Row]) -> Iterator[Sample]:
+    found = Counter(dict.fromkeys(CLASSES.values(), 0))
+    for row in rows.values():
+        mine = claimed.held(row)
+        found.update(_class(one["device"]) for one in row["devices"] if one["uuid"] in mine)
+    yield "claims", {}, len(rows)
+    for name, number in found.items():
+        yield "claimed_devices", {"resource": name}, number
+
+
+def _tainted(now: Now) -> Iterator[Sample]:
+    rows = (one for row in now.taints.values() for one in row)
+    found = Counter((one["key"].rpartition("/")[2], one["effect"]) for one in rows)
+    for (reason, effect), number in found.items():
+        yield "tainted_devices", {"reason": reason, "effect": effect}, number
+
+
+def _class(name: str) -> str:
+    return CLASSES.get(name.partition("-")[0], OWN_DRIVER)

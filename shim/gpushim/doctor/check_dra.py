@@ -1,0 +1,226 @@
+"""Checks of gpushim's DRA driver: whether it does its part, what claims have, and whether engines give that to them.
+
+Out of scope: device plugins (check_device_plugin.py), kubelet (check_kubelet.py), devices that claims could have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+from typing import TYPE_CHECKING, Any
+
+from gpushim import __version__
+from gpushim.containers import kubelet
+from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.doctor import (
+    OK,
+    REFRESH,
+    broken,
+    check_containerd,
+    check_crio,
+    listing,
+    ok,
+    pods,
+    skipped,
+    some,
+    warning,
+)
+from gpushim.doctor.check_kubelet import again, setting
+from gpushim.engines.processes import ask
+from gpushim.ground.errors import quote, visible
+from gpushim.inventory import ensure
+from gpushim.refresh import plugin_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.doctor import Finding, Host
+
+SECONDS = 5.0  # for the driver's answer
+UNIT = "gpushim-dra-driver"
+POD_AGAIN = "delete the DRA driver's pod on this node with kubectl: its daemon set makes another"
+ANOTHER = f"another driver named {OWN_DRIVER} runs on this node"
+REMOVE = (
+    "remove one of them from this node: uninstall NVIDIA's chart with helm, or set dra.enabled=false in gpushim's"
+)
+GONE = "delete its pods with kubectl, and the claim if it was not made for one of them: the next get another device"
+NEWER = "upgrade containerd to 2.0 or newer, which does CDI by itself"
+
+
+def driver(host: Host) -> Iterator[Finding]:
+    """Check that gpushim's DRA driver is there if claims have GPUs by it, and that it does its part."""
+    if not os.path.isdir(host.kubelet):
+        return
+    if runs(host):
+        yield from _asked(host)
+        return
+    try:
+        held = sorted({_name(one) for one in _own(host)})
+    except ValueError:  # of which `claims` tells
+        held = []
+    if another := _listens(host, ours=False):
+        yield skipped(f"a driver named {OWN_DRIVER} that is not gpushim's listens at {another}")
+    elif held:
+        evidence = f"claims have GPUs here, such as {held[0]}, and no gpushim-dra-driver runs: kubelet cannot end "
+        yield broken(f"{evidence}their pods", _absent(host))
+    else:
+        yield skipped("no gpushim-dra-driver gives out GPUs by claim here")
+
+
+def runs(host: Host) -> bool:
+    """Say whether gpushim's DRA driver listens for kubelet."""
+    return bool(_listens(host, ours=True))
+
+
+def _listens(host: Host, ours: bool) -> str:
+    """Return a socket at which gpushim's driver listens, or another of its name; "" if none does."""
+    paths = listing(f"{host.kubelet}/plugins/{OWN_DRIVER}")
+    found = (path for path in paths if os.path.basename(path).startswith("gpushim-") == ours)
+    return next((path for path in found if ask.listens(path)), "")
+
+
+def _absent(host: Host) -> str:
+    """Say what to do where it does not run."""
+    if host.unit(f"{UNIT}.service"):
+        return f"see with `journalctl -u {UNIT}` why it does not run; then systemctl restart {UNIT}"
+    return pods("dra-driver")
+
+
+def _again(host: Host) -> str:
+    """Say how it is restarted: by systemd, or by its pod."""
+    return f"systemctl restart {UNIT}" if host.unit(f"{UNIT}.service") else POD_AGAIN
+
+
+def _asked(host: Host) -> Iterator[Finding]:
+    where = f"{host.state}/{plugin_socket.DRIVERS}"
+    try:
+        data = plugin_socket.exchange(host.state, plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
+        answer = json.loads(data)
+        number, published = int(answer["devices"]), dict(answer["published"])
+    except PermissionError:
+        raise
+    except socket.timeout:
+        yield warning(f"gpushim-dra-driver does not answer at {where} within {SECONDS:g} s", _again(host))
+        return
+    except OSError as error:
+        why = error.strerror or error
+        yield warning(f"gpushim-dra-driver runs, and cannot be asked at {where}: {why}", _again(host))
+        return
+    except (ValueError, KeyError, TypeError, RecursionError):
+        yield warning(f"what gpushim-dra-driver answers at {where} is not understood", _again(host))
+        return
+    found = [*_answered(host, answer, published)]
+    yield from found
+    if not found:
+        beside = ", beside gpushim-device-plugin" if os.path.exists(f"{host.state}/{plugin_socket.SOCKET}") else ""
+        yield ok(f"kubelet has gpushim-dra-driver{beside}, and {number} devices are offered to claims")
+
+
+def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> Iterator[Finding]:
+    """Say what is wrong, by what it answers."""
+    version, problem = str(answer.get("version")), str(answer.get("problem") or "")
+    if version != __version__:
+        evidence = f"the gpushim-dra-driver that runs is version {quote(version)}, and this is {__version__}"
+        yield warning(evidence, _again(host))
+    if answer.get("rival"):
+        where = quote(str(answer["rival"]))
+        yield broken(f"{ANOTHER}, at {where}, so gpushim-dra-driver gives out none", REMOVE)
+    elif not answer.get("registered"):
+        why = f": {visible(str(answer['refused']))}" if answer.get("refused") else ""
+        yield broken(f"kubelet has not registered gpushim-dra-driver{why}", _again(host))
+    elif answer.get("publishes") and (published.get("problem") or not published.get("generation")):
+        why = visible(str(published.get("problem") or "its container cluster does not say that they are"))
+        yield broken(f"the ResourceSlices of this node are not published: {why}", _logs(host))
+    if answer.get("released"):
+        yield warning("gpushim-dra-driver has released the GPUs", "gpushim device-plugin take")
+    elif problem:
+        yield broken(f"gpushim-dra-driver gives nothing out: {visible(problem)}", REFRESH)
+    elif answer.get("lacks"):
+        yield broken(visible(str(answer["lacks"])), _with_spec(host))
+
+
+def _with_spec(host: Host) -> str:
+    """Say how the CDI spec gets all devices, by their UUIDs."""
+    cdi = host.settings["cdi"]
+    lines = ["write-spec = true"] * (not cdi["write-spec"])
+    if "uuid" not in cdi["device-names"]:
+        lines.append(f"device-names = {json.dumps([*cdi['device-names'], 'uuid'])}")
+    return "; then ".join([*(setting(host, "cdi", line) for line in lines), REFRESH])
+
+
+def _logs(host: Host) -> str:
+    """Say where the half that asks the API server says more."""
+    if host.unit(f"{UNIT}.service"):
+        return f"see with `journalctl -u '{UNIT}*'` why, and mend that; then systemctl restart {UNIT}"
+    return f"see in the log of its pod's container cluster why, and mend that; then {POD_AGAIN}"
+
+
+def claims(host: Host) -> Iterator[Finding]:
+    """Check that the GPUs that claims have are still there, by what kubelet keeps of claims."""
+    path = f"{host.kubelet}/{kubelet.CLAIMS}"
+    if not os.path.isdir(host.kubelet):
+        return
+    inventory, stale = ensure.last(host.config, host.state)
+    try:
+        found = _own(host)
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        evidence = f"{path} cannot be used: {why}; a kubelet that starts with it does not know which claims pods have"
+        fix = f"drain this node with kubectl; then rm -f {shlex.quote(path)} && {again(host, 'restart')}"
+        yield warning(evidence, fix)
+        return
+    if not found:
+        yield skipped(f"no pod here has a claim of {OWN_DRIVER}")
+        return
+    if stale == "policy" or inventory["platform"] != "native":
+        yield skipped(f"there is no snapshot of GPUs to hold {path} against")
+        return
+    known = {one["uuid"] for one in (*inventory["gpus"], *inventory["mig"])}
+    lost = {_name(one): uuid for one in found for uuid in _uuids(one) if uuid not in known}
+    for name, uuid in lost.items():
+        evidence = f"the claim {name} has {quote(uuid)}, which this host does not have any more"
+        yield warning(evidence, GONE)
+    if not lost:
+        yield ok(f"what the claims of {OWN_DRIVER} here have is there: {some(sorted({*map(_name, found)}))}")
+
+
+def _own(host: Host) -> list[kubelet.Claim]:
+    return [one for one in kubelet.claims(host.kubelet) if one.driver == OWN_DRIVER]
+
+
+def _name(claim: kubelet.Claim) -> str:
+    return quote(f"{claim.namespace}/{claim.name}")
+
+
+def _uuids(claim: kubelet.Claim) -> list[str]:
+    """List the UUIDs that gpushim's driver has told containers of a claim; NVIDIA's tells none."""
+    names = (name.partition("=")[2] for name in claim.cdi)
+    return [name for name in names if name.startswith(("GPU-", "MIG-"))]
+
+
+def engines(host: Host) -> Iterator[Finding]:
+    """Check that engines inject CDI devices, by which claims alone give GPUs to containers."""
+    if not os.path.isdir(host.kubelet):
+        return
+    if not runs(host):
+        yield skipped("no gpushim-dra-driver gives out GPUs by claim here")
+        return
+    found = [*without_cdi(host)]
+    for engine, one in found:
+        evidence = f"{engine} does not serve claims, so their containers start without a GPU: {one.evidence}"
+        yield broken(evidence, one.fix or NEWER)
+    if not found:
+        yield ok("the engine injects what claims give to containers")
+
+
+def without_cdi(host: Host) -> Iterator[tuple[str, Finding]]:
+    """List engines for pods that inject no CDI devices, with what their own check finds."""
+    for engine, check in (("containerd", check_containerd.devices), ("CRI-O", check_crio.devices)):
+        yield from ((engine, one) for one in check(host) if one.verdict != OK)
+
+
+CHECKS = {"kubernetes-dra-driver": driver, "kubernetes-claims": claims, "kubernetes-dra-engine": engines}

@@ -1,0 +1,106 @@
+"""gpushim-dra-driver --check: what it says and how it ends, and that it changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.dranode import DRIVER, PROGRAM, driver
+from e2e.engines import SYSTEM_PATH
+from e2e.leftovers import until
+from e2e.plugins import ROOTS, environment
+from e2e.test_dra_node import env, folder, host, name
+from e2e.trees import TOP
+from fakehost import Host
+
+__all__ = ["env", "folder", "host"]
+
+
+def run(env: dict[str, str], folder: Path) -> tuple[int, str]:
+    """Run it; return its exit code, and what it says."""
+    words = [str(PROGRAM), "--check", f"--kubelet-dir={folder}"]
+    done = subprocess.run(words, env=environment(env), capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def check(env: dict[str, str], folder: Path, code: int = 0) -> str:
+    """Run it; return what it says, if it ends so."""
+    found = run(env, folder)
+    assert found[0] == code, found[1]
+    return found[1]
+
+
+def everything(*folders: Path) -> dict[str, tuple[int, int]]:
+    """Return what there is, with identities and times."""
+    paths = (os.path.join(base, one) for folder in folders for base, _, names in os.walk(folder) for one in names)
+    return {path: (os.lstat(path).st_ino, os.lstat(path).st_mtime_ns) for path in paths}
+
+
+def test_what_would_be_offered(env: dict[str, str], folder: Path, host: Host) -> None:
+    before = everything(folder)
+    said = check(env, folder)
+    assert "gpu.nvidia.com: 4 of 4 can be given out, in 1 ResourceSlices\n" in said
+    for uuid in (host.gpus[1].uuid, host.gpus[0].mig[0].uuid):
+        assert name(uuid) in said
+    assert f"note: there is no {folder}/plugins_registry, which kubelet makes when it starts" in said
+    assert everything(folder) == before
+
+
+def test_who_has_what(env: dict[str, str], folder: Path, host: Host) -> None:
+    gpu, mig = host.gpus[1].uuid, host.gpus[0].mig[0].uuid
+    with driver(folder, env) as one:
+        one.allocate("a", name(gpu), name(mig))
+        assert not isinstance(one.prepare("a")["a"], str)
+        rows = {row.split()[0]: row for row in check(env, folder).splitlines() if row.startswith(("gpu-", "mig-"))}
+    assert {uuid for uuid, row in rows.items() if "claim d/c-a" in row} == {name(gpu), name(mig)}
+
+
+def test_a_gpu_that_the_spec_lacks(env: dict[str, str], folder: Path, host: Host) -> None:
+    spec, gone = Path(env["GPUSHIM_STATE"], "cdi/nvidia.com-gpu.json"), host.gpus[1].uuid
+    text = spec.read_text()
+    spec.write_text(text.replace(f'"{gone}"', '"other"'))
+    said = check(env, folder, code=1)
+    assert "gpu.nvidia.com: 3 of 4 can be given out" in said
+    assert f"does not have, such as {gone}: under [cdi]" in said
+
+
+def test_another_driver_of_the_name(env: dict[str, str], folder: Path) -> None:
+    """Ours that runs is none."""
+    with driver(folder, env):
+        check(env, folder)
+    words = [sys.executable, "-m", "e2e.dradriver", str(folder), DRIVER, "pool", "gpu-0", "x/y=z"]
+    paths = f"{ROOTS}:{TOP / 'tests'}"
+    with subprocess.Popen(words, env={"PATH": SYSTEM_PATH, "PYTHONPATH": paths}) as theirs:
+        try:
+            path = folder / f"plugins_registry/{DRIVER}-reg.sock"
+            assert until(
+                lambda: path.exists() and f"listens at {path}, so gpushim gives out no" in run(env, folder)[1], 30
+            )
+            check(env, folder, code=1)
+        finally:
+            theirs.kill()
+    check(env, folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ('exclude = ["x"]', 15, "x"),
+        ('exclude = ["0", "1", "2"]', 0, "nothing is offered: this host has no GPU to give out to claims"),
+        ("x = 1", 15, "x"),
+    ],
+)
+def test_how_it_ends(env: dict[str, str], folder: Path, line: str, code: int, said: str) -> None:
+    config = Path(env["GPUSHIM_CONFIG"])
+    config.write_text(f"{config.read_text()}\n[device-plugin]\n{line}\n")
+    assert said in check(env, folder, code=code)
+
+
+def test_flags_that_a_driver_needs_are_not_needed(env: dict[str, str]) -> None:
+    done = subprocess.run([str(PROGRAM)], env=environment(env), capture_output=True, text=True, check=False)
+    assert (done.returncode, "Missing option '--socket'" in done.stderr) == (2, True)

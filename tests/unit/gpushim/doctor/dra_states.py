@@ -1,0 +1,173 @@
+"""States of a node with claims in which its checks find a fault; gpushim's DRA driver is played by a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gpushim
+from gpushim.containers.kubelet import CLAIMS, OWN_DRIVER
+from gpushim.doctor import check_dra
+from unit.gpushim.doctor.fault import State, into
+from unit.gpushim.doctor.nodes import GONE, KUBELET, answering, bound, configure, held
+from unit.gpushim.doctor.patient import Patient
+
+STATES: list[State] = []
+fault = into(STATES)
+PLUGINS, UNIT = f"{KUBELET}/plugins/{OWN_DRIVER}", "usr/lib/systemd/system/gpushim-dra-driver.service"
+ANSWER: dict[str, Any] = {
+    "version": gpushim.__version__,
+    "registered": True,
+    "refused": "",
+    "rival": "",
+    "released": False,
+    "problem": "",
+    "lacks": "",
+    "devices": 2,
+    "publishes": True,
+    "published": {"generation": 3, "problem": "", "dropped": []},
+}
+
+
+def our_driver(patient: Patient, until: contextlib.ExitStack, answer: Any = ANSWER) -> None:
+    """Let gpushim's driver listen for kubelet, and answer."""
+    folder = patient.top / PLUGINS
+    folder.mkdir(parents=True, exist_ok=True)
+    until.enter_context(bound(folder / "gpushim-c0ffee.sock"))
+    os.makedirs(patient.state, 0o755, exist_ok=True)
+    data = answer if answer is None or isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n"
+    until.enter_context(answering(Path(patient.state, "dra-driver.sock"), data))
+
+
+def plays(patient: Patient, unit: bool = True, **more: Any) -> None:
+    our_driver(patient, held(patient), {**ANSWER, **more})
+    if unit:
+        patient.write(UNIT, "")
+
+
+def claimed(patient: Patient, *uuids: str) -> None:
+    """Have kubelet keep claims with these GPUs, as pkg/kubelet/cm/dra/state writes them."""
+    patient.listed()
+    devices = [
+        {"PoolName": "n", "DeviceName": one.lower(), "CDIDeviceIDs": [f"nvidia.com/gpu={one}"]} for one in uuids
+    ]
+    entry = {"ClaimUID": "k", "ClaimName": "gpu", "Namespace": "ns", "PodUIDs": {"u": {}}}
+    rows = [{**entry, "DriverState": {OWN_DRIVER: {"Devices": devices}}}]
+    patient.write(
+        f"{KUBELET}/{CLAIMS}", json.dumps({"Data": json.dumps({"ClaimInfoStateList": rows}), "Checksum": 1})
+    )
+
+
+def first(patient: Patient) -> str:
+    patient.listed()
+    return str(patient.saved()["gpus"][0]["uuid"])
+
+
+@fault("kubernetes-dra-driver", "broken", "claims have GPUs here, such as ns/gpu, and no gpushim-dra-driver runs")
+def claims_without_their_driver(patient: Patient) -> None:
+    claimed(patient, first(patient))
+
+
+@fault("kubernetes-dra-driver", "broken", "and no gpushim-dra-driver runs: kubelet cannot end their pods")
+def claims_without_their_unit(patient: Patient) -> None:
+    claimed(patient, first(patient))
+    patient.write(UNIT, "")
+    (patient.top / PLUGINS).mkdir(parents=True)
+    bound(patient.top / PLUGINS / "gpushim-dead.sock").close()
+
+
+@fault("kubernetes-dra-driver", "broken", "another driver named gpu.nvidia.com runs on this node, at /x")
+def another_driver_of_the_name(patient: Patient) -> None:
+    plays(patient, rival="/x", registered=False)
+
+
+@fault("kubernetes-dra-driver", "broken", "kubelet has not registered gpushim-dra-driver: no such version")
+def kubelet_does_not_have_it(patient: Patient) -> None:
+    plays(patient, registered=False, refused="no such version")
+
+
+@fault("kubernetes-dra-driver", "broken", "kubelet has not registered gpushim-dra-driver")
+def kubelet_does_not_have_the_pod(patient: Patient) -> None:
+    plays(patient, unit=False, registered=False)
+
+
+@fault("kubernetes-dra-driver", "broken", "are not published: the API server refuses that")
+def slices_are_refused(patient: Patient) -> None:
+    plays(patient, published={"generation": 3, "problem": "the API server refuses that"})
+
+
+@fault("kubernetes-dra-driver", "broken", "are not published: its container cluster does not say that they are")
+def the_other_half_is_away(patient: Patient) -> None:
+    plays(patient, unit=False, published={})
+
+
+@fault("kubernetes-dra-driver", "warning", "has released the GPUs")
+def the_driver_has_let_go(patient: Patient) -> None:
+    plays(patient, released=True, problem="released by somebody")
+
+
+@fault("kubernetes-dra-driver", "broken", "gpushim-dra-driver gives nothing out: no snapshot")
+def the_driver_has_no_snapshot(patient: Patient) -> None:
+    plays(patient, problem="no snapshot")
+
+
+@fault("kubernetes-dra-driver", "broken", "no claim is given a GPU that /s does not have")
+def the_spec_lacks_a_gpu(patient: Patient) -> None:
+    plays(patient, lacks="no claim is given a GPU that /s does not have")
+
+
+@fault("kubernetes-dra-driver", "broken", "no claim is given a GPU that /s does not have")
+def the_spec_may_not_have_it(patient: Patient) -> None:
+    configure(patient, "cdi", "write-spec = false")
+    configure(patient, "cdi", 'device-names = ["index"]')
+    plays(patient, lacks="no claim is given a GPU that /s does not have")
+
+
+@fault("kubernetes-dra-driver", "warning", "that runs is version 0.0.1")
+def the_driver_is_older(patient: Patient) -> None:
+    plays(patient, version="0.0.1")
+
+
+@fault("kubernetes-dra-driver", "warning", "cannot be asked")
+def the_driver_has_no_socket_of_its_own(patient: Patient) -> None:
+    plays(patient)
+    Path(patient.state, "dra-driver.sock").unlink()
+
+
+@fault("kubernetes-dra-driver", "warning", "does not answer at")
+def the_driver_is_stopped(patient: Patient) -> None:
+    patient.patch.setattr(check_dra, "SECONDS", 0.2)
+    our_driver(patient, held(patient), None)
+
+
+@fault("kubernetes-dra-driver", "warning", "is not understood")
+def something_else_answers_for_it(patient: Patient) -> None:
+    our_driver(patient, held(patient), b'{"devices": []}\n')
+
+
+@fault("kubernetes-claims", "warning", "the claim ns/gpu has GPU-0000")
+def a_claims_gpu_is_gone(patient: Patient) -> None:
+    claimed(patient, first(patient), GONE)
+    plays(patient)
+
+
+@fault("kubernetes-claims", "warning", "cannot be used: it is not as kubelet writes it")
+def what_kubelet_keeps_of_claims_is_damaged(patient: Patient) -> None:
+    patient.write(f"{KUBELET}/{CLAIMS}", '{"Data": 3}')
+
+
+@fault("kubernetes-dra-engine", "broken", "containerd does not serve claims, so their containers start without a GPU")
+def the_engine_serves_no_claims(patient: Patient) -> None:
+    plays(patient)
+    path = patient.top / "containerd.toml"
+    path.write_text(path.read_text().replace("enable_cdi = true", "enable_cdi = false"))
+
+
+@fault("kubernetes-dra-engine", "broken", "without a GPU: this containerd does not do CDI")
+def the_engine_is_too_old_for_claims(patient: Patient) -> None:
+    plays(patient)
+    path = patient.top / "containerd.toml"
+    path.write_text(path.read_text().replace("enable_cdi = true\n", ""))
