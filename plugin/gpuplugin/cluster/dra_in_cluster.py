@@ -29,6 +29,8 @@ from gpushim.paths import trust
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from gpuplugin.cluster.parts import Part
+
 LOOK = 1.0  # seconds between looks at whether the socket is still the one of that name
 SEND = 10  # seconds for the other side to take a line
 
@@ -44,11 +46,16 @@ def run(environment: Mapping[str, str], path: str, folder: str = FOLDER) -> None
     Raises:
         GpushimError: this is no pod.
     """
+    parts.run(half(environment, path, folder))
+
+
+def half(environment: Mapping[str, str], path: str, folder: str = FOLDER) -> list[Part]:
+    """Return the parts that `run` does; arguments and errors are the same."""
     api, node = Api(environment, folder), named(environment.get("NODE_NAME", ""), "NODE_NAME")
     link = Link(path)
     link.slices, link.claims = Slices(api, node, link.send), Claims(api)
     works = [link.claims.work] * claims.AT_ONCE
-    parts.run([link.follow, link.slices.follow, link.slices.write, *works])
+    return [link.follow, link.slices.follow, link.slices.write, *works]
 
 
 class Link:
