@@ -3,10 +3,10 @@
 
     tests/apart.py .venv/bin/python bench/dra.py [--rounds N] [--rest SECONDS] [--only node|cluster]
 
-Needs root, tools/setup.sh and the archive of Kubernetes (tests/e2e/kube.py). The host is simulated: 9 GPUs, 8 of them
-with 7 MIG instances each. First the driver's half on the node alone, the other half being this process; then the chart
-in a cluster of a real API server, scheduler, controller-manager, kubelet and containerd, without the device plugin.
-Rows, of which times are medians, with the least and the most:
+Needs root, tools/setup.sh and the archive of Kubernetes (tests/e2e/kube.py). The host is simulated: 9 GPUs, 8
+with 7 MIG instances each. First the driver's half on the node alone, the other half being this process; then the
+chart in a cluster of a real API server, scheduler, controller-manager, kubelet and containerd, without the device
+plugin. Rows, of which times are medians, with the least and the most:
 
     prepare         of one claim, through gRPC, with an answer of the other half at once; the same for a claim that is
                     prepared already; and unprepare of what never was, which tells gRPC's part
@@ -23,14 +23,11 @@ Rows, of which times are medians, with the least and the most:
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -42,17 +39,18 @@ from typing import Any
 TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "hook", "vendor")]
 
-import fakehost  # noqa: E402
 import grpc  # noqa: E402
-import scratch  # noqa: E402
 from bench.audit import Audit, kinds  # noqa: E402
-from bench.device_plugin import memory, scheduled  # noqa: E402
+from bench.processes import memory, of_container, scheduled, session  # noqa: E402
+from bench.watch import Watch, watching  # noqa: E402
+
+import fakehost  # noqa: E402
+import scratch  # noqa: E402
 from e2e import claims, dranode, helm, image, kube, plane, trees  # noqa: E402
 from e2e.deployed import rolled_out  # noqa: E402
 from e2e.plane import Cluster  # noqa: E402
 from e2e.witness import settings  # noqa: E402
 from fakehost import Host  # noqa: E402
-
 from gpuplugin.kubelet import dra  # noqa: E402
 from gpushim.containers import protobuf  # noqa: E402
 
@@ -65,9 +63,12 @@ VALUES: helm.Values = {
 USER = f"system:serviceaccount:{helm.NAMESPACE}:gpushim-dra-driver"
 REGISTERED = "kubelet has registered the DRA driver"
 CONTAINED = 94  # an XID of one GPU instance, after which it is unhealthy for some time
+EVENTS = "etc/fakehost.events"
+TASKS = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
+DEVICES = 57  # which one slice has
 SETTLED = 60.0  # seconds after which nothing of the start is left
 PREPARES = 300
-DEADLINE = 60.0
+CALLS = ("prepare", "prepare again", "unprepare", "unprepare of nothing")
 SLICES = f"/apis/{claims.VERSION}/resourceslices?watch=1"
 PODS = "/api/v1/namespaces/default/pods?watch=1"
 
@@ -122,74 +123,35 @@ def preparing(one: dranode.Driver, host: Host) -> None:
     with grpc.insecure_channel(f"unix:{one.endpoint()}", options=options) as channel:
 
         def method(name: str, answer: str) -> Callable[[str], Any]:
-            write, read = partial(protobuf.encode, dra.MESSAGES, "Claims"), partial(protobuf.decode, dra.MESSAGES, answer)
+            write, read = (
+                partial(protobuf.encode, dra.MESSAGES, "Claims"),
+                partial(protobuf.decode, dra.MESSAGES, answer),
+            )
             work = channel.unary_unary(f"/{dra.PREPARING[0]}/{name}", write, read)
-            return lambda uid: work({"claims": [{"namespace": "d", "uid": uid, "name": f"c-{uid}"}]}, timeout=DEADLINE)
+            return lambda uid: work(
+                {"claims": [{"namespace": "d", "uid": uid, "name": f"c-{uid}"}]}, timeout=DEADLINE
+            )
 
         prepare, unprepare = (
             method("NodePrepareResources", "PreparedClaims"),
             method("NodeUnprepareResources", "UnpreparedClaims"),
         )
-        found: dict[str, list[float]] = {"prepare": [], "prepare again": [], "unprepare": [], "unprepare of nothing": []}
+        found: dict[str, list[float]] = {
+            "prepare": [],
+            "prepare again": [],
+            "unprepare": [],
+            "unprepare of nothing": [],
+        }
         for number in range(PREPARES):
             uid = f"u{number}"
             one.allocate(uid, names[number % len(names)])
-            for name, call in zip(found, (prepare, prepare, unprepare, unprepare)):
+            for name, call in zip(CALLS, (prepare, prepare, unprepare, unprepare)):
                 began = time.perf_counter()
                 answer = call(uid)
-                found[name].append(time.perf_counter() - began)
+                found.setdefault(name, []).append(time.perf_counter() - began)
                 assert not (answer["claims"][0]["value"] or {}).get("error"), answer
         for name, times in found.items():
             say(f"{name}, {len(names)} MIG instances, no API server", spread(times))
-
-
-class Watch:
-    """A watch of the API server's: each event with the time.time() at which it came.
-
-    Args:
-        cluster: whose.
-        path: of the API, with its query.
-    """
-
-    def __init__(self, cluster: Cluster, path: str) -> None:
-        self._news = threading.Condition()
-        self._events: list[tuple[float, dict[str, Any]]] = []
-        command = [*cluster.place.prefix, "/usr/bin/kubectl", f"--kubeconfig={cluster.kubeconfig}", "get", "--raw", path]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        threading.Thread(target=self._follow, daemon=True).start()
-
-    def _follow(self) -> None:
-        assert self._process.stdout
-        for line in self._process.stdout:
-            at = time.time()
-            with self._news:
-                self._events.append((at, json.loads(line)))
-                self._news.notify_all()
-
-    def first(self, condition: Callable[[str, dict[str, Any]], bool], since: float = 0.0) -> float:
-        """Return when the first event from a time on came of which something is so."""
-
-        def found() -> float:
-            return next((at for at, one in self._events if at >= since and condition(one["type"], one["object"])), 0.0)
-
-        with self._news:
-            assert self._news.wait_for(found, DEADLINE), self._events[-3:]
-            return found()
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.terminate()
-        self._process.wait()
-
-
-@contextlib.contextmanager
-def watching(cluster: Cluster, path: str) -> Iterator[Watch]:
-    """Watch for the block."""
-    found = Watch(cluster, path)
-    try:
-        yield found
-    finally:
-        found.stop()
 
 
 def in_cluster(folder: Path, host: Host, rounds: int, rest: float) -> None:
@@ -206,7 +168,7 @@ def in_cluster(folder: Path, host: Host, rounds: int, rest: float) -> None:
             say("registered to a complete pool, first", spread([registered(cluster, slices, 0.0)]))
             say("the same, kubelet restarted", spread([restarted(cluster, slices) for _ in range(rounds // 4)]))
             running(cluster, pods, rounds)
-            say("an XID of one of 56 instances to its taint", spread([*struck(host, slices, rounds)]))
+            say("an XID of one of 56 instances to its taint", spread([*struck(cluster, host, slices, rounds)]))
             resting(cluster, audit, rest, "at rest")
             cluster.apply(claims.claim("held"), claims.pod("held", "held"))
             resting(cluster, audit, rest, "while a pod has a claim")
@@ -220,15 +182,23 @@ def stamp(text: str) -> float:
 
 def registered(cluster: Cluster, slices: Watch, since: float) -> float:
     """Return the seconds from the first registration from a time on to a complete pool."""
-    words = ("logs", "daemonset/gpushim-dra-driver", f"--namespace={helm.NAMESPACE}", "--container=node", "--timestamps")
+    words = (
+        "logs",
+        "daemonset/gpushim-dra-driver",
+        f"--namespace={helm.NAMESPACE}",
+        "--container=node",
+        "--timestamps",
+    )
 
     def lines() -> list[float]:
-        said = cluster.kubectl(*words).splitlines()
+        said = cluster.kubectl(*words, check=False).splitlines()
         return [stamp(line) for line in said if REGISTERED in line and stamp(line) >= since]
 
     cluster.wait_for(lines, "kubelet has registered it")
     began = lines()[0]
-    return slices.first(lambda kind, one: kind != "DELETED" and len(one["spec"].get("devices", ())) == 57, began) - began
+    return (
+        slices.first(lambda kind, one: kind != "DELETED" and len(one["spec"].get("devices", ())) == 57, began) - began
+    )
 
 
 def restarted(cluster: Cluster, slices: Watch) -> float:
@@ -250,7 +220,7 @@ def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
             cluster.apply(claims.claim(name), asked)
 
             def runs(kind: str, one: dict[str, Any], name: str = name) -> bool:
-                return one["metadata"]["name"] == name and one["status"].get("phase") == "Running"
+                return (one["metadata"]["name"], one["status"].get("phase")) == (name, "Running")
 
             phase.append(pods.first(runs))
             began.append(pods.first(lambda kind, one, name=name: one["metadata"]["name"] == name))  # type: ignore[misc]
@@ -267,13 +237,20 @@ def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
     say("prepare as kubelet sees it, mean", f"{1000 * total / (count or 1):.1f} ms; {count:.0f} times")
 
 
-def struck(host: Host, slices: Watch, rounds: int) -> Iterator[float]:
+def struck(cluster: Cluster, host: Host, slices: Watch, rounds: int) -> Iterator[float]:
     """Let one MIG instance after the other have an XID; yields the seconds until its taint is in the watch."""
+    here, there = (
+        Path(host.root, EVENTS),
+        rootfs(cluster, driver(cluster)["node"]) / EVENTS,
+    )  # NVML in a pod reads the pod's file
     for number in range(rounds):
         gpu = host.gpus[number % 8]
         mig = gpu.mig[number // 8 % 7]
-        began = time.time()
         host.xid(gpu.index, CONTAINED, mig.gi, mig.ci)
+        line = here.read_text().splitlines(keepends=True)[-1]
+        began = time.time()
+        with there.open("a") as file:
+            file.write(line)
 
         def tainted(kind: str, one: dict[str, Any], uuid: str = mig.uuid) -> bool:
             rows = one["spec"].get("devices", ())
@@ -283,31 +260,31 @@ def struck(host: Host, slices: Watch, rounds: int) -> Iterator[float]:
         time.sleep(1.0)
 
 
+def driver(cluster: Cluster) -> dict[str, str]:
+    """Return the containers of the driver's halves."""
+    (pod,) = cluster.pods("--selector=app.kubernetes.io/component=dra-driver", namespace=helm.NAMESPACE).values()
+    return {one["name"]: one["containerID"].rpartition("/")[2] for one in pod["status"]["containerStatuses"]}
+
+
+def rootfs(cluster: Cluster, container: str) -> Path:
+    """Return where a container's root filesystem can be written, which the container itself cannot."""
+    assert cluster.containerd.process
+    pids = session(cluster.containerd.process.pid)
+    paths = (Path(f"/proc/{pid}/root{TASKS}/{container}/rootfs") for pid in pids)
+    return next(path for path in paths if path.is_dir())
+
+
 def resting(cluster: Cluster, audit: Audit, seconds: float, name: str) -> None:
     """Measure what the driver does when nothing happens."""
     time.sleep(SETTLED)
-    (pod,) = cluster.pods("--selector=app.kubernetes.io/component=dra-driver", namespace=helm.NAMESPACE).values()
-    ids = {one["name"]: one["containerID"].rpartition("/")[2] for one in pod["status"]["containerStatuses"]}
-    halves = {half: processes(container) for half, container in ids.items()}
+    halves = {half: of_container(container) for half, container in driver(cluster).items()}
     before, began = {half: spent(pids) for half, pids in halves.items()}, time.time()
     time.sleep(seconds)
     asked = audit.requests(began)
     for half, pids in halves.items():
-        own, children = (
-            (after - then) * 600 / seconds for after, then in zip(spent(pids), before[half])
-        )
+        own, children = ((after - then) * 600 / seconds for after, then in zip(spent(pids), before[half]))
         say(f"{half} half {name}: CPU in 10 min", f"{own:.2f} s; its children {children:.2f} s; {memory(pids[0])}")
     say(f"requests {name}, in {seconds:.0f} s", f"{len(asked) * 60 / seconds:.2f} a minute: {kinds(asked)}")
-
-
-def processes(container: str) -> list[int]:
-    """List the processes of a container, its first one first."""
-    found = []
-    for group in Path("/proc").glob("[0-9]*/cgroup"):
-        with contextlib.suppress(OSError):
-            if container in group.read_text():
-                found.append(int(group.parent.name))
-    return sorted(found)  # which has the others as children
 
 
 def spent(pids: list[int]) -> tuple[float, float]:

@@ -37,14 +37,15 @@ from typing import Any, Iterator
 TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "hook", "vendor")]
 
-import scratch  # noqa: E402
 from bench.audit import Audit, Request, kinds, peak  # noqa: E402
+from bench.processes import scheduled, session  # noqa: E402
+
+import scratch  # noqa: E402
 from e2e import controlplane  # noqa: E402
 from e2e.apiserver import Api, api  # noqa: E402
-from unit.gpuplugin.snapshots import gpu, snapshot  # noqa: E402
-
 from gpuplugin.cluster import dra_in_cluster, parts  # noqa: E402
 from gpuplugin.dra import offered  # noqa: E402
+from unit.gpuplugin.snapshots import gpu, snapshot  # noqa: E402
 
 PLACE, ACCOUNT = "dra", "driver"
 USER = f"system:serviceaccount:{PLACE}:{ACCOUNT}"
@@ -238,11 +239,11 @@ class Simulation:
         return found
 
     async def _rested(self, seconds: float, pids: list[int]) -> list[Request]:
-        before, own, began = self._cpu(), sum(map(cpu, pids)), time.time()
+        before, own, began = self._cpu(), sum(map(scheduled, pids)), time.time()
         await asyncio.sleep(seconds)
         found = self._audit.requests(began)
         self._say(f"rest, {seconds:.0f} s", found, before)
-        spent = (sum(map(cpu, pids)) - own) * 600 / seconds / len(self._nodes)
+        spent = (sum(map(scheduled, pids)) - own) * 600 / seconds / len(self._nodes)
         each = len(found) * 60 / seconds / len(self._nodes)
         print(f"  {'':12}a node: {each:.2f} requests a minute; {spent:.2f} s of CPU in 10 min for its cluster half")
         return found
@@ -271,8 +272,9 @@ class Simulation:
         return sum(map(float, rows))
 
     def _cpu(self) -> float:
-        assert self._server.daemon and self._server.daemon.process
-        return sum(cpu(pid) for pid in session(self._server.daemon.process.pid))
+        assert self._server.daemon
+        assert self._server.daemon.process
+        return sum(map(scheduled, session(self._server.daemon.process.pid)))
 
     def _say(self, name: str, found: list[Request], before: float) -> None:
         text = f"{len(found)} requests, {peak(found)} in a second, {peak(found, 0.1)} in 0.1 s: {kinds(found)}"
@@ -285,22 +287,6 @@ class Simulation:
         for name in ("begin", "write", "break", "away"):
             each = found[name]
             print(f"  {name:12}{len(each) * times:.0f} requests, {peak(each) * times:.0f} in a second")
-
-
-def session(leader: int) -> list[int]:
-    """List the processes of a session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[3]) == leader:
-                found.append(int(stat.parent.name))
-    return found
-
-
-def cpu(pid: int) -> float:
-    """Return the seconds of CPU of a process, with those of its threads that have ended."""
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ TRIES = 4  # at objects that others change meanwhile
 SETTLE = 0.2  # seconds; whoever deletes one slice deletes the others, too
 TICK = 1.0  # seconds between looks at what waits for a time
 REFUSED = {400, 403, 413, 422}
+BUSY = {0, 429, 500, 502, 503}  # of a server that can say nothing of the version
 
 
 class Slices:
@@ -90,7 +91,7 @@ class Slices:
             with self._changed:
                 self._state.problem("watch", str(error))
                 self._fresh = True
-                if getattr(error, "status", 0):
+                if getattr(error, "status", 0) not in BUSY:
                     self._version = ""
                 self._changed.notify_all()
             raise

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.cluster import cluster
-from gpuplugin.cluster.cluster import Api, ApiError, Pause
+from gpuplugin.cluster import cluster, pause
+from gpuplugin.cluster.cluster import Api, ApiError
+from gpuplugin.cluster.pause import Pause
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, certify
 
@@ -208,6 +209,25 @@ def test_a_watch_yields_until_the_server_ends_it(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spread", "last", "waits"),
+    [(8.0, b"", True), (8.0, b"{\n", True), (cluster.WATCH * 2.0, b"", False)],
+    ids=["by the server", "by an error", "after its time"],
+)
+def test_watches_that_end_together_come_back_apart(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, spread: float, last: bytes, waits: bool
+) -> None:
+    """All end when an API server does; one that has lasted has come to its own end."""
+    waited: list[float] = []
+    monkeypatch.setattr(pause, "SPREAD", spread)
+    monkeypatch.setattr("gpuplugin.cluster.pause.random.uniform", lambda least, most: (least + most) / 2)
+    monkeypatch.setattr("gpuplugin.cluster.pause.time.sleep", waited.append)
+    server.answer = lambda _: b'{"type": "ADDED"}\n' + last
+    with contextlib.suppress(ApiError):
+        [*api(server).watch("/", {})]
+    assert waited == [spread / 2] * waits
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is not JSON")],
     ids=["too large", "no JSON"],  # pytest tells children its name in a variable
@@ -260,10 +280,10 @@ def test_names_that_are_none(name: str) -> None:
 
 
 def test_pauses_grow_until_a_try_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuplugin.cluster.cluster.random.uniform", lambda *_: 1.0)
+    monkeypatch.setattr("gpuplugin.cluster.pause.random.uniform", lambda *_: 1.0)
     clock = itertools.repeat(0.0)
-    monkeypatch.setattr("gpuplugin.cluster.cluster.time.monotonic", lambda: next(clock))
-    pause = Pause()
-    assert [pause.seconds() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    monkeypatch.setattr("gpuplugin.cluster.pause.time.monotonic", lambda: next(clock))
+    one = Pause()
+    assert [one.seconds() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     clock = itertools.repeat(100.0)
-    assert pause.seconds() == 1
+    assert one.seconds() == 1
