@@ -128,9 +128,7 @@ def preparing(one: dranode.Driver, host: Host) -> None:
                 partial(protobuf.decode, dra.MESSAGES, answer),
             )
             work = channel.unary_unary(f"/{dra.PREPARING[0]}/{name}", write, read)
-            return lambda uid: work(
-                {"claims": [{"namespace": "d", "uid": uid, "name": f"c-{uid}"}]}, timeout=DEADLINE
-            )
+            return lambda uid: work({"claims": [{"namespace": "d", "uid": uid, "name": f"c-{uid}"}]})
 
         prepare, unprepare = (
             method("NodePrepareResources", "PreparedClaims"),
@@ -224,7 +222,7 @@ def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
 
             phase.append(pods.first(runs))
             began.append(pods.first(lambda kind, one, name=name: one["metadata"]["name"] == name))  # type: ignore[misc]
-            written.append(stamp(cluster.kubectl("logs", name, "--timestamps")))
+            written.append(stamp(logged(cluster, name)))
             claims.remove(cluster, name)
         for until, times in (("it runs", written), ("its phase is Running", phase)):
             spent = [after - before for before, after in zip(began, times)][1:]  # the first warms the caches
@@ -235,6 +233,13 @@ def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
         for name in ("dra_grpc_operations_duration_seconds_sum", "dra_grpc_operations_duration_seconds_count")
     )
     say("prepare as kubelet sees it, mean", f"{1000 * total / (count or 1):.1f} ms; {count:.0f} times")
+
+
+def logged(cluster: Cluster, name: str) -> str:
+    """Return what a pod has written, once it has."""
+    while not (text := cluster.kubectl("logs", name, "--timestamps")):
+        time.sleep(0.1)
+    return text
 
 
 def struck(cluster: Cluster, host: Host, slices: Watch, rounds: int) -> Iterator[float]:

@@ -146,9 +146,7 @@ class Api:
         limit = _Limit()
         try:
             with socket.create_connection((self._host, self._port), DEADLINE) as plain:
-                plain.setsockopt(
-                    socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-                )  # else it waits 40 ms for the server's ACK
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else it waits 40 ms for an ACK
                 limit.begin(DEADLINE, plain.dup())
                 connection.sock = context.wrap_socket(plain, server_hostname=self._host)  # which takes its descriptor
             connection.request(method, f"{path}?{urlencode(query)}", data, headers)

@@ -106,9 +106,8 @@ class Slices:
         """Write whatever is not as desired, for ever."""
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._pending() or self._state.changed(), self._state.wait(TICK) or TICK
-                )
+                if not (self._pending() or self._state.changed()):  # each news may be of how long to wait
+                    self._changed.wait(self._state.wait(TICK) or TICK)
                 desired, asked = (self._desired, self._asked) if self._pending() else (None, False)
                 if desired is not None:
                     self._due = self._asked = False

@@ -45,6 +45,22 @@ def test_ipv6(tmp_path: Path) -> None:
         assert server.asked[0].headers["Host"].startswith("[::1]:")
 
 
+def test_a_request_takes_no_longer_than_it_must(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads no certificates but those it goes by, and its parts do not wait for each other's ACK."""
+    wrap, delays = ssl.SSLContext.wrap_socket, list[int]()
+
+    def wrapped(context: ssl.SSLContext, plain: socket.socket, **more: Any) -> ssl.SSLSocket:
+        if "server_hostname" in more:  # the server's own has none
+            delays.append(plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return wrap(context, plain, **more)
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrapped)
+    monkeypatch.setattr(ssl.SSLContext, "set_default_verify_paths", lambda _: pytest.fail("reads all certificates"))
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: pytest.fail("reads all certificates"))
+    api(server).ask("GET", "/", {})
+    assert delays == [1]
+
+
 def test_a_token_that_rotates_is_read_again(server: ApiServer) -> None:
     asking = api(server)
     asking.ask("GET", "/", {})
