@@ -166,10 +166,10 @@ def in_cluster(folder: Path, host: Host, rounds: int, rest: float) -> None:
             say("registered to a complete pool, first", spread([registered(cluster, slices, 0.0)]))
             say("the same, kubelet restarted", spread([restarted(cluster, slices) for _ in range(rounds // 4)]))
             running(cluster, pods, rounds)
-            say("an XID of one of 56 instances to its taint", spread([*struck(cluster, host, slices, rounds)]))
             resting(cluster, audit, rest, "at rest")
             cluster.apply(claims.claim("held"), claims.pod("held", "held"))
             resting(cluster, audit, rest, "while a pod has a claim")
+            say("an XID of one of 56 instances to its taint", spread([*struck(cluster, host, slices, rounds)]))
 
 
 def stamp(text: str) -> float:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.cluster.parts import Part
 
-LOOK = 1.0  # seconds between looks at whether the socket is still the one of that name
+LOOK = 3.0  # seconds between looks at whether the socket is still the one of that name
 SEND = 10  # seconds for the other side to take a line
 
 

@@ -49,6 +49,7 @@ class Link:
         self._client: asyncio.StreamWriter | None = None
         self._asked: dict[int, tuple[asyncio.Future[Any], bytes]] = {}
         self._number = 0
+        self._told: list[list[dict[str, Any]]] | None = None
         self._pool = _line({"pool": None})
 
     @property
@@ -89,10 +90,11 @@ class Link:
         Args:
             slices: devices of each.
         """
-        line = _line({"pool": None if slices is None else {"slices": slices}})
-        if line != self._pool:
-            self._pool = line
-            self._send(line)
+        if slices == self._told:  # mostly of the same objects, which costs less than a line
+            return
+        self._told = slices
+        self._pool = _line({"pool": None if slices is None else {"slices": slices}})
+        self._send(self._pool)
 
     async def claim(self, asked: Mapping[str, str]) -> dict[str, Any] | None:
         """Return a claim as the API server has it; None if it does not have it any more.
