@@ -97,8 +97,8 @@ class Api:
     ) -> Iterator[Any]:
         """Yield the events of a watch until the server ends it, after WATCH seconds or up to twice that.
 
-        One that ends before has ended together with those of other nodes, as with a server: so this goes on for a
-        while then (`pause.apart`).
+        One that ends before, or cannot begin, does so together with those of other nodes, as with a server: so this
+        goes on for a while then (`pause.apart`).
 
         Args:
             path: as for `ask`.
@@ -111,10 +111,9 @@ class Api:
         """
         seconds = WATCH * random.uniform(1, 2)  # noqa: S311 - no secret; nodes that began at once do not stay together
         asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": f"{seconds:.0f}"}
-        enough = 0.0  # time.monotonic()
+        enough = time.monotonic() + seconds - pause.SPREAD
         try:
             with self._answer("GET", path, asked, None, accept, watch=seconds + SILENCE) as answer:
-                enough = time.monotonic() + seconds - pause.SPREAD
                 begun()
                 while (line := answer.readline(ANSWER_LIMIT + 1)).endswith(b"\n"):
                     yield _json(line)

@@ -20,6 +20,8 @@ from gpuplugin.cluster.pause import Pause
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, certify
 
+ADDED = b'{"type": "ADDED"}\n'
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ApiServer]:
@@ -225,19 +227,24 @@ def test_a_watch_yields_until_the_server_ends_it(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spread", "last", "waits"),
-    [(8.0, b"", True), (8.0, b"{\n", True), (cluster.WATCH * 2.0, b"", False)],
-    ids=["by the server", "by an error", "after its time"],
+    ("spread", "answer", "waits"),
+    [
+        (8.0, ADDED, True),
+        (8.0, ADDED + b"{\n", True),
+        (8.0, (503, {"message": "not yet"}), True),
+        (cluster.WATCH * 2.0, ADDED, False),
+    ],
+    ids=["by the server", "by an error", "before it has begun", "after its time"],
 )
 def test_watches_that_end_together_come_back_apart(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch, spread: float, last: bytes, waits: bool
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, spread: float, answer: Any, waits: bool
 ) -> None:
     """All end when an API server does; one that has lasted has come to its own end."""
     waited: list[float] = []
     monkeypatch.setattr(pause, "SPREAD", spread)
     monkeypatch.setattr("gpuplugin.cluster.pause.random.uniform", lambda least, most: (least + most) / 2)
     monkeypatch.setattr("gpuplugin.cluster.pause.time.sleep", waited.append)
-    server.answer = lambda _: b'{"type": "ADDED"}\n' + last
+    server.answer = lambda _: answer
     with contextlib.suppress(ApiError):
         [*api(server).watch("/", {})]
     assert waited == [spread / 2] * waits
