@@ -8,7 +8,7 @@ drivers' cluster halves are real, the halves 25 to a process; the nodes' halves 
 in one slice. Requests are those of the API server's audit log; CPU is the API server's and etcd's. Phases:
 
     begin     all nodes' first slices are desired at once
-    rest      nothing happens
+    rest      nothing happens; a watch lasts 300 to 600 s, so less shows nothing
     write     all nodes' slices change at once
     break     the API server is killed, and started again at once: all watches end in the same moment
     away      the same, and it is away for some time
@@ -68,7 +68,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--rest", type=float, default=240, metavar="SECONDS", help="how long it rests (default 240)")
+    parser.add_argument("--rest", type=float, default=600, metavar="SECONDS", help="how long it rests (default 600)")
     parser.add_argument("--away", type=float, default=30, metavar="SECONDS", help="API server away (default 30)")
     parser.add_argument("--halves", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()

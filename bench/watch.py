@@ -34,7 +34,7 @@ class Watch:
             "--raw",
             path,
         ]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:

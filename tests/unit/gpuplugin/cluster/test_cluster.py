@@ -84,7 +84,9 @@ def test_a_connection_that_cannot_be_secured_is_closed(server: ApiServer, monkey
     def wrap(*_: Any, **__: Any) -> ssl.SSLSocket:
         raise OSError(12, "Cannot allocate memory")
 
-    plain, other = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        plain = socket.create_connection(listener.getsockname())
+        other = listener.accept()[0]
     monkeypatch.setattr(socket, "create_connection", lambda *_: plain)
     monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap)
     with other, pytest.raises(ApiError, match="does not answer: Cannot allocate memory"):
