@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuplugin.settings import flags as options
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
 from gpushim.cli.program import as_process
 from gpushim.config import policy
 from gpushim.ground import logs, system
-from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.migrate import plugin_settings
-from gpushim.nvidia.migrate.device_plugin_keys import SETTINGS, Setting
+from gpushim.nvidia.migrate.device_plugin_keys import SETTINGS
 
 if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
@@ -29,50 +29,6 @@ PROGRAM = "gpushim-device-plugin"
 CLUSTER = ("cluster", "node_feature", "once")  # flags that are no settings
 
 
-def spelled(words: list[str]) -> list[str]:
-    """Write flags as click reads them: with two dashes, and a switch with its value.
-
-    Args:
-        words: as NVIDIA's plugin, a Go program, takes them too: -flag, --flag, --switch, --switch=false.
-    """
-    switches = {flag for setting in SETTINGS if setting.rule["type"] == "boolean" for flag in setting.flags}
-    found = []
-    for word in words:
-        if word.startswith("-") and len(word.lstrip("-")) > 1:
-            word = "--" + word.lstrip("-")
-        found.append(word + "=true" if word[2:] in switches else word)
-    return found
-
-
-def _options() -> list[click.Parameter]:
-    """Make an option of each flag; those that do nothing here, and second names, are not shown."""
-    return [
-        click.Option(
-            [f"--{flag}"],
-            multiple=True,
-            metavar=_metavar(setting.rule),
-            help=_help(setting),
-            hidden=not setting.key or flag != setting.flags[0],
-        )
-        for setting in SETTINGS
-        for flag in setting.flags
-    ]
-
-
-def _metavar(rule: dict[str, Any]) -> str:
-    if rule["type"] == "array":
-        return f"{_metavar(rule['items'])},..."
-    names = {"boolean": "[=true|false]", "integer": "NUMBER", "string": "TEXT"}
-    return f"[{'|'.join(rule['enum'])}]" if "enum" in rule else names[rule["type"]]
-
-
-def _help(setting: Setting) -> str:
-    default = setting.rule.get("default", "")
-    shown = ",".join(map(str, default)) if isinstance(default, list) else str(default)
-    value = shown.lower() if isinstance(default, bool) else shown
-    return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
-
-
 def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str | None, **flags: Any) -> None:
     """Tell kubelet which GPUs this node has, and what a container gets of them.
 
@@ -80,7 +36,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
-    given = {name.replace("_", "-"): value for name, value in flags.items() if value}
+    given = options.given(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
@@ -146,16 +102,14 @@ def _daemon() -> Any:
     try:
         from gpuplugin import daemon
     except ImportError as error:
-        raise GpushimError(
-            f"Python's grpcio cannot be used ({error}); install python3-grpcio, or with pip gpushim[device-plugin]"
-        ) from None
+        raise options.no_grpcio(error) from None
     return daemon
 
 
 def command() -> click.Command:
     """Return the command, for `main` and for its man page."""
-    options = [
-        *_options(),
+    parameters = [
+        *options.options(),
         click.Option(["--check"], is_flag=True, help="Say what would be registered and why, and exit."),
         click.Option(
             ["--explain"],
@@ -183,10 +137,10 @@ def command() -> click.Command:
             help="Run the MPS daemon of a group of GPUs, and nothing else; gpushim-mps@GROUP.service does it.",
         ),
     ]
-    found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, options, help=run.__doc__)
+    found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, parameters, help=run.__doc__)
     return click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")(found)
 
 
 def main() -> None:
     """Run as a process."""
-    as_process(command(), spelled(sys.argv[1:]))
+    as_process(command(), options.spelled(sys.argv[1:]))

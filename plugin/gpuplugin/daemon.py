@@ -157,6 +157,7 @@ class Plugin:
             return
         logger.info("the settings were read again")
         self._note(settings.notes)
+        self._watchers.choose(settings.checks)
         before, self._settings, self._seen = self._folder, settings, None
         if asked and before == self._folder:
             self._registry.forgotten()

@@ -40,7 +40,8 @@ def test_both_halves_understand_their_arguments(container: str) -> None:
     mounted = {row["mountPath"]: row["name"] for row in found[container]["volumeMounts"]}
     assert mounted[given["socket"].rpartition("/")[0]] == "halves"
     if container == "node":
-        assert (given["user"], given["effect"]) == (found["cluster"]["securityContext"]["runAsUser"], "NoExecute")
+        assert int(given["user"]) == found["cluster"]["securityContext"]["runAsUser"]
+        assert given["taint_effect"] == ("NoExecute",)
 
 
 @pytest.mark.parametrize(("switch", "resource"), [(True, "nvidia.com/gpu"), (None, "nvidia.com/gpu"), (False, None)])

@@ -1,8 +1,8 @@
-"""A client of the API server of the cluster that this pod is in.
+"""A client of the API server of the cluster that this pod or node is in.
 
-Certificates, token and addresses are those that kubelet gives a pod; they rotate, so they are read for each request.
 Whatever the server sends is bounded in size, and in time.
-Out of scope: what is asked (node_label.py, node_feature.py, installed_label.py, slices.py, claims.py).
+Out of scope: where it is, and credentials (access.py); what is asked
+(node_label.py, node_feature.py, installed_label.py, slices.py, claims.py).
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import json
 import random
 import re
 import socket
-import ssl
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from gpuplugin.cluster import pause
+from gpuplugin.cluster.access import FOLDER, Lent, Pod
 from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
-TOKEN_LIMIT = 64 << 10  # bytes; a service account's has about one KiB
 ANSWER_LIMIT = 4 << 20  # bytes of an answer, and of a line of a watch
 DEADLINE = 15.0  # seconds for an answer, from the first byte that is sent; of a watch, for its beginning
 SILENCE = 90.0  # seconds; the server sends a bookmark about once a minute
@@ -58,20 +56,21 @@ class Api:
     Args:
         environment: variables of a pod.
         folder: where kubelet puts token, ca.crt and namespace.
+        access: to it, if it is not that of this pod.
 
     Raises:
         GpushimError: this is no pod, or its service account is not mounted.
     """
 
-    def __init__(self, environment: Mapping[str, str], folder: str = FOLDER) -> None:
-        self._host, self._port = _place(environment)
-        self._folder = folder
-        self._mounted("token")
+    def __init__(self, environment: Mapping[str, str], folder: str = FOLDER, access: Lent | None = None) -> None:
+        self._pod = None if access else Pod(environment, folder)
+        self._access, self._folder = access or self._pod, folder
 
     @property
     def namespace(self) -> str:
         """That of this pod."""
-        return named(self._mounted("namespace"), f"{self._folder}/namespace")
+        assert self._pod
+        return named(self._pod.mounted("namespace"), f"{self._folder}/namespace")
 
     def ask(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None, accept: str = "", kind: str = APPLY
@@ -136,19 +135,20 @@ class Api:
         watch: float = 0.0,
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask; yields an answer that is no error, which must come within DEADLINE, or `watch` seconds if given."""
-        headers = {"Authorization": f"Bearer {self._mounted('token')}", "Accept": accept or "application/json"}
+        assert self._access
+        to = self._access.now()
+        headers = {**to.headers, "Accept": accept or "application/json"}
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = kind if method == "PATCH" else "application/json"
-        context = self._context()
-        connection = http.client.HTTPSConnection(self._host, self._port, context=context)  # else it reads all others
+        connection = http.client.HTTPSConnection(to.host, to.port, context=to.context)  # else it reads all others
         limit = _Limit()
         try:
-            with socket.create_connection((self._host, self._port), DEADLINE) as plain:
+            with socket.create_connection((to.host, to.port), DEADLINE) as plain:
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else it waits 40 ms for an ACK
                 limit.begin(DEADLINE, plain.dup())
-                connection.sock = context.wrap_socket(plain, server_hostname=self._host)  # which takes its descriptor
-            connection.request(method, f"{path}?{urlencode(query)}", data, headers)
+                connection.sock = to.context.wrap_socket(plain, server_hostname=to.name)  # which takes its descriptor
+            connection.request(method, f"{to.base}{path}?{urlencode(query)}", data, headers)
             opened = connection.sock  # which an answer without keep-alive takes with it
             with connection.getresponse() as answer:
                 if not 200 <= answer.status < 300:
@@ -165,39 +165,10 @@ class Api:
             if isinstance(error, ApiError):
                 raise
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ApiError(f"the API server at {self._host} does not answer: {quote(str(why))}") from None
+            raise ApiError(f"the API server at {to.host} does not answer: {quote(str(why))}") from None
         finally:
             limit.end()
             connection.close()
-
-    def _context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # which checks certificate and name
-        try:
-            context.load_verify_locations(f"{self._folder}/ca.crt")
-        except (OSError, ssl.SSLError) as error:
-            raise ApiError(f"{self._folder}/ca.crt has no usable certificate: {error.strerror or error}") from None
-        return context
-
-    def _mounted(self, name: str) -> str:
-        path = f"{self._folder}/{name}"
-        try:
-            with open(path, "rb") as file:
-                found = file.read(TOKEN_LIMIT).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            raise GpushimError(f"{path} cannot be read: {why}; mount the service account there", FAILED) from None
-        if not found or not found.isprintable():
-            raise GpushimError(f"{path} is empty or not text; mount the service account there", FAILED)
-        return found
-
-
-def _place(environment: Mapping[str, str]) -> tuple[str, int]:
-    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not (port.isascii() and port.isdecimal() and len(port) < 6):
-        raise GpushimError(
-            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT name no API server; --cluster is for a pod", FAILED
-        )
-    return host, int(port)
 
 
 def named(text: str, where: str) -> str:

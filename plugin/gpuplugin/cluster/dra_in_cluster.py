@@ -1,6 +1,7 @@
 """`gpushim-dra-driver --cluster`: the half of the DRA driver that has the service account's token, and is not root.
 
 It connects to a socket that the node half makes, and gets and sends lines of JSON. Node to cluster:
+{"api": {"path", "server", "ca", "name", "cert", "key", "token": ...}}, what a package's kubeconfig says,
 {"pool": {"slices": [[device, ...], ...]}} to be published, {"pool": null} (leave what is there),
 {"claim": n, "namespace": ..., "name": ..., "uid": ...}.
 Cluster to node: {"claim": n, "object" | "absent" | "error": ...},
@@ -19,8 +20,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster import claims, parts
+from gpuplugin.cluster.access import FOLDER, Lent, Pod
 from gpuplugin.cluster.claims import Claims
-from gpuplugin.cluster.cluster import FOLDER, Api, named
+from gpuplugin.cluster.cluster import Api, named
+from gpuplugin.cluster.node_label import NodeLabel
 from gpuplugin.cluster.slices import Slices
 from gpushim.ground.bounds import CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError
@@ -35,26 +38,30 @@ LOOK = 3.0  # seconds between looks at whether the socket is still the one of th
 SEND = 10  # seconds for the other side to take a line
 
 
-def run(environment: Mapping[str, str], path: str, folder: str = FOLDER) -> None:
+def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> None:
     """Keep slices and read claims for the node half until a signal ends it.
 
     Args:
         environment: of a pod, with NODE_NAME.
         path: of the node half's socket.
         folder: where kubelet mounts the service account.
+        profile_file: gets the profile that the node's label names; "": the label is not followed.
 
     Raises:
-        GpushimError: this is no pod.
+        GpushimError: this is a pod without its service account.
     """
-    parts.run(half(environment, path, folder))
+    parts.run(half(environment, path, folder, profile_file))
 
 
-def half(environment: Mapping[str, str], path: str, folder: str = FOLDER) -> list[Part]:
+def half(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> list[Part]:
     """Return the parts that `run` does; arguments and errors are the same."""
-    api, node = Api(environment, folder), named(environment.get("NODE_NAME", ""), "NODE_NAME")
-    link = Link(path)
+    access = Lent(Pod(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None)
+    api, node = Api(environment, folder, access), named(environment.get("NODE_NAME", ""), "NODE_NAME")
+    link = Link(path, access)
     link.slices, link.claims = Slices(api, node, link.send), Claims(api)
     works = [link.claims.work] * claims.AT_ONCE
+    if profile_file:
+        works.append(NodeLabel(api, node, profile_file).follow)
     return [link.follow, link.slices.follow, link.slices.write, *works]
 
 
@@ -63,6 +70,7 @@ class Link:
 
     Args:
         path: of its socket.
+        access: gets what it tells of the API server.
 
     Attributes:
         slices: get the pools that are desired.
@@ -72,8 +80,8 @@ class Link:
     slices: Slices
     claims: Claims
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, access: Lent) -> None:
+        self._path, self._access = path, access
         self._sending = threading.Lock()
         self._connected: socket.socket | None = None
 
@@ -128,6 +136,8 @@ class Link:
             self.claims.ask(answered, lambda answer: self.send(answer, connected))
         elif isinstance(answered, dict) and "pool" in answered and _is_pool(answered["pool"]):
             self.slices.want(answered["pool"] and answered["pool"]["slices"])
+        elif isinstance(answered, dict) and "api" in answered:
+            self._access.take(answered["api"])
         else:
             raise GpushimError(f"{self._path} sends a line that is neither a pool nor a claim", FAILED)
 

@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.cluster import parts
-from gpuplugin.cluster.cluster import FOLDER, Api, named
+from gpuplugin.cluster.access import FOLDER
+from gpuplugin.cluster.cluster import Api, named
 from gpuplugin.cluster.node_feature import NodeFeature
 from gpuplugin.cluster.node_label import NodeLabel
 from gpushim.ground.errors import FAILED, GpushimError

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import sys
 from typing import Any
 
 import click
 
-from gpuplugin.dra.offered import EFFECTS, NO_SCHEDULE
+from gpuplugin.dra import nvidia_flags
+from gpuplugin.settings import flags as options
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
 from gpushim.cli.program import as_process
 from gpushim.config import policy
 from gpushim.ground import logs, system
-from gpushim.ground.errors import GpushimError
+from gpushim.ground.errors import CONFIG, GpushimError, quote
 
 PROGRAM = "gpushim-dra-driver"
 
@@ -38,43 +40,56 @@ PROGRAM = "gpushim-dra-driver"
 @click.option(
     "--cluster-user",
     "user",
-    metavar="NUMBER",
-    type=click.IntRange(0, 2**32 - 2),
-    default=0,
-    help="Number of the user, beside root, who may connect to the socket: the one that --cluster runs as.",
+    metavar="USER",
+    default="0",
+    help="User, beside root, who may connect to the socket: the one that --cluster runs as. A name or number.",
 )
 @click.option(
-    "--node-name", "node", metavar="NAME", envvar="NODE_NAME", default="", help="The node's name; else $NODE_NAME."
-)
-@click.option(
-    "--taint-effect",
-    "effect",
-    type=click.Choice(EFFECTS),
-    default=NO_SCHEDULE,
-    show_default=True,
-    help="Effect of an unhealthy GPU's taint: it evicts pods, keeps new ones away, or only tells.",
-)
-@click.option(
-    "--kubelet-dir", metavar="DIR", help="kubelet's directory; else the one in the device plugin's settings."
+    "--node-name",
+    "node",
+    metavar="NAME",
+    envvar="NODE_NAME",
+    default="",
+    help="The node's name; else $NODE_NAME, or this host's name.",
 )
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
-def command(cluster: bool, socket: str, user: int, node: str, effect: str, kubelet_dir: str | None) -> None:
+def command(cluster: bool, socket: str, user: str, node: str, **flags: Any) -> None:
     """Give out this node's GPUs by Kubernetes claims (dynamic resource allocation), as the driver gpu.nvidia.com.
 
-    Its settings are the device plugin's: [device-plugin] in /etc/gpushim/config.toml.
+    Its settings are the device plugin's: [device-plugin] in /etc/gpushim/config.toml, and the file config-file there.
+    Flags and variables of NVIDIA's driver are read where they mean the same.
     """
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
-    if not node:
-        raise GpushimError("the node's name is not known; set NODE_NAME, or --node-name")
+    given, notes = nvidia_flags.ours(options.given(flags), os.environ)
+    node = node or os.uname().nodename.strip().lower()  # as kubelet does
     if cluster:
         from gpuplugin.cluster import dra_in_cluster as beside
 
-        beside.run({**os.environ, "NODE_NAME": node}, socket)
+        beside.run({**os.environ, "NODE_NAME": node}, socket, profile_file="".join(given.get("profile-file", ())))
         return
-    flags = {"kubelet-dir": (kubelet_dir,)} if kubelet_dir else {}
-    settings = Sources(flags, {}).read()
-    asyncio.run(_half()(settings, node, socket, user, effect).run())
+    sources = Sources(given, os.environ)
+    settings = sources.read()
+    for note in (*notes, *settings.notes):
+        logs.logger.warning("%s", note)
+    asyncio.run(_half()(settings, sources, node, socket, _number(user)).run())
+
+
+command.params += options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
+
+
+def _number(user: str) -> int:
+    """Return a user's number.
+
+    Raises:
+        GpushimError: there is none of that name.
+    """
+    if user.isascii() and user.isdecimal() and int(user) < 2**32 - 1:
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise GpushimError(f'--cluster-user is "{quote(user)}", and this host has no such user', CONFIG) from None
 
 
 def _half() -> Any:
@@ -86,12 +101,10 @@ def _half() -> Any:
     try:
         from gpuplugin.dra.driver import NodeHalf
     except ImportError as error:
-        raise GpushimError(
-            f"Python's grpcio cannot be used ({error}); install python3-grpcio, or with pip gpushim[device-plugin]"
-        ) from None
+        raise options.no_grpcio(error) from None
     return NodeHalf
 
 
 def main() -> None:
     """Run as a process."""
-    as_process(command, sys.argv[1:])
+    as_process(command, options.spelled(sys.argv[1:], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
 from gpuplugin.dra import offered, spec, taints
+from gpuplugin.dra.kubeconfig import Kubeconfig
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
     from gpuplugin.settings.settings import Settings
+    from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
 
 LOOK = 4.0  # seconds between looks, most, for inotify may not tell of a change; a look takes 1 ms of CPU
@@ -51,20 +53,21 @@ class NodeHalf:
     """The driver's half on the node.
 
     Args:
-        settings: those of the device plugin.
+        settings: in force, those of the device plugin.
+        sources: what they are read from, whose changes are followed.
         node: this node's name.
         socket: path of the socket for the other half.
         user: number of the user that the other half runs as.
-        effect: of taints, one of offered.EFFECTS.
     """
 
-    def __init__(self, settings: Settings, node: str, socket: str, user: int, effect: str) -> None:
-        self._settings, self._node, self._effect = settings, node, effect
+    def __init__(self, settings: Settings, sources: Sources, node: str, socket: str, user: int) -> None:
+        self._settings, self._sources, self._node = settings, sources, node
         self._socket, self._user = socket, user
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._book, self._release, self._newest = Book(), release.Release(), Newest()
-        self._ledger = Ledger(self._book)
+        self._ledger, self._kubeconfig = Ledger(self._book), Kubeconfig()
         self._snapshot: Snapshot | None = None
+        self._anew = False  # the settings have changed since it was taken
         self._offered: list[Offered] = []
         self._offer = Offer({}, {}, "", "the driver has only just started")
         self._why: dict[str, str] = {}  # sentences by UUID
@@ -96,11 +99,15 @@ class NodeHalf:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.start(self._read_again(asked=True)))
         watch.begin(lambda: self._changed(watch))
         self._tasks.start(claims.keep())
         try:
             while not self._ending:
                 watch.add(system.state_dir(), folder, book.folder(), self._driver.folder, self._driver.registry)
+                watch.add(*self._sources.folders, written=True)
+                if self._sources.changed():
+                    self._tasks.start(self._read_again())
                 await self._look(kubelet_dir)
                 await tasks.until(self._wake, LOOK)
                 self._wake.clear()
@@ -112,6 +119,21 @@ class NodeHalf:
 
     def _changed(self, watch: Watch) -> None:
         watch.changed()
+        self._wake.set()
+
+    async def _read_again(self, asked: bool = False) -> None:
+        """Go by settings that have changed; what is wrong with them is logged."""
+        settings = await self._sources.renew(asked)
+        if settings is None:
+            return
+        logger.info("the settings were read again")
+        for note in settings.notes:
+            if asked or note not in self._settings.notes:
+                logger.warning("%s", note)
+        before, self._settings, self._anew = self._settings, settings, True
+        self._watchers.choose(settings.checks)
+        if settings.values["kubelet-dir"] != before.values["kubelet-dir"]:
+            self._end()  # whoever starts it starts it again
         self._wake.set()
 
     def _end(self) -> None:
@@ -130,6 +152,8 @@ class NodeHalf:
         await self._find_rival(kubelet_dir)
         with self._once("snapshot"):
             await self._read()
+        with self._once("kubeconfig"):
+            self._link.lend(self._kubeconfig.look(str(self._settings.values["kubeconfig"])))
         with self._once("link"):
             await self._link.attend()
         if not self._rival:
@@ -180,14 +204,14 @@ class NodeHalf:
         if found["error"]:
             self._offer = self._offer._replace(problem=found["error"]["sentence"])
             return
-        if found != self._snapshot or self._offer.problem or self._lacks:
+        if found != self._snapshot or self._offer.problem or self._lacks or self._anew:
             await self._watchers.catch_up(found)
             self._watchers.watch(found)
             await self._take(found)
         self._judge(found)
 
     async def _take(self, found: Snapshot) -> None:
-        values = self._settings.values
+        values, self._anew = self._settings.values, False
         self._offered = offered.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
         gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
         homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
@@ -221,7 +245,7 @@ class NodeHalf:
     def _slices(self) -> list[list[dict[str, Any]]]:
         if self._offer.problem or self._snapshot is None:
             return [[]]
-        found = taints.taints(self._reasons, self._snapshot, self._page(), self._effect)
+        found = taints.taints(self._reasons, self._snapshot, self._page(), str(self._settings.values["taint-effect"]))
         return offered.slices(
             self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
         )

@@ -50,7 +50,7 @@ class Link:
         self._asked: dict[int, tuple[asyncio.Future[Any], bytes]] = {}
         self._number = 0
         self._told: list[list[dict[str, Any]]] | None = None
-        self._pool = _line({"pool": None})
+        self._pool, self._api = _line({"pool": None}), b""
 
     @property
     def connected(self) -> bool:
@@ -96,6 +96,13 @@ class Link:
         self._pool = _line({"pool": None if slices is None else {"slices": slices}})
         self._send(self._pool)
 
+    def lend(self, access: dict[str, str] | None) -> None:
+        """Have the other half ask the API server with this; None: with what its pod has."""
+        line = _line({"api": access}) if access or self._api else b""
+        if line != self._api:
+            self._api = line
+            self._send(line)
+
     async def claim(self, asked: Mapping[str, str]) -> dict[str, Any] | None:
         """Return a claim as the API server has it; None if it does not have it any more.
 
@@ -139,7 +146,7 @@ class Link:
         if self._client:
             self._client.close()
         self._client = writer
-        writer.write(self._pool + b"".join(line for _, line in self._asked.values()))
+        writer.write(self._api + self._pool + b"".join(line for _, line in self._asked.values()))
         try:
             while line := await reader.readline():
                 self._heard(json.loads(line), len(line))

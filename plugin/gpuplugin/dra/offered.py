@@ -47,6 +47,7 @@ COUNTED = {
     "jpegEngines": "engines.jpeg",
     "ofaEngines": "engines.ofa",
 }
+MEMORY_SLICES = 8  # of a GPU; an instance has some of them
 _BRANDS = {"GRID": "Grid"}  # of inventory.nvml.BRANDS, what NVIDIA's driver for DRA spells otherwise
 _NUMBER = r"([0-9]{1,9})"
 _VERSION = re.compile(rf"{_NUMBER}(?:\.{_NUMBER})?(?:\.{_NUMBER})?")
@@ -151,7 +152,7 @@ def _of_gpu(gpu: Gpu, snapshot: Snapshot, group: str, resolve: Callable[[str], s
         "productName": _text(gpu["model"]),
         "brand": _text(_BRANDS.get(gpu["brand"], gpu["brand"])),
         "architecture": _architecture(arch),
-        "addressingMode": UNKNOWN,  # the snapshot does not have it
+        "addressingMode": gpu["addressing"] or UNKNOWN,
         STANDARD + "pciBusID": address if known else UNKNOWN,
         STANDARD + "pcieRoot": next(filter(None, roots), own),
         "profile": NO_PROFILE,
@@ -179,12 +180,21 @@ def _instance(mig: MigInstance, parent: dict[str, Any]) -> Offered:
     own = {"type": MIG, "uuid": _text(mig["uuid"]), "profile": _text(mig["profile"])}
     own["nvlinkGroup"] = parent["uuid"]["string"]  # instances have no NVLinks
     attributes = {**parent, **{name: {"string": value} for name, value in own.items()}, "migEnabled": {"bool": True}}
-    return _offered(MIG, mig["uuid"], attributes, mig["memory"], mig["attributes"])
+    return _offered(MIG, mig["uuid"], attributes, mig["memory"], mig["attributes"], mig["placement"])
 
 
-def _offered(kind: str, uuid: str, attributes: dict[str, Any], memory: int, counted: Mapping[str, int]) -> Offered:
+def _offered(
+    kind: str,
+    uuid: str,
+    attributes: dict[str, Any],
+    memory: int,
+    counted: Mapping[str, int],
+    placement: Sequence[int] = (),
+) -> Offered:
     capacity = {"memory": _quantity(memory << 20, 1024, "Ki Mi Gi Ti Pi Ei")}
     capacity.update((name, _quantity(counted.get(key, 0), 1000, "k M G T P E")) for name, key in COUNTED.items())
+    first, count = placement or (0, 0)
+    capacity.update((f"memorySlice{one}", str(int(first <= one < first + count))) for one in range(MEMORY_SLICES))
     name = _name(kind, uuid)
     body = {"name": name, "attributes": attributes}
     return Offered(name, uuid, {**body, "capacity": {key: {"value": value} for key, value in capacity.items()}})

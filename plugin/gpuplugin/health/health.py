@@ -52,17 +52,22 @@ class Health:
             boot: the host's boot id; None: ask the kernel.
         """
         self.path = path
-        self._choice = choice or xids.Choice()
         self._file = trust.identity(path)  # as it was read or written last
         self._state = causes.load(path, (system.boot() or "") if boot is None else boot)
         self._here: set[str] = set()  # UUIDs of the last snapshot
         self.listened, self._over = gaps.Listened(self._state), Over()
         self._unsaved = self._warned = self._changed = False
         self._saved = 0.0
-        for known in self._state.gpus.values():  # the settings may have changed
-            for name, cause in list(known.causes.items()):
-                if not self._counts(cause):
-                    self._end(known, name)
+        self.choose(choice or xids.Choice())  # the settings may have changed
+
+    def choose(self, choice: xids.Choice) -> None:
+        """Go by other checks from now on; what counts no more is over."""
+        self._choice = choice
+        for known in self._state.gpus.values():
+            for name in [name for name, cause in known.causes.items() if not self._counts(cause)]:
+                self._end(known, name)
+        if not choice.checks:
+            self._state.unwatched.clear()
 
     def heard(self, line: dict[str, Any], now: float) -> bool:
         """Take a line of a child; what is malformed is passed over.

@@ -78,6 +78,10 @@ class Watchers:
 
         return Child(mode, words, partial(self._heard, mode), mark_unwatched, nvml_child.SILENCE[mode], start)
 
+    def choose(self, checks: xids.Choice) -> None:
+        """Go by other checks from now on."""
+        self._health.choose(checks)
+
     def watch(self, snapshot: Snapshot) -> None:
         """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there is nothing to."""
         self._snapshot, driver = snapshot, nvml_child.opens(snapshot)

@@ -16,7 +16,7 @@ WHOLE = "whole"  # last file of a version's directory
 CONFIG = "/etc/gpushim/config.toml"
 # Of the units that one alone: `gpushim refresh --keep` does the work of the others, and the plugin runs in a pod.
 UNIT = "/usr/lib/systemd/system/gpushim-mps@.service"
-UNITS = ("/usr/lib/systemd/", "/usr/lib/udev/")
+UNITS = ("/usr/lib/systemd/", "/usr/lib/udev/", "/usr/lib/sysusers.d/")
 
 
 @dataclass(frozen=True)

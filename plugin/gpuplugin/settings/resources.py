@@ -188,6 +188,12 @@ def included(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> t
     return gpus, [mig for mig in migs if mig["gpu"] in included]
 
 
+def check_excluded(excluded: Sequence[str]) -> None:
+    """Refuse entries of `exclude` that name no device; as for `find`."""
+    for text in excluded:
+        _items(text)
+
+
 def _items(text: str) -> list[selection.Item]:
     try:
         items = selection.parse([text], ()) or []

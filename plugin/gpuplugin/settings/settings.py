@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from gpuplugin.settings import forms, profiles, sharing, xids
+from gpuplugin.settings import forms, profiles, resources, sharing, xids
 from gpuplugin.settings.sharing import Group
 from gpushim.ground import bounds
 from gpushim.ground.errors import quote
@@ -18,6 +18,7 @@ from gpushim.nvidia.migrate import plugin_settings
 from gpushim.nvidia.migrate.device_plugin_keys import PLACES, SETTINGS, Setting
 from gpushim.nvidia.migrate.plugin_settings import FILES, Given
 
+CHECKS = ("disable-healthchecks", "enable-healthchecks")
 _FILE = 2  # rank of what NVIDIA's file says
 
 
@@ -26,8 +27,8 @@ class Settings:
     """All settings in force.
 
     Attributes:
-        values: by key of [device-plugin]; and disable-healthchecks and enable-healthchecks, which are variables only.
-        checks: what these two leave of the checks of health.
+        values: by key of [device-plugin].
+        checks: what disable-healthchecks and enable-healthchecks leave of the checks of health.
         sharing: groups of devices that are given out several times.
         profile: of NVIDIA's file, which counts; or "".
         notes: a sentence for each thing that was read and has no meaning here.
@@ -62,7 +63,7 @@ def resolve(
     named, chooser = files(flags, environment, section)
     part = profiles.read(path or named, chooser, begins)
     found = Settings({**_defaults(), **section}, profile=part.profile, notes=part.notes)
-    ranks = dict.fromkeys(found.values, 3)
+    ranks, places = dict.fromkeys(found.values, 3), dict[str, str]()
     for setting in SETTINGS:
         rank, given = _given(setting, flags, environment, part.table, part.where)
         if given is None:
@@ -73,8 +74,10 @@ def resolve(
         elif not setting.key and given.value != setting.default:
             found.notes.append(f"{given.where} is accepted without effect: {setting.why}")
         elif setting.key and rank < ranks[setting.key]:
-            found.values[setting.key], ranks[setting.key] = given.value, rank
-    found.checks = xids.choose(found.values["disable-healthchecks"], found.values["enable-healthchecks"], found.notes)
+            found.values[setting.key], ranks[setting.key], places[setting.key] = given.value, rank, given.where
+    disable, enable = (found.values[key] for key in CHECKS)
+    found.checks = xids.choose(disable, enable, found.notes, [places.get(key, key) for key in CHECKS])
+    resources.check_excluded(found.values["exclude"])
     found.notes += _of_file(part.table, part.where)
     found.sharing = _sharing(part.table, part.where, found.notes)
     return found

@@ -7,6 +7,7 @@ Out of scope: what becomes of an XID that counts (health.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpushim.ground.errors import quote
@@ -21,6 +22,7 @@ TRANSIENT = 60.0  # seconds after the last one that TIME is
 SETTLE = 10.0  # seconds that the driver has for raising its recovery action: three polls
 NAMED = 16  # XIDs in a sentence
 HIGHEST = 0xFFFFFFFF
+VARIABLES = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 
 
 @dataclass(frozen=True)
@@ -186,29 +188,28 @@ class Choice:
         return xid in self.on or (self.xids and xid not in self.off and verdict(xid).counts)
 
 
-def choose(disable: str, enable: str, notes: list[str]) -> Choice:
-    """Read the two variables as the reference documents them.
+def choose(disable: str, enable: str, notes: list[str], places: Sequence[str] = VARIABLES) -> Choice:
+    """Read the two settings as the reference documents its variables.
 
     Args:
-        disable: DP_DISABLE_HEALTHCHECKS: XIDs, separated by commas, that do not count; "xids" for all of them,
-            "all" for all checks.
-        enable: DP_ENABLE_HEALTHCHECKS: XIDs that count all the same; "all" or "xids" takes back the same word of
-            `disable`.
+        disable: XIDs, separated by commas, that do not count; "xids" for all of them, "all" for all checks.
+        enable: XIDs that count all the same; "all" or "xids" takes back the same word of `disable`.
         notes: gets a sentence for each word that is none of these, and one if all or XIDs are off.
+        places: where both stand.
     """
-    off, no = _words("DP_DISABLE_HEALTHCHECKS", disable, notes)
-    on, yes = _words("DP_ENABLE_HEALTHCHECKS", enable, notes)
+    off, no = _words(places[0], disable, notes)
+    on, yes = _words(places[1], enable, notes)
     all_back = "all" in yes
     checks = "all" not in no or all_back
     found = Choice(checks, checks and ("xids" not in no or all_back or "xids" in yes), off - on, on)
     if not found.xids:
         some = f", except for XID {', '.join(map(str, sorted(on)[:NAMED]))}" if on else ""
         what = "XIDs are ignored" if checks else "all health checks are off"
-        notes.append(f"DP_DISABLE_HEALTHCHECKS: {what}, and GPUs that fail may be given out{some}")
+        notes.append(f"{places[0]}: {what}, and GPUs that fail may be given out{some}")
     return found
 
 
-def _words(variable: str, value: str, notes: list[str]) -> tuple[frozenset[int], set[str]]:
+def _words(where: str, value: str, notes: list[str]) -> tuple[frozenset[int], set[str]]:
     numbers, words = set(), set()
     for word in (each.strip().lower() for each in value.split(",")):
         if word in ("all", "xids"):
@@ -217,7 +218,7 @@ def _words(variable: str, value: str, notes: list[str]) -> tuple[frozenset[int],
             numbers.add(int(word))
         elif word:
             notes.append(
-                f'{variable} has "{quote(word)}", which does nothing; write numbers of XIDs, xids or all, '
+                f'{where} has "{quote(word)}", which does nothing; write numbers of XIDs, xids or all, '
                 "separated by commas"
             )
     return frozenset(numbers), words

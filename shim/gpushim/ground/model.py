@@ -133,6 +133,7 @@ class Gpu(TypedDict):
     vgpu: bool
     pci_class: str
     fabric: str
+    addressing: str
     numa: int
     peers: list[list[int]]
     node: str
@@ -151,6 +152,7 @@ class MigInstance(TypedDict):
     index: int
     gi: int
     ci: int
+    placement: list[int]
     profile: str
     memory: int
     attributes: dict[str, int]

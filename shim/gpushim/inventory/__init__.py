@@ -24,20 +24,21 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
                                 empty: an empty directory of the host
     error                       null, or {"sentence", "code"}: why this host cannot serve GPUs
     gpus                        [{"index", "nvml", "uuid", "minor", "pci", "model", "brand", "arch", "memory", "mig",
-                                  "mig_capable", "vgpu", "pci_class", "fabric", "numa", "peers", "node", "drm",
-                                  "links", "problem"}]
+                                  "mig_capable", "vgpu", "pci_class", "fabric", "addressing", "numa", "peers",
+                                  "node", "drm", "links", "problem"}]
                                 index: the same from its first listing until the next boot (earlier.py); nvml: what
                                 NVML and nvidia-smi have now, -1 if they do not list it
                                 memory: in MiB, 0 if NVML does not tell it
                                 mig: it is in MIG mode, which it may be if it is mig_capable; vgpu: a virtual GPU
                                 pci_class: as sysfs has it, such as 0x030200; fabric: "UUID.CLIQUE" of the NVLink
-                                cluster that it is in, or ""
+                                cluster that it is in, or ""; addressing: None, HMM, ATS, or ""
                                 numa: its NUMA node, -1 if it has none; peers: [index of another GPU,
                                 nvmlGpuTopologyLevel_t, number of NVLinks] for each other one
                                 drm: paths of DRM nodes; links: "target::path of the link" below /dev/dri/by-path
                                 problem: null, or a sentence
-    mig                         [{"uuid", "legacy", "gpu", "index", "gi", "ci", "profile", "memory", "attributes",
-                                  "nodes"}]
+    mig                         [{"uuid", "legacy", "gpu", "index", "gi", "ci", "placement", "profile", "memory",
+                                  "attributes", "nodes"}]
+                                placement: [first memory slice, how many], or [] if NVML does not tell
                                 attributes: what NVML counts in it, by the name that GPU feature discovery has for it
     nodes                       path: [major, minor, mode bits, uid, gid]
     mps                         "", or a sentence: why containers get no MPS though [mps] enabled is true

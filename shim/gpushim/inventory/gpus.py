@@ -159,6 +159,7 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
         "mig_capable": mode is not None,
         "vgpu": nvml.is_vgpu(session, handle),
         "fabric": nvml.fabric(session, handle),
+        "addressing": nvml.addressing(session, handle),
     }
 
 
@@ -205,6 +206,7 @@ def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list
             "index": index,
             "gi": gi,
             "ci": ci,
+            "placement": nvml.placement(session, parent, gi),
             "profile": session.nvmlDeviceGetName(handle).rpartition("MIG ")[2],
             "memory": nvml.memory(session, handle),
             "attributes": nvml.attributes(session, handle),

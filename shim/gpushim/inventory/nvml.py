@@ -35,6 +35,7 @@ ATTRIBUTES = {
     "engines.jpeg": "sharedJpegCount",
     "engines.ofa": "sharedOfaCount",
 }
+ADDRESSING = ("None", "HMM", "ATS")  # nvml.h, NVML_DEVICE_ADDRESSING_MODE_*
 NVLINKS = 36  # of a GPU at most (NVML_NVLINK_MAX_LINKS of nvml.h)
 FURTHEST = 50  # NVML_TOPOLOGY_SYSTEM
 FAILS = "NVML"  # begins a sentence about an NVML that is there and does not work
@@ -145,6 +146,21 @@ def fabric(nvml: Any, handle: Any) -> str:
         if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == nvml.NVML_SUCCESS and any(cluster):
             return f"{uuid.UUID(bytes=cluster)}.{info.cliqueId}"
     return ""
+
+
+def addressing(nvml: Any, handle: Any) -> str:
+    """Return how a GPU addresses the host's memory, one of ADDRESSING; "" if NVML does not tell."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError, IndexError):
+        return ADDRESSING[nvml.nvmlDeviceGetAddressingMode(handle)]
+    return ""
+
+
+def placement(nvml: Any, parent: Any, gi: int) -> list[int]:
+    """Return the first memory slice of a GPU instance, and how many it has; [] if NVML does not tell."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        place = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(parent, gi)).placement
+        return [int(place.start), int(place.size)]
+    return []
 
 
 def attributes(nvml: Any, handle: Any) -> dict[str, int]:

@@ -110,6 +110,7 @@ def unknown(index: int, node: str) -> Gpu:
         "vgpu": False,
         "pci_class": "",
         "fabric": "",
+        "addressing": "",
         "numa": -1,
         "peers": [],
         "node": node,

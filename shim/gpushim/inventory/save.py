@@ -152,8 +152,9 @@ def understood(found: Any) -> bool:
 
 def completed(found: Any) -> Snapshot:
     """Add what forms since OLDEST have added to a snapshot that is understood."""
-    gpus = [{"nvml": gpu["index"], **gpu} for gpu in found["gpus"]]
-    return {"form": found["version"], "absent": [], **found, "gpus": gpus}  # type: ignore[typeddict-item]
+    gpus = [{"nvml": gpu["index"], "addressing": "", **gpu} for gpu in found["gpus"]]
+    migs = [{"placement": [], **mig} for mig in found["mig"]]
+    return {"form": found["version"], "absent": [], **found, "gpus": gpus, "mig": migs}  # type: ignore[typeddict-item]
 
 
 def of_another(config: str, state: str) -> Snapshot | None:

@@ -55,11 +55,12 @@ COVER = {
     "driver.empty": "own",
     **dict.fromkeys(("gpus.index", "gpus.uuid", "gpus.minor", "gpus.pci", "gpus.model", "gpus.brand"), "gpus"),
     **dict.fromkeys(("gpus.arch", "gpus.node", "gpus.mig_capable", "gpus.vgpu", "gpus.pci_class"), "gpus"),
+    "gpus.addressing": "gpus",  # a parameter of the module's
     # The firmware tells a NUMA node, and root may correct it in sysfs; NVLinks come up when a fabric manager starts.
     **dict.fromkeys(("gpus.numa", "gpus.peers", "gpus.fabric"), "life"),
     "gpus.memory": "life",  # ECC, switched on with a reset, takes some
     **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
-    **dict.fromkeys(("mig.memory", "mig.attributes", "mig.nodes"), "mig"),
+    **dict.fromkeys(("mig.memory", "mig.attributes", "mig.nodes", "mig.placement"), "mig"),
     **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "hardlinks", "runtime"), "nodes"),
     **dict.fromkeys(("files.*.path", "files.*.kind", "files.*.soname", "files.*.links", "files.*.in"), "nodes"),
     "policy.*": "config",

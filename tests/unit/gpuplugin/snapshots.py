@@ -24,6 +24,7 @@ def gpu(index: int, **more: Any) -> dict[str, Any]:
         "vgpu": False,
         "pci_class": "0x030200",
         "fabric": "",
+        "addressing": "",
     }
     return {**found, "node": f"/dev/nvidia{index}", "numa": index // 2, "peers": [], "minor": index, **more}
 
@@ -32,6 +33,7 @@ def mig(parent: int, index: int, profile: str = "1g.5gb") -> dict[str, Any]:
     place = parent * 16 + index
     nodes = [f"/dev/nvidia-caps/nvidia-cap{place * 2 + 10}", f"/dev/nvidia-caps/nvidia-cap{place * 2 + 11}"]
     found = {"uuid": uuid(place, "MIG"), "gpu": parent, "index": index, "gi": index + 1, "ci": 0, "nodes": nodes}
+    found["placement"] = [index, 1]
     counted = {"multiprocessors": 14, "slices.gi": 1, "slices.ci": 1, "engines.copy": 1}
     more = {"memory": 4864, "attributes": counted}
     return {**found, "profile": profile, "legacy": f"MIG-{uuid(parent)}/{index + 1}/0", **more}

@@ -17,7 +17,8 @@ import pytest
 
 import fakehost
 from gpuplugin import cli
-from gpuplugin.cli import command, spelled
+from gpuplugin.cli import command
+from gpuplugin.settings import flags
 from unit.gpuplugin.kubelet.registrar import driver
 
 TOP = Path(__file__).parents[3]
@@ -254,7 +255,7 @@ def test_each_option_has_help_and_its_default() -> None:
 
 def test_flags_as_a_go_program_takes_them() -> None:
     words = ["-mig-strategy=single", "--pass-device-specs", "--gds-enabled=false", "-mofed-enabled", "x", "-h", "--"]
-    assert spelled(words) == [
+    assert flags.spelled(words) == [
         "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true",
         "x", "-h", "--",
     ]  # fmt: skip

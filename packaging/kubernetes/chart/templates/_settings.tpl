@@ -56,6 +56,9 @@
   {{- end -}}
 {{- end -}}
 {{- include "gpushim.foreign" . -}}
+{{- if not (or .Values.uninstall (include "gpushim.hasPlugin" .) (.Values.dra | default dict).enabled) -}}
+  {{- fail "plugin.enabled is false and dra.enabled, too, so nothing would give out GPUs; write true to one of them" -}}
+{{- end -}}
 {{- $node := .Values.node | default dict -}}
 {{- if and $node.enabled (not .Values.uninstall) (not $node.setAsDefault) (not .Values.runtimeClassName) -}}
   {{- fail "runtimeClassName is empty, so the device plugin would get no GPU; write nvidia there, or node.setAsDefault: true" -}}

@@ -13,7 +13,6 @@ from typing import Any
 from gpushim.config import policy
 
 SECTION = "device-plugin"
-_VARIABLE = "gpushim-device-plugin has that variable, too, and no key for it; set it in its unit"
 _MACHINE = "the machine's model is read from DMI"
 _NODE_FEATURE = "gpushim-device-plugin --cluster --node-feature posts labels as a NodeFeature object"
 _SPEC = "the CDI spec is gpushim's, with gpushim's hook"
@@ -24,7 +23,7 @@ class Setting:
     """A setting of NVIDIA's plugin, or of ours alone.
 
     Attributes:
-        key: in [device-plugin], or of a variable alone; "" if nothing here does it.
+        key: in [device-plugin]; "" if nothing here does it.
         flags: on the command line, without dashes, the first as it is shown.
         variables: its names in the environment.
         file: its place in NVIDIA's file, a dotted path; "" if it is not there. Of one in PLACES it does nothing.
@@ -76,6 +75,10 @@ SETTINGS = (
     ),
     Setting("exclude", ("exclude",)),
     Setting("other-givers", ("other-givers",), ("OTHER_GIVERS",)),
+    Setting("disable-healthchecks", ("disable-healthchecks",), ("DP_DISABLE_HEALTHCHECKS",)),
+    Setting("enable-healthchecks", ("enable-healthchecks",), ("DP_ENABLE_HEALTHCHECKS",)),
+    Setting("taint-effect", ("taint-effect",)),
+    Setting("kubeconfig", ("kubeconfig",)),
     Setting("kubelet-dir", ("kubelet-dir",)),
     Setting(
         "kubelet-dir",
@@ -90,8 +93,6 @@ SETTINGS = (
     Setting("labels-file", ("labels-file",), ("GFD_OUTPUT_FILE",), "flags.gfd.outputFile"),
     Setting("labels-interval", ("labels-interval",), ("GFD_SLEEP_INTERVAL",), "flags.gfd.sleepInterval"),
     Setting("labels-no-timestamp", ("labels-no-timestamp",), ("GFD_NO_TIMESTAMP",), "flags.gfd.noTimestamp"),
-    Setting("disable-healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), why=_VARIABLE),
-    Setting("enable-healthchecks", (), ("DP_ENABLE_HEALTHCHECKS",), why=_VARIABLE),
     Setting(
         "",
         ("driver-root", "nvidia-driver-root"),
@@ -140,7 +141,7 @@ SETTINGS = (
 )
 # What the plugin reads, writes, or listens at. NVIDIA's file, a ConfigMap in a cluster, can name none of it: else who
 # may change that would write files as root on every node. config.toml does, or who writes the pod.
-PLACES = ("kubelet-dir", "metrics", "metrics-token-file", "config-file", "profile-file", "labels-file")
+PLACES = ("kubelet-dir", "metrics", "metrics-token-file", "config-file", "profile-file", "labels-file", "kubeconfig")
 # Of NVIDIA's file, what is read elsewhere, or belongs to its GPU feature discovery.
 OTHER_KEYS = (
     *("version", "sharing", "profiles", "default", "resources"),

@@ -24,6 +24,12 @@ _UNITS = {"": 1, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
 _PART = re.compile(r"([0-9]{1,9})(h|ms|m|s|)")
 _DURATION = re.compile(r"[0-9]{1,9}|([0-9]{1,9}(h|ms|m|s))+")
 KEYS = tuple(setting.file for setting in SETTINGS if setting.file)
+# Flags that name a part of kubelet's directory.
+_KUBELETS = {
+    "kubelet-socket": "device-plugins",
+    "kubelet-plugins-directory-path": "plugins",
+    "kubelet-registrar-directory-path": "plugins_registry",
+}
 FILES = ("config-file", "profile-file")  # which flags and variables may name from the current directory
 
 
@@ -196,18 +202,17 @@ def _seconds(given: str, where: str) -> int:
 
 
 def _checked(setting: Setting, value: Any, where: str) -> Given:
-    if "kubelet-socket" in setting.flags:
-        value = _kubelet_dir(value, where)
+    ends = [_KUBELETS[flag] for flag in setting.flags if flag in _KUBELETS]
+    if ends:
+        value = _kubelet_dir(value, where, *ends)
     for problem in policy.problems(value, setting.rule, where):
         raise GpushimError(problem, CONFIG)
     return Given(where, value)
 
 
-def _kubelet_dir(socket: str, where: str) -> str:
-    folder = os.path.dirname(socket)
-    if not socket.startswith("/") or os.path.basename(folder) != "device-plugins":
-        raise GpushimError(
-            f'{where} is "{quote(socket)}"; write the absolute path of kubelet.sock in a directory device-plugins',
-            CONFIG,
-        )
+def _kubelet_dir(path: str, where: str, end: str) -> str:
+    folder = os.path.dirname(path) if end == "device-plugins" else path.rstrip("/")
+    if not path.startswith("/") or os.path.basename(folder) != end:
+        what = f"kubelet.sock in a directory {end}" if end == "device-plugins" else f"kubelet's directory {end}"
+        raise GpushimError(f'{where} is "{quote(path)}"; write the absolute path of {what}', CONFIG)
     return os.path.dirname(folder)

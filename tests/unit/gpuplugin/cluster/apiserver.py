@@ -26,6 +26,7 @@ class Request:
         size = int(handler.headers.get("Content-Length") or 0)
         self.method, self.path, self.query = handler.command, parts.path, dict(parse_qsl(parts.query))
         self.headers = handler.headers
+        self.peer: bytes | None = handler.connection.getpeercert(True)  # type: ignore[attr-defined]
         self.body: Any = json.loads(handler.rfile.read(size)) if size else None
 
 
@@ -41,6 +42,7 @@ class ApiServer:
         asked: all requests.
         environment: variables of a pod.
         account: what kubelet mounts.
+        context: of TLS.
         handled: writes an answer itself, where tests choose its headers.
     """
 
@@ -54,7 +56,7 @@ class ApiServer:
         (self.account / "namespace").write_text("gpus")
         family = type("Server", (ThreadingHTTPServer,), {"address_family": 10 if ":" in host else 2})
         self._server = family((host, 0), self._handler())
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "crt", folder / "key")
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._server.daemon_threads = True

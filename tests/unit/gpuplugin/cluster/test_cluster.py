@@ -294,7 +294,7 @@ def test_no_pod(server: ApiServer, change: Callable[[ApiServer], Any], said: str
 
 def test_a_certificate_that_is_none(server: ApiServer) -> None:
     (server.account / "ca.crt").write_text("")
-    with pytest.raises(ApiError, match=r"ca.crt has no usable certificate"):
+    with pytest.raises(GpushimError, match=r"ca.crt has no usable certificate"):
         api(server).ask("GET", "/", {})
 
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from gpuplugin.dra import command_line
+from gpuplugin.dra import command_line, nvidia_flags
+from gpuplugin.settings import flags
 from gpushim.ground.errors import GpushimError
 
 TOP = Path(__file__).parents[4]
@@ -23,7 +26,53 @@ def test_the_half_at_the_api_server_needs_no_grpc() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_node_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NODE_NAME", raising=False)
-    with pytest.raises(GpushimError, match=r"^the node's name is not known; set NODE_NAME, or --node-name$"):
-        CliRunner().invoke(command_line.command, ["--socket=/x"], catch_exceptions=False)
+class Half:
+    """Takes the node half's place, and what it is made with."""
+
+    made: tuple[Any, ...] = ()
+
+    def __init__(self, *made: Any) -> None:
+        Half.made = made
+
+    async def run(self) -> None:
+        pass
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with a config.toml, which is returned; its variables are not those of this one."""
+    for name in ("NODE_NAME", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GPUSHIM_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setattr(command_line, "_half", lambda: Half)
+    (tmp_path / "config.toml").write_text('[device-plugin]\nexclude = ["1"]\ntaint-effect = "NoExecute"\n')
+    return tmp_path / "config.toml"
+
+
+def run(*words: str) -> tuple[Any, ...]:
+    spelled = flags.spelled([*words], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
+    CliRunner().invoke(command_line.command, ["--socket=/x", *spelled], catch_exceptions=False)
+    return Half.made
+
+
+def test_a_node_has_the_hosts_name_if_nobody_says_another(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run()[2] == os.uname().nodename.lower()
+    assert run("--node-name=other")[2] == "other"
+    monkeypatch.setenv("NODE_NAME", "third")
+    assert run()[2] == "third"
+
+
+def test_settings_are_the_plugins(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (run()[0].values["exclude"], run()[0].values["taint-effect"]) == (["1"], "NoExecute")
+    monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "79")
+    found = run("--exclude=0", "--taint-effect=None", "-kubelet-plugins-directory-path=/k/plugins", "-v", "6")[0]
+    assert (found.values["exclude"], found.values["taint-effect"]) == (["0"], "None")
+    assert (found.values["kubelet-dir"], found.checks.off) == ("/k", {79})
+    half.write_text('[device-plugin]\nkubeconfig = "/host"\n')
+    assert run("--kubeconfig=")[0].values["kubeconfig"] == ""  # as the chart has it
+
+
+def test_the_other_half_has_a_user(half: Path) -> None:
+    assert (run("--cluster-user=12")[4], run("--cluster-user=root")[4]) == (12, 0)
+    with pytest.raises(GpushimError, match='"no-such-user", and this host has no such user'):
+        run("--cluster-user=no-such-user")

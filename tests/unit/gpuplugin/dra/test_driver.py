@@ -8,8 +8,8 @@ import pytest
 
 from gpuplugin.dra.driver import NodeHalf
 from gpuplugin.dra.ledger import Ledger
-from gpuplugin.dra.offered import NO_SCHEDULE
 from gpuplugin.settings import settings
+from gpuplugin.settings.sources import Sources
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot
 
@@ -25,7 +25,7 @@ def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Ledger, "open", begin)
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
-    half = NodeHalf(settings.resolve({}, {}, {}), "node-1", str(tmp_path / "s"), 0, NO_SCHEDULE)
+    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
     found = snapshot([gpu(0)])
     with pytest.raises(GpushimError, match="the disk is full"):
         asyncio.run(half._take(found))

@@ -22,7 +22,6 @@ ROOTED = {
 MOST = (
     32  # attributes and capacities of a device (resource.k8s.io/v1, ResourceSliceMaxAttributesAndCapacitiesPerDevice)
 )
-SLICES = 8  # left for memorySlice0 to 7
 IDENTIFIER = re.compile("(resource.kubernetes.io/)?[A-Za-z][A-Za-z0-9]{0,31}")
 SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", re.ASCII)
 BOTH = snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)])
@@ -44,7 +43,7 @@ def said(one: offered.Offered) -> dict[str, Any]:
 
 
 def test_a_gpu() -> None:
-    (one,) = listed(snapshot([gpu(0, brand="GRID", arch="8.9", fabric="c0ffee.7")]))
+    (one,) = listed(snapshot([gpu(0, brand="GRID", arch="8.9", fabric="c0ffee.7", addressing="HMM")]))
     name = "gpu-00000000-0000-4000-8000-000000000000"
     assert (one.name, one.uuid, one.body["name"], len(name)) == (name, uuid(0), name, 40)
     assert one.body["attributes"] == {
@@ -54,7 +53,7 @@ def test_a_gpu() -> None:
         "productName": {"string": "NVIDIA A100-SXM4-40GB"},
         "brand": {"string": "Grid"},
         "architecture": {"string": "Ada Lovelace"},
-        "addressingMode": {"string": "Unknown"},
+        "addressingMode": {"string": "HMM"},
         "profile": {"string": "none"},
         "nvlinkGroup": {"string": uuid(0)},
         "fabricClique": {"string": "c0ffee.7"},
@@ -76,7 +75,7 @@ def test_a_mig_instance() -> None:
     assert (one.name, one.uuid) == (uuid(3, "MIG").lower(), uuid(3, "MIG"))
     parent = said(listed(snapshot([gpu(0)]))[0])
     own = {"type": "mig", "uuid": uuid(3, "MIG"), "profile": "1g.5gb", "migEnabled": True, "nvlinkGroup": uuid(0)}
-    counted = {"memory": "4864Mi", "multiprocessors": "14", "copyEngines": "1"}
+    counted = {"memory": "4864Mi", "multiprocessors": "14", "copyEngines": "1", "memorySlice3": "1"}
     assert said(one) == {**parent, **own, **counted}
     assert said(whole)["nvlinkGroup"] != said(one)["nvlinkGroup"]
 
@@ -89,7 +88,7 @@ def counts() -> dict[str, tuple[int, int]]:
 def test_each_device_says_the_same_things_and_not_too_many() -> None:
     sick = gpu(2, model="", brand="", arch="", memory=0, numa=-1, pci="", problem="it is lost")
     bare = mig(1, 1)
-    bare["attributes"] = {}
+    bare["attributes"], bare["placement"] = {}, []
     without = {"version": "", "cuda": "", "dev-root": "/"}
     found = listed(BOTH) + listed(snapshot([sick, gpu(1, mig=True)], [bare], driver=without, source="proc"))
     assert len(found) == 4
@@ -99,7 +98,7 @@ def test_each_device_says_the_same_things_and_not_too_many() -> None:
             forms = {name: [*value] for name, value in one.body[part].items()}
             assert forms == {name: [*value] for name, value in found[0].body[part].items()}
         assert all(IDENTIFIER.fullmatch(name) for name in said(one))
-    assert {kind: sum(both) + SLICES <= MOST for kind, both in counts().items()} == {GPU: True, MIG: True}
+    assert {kind: sum(both) <= MOST for kind, both in counts().items()} == {GPU: True, MIG: True}
 
 
 def test_the_page_has_the_counts() -> None:
@@ -111,7 +110,16 @@ def test_the_page_has_the_counts() -> None:
 
 def test_the_page_has_what_is_said() -> None:
     named = set(re.findall(r"^\| `([\w./]+)` \| (?:string|version|int|bool|quantity) \|", PAGE, re.MULTILINE))
-    assert named == said(listed(BOTH)[0]).keys()
+    assert "| `memorySlice0` to `memorySlice7` | quantity |" in PAGE
+    assert named | {f"memorySlice{number}" for number in range(8)} == said(listed(BOTH)[0]).keys()
+
+
+def test_memory_slices_are_those_of_its_placement() -> None:
+    large, small = mig(0, 0, "3g.20gb"), mig(0, 1)
+    large["placement"], small["placement"] = [4, 4], [2, 1]
+    found = listed(snapshot([gpu(0, mig=True)], [large, small]))
+    taken = [[number for number in range(8) if said(one)[f"memorySlice{number}"] == "1"] for one in found]
+    assert sorted(taken) == [[2], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ FILES = (
     "usr/lib/systemd/system/gpushim-mps@.service",
     "usr/lib/systemd/system/gpushim-refresh.service",
     "usr/lib/udev/rules.d/60-gpushim.rules",
+    "usr/lib/sysusers.d/gpushim-dra-driver.conf",
     "etc/gpushim/config.toml",
 )
 

@@ -62,7 +62,7 @@ def test_a_flag_counts_before_a_variable_before_the_file_before_config_toml(file
         ({}, {"FAIL_ON_INIT_ERROR": "F"}, {}, "fail-on-init-error", False),
         ({}, {"IMEX_CHANNEL_IDS": "[0]"}, {}, "imex-channels", [0]),
         ({}, {}, {"imex": {"channelIDs": [0], "required": True}}, "imex-channels", [0]),
-        ({"exclude": ["0,GPU-1"]}, {}, {}, "exclude", ["0", "GPU-1"]),
+        ({"exclude": ["0,1:0"]}, {}, {}, "exclude", ["0", "1:0"]),
         ({"kubelet-socket": ["/k/device-plugins/kubelet.sock"]}, {}, {}, "kubelet-dir", "/k"),
     ],
 )

@@ -1,0 +1,129 @@
+"""A kubeconfig: where the API server is, and what it is asked with. The other half cannot read root's files.
+
+The files that it names rotate, as kubelet's own do. Nothing that it says is executed.
+Out of scope: the connection (gpuplugin/cluster/).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpushim.cdi import spec_text
+from gpushim.config import policy
+from gpushim.ground.errors import CONFIG, GpushimError, quote
+from gpushim.paths import trust
+
+# Members of a cluster and of a user that cannot be gone by, and so may not say anything.
+_REFUSED = (
+    ("insecure-skip-tls-verify", "proxy-url"),
+    (
+        *("exec", "auth-provider", "username", "password"),
+        *("as", "as-uid", "as-groups", "as-user-extra"),
+    ),
+)
+_TAKEN = "server, certificate-authority, tls-server-name, client-certificate, client-key, token and tokenFile count"
+
+
+class Kubeconfig:
+    """What a kubeconfig says now."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, str] | None = None
+        self._seen: dict[str, object] = {}  # identity by path, from before it was read
+
+    def look(self, path: str) -> dict[str, str] | None:
+        """Return what it says, as gpuplugin.cluster.access.Lent takes it; None without a path. Costs a few stats.
+
+        Args:
+            path: of the file, or "".
+
+        Raises:
+            GpushimError: it is wrong, or a file cannot be read or trusted. What it said before still counts.
+        """
+        if not path:
+            self._now, self._seen = None, {}
+        elif path not in self._seen or any(trust.identity(one) != seen for one, seen in self._seen.items()):
+            self._seen = {}
+            try:
+                self._now = self._read(path)
+            except GpushimError:
+                self._seen = {}
+                raise
+        return self._now
+
+    def _file(self, path: str) -> str:
+        self._seen[path] = trust.identity(path)
+        try:
+            return policy.trusted(path, "kubeconfig, or file of one").decode()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise GpushimError(f"{path} cannot be read: {why}", CONFIG) from None
+
+    def _read(self, path: str) -> dict[str, str]:
+        try:
+            content, _ = spec_text.parse(self._file(path).encode(), path)
+        except GpushimError as error:  # whose code is that of a CDI spec
+            raise GpushimError(str(error), CONFIG) from None
+        context = _named(content, "contexts", _member(content, "current-context"), path)
+        parts = [_named(content, f"{part}s", _member(context, part), path) for part in ("cluster", "user")]
+        for part, refused in zip(parts, _REFUSED):
+            for key in (key for key in refused if part.get(key)):
+                raise _wrong(path, f"it has {key}; {_TAKEN}")
+        cluster, user = parts
+        found = {
+            "path": path,
+            "server": _text(cluster, "server"),
+            "name": _text(cluster, "tls-server-name"),
+            "ca": self._data(cluster, "certificate-authority", path),
+            "cert": self._data(user, "client-certificate", path),
+            "key": self._data(user, "client-key", path),
+            "token": self._token(user, path),
+        }
+        server = urlsplit(found["server"])
+        if server.scheme != "https" or not server.hostname or not found["ca"]:
+            raise _wrong(path, "it names no server with https:// and its certificate-authority")
+        if not found["token"] and not (found["cert"] and found["key"]):
+            raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
+        return found
+
+    def _data(self, part: dict[str, Any], key: str, path: str) -> str:
+        """Return what stands in it, or in the file that it names."""
+        data, named = _text(part, f"{key}-data"), _text(part, key)
+        try:
+            if data:
+                return base64.b64decode(data, validate=True).decode()
+        except ValueError:
+            raise _wrong(path, f"its {key}-data is no text in base64") from None
+        return self._file(os.path.join(os.path.dirname(path), named)) if named else ""
+
+    def _token(self, user: dict[str, Any], path: str) -> str:
+        named = _text(user, "tokenFile")
+        token = self._file(os.path.join(os.path.dirname(path), named)) if named else _text(user, "token")
+        if not token.strip().isascii() or not token.strip().isprintable():
+            raise _wrong(path, "its token is no word")
+        return token.strip()
+
+
+def _member(thing: Any, key: str) -> Any:
+    return thing.get(key) if isinstance(thing, dict) else None
+
+
+def _text(part: dict[str, Any], key: str) -> str:
+    value = part.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _named(found: Any, rows: str, name: Any, path: str) -> dict[str, Any]:
+    """Return the member `cluster`, `user` or `context` of the row that has a name."""
+    listed = _member(found, rows)
+    for row in listed if isinstance(listed, list) else ():
+        if _member(row, "name") == name and isinstance(_member(row, rows[:-1]), dict):
+            return dict(row[rows[:-1]])
+    raise _wrong(path, f'it has nothing named "{quote(str(name))}" below {rows}')
+
+
+def _wrong(path: str, why: str) -> GpushimError:
+    return GpushimError(f"the kubeconfig {path} cannot be used: {why}", CONFIG)
