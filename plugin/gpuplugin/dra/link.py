@@ -49,7 +49,7 @@ class Link:
         self._client: asyncio.StreamWriter | None = None
         self._asked: dict[int, tuple[asyncio.Future[Any], bytes]] = {}
         self._number = 0
-        self._told: list[list[dict[str, Any]]] | None = None
+        self._desired: list[list[dict[str, Any]]] | None = None
         self._pool, self._api = _line({"pool": None}), b""
 
     @property
@@ -90,9 +90,9 @@ class Link:
         Args:
             slices: devices of each.
         """
-        if slices == self._told:  # mostly of the same objects, which costs less than a line
+        if slices == self._desired:  # mostly of the same objects, which costs less than a line
             return
-        self._told = slices
+        self._desired = slices
         self._pool = _line({"pool": None if slices is None else {"slices": slices}})
         self._send(self._pool)
 
