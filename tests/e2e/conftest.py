@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import engines, kube, plugins, podman, recorder, told, trees
+from e2e import engines, image, kube, plane, plugins, podman, recorder, told, trees
 from e2e.bundles import Bundle
 from e2e.hostile import WAYS, Trap
 from e2e.hostile_places import Place
@@ -96,6 +96,15 @@ def env(host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def node(host: fakehost.Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[kube.Node]:
     """A node with a kubelet, and the GPUs of a module's own host."""
     with plugins.gpu_node(host, env, debian_image, busybox_tree) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(host: fakehost.Host, debian_image: Path, busybox_tree: Path) -> Iterator[plane.Cluster]:
+    """A cluster whose node has the driver of a module's own host, its fixture `host`; nothing is installed on it."""
+    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
+    with plane.cluster(debian_image, pause, image.archive()) as found:
+        found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
         yield found
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e import kube
-from e2e.helm import NAMESPACE
+from e2e import charts, image, kube
+from e2e.helm import NAMESPACE, Values
 from e2e.kube import NAME
 from e2e.plane import Cluster
+from fakehost import Host
+
+CHART: Path = charts.CHART
+REPOSITORY = image.NAME.rpartition(":")[0]
+IMAGE: Values = {"repository": REPOSITORY, "pullPolicy": "Never"}  # which is on the node already
+GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 
 
 def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
@@ -60,3 +67,15 @@ def labelled(cluster: Cluster) -> bool:
     """Say whether gpushim-node has labelled the node."""
     found: dict[str, str] = cluster.get("node", NAME)["metadata"]["labels"]
     return found.get("gpushim/installed") == "true"
+
+
+def true_labels(found: dict[str, str], host: Host) -> None:
+    """Assert that labels tell what the simulated host has."""
+    assert found["nvidia.com/cuda.driver-version.full"] == host.driver
+    assert found["nvidia.com/gpu.count"] == str(len(host.gpus))
+    assert found["nvidia.com/gpu.product"] == host.gpus[0].model.replace(" ", "-")
+    assert found["nvidia.com/gpu.memory"] == str(host.gpus[0].memory)
+    assert found["nvidia.com/mig.strategy"] == "mixed"
+    for resource in (BIG, SMALL):
+        assert found[f"{resource}.count"] == "1"
+        assert found[f"{resource}.product"] == f"{found['nvidia.com/gpu.product']}-MIG-{resource.partition('-')[2]}"

@@ -40,6 +40,7 @@ from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
 CACHE = trees.TOP / ".cache" / "kube"
 BESIDE = trees.TOP.parent / "shared" / "kube" / "kube.xz"
 NAME = "testnode"
+CLAIMS = "claims"  # stands for a resource, of what pods have by DRA
 SECONDS = 60.0
 # What kubelet would change of the machine's kernel settings; in its mount namespace they are files.
 KERNEL = {
@@ -343,6 +344,11 @@ class Node:
             box["containerID"].rpartition("/")[2]: name for name, box in listed if "running" in box.get("state", {})
         }
 
+    def namespaces(self) -> dict[str, str]:
+        """The namespaces of pods that it knows of, by uid."""
+        rows = json.loads(self._get("/pods") or "{}").get("items") or ()
+        return {row["metadata"]["uid"]: row["metadata"]["namespace"] for row in rows}
+
     def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
         """Read what kubelet would know after a restart: ids by resource, and what it has given out."""
         text = (self.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint").read_text()
@@ -354,12 +360,17 @@ class Node:
         return self.everybody().get(name, {})
 
     def everybody(self) -> dict[str, dict[str, list[str]]]:
-        """Ids that pods have at one time, by pod and resource."""
+        """Ids that pods have at one time, by pod and resource; what they have by claims is that of CLAIMS."""
         found: dict[str, dict[str, list[str]]] = {}
         for pod in self.ask("List", "ListPodResourcesResponse")["pod_resources"]:
-            for row in [row for box in pod["containers"] for row in box["devices"]]:
-                ids = found.setdefault(pod["name"].removesuffix(f"-{NAME}"), {})
-                ids.setdefault(row["resource_name"], []).extend(row["device_ids"])
+            rows = [(row["resource_name"], row["device_ids"]) for box in pod["containers"] for row in box["devices"]]
+            claims = [
+                one for box in pod["containers"] for row in box["dynamic_resources"] for one in row["claim_resources"]
+            ]
+            names = {one["name"].rpartition("=")[2] for row in claims for one in row["cdi_devices"]}
+            for name, ids in [*rows, (CLAIMS, sorted(names))]:
+                if ids:
+                    found.setdefault(pod["name"].removesuffix(f"-{NAME}"), {}).setdefault(name, []).extend(ids)
         return found
 
 

@@ -43,13 +43,13 @@ def state() -> Iterator[Path]:
         assert not left, f"the engine left behind: {left}"
 
 
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition; says whether it came true in time."""
+def until(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
+    """Wait for a condition, with a pause between looks; says whether it came true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.05)
+        time.sleep(pause)
     return False
 
 

@@ -21,7 +21,6 @@ from e2e.installed import Machine
 from gpushim.inventory.hardlinks import UNFINISHED
 
 HERE = "here"  # the machine that runs the tests
-SUITES = (HERE, *chroots.SUITES)
 MAIN, COMPAT, PLUGIN = "gpushim", "gpushim-nvidia-compat", "gpushim-device-plugin"
 NEEDED = ("python3-yaml", "python3-grpcio")  # of the distribution
 # The argument: the state directory. Engines' files cannot lie on an overlay.
@@ -69,7 +68,7 @@ def machine(suite: str, containers: Path, layer: Path | None = None, *, view: st
     """Set a machine up, with three GPUs, on which nothing of gpushim is installed.
 
     Args:
-        suite: one of SUITES.
+        suite: a Debian's codename, or HERE.
         containers: root filesystem for those of `bundle`.
         layer: what `changed` has kept of another machine of the suite, to go on from there.
         view: of the cgroup file systems; Docker works in "v1", Podman in "v2".

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -27,6 +29,8 @@ from e2e.kube import NAME, Node
 from e2e.leftovers import until
 
 SECONDS = 60.0
+LOOK = 0.25  # seconds between looks, each of which takes a tenth of a processor's
+SETTINGS: dict[str, object] = {"address": "0.0.0.0", "nodeStatusUpdateFrequency": "2s"}  # kubelet's; not after 10 s
 PODS = "10.244.0.0/16"
 NETWORK = """
 [plugins."io.containerd.grpc.v1.cri".cni]
@@ -78,11 +82,13 @@ class Cluster:
         node: its node.
         work: directory with credentials and logs, seen inside and outside.
         containerd: its engine's process, which may be restarted.
+        server: the API server's process.
     """
 
     node: Node
     work: Path
     containerd: Daemon
+    server: Daemon
 
     @property
     def kubeconfig(self) -> Path:
@@ -149,6 +155,21 @@ class Cluster:
         found: dict[str, Any] = json.loads(text) if text else {}
         return found
 
+    @contextlib.contextmanager
+    def watching(self, file: Path, *words: str) -> Iterator[None]:
+        """Have `kubectl get --watch` write to a file during the block, which has something then already."""
+        client = ["/usr/bin/kubectl", f"--kubeconfig={self.kubeconfig}", "get", "--watch", *words]
+        with file.open("wb") as output:
+            process = subprocess.Popen(
+                [*self.place.prefix, *client], stdin=subprocess.DEVNULL, stdout=output, start_new_session=True
+            )
+            try:
+                self.wait_for(lambda: file.stat().st_size, "the watch says something")
+                yield
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)  # the prefix forks, and hands no signal on
+                process.wait()
+
     def pods(self, *words: str, namespace: str = "default") -> dict[str, dict[str, Any]]:
         """Return the pods of a namespace by name; words go to `kubectl get`."""
         rows = self.get("pods", f"--namespace={namespace}", *words).get("items", ())
@@ -171,7 +192,7 @@ class Cluster:
             How long that took, in seconds.
         """
         began = time.monotonic()
-        assert until(lambda: bool(condition()), seconds), f"never: {what}\n{self.events()}"
+        assert until(lambda: bool(condition()), seconds, LOOK), f"never: {what}\n{self.events()}"
         return time.monotonic() - began
 
     def events(self) -> str:
@@ -234,7 +255,7 @@ def cluster(*images: Path, directories: tuple[Path, ...] = (), flags: str = "") 
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
         _prepare(place, state)
         work = state / "plane"
-        stack.enter_context(api_server(place, work, flags))
+        server = stack.enter_context(api_server(place, work, flags))
         in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
         containerd = stack.enter_context(daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
         assert containerd.answers(), containerd.log.read_text()[-3000:]
@@ -245,8 +266,8 @@ def cluster(*images: Path, directories: tuple[Path, ...] = (), flags: str = "") 
         for command in (CONTROLLERS, SCHEDULER):
             stack.enter_context(daemon(place, work, command))
         own = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
-        node = stack.enter_context(kube.node(engine, place, *own, settings={"address": "0.0.0.0"}))
-        found = Cluster(node, work, containerd)
+        node = stack.enter_context(kube.node(engine, place, *own, settings=SETTINGS))
+        found = Cluster(node, work, containerd, server)
         stack.enter_context(_restarting(found, state / "systemctl.asked"))
         found.wait_for(lambda: _usable(found), "the node is ready")
         yield found

@@ -23,6 +23,7 @@ from e2e.leftovers import groups, until
 from fakehost import Host, ci_cap, gi_cap
 
 SECONDS = 30.0
+DEFAULT = "default"  # a namespace
 ENDING = ["sh", "-c", "trap exit TERM; sleep 100000 & wait"]  # a container's command that ends when it is told
 PLACES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # of the controller of devices: cgroup v1, v2
 MPS, BY_MPS = b"\0CUDA_MPS_PIPE_DIRECTORY=", " by MPS"
@@ -223,6 +224,25 @@ class Containers:
             parts = [part(self.host, resource, one, by_mps) for resource, one in given]
             assert all(parts), f"{pod} has {given}, which the host has not"
             self.parts[name], self.given[name], self.pods[name] = [one for one in parts if one], given, pod
+
+
+@dataclass
+class Pods(Containers):
+    """Those of a cluster's namespace default: the driver's own, and other's of the chart, have GPUs without asking.
+
+    Attributes:
+        namespaces: of pods, by uid.
+    """
+
+    namespaces: dict[str, str] = field(default_factory=dict)
+
+    def running(self) -> dict[str, int]:
+        """List those containers in which a process runs, and one process of each."""
+        found = super().running()
+        pods = {path: Path(path).parts[-3].removeprefix("pod") for path in found}
+        if not {*pods.values()} <= self.namespaces.keys():
+            self.namespaces.update(self.node.namespaces())
+        return {path: pid for path, pid in found.items() if self.namespaces.get(pods[path], DEFAULT) == DEFAULT}
 
 
 def _there(pid: int) -> set[str] | None:

@@ -30,7 +30,7 @@ from e2e.charts import (
 from e2e.helm import RefusedError, Values
 from gpuplugin import cli
 from gpuplugin.node import main as node
-from gpuplugin.settings import profiles, settings, sharing
+from gpuplugin.settings import flags, profiles, settings, sharing
 
 UNINSTALL = "DaemonSet gpushim-uninstall"
 FOREIGN = yaml.safe_load((charts.CHART / "values.schema.json").read_text())["patternProperties"]
@@ -43,7 +43,7 @@ SETTINGS: Values = {
     "imex-required": True,
     "allocation-policy": "packed",
     "cdi-annotation-prefix": "x.org/",
-    "exclude": ["0", "GPU-1"],
+    "exclude": ["0", "1:0"],
     "metrics": "unix:/run/gpushim/m",
     "pass-device-specs": False,
 }
@@ -56,9 +56,9 @@ def told(values: Values, container: str = "device-plugin") -> list[str]:
 
 def understood(args: list[str]) -> dict[str, Any]:
     """Let the plugin's own code read arguments, and return the settings that it then has."""
-    context = cli.command().make_context(cli.PROGRAM, cli.spelled(args))
-    flags = {name.replace("_", "-"): value for name, value in context.params.items() if isinstance(value, tuple)}
-    return settings.resolve({name: value for name, value in flags.items() if value}, {}, {}).values
+    context = cli.command().make_context(cli.PROGRAM, flags.spelled(args))
+    given = flags.given({name: value for name, value in context.params.items() if isinstance(value, tuple)})
+    return settings.resolve(given, {}, {}).values
 
 
 @pytest.mark.parametrize("values", [{}, ALL, CLAIMS, {"uninstall": True}])
@@ -199,6 +199,13 @@ def test_profiles_become_one_file(config: dict[str, Any], wanted: str, tmp_path:
             "gfd is a value of NVIDIA's charts .* write labels.publish: file",
         ),
         ({"node-feature-discovery": {}}, "write nodeFeatureDiscovery: true for its label"),
+        ({"kubeletPlugin": {}}, "kubeletPlugin is a value of NVIDIA's charts .* write kubeletDir"),
+        ({"resources": {"gpus": {"enabled": True}}}, "resources.gpus is a value .* write dra.enabled"),
+        ({"resources": {"computeDomains": {}}}, "resources.computeDomains is a value .* no ComputeDomains"),
+        (
+            {"plugin": {"enabled": False}},
+            "plugin.enabled is false and dra.enabled, too, so nothing would give out GPUs",
+        ),
         ({"toolkit": {"enabled": False}}, "toolkit is a value .* node.enabled, node.engine"),
         ({"securityContext": {}}, "write podSecurityContext; what the containers may is fixed"),
         ({"cdi": {"enabled": True}}, r"cdi.enabled is a value .* settings.device-list-strategy: \[cdi-cri\]"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from e2e import charts, helm
-from e2e.charts import CLAIMS, LABELLER, NODE, PLUGIN, containers
+from e2e.charts import CLAIMS, LABELLER, NODE, PLUGIN, TWO, containers
 from e2e.helm import Values
-from gpuplugin.dra import command_line
+from gpuplugin.dra import command_line, nvidia_flags
+from gpuplugin.settings import flags
 from gpushim.containers.kubelet import OWN_DRIVER
 
 DRIVER = "DaemonSet gpushim-dra-driver"
@@ -42,6 +43,39 @@ def test_both_halves_understand_their_arguments(container: str) -> None:
     if container == "node":
         assert int(given["user"]) == found["cluster"]["securityContext"]["runAsUser"]
         assert given["taint_effect"] == ("NoExecute",)
+
+
+def test_settings_of_the_plugin_reach_the_driver() -> None:
+    """And its profiles, by the node's label, which the half that has the token follows."""
+    given = {"exclude": ["0", "1"], "allocation-policy": "packed", "disable-healthchecks": "79", "gds": True}
+    variables = [{"name": "DP_ENABLE_HEALTHCHECKS", "value": "13"}]
+    rendered = charts.objects({**CLAIMS, **TWO, "settings": given, "env": variables})
+    found = containers(rendered[DRIVER])
+    words = flags.spelled(found["node"]["args"], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
+    params = command_line.command.make_context("x", words).params
+    settings = {
+        key.replace("_", "-"): value[0] for key, value in params.items() if isinstance(value, tuple) and value
+    }
+    folder = "/run/gpushim-cluster"
+    assert settings == {
+        "kubelet-dir": "/var/lib/kubelet",
+        "kubeconfig": "",
+        "exclude": "0,1",
+        "shared-devices-allocation-policy": "packed",
+        "disable-healthchecks": "79",
+        "config-file": "/profiles/config.yaml",
+        "profile-file": f"{folder}/profile",
+    }
+    assert variables[0] in found["node"]["env"]
+    assert variables[0] not in found["cluster"]["env"]
+    assert f"--profile-file={folder}/profile" in found["cluster"]["args"]
+    writable = {name for name, one in found.items() for row in one["volumeMounts"]
+                if row["mountPath"] == folder and not row.get("readOnly")}  # fmt: skip
+    assert writable - {"profile"} == {"cluster"}
+    nodes = [
+        row for row in rendered["ClusterRole gpushim-gpushim-dra-driver"]["rules"] if row["resources"] == ["nodes"]
+    ]
+    assert nodes[0]["verbs"] == ["get", "list", "watch"]
 
 
 @pytest.mark.parametrize(("switch", "resource"), [(True, "nvidia.com/gpu"), (None, "nvidia.com/gpu"), (False, None)])

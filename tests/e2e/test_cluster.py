@@ -8,35 +8,47 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fakehost
-from e2e import cluster_lines, helm, image, lines, node, pages, plane, trees, workload
-from e2e.deployed import features, labelled, metrics, plugin, plugins, rolled_out, serves
+from e2e import cluster_lines, helm, image, lines, node, pages, workload
+from e2e.allocated import built
+from e2e.deployed import (
+    BIG,
+    CHART,
+    GPU,
+    IMAGE,
+    REPOSITORY,
+    SMALL,
+    features,
+    labelled,
+    metrics,
+    plugin,
+    plugins,
+    rolled_out,
+    serves,
+    true_labels,
+)
 from e2e.dradriver import driver
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
+from e2e.helm import NAMESPACE
 from e2e.kube import NAME
 from e2e.nodefiles import FEATURES, files, nothing_is_left
 from e2e.plane import Cluster
 from e2e.test_chart_rights import definition
 from fakehost import Host
 
-CHART, NAMESPACE = trees.TOP / "packaging" / "kubernetes" / "chart", helm.NAMESPACE
 README, KUBERNETES = pages.TOP / "README.md", pages.TOP / "docs/kubernetes.md"
 OPERATING = pages.TOP / "docs/operating.md"
 DRIVER = "gpu.nvidia.com"
-GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
 LABEL = "nvidia.com/device-plugin.config"
 SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n"
 PROFILES = {"whole": "version: v1\n", "shared": SHARING}
-REPOSITORY = image.NAME.rpartition(":")[0]
 VALUES: helm.Values = {
-    "image": {"repository": REPOSITORY, "pullPolicy": "Never"},
+    "image": IMAGE,
     "settings": {"mig-strategy": "mixed"},
     "config": {"map": PROFILES, "default": "whole"},
     "labels": {"publish": "file", "interval": 1},
@@ -47,20 +59,15 @@ NEXT = {**VALUES, "image": {**VALUES["image"], "tag": "next"}, "labels": {"publi
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Three GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("cluster") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+    return built(tmp_path_factory.mktemp("cluster"), 3, mig={0: ["3g.20gb", "1g.5gb"]})
 
 
 @pytest.fixture(scope="module")
-def cluster(host: Host, debian_image: Path, busybox_tree: Path) -> Iterator[Cluster]:
-    """A cluster whose node has that host's driver, and on which nothing is installed."""
-    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
-    with plane.cluster(debian_image, pause, image.archive()) as found:
-        found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
-        for name in (f"{REPOSITORY}:next", image.NAME.replace("docker.io/library", "registry.example.org")):
-            found.node.engine.ctr("images", "tag", image.NAME, name, namespace="k8s.io")
-        yield found
+def cluster(cluster: Cluster) -> Cluster:
+    """A cluster on whose node the image has two more names."""
+    for name in (f"{REPOSITORY}:next", image.NAME.replace("docker.io/library", "registry.example.org")):
+        cluster.node.engine.ctr("images", "tag", image.NAME, name, namespace="k8s.io")
+    return cluster
 
 
 @pytest.fixture(scope="module")
@@ -149,18 +156,6 @@ def test_a_pod_gets_a_mig_instance(cluster: Cluster, host: Host) -> None:
 
 def test_labels_tell_what_the_node_has(cluster: Cluster, host: Host) -> None:
     true_labels(dict(row.split("=", 1) for row in cluster.run(f"cat {FEATURES}").splitlines()), host)
-
-
-def true_labels(found: dict[str, str], host: Host) -> None:
-    """Assert that labels tell what the simulated host has."""
-    assert found["nvidia.com/cuda.driver-version.full"] == host.driver
-    assert found["nvidia.com/gpu.count"] == str(len(host.gpus))
-    assert found["nvidia.com/gpu.product"] == host.gpus[0].model.replace(" ", "-")
-    assert found["nvidia.com/gpu.memory"] == str(host.gpus[0].memory)
-    assert found["nvidia.com/mig.strategy"] == "mixed"
-    for resource in (BIG, SMALL):
-        assert found[f"{resource}.count"] == "1"
-        assert found[f"{resource}.product"] == f"{found['nvidia.com/gpu.product']}-MIG-{resource.partition('-')[2]}"
 
 
 def test_metrics_tell_who_has_what(cluster: Cluster, host: Host) -> None:

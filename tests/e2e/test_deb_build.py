@@ -1,4 +1,7 @@
-"""The Debian packages as files: what lintian says, what is in them, and that the same sources give the same bytes."""
+"""The Debian packages as files: what is in them, and that the same sources give the same bytes.
+
+Out of scope: what lintian says, for which test_release.py fails; so does tools/release.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from e2e.packages import COMPAT, MAIN, PLUGIN
 # Differences between two machines on which the same commit is built.
 ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LANG": "tr_TR.UTF-8", "LC_ALL": "C", "HOME": "/nonexistent"}
 BUILD = trees.TOP / "packaging/deb/build"
-LINTIAN = ["/usr/bin/lintian", "--allow-root", "--pedantic", "--display-info", "--info"]
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +42,6 @@ def test_two_builds_of_the_same_sources_are_equal(debs: dict[str, Path], tmp_pat
     assert set(again) == {MAIN, COMPAT, PLUGIN}
     assert {name: path.name for name, path in again.items()} == {name: path.name for name, path in debs.items()}
     assert all(again[name].read_bytes() == debs[name].read_bytes() for name in debs)
-
-
-def test_lintian_has_nothing_to_say(debs: dict[str, Path]) -> None:
-    done = subprocess.run([*LINTIAN, *debs.values()], check=False, capture_output=True, text=True)
-    assert [line for line in done.stdout.splitlines() if not line.startswith("N:")] == []
 
 
 def test_version_comes_from_the_source(debs: dict[str, Path]) -> None:

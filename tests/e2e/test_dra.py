@@ -6,26 +6,24 @@ One story on one cluster, in the order of the tests. The host's GPUs are simulat
 from __future__ import annotations
 
 import json
-import os
 import signal
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-import fakehost
-from e2e import claims, helm, image, plane, trees, workload
-from e2e.deployed import rolled_out, serves
+from e2e import claims, helm, workload
+from e2e.allocated import built
+from e2e.deployed import BIG, CHART, GPU, IMAGE, SMALL, rolled_out, serves
+from e2e.dradeployed import becomes, driver, install, runs, versions
 from e2e.expect import sees_by_cdi
-from e2e.kube import NAME
+from e2e.helm import NAMESPACE
+from e2e.kube import CLAIMS, NAME
 from e2e.plane import Cluster
-from e2e.test_cluster import ALL, GPU, NAMESPACE, REPOSITORY
 from fakehost import Host
 
-pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="three minutes: tests/long/run dra")
-CHART = trees.TOP / "packaging" / "kubernetes" / "chart"
+ALL = {GPU: 2, BIG: 1, SMALL: 1}
 VALUES: helm.Values = {
-    "image": {"repository": REPOSITORY, "pullPolicy": "Never"},
+    "image": IMAGE,
     "settings": {"mig-strategy": "mixed"},
     "dra": {"enabled": True},
 }
@@ -34,45 +32,14 @@ VALUES: helm.Values = {
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Four GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("dra") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 4, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+    return built(tmp_path_factory.mktemp("dra"), 4, mig={0: ["3g.20gb", "1g.5gb"]})
 
 
 @pytest.fixture(scope="module")
-def cluster(host: Host, debian_image: Any, busybox_tree: Any) -> Iterator[Cluster]:
-    """A cluster whose node has that host's driver, and the chart with the DRA driver."""
-    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
-    with plane.cluster(debian_image, pause, image.archive()) as found:
-        found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
-        found.kubectl("create", "namespace", NAMESPACE)
-        found.helm("install", CHART, "gpushim", VALUES)
-        rolled_out(found)
-        yield found
-
-
-def log(cluster: Cluster, container: str = "node") -> str:
-    """Return what the driver's containers have said."""
-    words = ("logs", "daemonset/gpushim-dra-driver", f"--namespace={NAMESPACE}", f"--container={container}")
-    return cluster.kubectl(*words, check=False)
-
-
-def becomes(cluster: Cluster, condition: Callable[[], object], what: str) -> None:
-    """Wait until something is so, and say what the driver said if it does not become so."""
-    try:
-        cluster.wait_for(condition, what)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{log(cluster)}\n{log(cluster, 'cluster')}") from None
-
-
-def runs(cluster: Cluster, *names: str) -> None:
-    """Wait until pods run."""
-
-    def run() -> bool:
-        phases = {name: pod["status"]["phase"] for name, pod in cluster.pods().items()}
-        return all(phases.get(name) == "Running" for name in names)
-
-    becomes(cluster, run, f"{names} run")
+def cluster(cluster: Cluster) -> Cluster:
+    """A cluster with the chart, and the DRA driver in it."""
+    install(cluster, VALUES)
+    return cluster
 
 
 def test_the_nodes_devices_are_published(cluster: Cluster, host: Host) -> None:
@@ -230,9 +197,7 @@ def test_a_driver_that_is_killed_loses_no_claim(cluster: Cluster, host: Host) ->
     rolled_out(cluster)
     cluster.apply(claims.claim("two"), claims.pod("two", "two"))
     runs(cluster, "two")
-    assert [one["metadata"]["resourceVersion"] for one in claims.slices(cluster)] == [
-        one["metadata"]["resourceVersion"] for one in before
-    ]
+    assert versions(claims.slices(cluster)) == versions(before)
     assert claims.held(cluster, "one") != claims.held(cluster, "two")
     claims.remove(cluster, "one", "two")
 
@@ -264,11 +229,6 @@ def test_another_nodes_slices_are_not_its_business(cluster: Cluster) -> None:
     assert pod
 
 
-def driver(cluster: Cluster) -> dict[str, Any]:
-    """Return the driver's pods."""
-    return cluster.pods("--selector=app.kubernetes.io/component=dra-driver", namespace=NAMESPACE)
-
-
 def test_the_way_over_and_back(cluster: Cluster, host: Host) -> None:
     """Pods that ask by the extended resource go on working, and those that run keep what they have."""
     workload.create(cluster, "before", {GPU: 1})
@@ -279,7 +239,7 @@ def test_the_way_over_and_back(cluster: Cluster, host: Host) -> None:
     spec = workload.spec({GPU: 1}, runtime="")
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "by-claim"}, "spec": spec})
     runs(cluster, "by-claim")
-    (new,) = by_claims(cluster, "by-claim")
+    (new,) = cluster.node.held("by-claim")[CLAIMS]
     assert new not in (old, host.gpus[0].uuid)
     (index,) = (gpu.index for gpu in host.gpus if gpu.uuid == new)
     sees_by_cdi(workload.look(cluster, "by-claim", host, [index]), host, [index])
@@ -291,11 +251,3 @@ def test_the_way_over_and_back(cluster: Cluster, host: Host) -> None:
     runs(cluster, "after")
     assert cluster.node.held("after")[GPU] != [old]
     workload.remove(cluster, "before", "after")
-
-
-def by_claims(cluster: Cluster, pod: str) -> list[str]:
-    """Return the UUIDs that a pod has by whatever claims."""
-    names = {one["name"]: uuid for uuid, one in claims.devices(cluster).items()}
-    rows = cluster.get("resourceclaims")["items"]
-    mine = [row for row in rows if any(one["name"] == pod for one in row["status"].get("reservedFor", ()))]
-    return [names[one["device"]] for row in mine for one in row["status"]["allocation"]["devices"]["results"]]

@@ -32,7 +32,7 @@ LIBS = "usr/lib/x86_64-linux-gnu"
 ERRORS = ("ENOSPC", "EIO", "EMFILE", "ENFILE", "ENOMEM", "EDQUOT", "EINTR", "EROFS", "EXDEV")
 FAILING = ("openat", "read", "write", "renameat", "mkdirat", "symlinkat", "readlinkat", "fchmod", "fchown", "fsync")
 NEW = ".gpushim-"
-STEPS = {"shim": 4, "hook": 60}  # of the calls that change no file, each so manieth
+STEPS = {"shim": 12, "hook": 200}  # of the calls that change no file, each so manieth
 CODES = {"shim": (FAILED, ROOTFS), "hook": (FAILED, INVENTORY, BUNDLE, ROOTFS)}
 
 

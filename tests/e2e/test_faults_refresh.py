@@ -108,7 +108,7 @@ def test_the_files_differ(lab: Lab) -> None:
 
 def test_killed_at_any_call(lab: Lab) -> None:
     seen: list[object] = [lab.old, lab.new]
-    for call in [*lab.start[::200], *telling(lab.work, 150)]:
+    for call in [*lab.start[::200], *telling(lab.work, 1500)]:
         lab.strike(call, KILL)
         assert len(lab.whole()) <= 1, call
         if lab.files() not in seen:

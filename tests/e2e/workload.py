@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,14 +108,5 @@ class Seen:
 def watched(cluster: Cluster) -> Iterator[Seen]:
     """Write down all that the API says of what the node can give, during the block."""
     log = cluster.work / "watched"
-    command = [*cluster.place.prefix, "/usr/bin/kubectl", f"--kubeconfig={cluster.kubeconfig}", "get", "node", NAME]
-    with log.open("wb") as output:
-        watching = subprocess.Popen(
-            [*command, "--watch", r"--output=jsonpath={.status.allocatable}{'\n'}"], stdout=output
-        )
-        try:
-            cluster.wait_for(lambda: log.stat().st_size, "the watch says something")
-            yield Seen(log)
-        finally:
-            watching.terminate()
-            watching.wait()
+    with cluster.watching(log, "node", NAME, r"--output=jsonpath={.status.allocatable}{'\n'}"):
+        yield Seen(log)

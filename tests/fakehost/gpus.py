@@ -29,6 +29,7 @@ BRANDS = {
 MAX_GPUS = 64
 # The PCI buses of an eight-GPU DGX.
 BUSES = (0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)
+ROOT_BUSES = 0xC0  # the bits of a bus that its root has
 # Where the driver numbers the first GPU instance of each size, by number of slices.
 FIRST_INSTANCE = {7: 0, 4: 1, 3: 1, 2: 3, 1: 7}
 # What differs from the default model, an A100.
@@ -90,6 +91,12 @@ class Gpu:
     def nvml_bus_id(self) -> str:
         """The bus id as NVML writes it: eight-digit domain, upper case."""
         return "0000" + self.pci.upper()
+
+    @property
+    def pcie_root(self) -> str:
+        """The root of the PCIe tree that it is in, as sysfs names its directory; neighbours share one."""
+        domain, bus, _ = self.pci.split(":")
+        return f"pci{domain}:{int(bus, 16) & ROOT_BUSES:02x}"
 
 
 def gi_cap(minor: int, gi: int) -> int:

@@ -226,11 +226,14 @@ def bind(root: str, gpus: Iterable[Gpu], again: Iterable[str]) -> None:
 
 
 def write_sys(root: str, gpus: Iterable[Gpu]) -> None:
-    """Write sys/bus/pci/devices again."""
-    base = f"{root}/sys/bus/pci/devices"
-    shutil.rmtree(base, ignore_errors=True)
+    """Write sys/bus/pci/devices again, links into sys/devices."""
+    base, devices = f"{root}/sys/bus/pci/devices", f"{root}/sys/devices"
+    for folder in (base, devices):
+        shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(base)
     for gpu in gpus:
+        os.makedirs(f"{devices}/{gpu.pcie_root}/{gpu.pci}")
+        os.symlink(f"../../../devices/{gpu.pcie_root}/{gpu.pci}", f"{base}/{gpu.pci}")
         write(f"{base}/{gpu.pci}/vendor", "0x10de\n")
         write(f"{base}/{gpu.pci}/device", f"0x{gpu.device_id:04x}\n")
         write(f"{base}/{gpu.pci}/class", f"{gpu.pci_class}\n")

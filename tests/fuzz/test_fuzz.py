@@ -12,8 +12,8 @@ import pytest
 from fuzz import harness
 
 TESTS = Path(__file__).parents[1]
-RUNS = {"cdi_json": 500, "config_json": 700, "proc_files": 700}  # those that are slow
-USUAL = 3000
+RUNS = {"cdi_json": 300, "config_json": 400, "proc_files": 400}  # those that are slow
+USUAL = 1500
 SAVED = [(name, path.name) for name in harness.names() for path in harness.regressions(name)]
 
 

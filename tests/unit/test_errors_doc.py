@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -21,7 +22,12 @@ PAGE = (TOP / "docs/errors.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| (`.*?`(?:<br>`.*?`)*) \| ([^|]+) \|$", re.MULTILINE)
 LAUNCHER = (TOP / "shim/gpushim/launcher").read_text() + (TOP / "packaging/removed").read_text()
 SOURCES = [path for root in ("shim", "hook", "plugin") for path in sorted((TOP / root).rglob("*.py"))]
-NODES = [(path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
+
+
+@functools.cache  # not on import, which each worker of each run does
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """Return all nodes of the source, each with its file."""
+    return [(path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
 
 
 def text(node: ast.AST) -> str:
@@ -54,7 +60,7 @@ def sentences(page: str) -> list[tuple[int, str]]:
 
 def raised() -> Iterator[tuple[int | None, str, str]]:
     """What GpushimError is raised with where the source says it there: the code if it is a name, words, the place."""
-    for path, node in NODES:
+    for path, node in nodes():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "GpushimError":
             name = ast.unparse(node.args[1]) if len(node.args) > 1 else "FAILED"
             yield getattr(errors, name, None), text(node.args[0]), f"{path.relative_to(TOP)}:{node.lineno}"
@@ -76,7 +82,8 @@ def test_no_refusal_is_missing() -> None:
 
 
 def test_no_row_is_stale() -> None:
-    told = "\n".join({text(node) for _, node in NODES if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp))})
+    kinds = (ast.Constant, ast.JoinedStr, ast.BinOp)
+    told = "\n".join({text(node) for _, node in nodes() if isinstance(node, kinds)})
     assert [row for _, row in ROWS if words(row) not in told + LAUNCHER] == []
 
 

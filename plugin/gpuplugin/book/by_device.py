@@ -135,11 +135,9 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
             raise GpushimError(f"{one.uuid} cannot be given out: {why}", REQUEST)
         for entry in gpu["entries"].values():
             if _excludes(entry, one):
-                raise GpushimError(
-                    f"{one.uuid} cannot be given out as {_named(one.way)}: {_whose(entry)} has {entry['uuid']} as "
-                    f"{_named(_way(entry))}",
-                    REQUEST,
-                )
+                way = "" if entry["giver"] == DRIVER else f" as {_named(_way(entry))}"
+                what = f"{_whose(entry)} has {entry['uuid']}{way}"
+                raise GpushimError(f"{one.uuid} cannot be given out as {_named(one.way)}: {what}", REQUEST)
     new: dict[str, dict[str, Entry]] = {}
     for one in given:
         made = noted_entry(giver, to, one.uuid, one.way, ALLOCATED, now)

@@ -9,7 +9,7 @@ import asyncio
 import os
 import pwd
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,9 @@ from gpushim.cli.program import as_process
 from gpushim.config import policy
 from gpushim.ground import logs, system
 from gpushim.ground.errors import CONFIG, GpushimError, quote
+
+if TYPE_CHECKING:
+    from gpuplugin.settings.settings import Settings
 
 PROGRAM = "gpushim-dra-driver"
 
@@ -34,7 +37,7 @@ PROGRAM = "gpushim-dra-driver"
 @click.option(
     "--socket",
     metavar="PATH",
-    required=True,
+    default="",
     help="Socket between the halves, which the one on the node makes.",
 )
 @click.option(
@@ -52,8 +55,23 @@ PROGRAM = "gpushim-dra-driver"
     default="",
     help="The node's name; else $NODE_NAME, or this host's name.",
 )
+@click.option(
+    "--explain", "file", metavar="FILE", help="Say what this node can serve of the claims in FILE, and exit."
+)
+@click.option(
+    "--explain-claim", "claim", metavar="NAMESPACE/NAME", help="Say what a claim has on this node, and exit."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="How --explain and --explain-claim print it.",
+)
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
-def command(cluster: bool, socket: str, user: str, node: str, **flags: Any) -> None:
+def command(
+    cluster: bool, socket: str, user: str, node: str, file: str | None, claim: str | None, form: str, **flags: Any
+) -> None:
     """Give out this node's GPUs by Kubernetes claims (dynamic resource allocation), as the driver gpu.nvidia.com.
 
     Its settings are the device plugin's: [device-plugin] in /etc/gpushim/config.toml, and the file config-file there.
@@ -62,6 +80,11 @@ def command(cluster: bool, socket: str, user: str, node: str, **flags: Any) -> N
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     given, notes = nvidia_flags.ours(options.given(flags), os.environ)
+    if file or claim:
+        _explain(file, claim, Sources(given, os.environ).read(), form)
+        return
+    if not socket:
+        raise click.UsageError("Missing option '--socket'.")
     node = node or os.uname().nodename.strip().lower()  # as kubelet does
     if cluster:
         from gpuplugin.cluster import dra_in_cluster as beside
@@ -76,6 +99,18 @@ def command(cluster: bool, socket: str, user: str, node: str, **flags: Any) -> N
 
 
 command.params += options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
+
+
+def _explain(file: str | None, claim: str | None, settings: Settings, form: str) -> None:
+    """Say what is asked; with much of gpushim, which the halves do without."""
+    if claim:
+        from gpuplugin.dra import explain_held
+
+        explain_held.tell(claim, settings, form)
+    if file:
+        from gpuplugin.dra import explain_file
+
+        explain_file.tell(file, settings, form)
 
 
 def _number(user: str) -> int:

@@ -191,7 +191,8 @@ class NodeHalf:
             GpushimError: there is none, or this host cannot serve GPUs.
         """
         if self._release.requested():
-            if not self._offer.problem:
+            if self._offer.problem != release.PROBLEM:  # also where it had another: its NVML may be open
+                logger.warning("this node's GPUs are %s", release.PROBLEM)
                 await self._watchers.stop()
             self._offer = self._offer._replace(problem=release.PROBLEM)
             return

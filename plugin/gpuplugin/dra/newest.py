@@ -8,10 +8,12 @@ Out of scope: the locks (gpuplugin.processes.instances).
 from __future__ import annotations
 
 import contextlib
+import os
 
 from gpuplugin.processes.instances import Instances
 from gpushim.paths.replace import replace
 
+LOCK = ".lock"  # after the name
 NAME = "dra-newest"  # in the directory of what the plugin keeps
 
 
@@ -28,7 +30,7 @@ class Newest:
             folder: directory of what the plugin keeps, root's alone.
         """
         self._path = f"{folder}/{NAME}"
-        self._instances.join(folder, NAME + ".lock")
+        self._instances.join(folder, NAME + LOCK)
 
     def become(self) -> None:
         """Take note that kubelet has registered this one just now."""
@@ -47,3 +49,19 @@ class Newest:
     def leave(self) -> None:
         """Be none of them any more."""
         self._instances.leave()
+
+
+def runs(folder: str) -> bool:
+    """Say to who is none of them whether there is one now.
+
+    Args:
+        folder: as for `Newest.join`.
+    """
+    if not os.path.lexists(f"{folder}/{NAME}{LOCK}"):
+        return False
+    instances = Instances()
+    instances.join(folder, NAME + LOCK)
+    try:
+        return instances.others()
+    finally:
+        instances.leave()

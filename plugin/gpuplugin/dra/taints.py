@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device
 from gpuplugin.dra.offered import NO_EXECUTE, NO_SCHEDULE
-from gpuplugin.kubelet.dra import HEALTHY, UNHEALTHY
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ def health(offered: Iterable[Offered], pool: str, why: Mapping[str, str]) -> lis
         pool: their pool.
         why: sentences by UUID of those that are not well.
     """
+    from gpuplugin.kubelet.dra import HEALTHY, UNHEALTHY  # with grpcio, which commands do without
+
     return [
         {
             "device": {"pool_name": pool, "device_name": one.name},

@@ -36,13 +36,13 @@ SHOWN = 4  # device ids of a cell
 _FORM = show.format_option("table", "json")
 
 
-def become(*words: str) -> NoReturn:
-    """Become the device plugin with these words, for it imports gpushim, and never the reverse.
+def become(*words: str, program: str = "gpushim-device-plugin") -> NoReturn:
+    """Become a program of the plugin's with these words, for it imports gpushim, and never the reverse.
 
     Raises:
         GpushimError: it is not there.
     """
-    program = f"{os.path.dirname(hook_program())}/gpushim-device-plugin"
+    program = f"{os.path.dirname(hook_program())}/{program}"
     try:
         os.execv(program, [program, *words])  # noqa: S606 - no shell is meant
     except OSError as error:

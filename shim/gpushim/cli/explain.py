@@ -17,7 +17,7 @@ from gpushim.oci import bundle
 
 
 @click.command()
-@click.argument("target", metavar="[BUNDLE | CONFIG.JSON | -]", required=False)
+@click.argument("targets", metavar="[BUNDLE | CONFIG.JSON | - | claim NAMESPACE/NAME]", nargs=-1)
 @click.option("--docker", default="", metavar="NAME", help="A container or image of Docker's, or of Podman's.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of a container that is not there yet.")
 @click.option("--annotation", multiple=True, metavar="KEY=VALUE", help="An annotation of it.")
@@ -30,10 +30,13 @@ from gpushim.oci import bundle
     help="A container that asks Kubernetes for this, such as nvidia.com/gpu=2.",
 )
 @click.option("--pod", default="", metavar="NAMESPACE/POD[/CONTAINER]", help="Running containers of a pod, here.")
+@click.option(
+    "--claim", default="", metavar="FILE", help="ResourceClaims and templates in a file of YAML; - is stdin."
+)
 @click.option("--state", multiple=True, metavar="DIRECTORY", help="With --pod: where to look, as of gpushim ps.")
 @show.format_option("table", "json")
 def explain(
-    target: str | None,
+    targets: tuple[str, ...],
     docker: str,
     env: tuple[str, ...],
     annotation: tuple[str, ...],
@@ -41,6 +44,7 @@ def explain(
     privileged: bool,
     kubernetes: tuple[str, ...],
     pod: str,
+    claim: str,
     state: tuple[str, ...],
     form: str,
 ) -> None:
@@ -52,13 +56,18 @@ def explain(
     gave them. Shows the request with the source of every decision, each device node, rule, mount, variable and
     hook with its reason, or the refusal that the container would meet; then the exit code is the refusal's.
 
+    Of claims of Kubernetes in a file it says which devices of this node match each request, which not, and why, or
+    that gpushim cannot tell; of a claim by its name, what it has here. gpushim-dra-driver answers both.
+
     Nothing is changed: neither config.json nor what gpushim knows about the host.
     """
     made = bool(env or annotation or mount or privileged)
-    if [bool(target), bool(docker), made, bool(kubernetes), bool(pod)].count(True) != 1:
+    held = len(targets) == 2 and targets[0] == "claim"
+    one = [bool(targets), bool(docker), made, bool(kubernetes), bool(pod), bool(claim)].count(True) == 1
+    if not one or len(targets) > 1 + held:
         raise click.UsageError(
-            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, or "
-            "--pod NAMESPACE/POD"
+            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, "
+            "--pod NAMESPACE/POD, --claim FILE, or claim NAMESPACE/NAME"
         )
     if state and not pod:
         raise click.UsageError("--state says where the containers of a --pod are looked for")
@@ -71,10 +80,15 @@ def explain(
         from gpushim.cli import device_plugin  # with much that the rest does without
 
         device_plugin.become(*(f"--explain={text}" for text in kubernetes), f"--format={form}")
+    if claim or held:
+        from gpushim.cli import device_plugin
+
+        asked = f"--explain={claim}" if claim else f"--explain-claim={targets[1]}"
+        device_plugin.become(asked, f"--format={form}", program="gpushim-dra-driver")
     if docker:
         report = _inspected(docker)
-    elif target:
-        folder, spec = _read(target)
+    elif targets:
+        folder, spec = _read(targets[0])
         report = story.explain(spec, folder)
     else:
         report = story.explain(*_described(env, annotation, mount, privileged))

@@ -37,6 +37,7 @@ PLUGIN_DEVICES = 1024  # entries of all lists of devices: a pattern may take 1 m
 PLUGIN_PATTERN = 128  # characters of an entry of devices
 PLUGIN_PROFILE = 253  # characters of a profile's name
 CLAIM_CONFIG = 10 << 10  # bytes of an opaque config of a ResourceClaim; the API server takes as much
+CLAIM_FILE = 1 << 20  # bytes of a file of claims that is explained; a list of a large cluster's has more
 CLAIM_LINE = 4 << 20  # bytes of a line between the halves of the DRA driver; a slice has 350 KB at most
 
 # What an image has on its root file system.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from gpuplugin.health import watch_children
 from gpushim.inventory import earlier
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, sliced, top, wanted
+from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, sliced, told, top, wanted
 from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]
@@ -41,6 +43,18 @@ def test_an_xid_marks_every_replica(top: Path, host: Host) -> None:
             devices = (await do(top, "status"))["resources"][0]["devices"]
             assert [why["kind"] for why in devices[1]["reasons"]] == ["xid"]
             assert not devices[0]["reasons"]
+
+    asyncio.run(run())
+
+
+def test_checks_that_are_switched_off_count_no_more(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, lambda: told(top, **{"disable-healthchecks": "79"})) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            FakeChild.all["events"].heard({**XID, "gpu": uuid(1)})
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),)))
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())
 

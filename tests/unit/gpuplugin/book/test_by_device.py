@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.book import by_device
-from gpuplugin.book.by_device import FORGOTTEN, PLUGIN, Given
+from gpuplugin.book.by_device import CLAIM, DRIVER, FORGOTTEN, PLUGIN, Given
 from gpuplugin.devices.changes import Settled
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import Share, replicated
@@ -56,6 +56,12 @@ def given(name: str = ONE, resource: str = GPU, way: tuple[str, str] = WHOLE) ->
             {f"{PROFILE} {PART}": entry(PART, ("", PROFILE))},
             given(),
             f"a container, by {PLUGIN} has {PART} as {PROFILE}$",
+        ),
+        (
+            {},
+            {f"{CLAIM} {ONE}": entry(way=(CLAIM, ""), giver=DRIVER, to="claim default/c of gpu.nvidia.com")},
+            given(),
+            f"{ONE} cannot be given out as {GPU}: claim default/c of gpu.nvidia.com has {ONE}$",
         ),
     ],
 )

@@ -26,7 +26,7 @@ class Request:
         size = int(handler.headers.get("Content-Length") or 0)
         self.method, self.path, self.query = handler.command, parts.path, dict(parse_qsl(parts.query))
         self.headers = handler.headers
-        self.peer: bytes | None = handler.connection.getpeercert(True)  # type: ignore[attr-defined]
+        self.peer: bytes | None = handler.connection.getpeercert(True)
         self.body: Any = json.loads(handler.rfile.read(size)) if size else None
 
 

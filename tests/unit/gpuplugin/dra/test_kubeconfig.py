@@ -104,7 +104,7 @@ def test_what_it_said_before_counts_until_it_is_right(tmp_path: Path) -> None:
     config = Kubeconfig()
     path = written(tmp_path, {"token": "t"})
     assert config.look(path)
-    written(tmp_path, {"exec": {}}, **{"current-context": "none"})
+    written(tmp_path, {"exec": {}}, contexts=[])
     for _ in range(2):
         with pytest.raises(GpushimError):
             config.look(path)

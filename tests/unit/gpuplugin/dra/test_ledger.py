@@ -199,8 +199,9 @@ def test_a_row_that_cannot_be_read_takes_no_other_with_it(
     found = json.loads(Path(ledger.path).read_text())
     Path(ledger.path).write_text(json.dumps({**found, "claims": {"odd": odd, **found["claims"]}}))
     assert [[*ledger.claims()] for _ in range(2)] == [["a"], ["a"]]
-    assert [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()] == [
-        f"{ledger.path} is damaged: which claims had GPUs is known to kubelet alone"
+    assert [record.getMessage() for record in caplog.records if ledger.path in record.getMessage()] == [
+        f"{ledger.path} has claims that are not understood, which stay there: "
+        "what they have is known to kubelet alone"
     ]
 
 

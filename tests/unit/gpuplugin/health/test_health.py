@@ -555,3 +555,20 @@ def test_until_when_a_gpu_was_listened_to_survives_a_kill_and_a_new_driver(path:
     one.problems(host(inode=6), now)
     assert {since.bound for since in one.listened.until(now).values()} == {now}
     assert Health(path, boot="another").listened.until(now) == {}
+
+
+def test_checks_that_change_end_what_counts_no_more(tmp_path: Path) -> None:
+    found = snapshot([gpu(0), gpu(1)])
+    health = Health(str(tmp_path / "health.json"), boot="b")
+    health.problems(found, 0.0)
+    for number, xid in enumerate((79, 48)):
+        health.heard({"xid": xid, "gpu": found["gpus"][number]["uuid"]}, 1.0)
+    assert len(health.problems(found, 2.0)) == 2
+    health.choose(xids.Choice(off=frozenset({79})))
+    assert {*health.problems(found, 3.0)} == {found["gpus"][1]["uuid"]}
+    health.mark_unwatched("polls", "it has ended", 3.0)
+    health.choose(xids.Choice(checks=False, xids=False))
+    assert health.problems(found, 100.0) == {}
+    health.choose(xids.Choice())
+    health.heard({"xid": 79, "gpu": found["gpus"][0]["uuid"]}, 101.0)
+    assert {*health.problems(found, 102.0)} == {found["gpus"][0]["uuid"]}

@@ -87,9 +87,30 @@ def test_no_request(tmp_path: Path) -> None:
     assert "gpushim leaves this container as it is: NVIDIA_VISIBLE_DEVICES is not set" in out
 
 
-@pytest.mark.parametrize("args", [[], ["x", "--env", "A=b"], ["--docker", "x", "--privileged"], ["--env", "A"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["x", "--env", "A=b"],
+        ["--docker", "x", "--privileged"],
+        ["--env", "A"],
+        ["x", "y"],
+        ["claim", "d/c", "z"],
+        ["claim", "d/c", "--claim=f"],
+        ["--claim=f", "--pod=d/p"],
+    ],
+)
 def test_one_thing_to_explain(args: list[str]) -> None:
     run(explain, *args, code=2)
+
+
+@pytest.mark.parametrize("args", [["--claim=f"], ["claim", "d/c"]])
+def test_claims_without_the_package_that_explains_them(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushim.cli.device_plugin.hook_program", lambda: "/nowhere/gpushim-hook")
+    words = str(run(explain, *args, code=1).exception)
+    assert words.startswith(
+        "/nowhere/gpushim-dra-driver cannot be executed: No such file or directory; install gpushim-"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100000, "3"])

@@ -352,8 +352,8 @@ def test_annotations_of_other_engines_count_for_nothing_in_containerd_s_director
 
 
 HOSTILE = {
-    "lists": "[" + "[]," * (4 << 18) + "[]]",
-    "names": json.dumps({str(number): 0 for number in range(1 << 18)}),
+    "lists": lambda: "[" + "[]," * (4 << 18) + "[]]",
+    "names": lambda: json.dumps({str(number): 0 for number in range(1 << 18)}),
 }
 COST = """
 import sys, time
@@ -373,7 +373,7 @@ print(peak() - before, time.process_time() - began)
 def test_what_one_user_has_costs_little(user: Path, kind: str) -> None:
     folder = user / "runc/one"
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(HOSTILE[kind])
+    (folder / "state.json").write_text(HOSTILE[kind]())
     code = COST.format(paths=[path for path in sys.path if path])
     words = [sys.executable, "-c", code, str(user)]
     kib, seconds = map(float, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())

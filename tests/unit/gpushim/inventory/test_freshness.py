@@ -98,6 +98,12 @@ def upgrade(machine: Machine, host: Host) -> None:
     machine.build([{}, {"mig": MIG}, {"mig": []}], driver="550.54.14", cuda="12.4", drm=True, imex=2, mps=True)
 
 
+def address(machine: Machine, host: Host) -> None:
+    """Load the module again with another way to address the host's memory."""
+    regpu(host, 0, **RENAMED)
+    host.figure(0, addressing=1)
+
+
 def reload(machine: Machine, host: Host) -> None:
     host.modify = not host.modify
     host.update()
@@ -204,7 +210,7 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "gpus.vgpu": lambda machine, host: regpu(host, 0, brand="nvidiavws", **RENAMED),
     "gpus.pci_class": lambda machine, host: regpu(host, 0, pci_class="0x030000", **RENAMED),
     "gpus.fabric": lambda machine, host: regpu(host, 0, fabric=f"{CLUSTER} 7"),
-    "gpus.addressing": lambda machine, host: (regpu(host, 0, **RENAMED), host.figure(0, addressing=1)),
+    "gpus.addressing": address,
     "gpus.mig": lambda machine, host: host.set_mig(0, []),
     "gpus.problem": fail(fail_gpu={0: 15}),
     "gpus.drm": without_drm,
@@ -278,7 +284,8 @@ def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: st
     low = f'[runtime]\nlow-level = ["{programs}/first", "{programs}/second"]\n'
     if name == "runtime":
         configure(low)(machine, host)
-    before = machine.refreshed()
+    machine.listed()
+    before = machine.saved()
     CHANGES[change](machine, host)
     if fact(name) == "life":
         age(machine)

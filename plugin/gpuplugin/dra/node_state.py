@@ -1,0 +1,146 @@
+"""What this node offers to claims now, as a command sees it beside the driver: devices, taints, and who has them.
+
+Changes nothing but a snapshot that is out of date. What cannot be read is said.
+Out of scope: what the driver makes of it (driver.py), what the scheduler has promised meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.book import book, by_device, claimed
+from gpuplugin.dra import newest, offered, spec, taints
+from gpuplugin.health import reason
+from gpuplugin.health.health import Health
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import node_snapshot, release
+from gpushim.ground import system
+from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
+from gpushim.paths import trust
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuplugin.book.claimed import Row
+    from gpuplugin.book.page import Page
+    from gpuplugin.dra.offered import Offered
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+HEALTH = "health.json"  # in the directory of what the plugin keeps
+SEEN = (
+    "settings are those of config.toml and variables here; flags of the driver that runs, such as --exclude and "
+    "--taint-effect, are not seen: gpushim-dra-driver --explain takes them, too"
+)
+SINCE_BOOT = "what a claim or pod had before is listed when the driver or the device plugin next writes it"
+
+
+class NodeState(NamedTuple):
+    """What counts now.
+
+    Attributes:
+        snapshot: of the host's inventory.
+        offered: the devices.
+        indices: of them, such as 0 or 1:0, by UUID.
+        taints: by UUID.
+        why: what is wrong with devices, sentences by UUID.
+        claims: that have something, by uid.
+        page: the book of this boot.
+        notes: sentences about all of it.
+        problem: why no claim gets anything here, or "".
+        watched: whether the driver watches health now.
+        doubt: why it is not known whether what seems free is, or "".
+    """
+
+    snapshot: Snapshot
+    offered: Sequence[Offered]
+    indices: Mapping[str, str]
+    taints: Mapping[str, Sequence[Mapping[str, str]]]
+    why: Mapping[str, str]
+    claims: Mapping[str, Row]
+    page: Page | None
+    notes: Sequence[str]
+    problem: str = ""
+    watched: bool = True
+    doubt: str = ""
+
+
+def present(settings: Settings) -> NodeState:
+    """Look at all of it.
+
+    Args:
+        settings: in force.
+
+    Raises:
+        GpushimError: the host cannot serve GPUs, or is not known.
+    """
+    for folder in (release.folder(), book.folder()):
+        if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+            raise GpushimError(f"{folder} is root's; run this as root", FAILED)
+    snapshot, values = node_snapshot.current(), settings.values
+    if snapshot["error"]:
+        raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
+    notes = [*settings.notes, SEEN]
+    devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
+    lacks, why = spec.missing(snapshot, [one.uuid for one in devices])
+    problem = _problem()
+    notes += filter(None, [why, problem])
+    doubts: list[str] = []
+    reasons = _reasons(settings, snapshot, doubts)
+    page, claims = _holders(doubts)
+    notes += doubts
+    return NodeState(
+        snapshot,
+        [one for one in devices if one.uuid not in lacks],
+        {uuid: one.index for uuid, one in resources.units(snapshot).items()},
+        taints.taints(reasons, snapshot, page, str(values["taint-effect"])),
+        {**taints.problems(snapshot), **reason.texts(reasons, snapshot), **plugins(page)},
+        claims,
+        page,
+        notes,
+        problem,
+        os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
+        "; ".join(doubts[:1]),
+    )
+
+
+def _problem() -> str:
+    """Say why nothing is given out, "" if something may be."""
+    if not trust.ours(release.folder()) or not newest.runs(release.folder()):
+        return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
+    return release.PROBLEM if os.path.lexists(release.Release().path) else ""
+
+
+def plugins(page: Page | None) -> dict[str, str]:
+    """Say who has what by the device plugin, by UUID."""
+    rows = by_device.entries(page) if page else ()
+    return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
+
+
+def _reasons(settings: Settings, snapshot: Snapshot, doubts: list[str]) -> Mapping[str, Any]:
+    path = f"{release.folder()}/{HEALTH}"
+    if not (trust.ours(release.folder()) and os.path.lexists(path)):
+        doubts.append("whether GPUs are healthy is not known: neither driver nor device plugin has watched them yet")
+        return {}
+    return Health(path, settings.checks).problems(snapshot, system.clock())
+
+
+def _holders(doubts: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
+    """Read the book, and the claims beside it."""
+    shared = book.Book()
+    try:
+        page, (whole, rows, damaged) = shared.read(), claimed.read()
+    except GpushimError as error:
+        doubts.append(str(error))
+        return None, {}
+    if page is None and os.path.lexists(shared.path):
+        doubts.append(f"{shared.path} is damaged: who has which GPU by the device plugin is not known")
+    elif page and page["boot"] != shared.boot:
+        doubts.append(f"nobody has written {shared.path} since the boot; {SINCE_BOOT}")
+        page = None
+    elif page and page["unknown"]:
+        doubts.append(f"{shared.path} does not have all that was given out: {page['unknown']}")
+    if damaged or len(rows) < len(whole.get("claims", ())):
+        doubts.append(f"{claimed.path()} is damaged: which claims have GPUs is not known")
+    return page, rows

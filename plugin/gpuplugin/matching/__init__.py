@@ -1,0 +1,1 @@
+"""What Kubernetes' scheduler makes of a claim: which devices match its requests, and why others do not."""

@@ -1,0 +1,104 @@
+"""Whether devices can be found for all requests of a claim together, as the scheduler looks for them.
+
+It tries until it finds some, so that it is enough to know whether there are any. No device is in a claim twice.
+Pure. Out of scope: which devices match a request (verdicts.py).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.matching.manifests import ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gpuplugin.matching.manifests import Constraint, Request
+
+    Taken = Sequence[tuple[str, Mapping[str, Any]]]  # name of the request, and device
+
+MOST = 32  # devices of a claim (resource.k8s.io/v1, AllocationResultsMaxSize)
+STEPS = 50_000  # combinations that are looked at
+
+
+class TooManyError(Exception):
+    """There are more combinations than are looked at."""
+
+
+class Candidates(NamedTuple):
+    """Devices that a request may have: `free` of `all` that match."""
+
+    free: Sequence[Mapping[str, Any]]
+    all: Sequence[Mapping[str, Any]]
+
+
+def fit(
+    requests: Sequence[Sequence[Request]],
+    constraints: Sequence[Constraint],
+    candidates: Mapping[str, Candidates],
+    driver: str,
+) -> list[tuple[str, str]] | None:
+    """Find devices for a claim.
+
+    Args:
+        requests: its requests, each with its alternatives.
+        constraints: its constraints.
+        candidates: devices in the form of resource.k8s.io/v1, by the request's name.
+        driver: of the devices.
+
+    Returns:
+        one way: names of requests and devices; None if there is none.
+
+    Raises:
+        TooManyError: that takes too long.
+    """
+    steps = 0
+
+    def tried(rest: Sequence[Sequence[Request]], taken: Taken) -> Taken | None:
+        nonlocal steps
+        if not rest:
+            return taken
+        for request in rest[0]:
+            for some in _ways(request, candidates[request.name], {device["name"] for _, device in taken}):
+                steps += 1
+                if steps > STEPS:
+                    raise TooManyError
+                more = [*taken, *((request.name, device) for device in some)]
+                if len(more) <= MOST and all(_holds(one, more, driver) for one in constraints):
+                    found = tried(rest[1:], more)
+                    if found is not None:
+                        return found
+        return None
+
+    found = tried(requests, [])
+    return None if found is None else [(name, str(device["name"])) for name, device in found]
+
+
+def _ways(request: Request, found: Candidates, taken: set[str]) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    """Yield what a request may get: all that match, or so many that are free."""
+    free = [one for one in found.free if one["name"] not in taken]
+    if request.mode != ALL:
+        if len(free) >= request.number:
+            yield from combinations(free, request.number)
+    elif found.all and len(free) == len(found.all):
+        yield (*free,)
+
+
+def _holds(constraint: Constraint, taken: Taken, driver: str) -> bool:
+    concerned = [
+        _attribute(device, constraint.attribute, driver)
+        for name, device in taken
+        if not constraint.requests or {name, name.partition("/")[0]} & {*constraint.requests}
+    ]
+    values = [repr(sorted(one.items())) for one in concerned if one]
+    if len(values) < len(concerned):
+        return False
+    return len({*values}) == len(values) if constraint.distinct else len({*values}) <= 1
+
+
+def _attribute(device: Mapping[str, Any], name: str, driver: str) -> Mapping[str, Any] | None:
+    attributes = device["attributes"]
+    domain, _, last = name.rpartition("/")
+    found = attributes.get(name) or (attributes.get(last) if domain == driver else None)
+    return dict(found) if found else None

@@ -1,0 +1,87 @@
+"""Whether a device matches a request, and which of its taints keep it from that: yes, no, or not known here.
+
+Pure. Out of scope: what a claim gets as a whole (fitting.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.matching import cel
+from gpuplugin.matching.cel_values import FailsError, UnsureError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuplugin.matching.manifests import Class, Request
+
+YES, NO, UNSURE, FAILS = "yes", "no", "cannot tell", "fails"
+KEEPING = ("NoSchedule", "NoExecute")  # effects of taints
+
+
+class Verdict(NamedTuple):
+    """Whether a device matches.
+
+    Attributes:
+        answer: YES, NO, UNSURE, or FAILS: the scheduler ends with an error when it comes to this device.
+        why: a clause.
+        doubt: what of the request is not known here, and may be an error, a clause; or "".
+    """
+
+    answer: str
+    why: str
+    doubt: str = ""
+
+
+def verdict(request: Request, found: Class | None, driver: str, body: Mapping[str, Any]) -> Verdict:
+    """Say whether a device matches a request; selectors of the class come first.
+
+    Args:
+        request: of a claim.
+        found: its class; None if it is not known.
+        driver: of the device.
+        body: the device, in the form of resource.k8s.io/v1.
+    """
+    unsure = [*(found.unsure if found else [f"the class {request.device_class} is not known here"])]
+    for text in (*(found.selectors if found else ()), *request.selectors):
+        try:
+            holds, seen = cel.matches(text, driver, body)
+        except UnsureError as error:
+            unsure.append(f"gpushim does not know {error} in {text}")
+        except FailsError as error:
+            if not unsure:
+                return Verdict(FAILS, f"{error}, in {text}")
+            unsure.append(f"{error}, in {text}")
+        else:
+            if not holds:
+                return Verdict(NO, f"{text} is false{_shown(seen, body)}", unsure[0] if unsure else "")
+    return Verdict(UNSURE, unsure[0], unsure[0]) if unsure else Verdict(YES, "")
+
+
+def untolerated(request: Request, taints: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the taints that keep a device from a request."""
+    return [
+        taint
+        for taint in taints
+        if taint["effect"] in KEEPING and not any(_tolerates(one, taint) for one in request.tolerations)
+    ]
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
+    key, effect = toleration.get("key") or "", toleration.get("effect") or ""
+    if effect not in ("", taint["effect"]) or key not in ("", taint["key"]):
+        return False
+    if (toleration.get("operator") or "Equal") == "Exists":
+        return True
+    return bool(key) and (toleration.get("value") or "") == taint.get("value", "")
+
+
+def _shown(seen: Mapping[str, Any], body: Mapping[str, Any]) -> str:
+    """Say what a device has, as the API has it."""
+    values = {}
+    for field in ("attributes", "capacity"):
+        for name, one in body[field].items():
+            ((_, value),) = one.items()
+            values[name.rpartition("/")[2]] = str(value).lower() if isinstance(value, bool) else str(value)
+    parts = [f"its {name} is {values[name]}" for name in seen if name in values]
+    return f": {' and '.join(parts)}" if parts else ""

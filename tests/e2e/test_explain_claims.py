@@ -1,0 +1,117 @@
+"""`gpushim explain` of claims by the real command, beside a driver that gives them.
+
+tests/e2e/test_dra_explain.py holds what it says of selectors and requests against the real scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fakehost
+from e2e import claims, pages, trees
+from e2e.dranode import Driver, becomes, driver
+from e2e.engines import SYSTEM_PATH, run
+from e2e.trees import TOP
+from e2e.witness import settings
+from fakehost import Host
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Three GPUs, the first of which is divided."""
+    root = tmp_path_factory.mktemp("explained") / "root"
+    cache = str(trees.TOP / ".cache" / "fakehost")
+    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def one(host: Host, folder: Path) -> Iterator[Driver]:
+    """A driver that is registered and has published, whose kubelet directory the settings name."""
+    env = settings(folder, host.root)
+    with open(env["GPUSHIM_CONFIG"], "a") as file:
+        file.write(f'[device-plugin]\nkubelet-dir = "{folder}"\n')
+    run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+    with driver(folder, env) as found:
+        becomes(found, lambda: found.devices())
+        yield found
+
+
+def explain(env: dict[str, str], *words: str, check: bool = True) -> str:
+    """Run the command; return what it prints."""
+    done = run([str(TOP / "bin" / "gpushim"), "explain", *words], check=check, env={"PATH": SYSTEM_PATH, **env})
+    return done.stdout + done.stderr
+
+
+def report(one: Driver, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(explain(one.env, *words, "--format=json"))
+    return found
+
+
+def written(folder: Path, *objects: dict[str, Any]) -> str:
+    path = folder / "claim.yaml"
+    path.write_text(yaml.safe_dump_all(objects))
+    return str(path)
+
+
+def test_a_claim_before_and_after_it_has_a_device(one: Driver, host: Host, folder: Path) -> None:
+    path = written(folder, claims.claim("two", claims.request(count=2)))
+    (before,) = report(one, f"--claim={path}")["claims"]
+    assert before["answer"] == "yes"
+    one.allocate("u1", host.gpus[1].uuid.lower())
+    assert isinstance(one.prepare("u1")["u1"], list)
+    (after,) = report(one, f"--claim={path}")["claims"]
+    rows = {row["device"]: (row["answer"], row["why"]) for row in after["requests"][0]["devices"]}
+    assert (after["answer"], rows[host.gpus[1].uuid.lower()]) == ("not now", ("not now", "claim d/c-u1 has it"))
+    assert rows[host.gpus[2].uuid.lower()] == ("yes", "")
+    assert {rows[mig.uuid.lower()][0] for mig in host.gpus[0].mig} == {"no"}
+
+    held = report(one, "claim", "d/c-u1")
+    ((device,),) = [claim["devices"] for claim in held["claims"]]
+    assert (device["cdi"], device["health"], device["request"]) == (
+        f"nvidia.com/gpu={host.gpus[1].uuid}",
+        "healthy",
+        "r",
+    )
+    assert device["since"]
+    assert "kubelet does not say" in " ".join(held["notes"])
+    assert host.gpus[1].uuid in explain(one.env, "claim", "d/c-u1")
+
+    one.unprepare("u1")
+    assert report(one, f"--claim={path}")["claims"][0]["answer"] == "yes"
+    words = (
+        "has nothing on this node; kubectl --namespace d get resourceclaim c-u1 -o yaml says whether it is allocated"
+    )
+    assert words in explain(one.env, "claim", "d/c-u1", check=False)
+
+
+def test_nothing_is_given_while_no_driver_runs(one: Driver, folder: Path) -> None:
+    path = written(folder, claims.claim("one"))
+    one.stop()
+    (found,) = report(one, f"--claim={path}")["claims"]
+    assert (found["answer"], found["why"].startswith("no gpushim-dra-driver runs on")) == ("not now", True)
+
+
+def test_what_the_page_shows(one: Driver, folder: Path) -> None:
+    """Its claims and templates are served here."""
+    blocks = [block.text for block in pages.blocks((TOP / "docs/dra.md").read_text()) if block.info == "yaml"]
+    path = folder / "page.yaml"
+    path.write_text("---\n".join(blocks))
+    found = {row["name"]: row["answer"] for row in report(one, f"--claim={path}")["claims"]}
+    assert found == {"one-gpu": "yes", "large-gpu": "yes"}
+    assert "ResourceClaim one-gpu: yes, this node can serve it now" in explain(one.env, f"--claim={path}")

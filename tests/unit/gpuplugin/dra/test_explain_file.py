@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuplugin.dra import explain_file
+from gpuplugin.dra.explain_file import CLASSES, documents, report
+from gpuplugin.dra.node_state import NodeState
+from gpuplugin.dra.offered import devices
+from gpuplugin.matching import manifests
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+
+TOP = Path(__file__).parents[4]
+HOST = snapshot([gpu(0), gpu(1), gpu(2, mig=True)], [mig(2, 0)])
+GPU = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+API = "resource.nvidia.com/v1beta1"
+TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
+
+
+def claim(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
+    spec = {"devices": {"requests": [*requests] or [GPU], **more}}
+    metadata = {"name": "c", "namespace": "d"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
+
+
+def exactly(**more: Any) -> dict[str, Any]:
+    return {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", **more}}
+
+
+def held(name: str, *uuids: str, admin: bool = False) -> dict[str, Any]:
+    return {"namespace": "d", "name": name, "devices": [{"uuid": one, "admin": admin} for one in uuids]}
+
+
+def node(**more: Any) -> NodeState:
+    offered = devices(HOST)
+    indices = {one.uuid: str(number) for number, one in enumerate(offered)}
+    return NodeState(HOST, offered, indices, {}, {}, {}, None, [])._replace(**more)
+
+
+def found(*documents: dict[str, Any], **more: Any) -> dict[str, Any]:
+    (one,) = report(manifests.read(documents), node(**more))["claims"]
+    return dict(one)
+
+
+def answers(one: dict[str, Any]) -> list[str]:
+    return [row["answer"] for request in one["requests"] for row in request["devices"]]
+
+
+def opaque(kind: str, *requests: str, **sharing: Any) -> dict[str, Any]:
+    parameters = {"apiVersion": API, "kind": kind, **({"sharing": sharing} if sharing else {})}
+    return {"requests": [*requests], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
+
+
+def test_classes_are_those_of_the_chart() -> None:
+    text = (TOP / "packaging/kubernetes/chart/templates/dra.yaml").read_text()
+    (expression,) = re.findall(r"expression: (device\.driver == .*)", text)
+    for type_ in ("gpu", "mig"):
+        made = expression.replace("{{ $driver }}", "gpu.nvidia.com").replace("{{ $type }}", type_)
+        assert CLASSES[f"{type_}.nvidia.com"].selectors == (made,)
+
+
+def test_a_line_for_each_device_and_request() -> None:
+    one = found(claim())
+    assert (one["kind"], one["name"], one["answer"]) == ("ResourceClaim", "d/c", "yes")
+    assert answers(one) == ["yes", "yes", "no"]
+    assert "its type is mig" in one["requests"][0]["devices"][2]["why"]
+
+
+@pytest.mark.parametrize(
+    ("more", "answer", "lines"),
+    [
+        ({"claims": {"u": held("x", uuid(0))}}, "yes", ["not now", "yes", "no"]),
+        ({"claims": {"u": held("x", uuid(0), uuid(1))}}, "not now", ["not now", "not now", "no"]),
+        ({"claims": {"u": held("x", uuid(0), uuid(1), admin=True)}}, "yes", ["yes", "yes", "no"]),
+        ({"claims": {"u": held("c", uuid(0), uuid(1))}}, "yes", ["yes", "yes", "no"]),
+        ({"taints": {uuid(0): [TAINT], uuid(1): [TAINT]}}, "not now", ["not now", "not now", "no"]),
+        ({"problem": "nobody listens"}, "not now", ["yes", "yes", "no"]),
+        ({"doubt": "the book is damaged"}, "cannot tell", ["cannot tell", "cannot tell", "no"]),
+    ],
+)
+def test_what_others_have(more: dict[str, Any], answer: str, lines: list[str]) -> None:
+    one = found(claim(), **more)
+    assert (one["answer"], answers(one)) == (answer, lines)
+
+
+def test_who_has_it_and_which_taint() -> None:
+    more = {"claims": {"u": held("x", uuid(0))}, "taints": {uuid(1): [TAINT]}, "why": {uuid(1): "XID 79"}}
+    rows = {row["device"]: row["why"] for row in found(claim(), **more)["requests"][0]["devices"]}
+    assert rows[uuid(0).lower()] == "claim d/x has it"
+    assert rows[uuid(1).lower()] == "it has the taint gpu.nvidia.com/xid=79:NoSchedule: XID 79"
+
+
+def test_admin_access_is_beside_others_and_needs_a_label() -> None:
+    one = found(claim(exactly(adminAccess=True)), claims={"u": held("x", uuid(0), uuid(1))})
+    assert (one["answer"], one["why"]) == ("yes", explain_file.ADMIN)
+
+
+@pytest.mark.parametrize(
+    ("requests", "more", "answer", "why"),
+    [
+        ([exactly(count=3)], {}, "no", "the request r asks for 3, and this node has 2 that match"),
+        ([exactly(deviceClassName="x")], {}, "cannot tell", "the class x is not known here"),
+        ([exactly(selectors=[{"cel": {"expression": "f()"}}])], {}, "cannot tell", "gpushim does not know f() in"),
+        ([exactly(cout=3)], {}, "cannot tell", "r.cout is not known here"),
+        (
+            [exactly(selectors=[{"cel": {"expression": "device.attributes['x'].y"}}])],
+            {},
+            "no",
+            "the scheduler gives up the claim: no such key: y, in device.attributes['x'].y",
+        ),
+        ([], {"config": [opaque("GpuConfig", x=1)]}, "no", "the driver refuses it: the claim's GpuConfig"),
+        ([], {"config": [opaque("MigDeviceConfig", "r")]}, "no", "the driver refuses it: the claim's Mig"),
+        ([], {"config": [opaque("MigDeviceConfig")]}, "yes", "this node can serve it now"),
+        (
+            [exactly(count=2)],
+            {"constraints": [{"matchAttribute": "gpu.nvidia.com/uuid"}]},
+            "no",
+            "this node has no devices for all of its requests and constraints together",
+        ),
+    ],
+)  # fmt: skip
+def test_the_claim_as_a_whole(requests: Any, more: dict[str, Any], answer: str, why: str) -> None:
+    one = found(claim(*requests, **more))
+    assert one["answer"] == answer
+    assert one["why"].startswith(why)
+
+
+def test_a_class_of_the_file_counts_with_its_config() -> None:
+    config = {"opaque": opaque("GpuConfig", x=1)["opaque"]}
+    spec = {"selectors": [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}], "config": [config]}
+    made = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}}
+    one = found(claim(), {**made, "spec": spec})
+    assert one["answer"] == "no"
+    assert "the device class's GpuConfig" in one["why"]
+
+
+def test_some_devices_may_be_refused() -> None:
+    both = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+    one = found(claim(exactly(deviceClassName="any"), config=[opaque("GpuConfig", "r")]), both)
+    assert (one["answer"], answers(one)) == ("cannot tell", ["yes", "yes", "no"])
+
+
+def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    path.write_text("a: 1\n---\n# nothing\n--- {b: 2}\n---\ntext: |\n  ---\n")
+    assert documents(str(path)) == [{"a": 1}, None, {"b": 2}, {"text": "---\n"}]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"c": 3}')))
+    assert documents("-") == [{"c": 3}]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff", "is not UTF-8"),
+        (b"a: [", "is not YAML: "),
+        (b"a" * (1 << 20) + b"a", "has more than 1024 KiB"),
+        (b"kind: Pod", "has no ResourceClaim"),
+    ],
+)
+def test_files_that_cannot_be_explained(data: bytes | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(GpushimError, match=words):
+        report(manifests.read(documents(str(path))), node(), str(path))

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpuplugin.book import by_device
+from gpuplugin.book.page import fresh
+from gpuplugin.dra import command_line, explain_held
+from gpuplugin.dra.node_state import NodeState
+from gpuplugin.dra.offered import devices
+from gpushim.cdi.generate import publish
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+HOST = snapshot([gpu(0), gpu(1)])
+ROW = {"request": "r", "device": uuid(0).lower(), "uuid": uuid(0), "admin": False}
+
+
+@pytest.fixture(autouse=True)
+def spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CDI spec that has one of the GPUs."""
+    monkeypatch.setattr(publish, "path_of", lambda _: "/spec.json")
+    monkeypatch.setattr(publish, "saved", lambda _: {"devices": [{"name": uuid(0)}]})
+
+
+def node(*rows: dict[str, Any], **more: Any) -> NodeState:
+    page = by_device.claim(fresh("b", ""), {uuid(0): uuid(0)}, "claim d/c of gpu.nvidia.com", 5.0)
+    claims = {"u": {"namespace": "d", "name": "c", "devices": [*rows]}} if rows else {}
+    return NodeState(HOST, devices(HOST), {uuid(0): "0", uuid(1): "1"}, {}, {}, claims, page, [])._replace(**more)
+
+
+def report(kubelet_dir: Path, *rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return explain_held.report("d", "c", node(*rows, **more), str(kubelet_dir))
+
+
+def test_what_a_claim_has(tmp_path: Path) -> None:
+    (one,) = report(tmp_path, ROW)["claims"]
+    (device,) = one["devices"]
+    assert device.pop("since")[:2] == "20"
+    cdi = f"nvidia.com/gpu={uuid(0)}"
+    assert [*device.values()] == ["r", uuid(0).lower(), "0", cdi, "", "healthy"]
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "key", "words"),
+    [
+        ({}, {"why": {uuid(0): "XID 79"}}, "health", "XID 79"),
+        ({}, {"watched": False}, "health", "not known"),
+        ({}, {"offered": []}, "health", "this node does not offer it now"),
+        ({"uuid": uuid(1)}, {}, "cdi", f"nvidia.com/gpu={uuid(1)} (not in /spec.json)"),
+        ({"uuid": uuid(1)}, {}, "since", ""),
+        ({"admin": True}, {}, "more", "only looks"),
+        ({"strategy": "MPS", "threads": 50}, {}, "more", "strategy: MPS, threads: 50"),
+    ],
+)
+def test_what_is_said_of_a_device(row: Any, more: Any, key: str, words: str, tmp_path: Path) -> None:
+    ((device,),) = [one["devices"] for one in report(tmp_path, {**ROW, **row}, **more)["claims"]]
+    assert device[key] == words
+
+
+def state(folder: Path, driver: str) -> None:
+    """Write what kubelet keeps of a claim."""
+    device = {"PoolName": "n", "DeviceName": "gpu-0", "CDIDeviceIDs": ["x/y=z"]}
+    entry = {
+        "Namespace": "d",
+        "ClaimName": "c",
+        "PodUIDs": {"p": {}},
+        "DriverState": {driver: {"Devices": [device]}},
+    }
+    (folder / "dra_manager_state").write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": [entry]})}))
+
+
+def test_what_kubelet_has_of_another_driver(tmp_path: Path) -> None:
+    state(tmp_path, "other.example.com")
+    found = report(tmp_path)
+    assert [*found["kubelet"][0].values()] == ["uid p", "", "other.example.com", "gpu-0", "x/y=z"]
+    assert "gpushim's driver has given it nothing: kubelet has it of another" in found["notes"]
+
+
+def test_an_unknown_claim(tmp_path: Path) -> None:
+    words = "claim d/c has nothing on this node; kubectl --namespace d get resourceclaim c -o yaml says whether it is"
+    with pytest.raises(GpushimError, match=words):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["c", "/c", "d/", "a/b/c"])
+def test_a_name_has_two_parts(name: str) -> None:
+    with pytest.raises(GpushimError, match=r"names no claim; write NAMESPACE/NAME$"):
+        CliRunner().invoke(command_line.command, [f"--explain-claim={name}"], catch_exceptions=False)

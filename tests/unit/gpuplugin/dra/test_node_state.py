@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuplugin.book import book, claimed
+from gpuplugin.book.book import Book
+from gpuplugin.book.by_device import PLUGIN, noted_entry
+from gpuplugin.book.page import fresh
+from gpuplugin.dra import node_state
+from gpuplugin.dra.newest import Newest
+from gpuplugin.dra.node_state import NodeState
+from gpuplugin.health.health import Health
+from gpuplugin.settings import settings
+from gpuplugin.snapshot import node_snapshot, release
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+HOST = snapshot([gpu(0), gpu(1)])
+
+
+@pytest.fixture(autouse=True)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is the tests', and all devices are in the CDI spec."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path / "s"))
+    monkeypatch.setattr(node_snapshot, "current", lambda: HOST)
+    monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
+
+
+def present() -> NodeState:
+    return node_state.present(settings.resolve({}, {}, {}))
+
+
+def watch() -> Health:
+    """Have health watched, as the driver does."""
+    found = Health(f"{release.prepare()}/health.json")
+    found.problems(HOST, system.clock())
+    found.quiet(system.clock())
+    found.save(at_once=True)
+    return found
+
+
+@pytest.fixture
+def running() -> Iterator[Newest]:
+    """A driver, as far as others see whether it runs."""
+    found = Newest()
+    found.join(release.prepare())
+    yield found
+    found.leave()
+
+
+def test_without_a_driver_nothing_is_given_and_little_known() -> None:
+    found = present()
+    assert found.problem.startswith("no gpushim-dra-driver runs on this node")
+    assert found.problem in found.notes
+    assert any("whether GPUs are healthy is not known" in note for note in found.notes)
+    assert ([*found.taints], found.claims, found.watched) == ([], {}, False)
+
+
+def test_a_driver_that_has_ended(running: Newest) -> None:
+    assert present().problem == ""
+    running.leave()
+    assert present().problem.startswith("no gpushim-dra-driver runs")
+
+
+def test_health_and_holders(running: Newest) -> None:
+    health = watch()
+    health.heard({"xid": 79, "gpu": uuid(0)}, system.clock())
+    health.save(at_once=True)
+    shared = Book()
+    shared.prepare()
+    with shared.locked() as before:
+        page = shared.now(before)
+        entry = noted_entry(PLUGIN, "pod d/p", uuid(1), ("nvidia.com/gpu", ""), "allocate", 1.0)
+        page["gpus"] = {uuid(1): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(1)}": entry}}}
+        shared.write(page)
+        claimed.write({"u": {"namespace": "d", "name": "c", "devices": []}})
+    found = present()
+    assert {key: [one["key"] for one in row] for key, row in found.taints.items()} == {
+        uuid(0): ["gpu.nvidia.com/xid"],
+        uuid(1): ["gpu.nvidia.com/device-plugin"],
+    }
+    assert found.why[uuid(1)] == "pod d/p has it"
+    assert (found.problem, found.doubt, found.watched, [*found.claims]) == ("", "", True, ["u"])
+
+
+def test_gpus_that_are_let_go(running: Newest) -> None:
+    Path(release.Release().path).write_text("{}")
+    assert present().problem == release.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("book.json", "x", "book.json is damaged: who has which GPU by the device plugin"),
+        ("book.json", json.dumps(fresh("another", "")), "nobody has written"),
+        ("book.json", json.dumps(fresh(system.boot() or "", "it was lost")), "all that was given out: it was lost"),
+        ("claims.json", "x", "claims.json is damaged: which claims have GPUs"),
+        ("claims.json", '{"claims": {"u": {}}}', "claims.json is damaged: which claims have GPUs"),
+    ],
+)
+def test_who_has_what_may_not_be_known(name: str, text: str, words: str) -> None:
+    watch()
+    Book().prepare()
+    Path(claimed.path()).with_name(name).write_text(text + "\n")
+    found = present()
+    assert words in found.doubt
+    assert found.doubt in found.notes
+
+
+def test_who_is_not_root_sees_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    Book().prepare()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(GpushimError, match=f"^{book.folder()} is root's; run this as root$"):
+        present()

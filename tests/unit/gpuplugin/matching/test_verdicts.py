@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuplugin.dra.offered import devices
+from gpuplugin.matching.manifests import EXACT, Class, Request
+from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, untolerated, verdict
+from unit.gpuplugin.snapshots import gpu, snapshot
+
+A = "device.attributes['gpu.nvidia.com']"
+(DEVICE,) = devices(snapshot([gpu(0)]))
+
+
+def request(*selectors: str, tolerations: tuple[dict[str, Any], ...] = ()) -> Request:
+    return Request("r", "x", selectors, EXACT, 1, False, tolerations)
+
+
+@pytest.mark.parametrize(
+    ("found", "selectors", "answer", "why"),
+    [
+        (Class(()), (), YES, ""),
+        (Class((f"{A}.type == 'gpu'",)), (f"{A}.numaNode == 0",), YES, ""),
+        (Class(()), (f"{A}.migEnabled",), NO, f"{A}.migEnabled is false: its migEnabled is false"),
+        (
+            Class((f"{A}.type == 'mig'",)),
+            (f"{A}.nothing == 'x'",),
+            NO,
+            f"{A}.type == 'mig' is false: its type is gpu",
+        ),
+        (Class(()), (f"{A}.nothing == 'x'",), FAILS, f"no such key: nothing, in {A}.nothing == 'x'"),
+        (Class(()), ("f()",), UNSURE, "gpushim does not know f() in f()"),
+        (Class(()), ("f()", f"{A}.nothing == 'x'"), UNSURE, "gpushim does not know f() in f()"),
+        (Class(()), ("f()", "false"), NO, "false is false"),
+        (None, (), UNSURE, "the class x is not known here"),
+        (None, ("false",), NO, "false is false"),
+        (Class((), (), ("spec.x is not known here",)), (), UNSURE, "spec.x is not known here"),
+    ],
+)
+def test_a_device(found: Class | None, selectors: tuple[str, ...], answer: str, why: str) -> None:
+    assert verdict(request(*selectors), found, "gpu.nvidia.com", DEVICE.body)[:2] == (answer, why)
+
+
+def test_a_no_may_be_doubtful_and_so_may_be_the_claim() -> None:
+    assert verdict(request("f()", "false"), Class(()), "gpu.nvidia.com", DEVICE.body).doubt
+    assert not verdict(request("false", "f()"), Class(()), "gpu.nvidia.com", DEVICE.body).doubt
+
+
+TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "taint", "kept"),
+    [
+        (None, TAINT, True),
+        (None, {**TAINT, "effect": "None"}, False),
+        ({"key": "k", "value": "v"}, TAINT, False),
+        ({"key": "k", "operator": "Equal", "value": "w"}, TAINT, True),
+        ({"key": "k", "operator": "Exists"}, TAINT, False),
+        ({"operator": "Exists"}, TAINT, False),
+        ({"operator": "Exists", "effect": "NoExecute"}, TAINT, True),
+        ({"key": "other", "operator": "Exists"}, TAINT, True),
+        ({}, TAINT, True),
+    ],
+)
+def test_taints(toleration: dict[str, Any] | None, taint: dict[str, str], kept: bool) -> None:
+    tolerations = () if toleration is None else (toleration,)
+    assert bool(untolerated(request(tolerations=tolerations), [taint])) is kept
