@@ -42,6 +42,7 @@ TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "vendor")]
 
 from bench import scenes  # noqa: E402
+from bench.processes import memory, scheduled  # noqa: E402
 
 from gpuplugin.allocation import offer  # noqa: E402
 from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
@@ -290,20 +291,6 @@ def cpu(pid: int) -> tuple[float, float, float]:
     watching = [one for row in words for one in row.split() if "gpushim-" in Path(f"/proc/{one}/comm").read_text()]
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
     return scheduled(pid), sum(map(scheduled, watching)), sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-
-
-def scheduled(pid: int | str) -> float:
-    """Return the seconds of CPU of a process's threads."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-
-
-def memory(pid: int) -> str:
-    """Say what a process has in memory, and what of it is its own."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    sizes = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
-    own = sizes["Private_Clean"] + sizes["Private_Dirty"]
-    return f"{sizes['Rss'] / 1024:.1f} MiB, {own / 1024:.1f} its own"
 
 
 if __name__ == "__main__":

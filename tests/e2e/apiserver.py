@@ -44,12 +44,12 @@ class Api:
 
 
 @contextlib.contextmanager
-def api() -> Iterator[Api]:
-    """Run an API server with an empty store for the block."""
+def api(flags: str = "") -> Iterator[Api]:
+    """Run an API server, with more flags, with an empty store for the block."""
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         place = stack.enter_context(chroots.entered("plane", program.parent, network=True))
         found = Api(place.prefix, state / "plane", place.network, place)
-        found.daemon = stack.enter_context(controlplane.api_server(place, found.work))
+        found.daemon = stack.enter_context(controlplane.api_server(place, found.work, flags))
         controlplane.served(place, found.work)
         yield found

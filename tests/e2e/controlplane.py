@@ -79,19 +79,20 @@ def daemon(place: Chroot, work: Path, command: str, *ready: str, before: tuple[s
 
 
 @contextlib.contextmanager
-def api_server(place: Chroot, work: Path) -> Iterator[Daemon]:
+def api_server(place: Chroot, work: Path, flags: str = "") -> Iterator[Daemon]:
     """Run etcd and the API server with an empty store for the block, without waiting for anything but addresses.
 
     Args:
         place: the Debian, with a network of its own.
         work: absent directory for credentials and logs; `admin` in it is what kubectl wants.
+        flags: more of the API server's.
 
     Yields:
         The API server.
     """
     run([*place.prefix, "/bin/sh", "-euc", NETWORK, "sh", NODE, API])
     credentials(work)
-    with daemon(place, work, ETCD), daemon(place, work, APISERVER) as server:
+    with daemon(place, work, ETCD), daemon(place, work, f"{APISERVER} {flags}") as server:
         yield server
 
 

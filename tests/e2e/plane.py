@@ -238,12 +238,13 @@ def _restarting(found: Cluster, asked: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Cluster]:
+def cluster(*images: Path, directories: tuple[Path, ...] = (), flags: str = "") -> Iterator[Cluster]:
     """Run a cluster.
 
     Args:
         images: archives of pods' images; `docker.io/library/pause:local` must be among them.
         directories: to be seen on the node under their own paths, read-only.
+        flags: more of the API server's.
 
     Yields:
         The cluster, whose node is ready and has the service account of namespace default.
@@ -254,7 +255,7 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
         _prepare(place, state)
         work = state / "plane"
-        server = stack.enter_context(api_server(place, work))
+        server = stack.enter_context(api_server(place, work, flags))
         in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
         containerd = stack.enter_context(daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
         assert containerd.answers(), containerd.log.read_text()[-3000:]
@@ -264,8 +265,8 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         served(place, work)
         for command in (CONTROLLERS, SCHEDULER):
             stack.enter_context(daemon(place, work, command))
-        flags = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
-        node = stack.enter_context(kube.node(engine, place, *flags, settings=SETTINGS))
+        own = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
+        node = stack.enter_context(kube.node(engine, place, *own, settings=SETTINGS))
         found = Cluster(node, work, containerd, server)
         stack.enter_context(_restarting(found, state / "systemctl.asked"))
         found.wait_for(lambda: _usable(found), "the node is ready")

@@ -13,10 +13,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from e2e import claims, kube, workload
-from e2e.deployed import plugin, serves
+from e2e.deployed import CHART, GPU, plugin, serves
+from e2e.dradeployed import becomes, driver, runs
+from e2e.helm import NAMESPACE
 from e2e.plane import Cluster
-from e2e.test_cluster import ALL, GPU, NAMESPACE
-from e2e.test_dra import CHART, VALUES, becomes, by_claims, cluster, driver, host, runs
+from e2e.test_dra import ALL, VALUES, cluster, host
 from fakehost import Host
 
 __all__ = ["cluster", "host"]
@@ -105,7 +106,7 @@ def test_claims_alone(cluster: Cluster, host: Host) -> None:
     spec = workload.spec({GPU: 1}, runtime="")
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "by-claim"}, "spec": spec})
     runs(cluster, "by-claim")
-    wanted = {"claiming": claims.held(cluster, "mine"), "by-claim": by_claims(cluster, "by-claim")}
+    wanted = {"claiming": claims.held(cluster, "mine"), "by-claim": cluster.node.held("by-claim")[kube.CLAIMS]}
 
     def told() -> dict[str, list[str]]:
         return {pod: [uuid] for pod, (uuid, _) in users(cluster, one(cluster)).items()}

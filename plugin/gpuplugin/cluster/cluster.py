@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from gpuplugin.cluster import pause
 from gpuplugin.cluster.access import FOLDER, Lent, Pod
 from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 
@@ -29,7 +30,6 @@ DEADLINE = 15.0  # seconds for an answer, from the first byte that is sent; of a
 SILENCE = 90.0  # seconds; the server sends a bookmark about once a minute
 WATCH = 300  # seconds for which a watch lasts at least
 MESSAGE = 300  # characters of what a server says
-LEAST, MOST = 1.0, 30.0  # seconds between tries
 NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a node, a namespace or a pod (RFC 1123)
 GONE = 410  # what the server answers where the version to go on from is too old
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1"  # of objects, without the rest
@@ -96,6 +96,9 @@ class Api:
     ) -> Iterator[Any]:
         """Yield the events of a watch until the server ends it, after WATCH seconds or up to twice that.
 
+        One that ends before, or cannot begin, does so together with those of other nodes, as with a server: so this
+        goes on for a while then (`pause.apart`).
+
         Args:
             path: as for `ask`.
             query: as for `ask`.
@@ -107,15 +110,18 @@ class Api:
         """
         seconds = WATCH * random.uniform(1, 2)  # noqa: S311 - no secret; nodes that began at once do not stay together
         asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": f"{seconds:.0f}"}
-        with self._answer("GET", path, asked, None, accept, watch=seconds + SILENCE) as answer:
-            begun()
-            while True:
-                line = answer.readline(ANSWER_LIMIT + 1)
+        enough = time.monotonic() + seconds - pause.SPREAD
+        try:
+            with self._answer("GET", path, asked, None, accept, watch=seconds + SILENCE) as answer:
+                begun()
+                while (line := answer.readline(ANSWER_LIMIT + 1)).endswith(b"\n"):
+                    yield _json(line)
                 if len(line) > ANSWER_LIMIT:
                     raise ApiError("the API server sends an event that is too large")
-                if not line.endswith(b"\n"):
-                    return
-                yield _json(line)
+        except ApiError:
+            pause.apart(enough)
+            raise
+        pause.apart(enough)
 
     @contextlib.contextmanager
     def _answer(
@@ -135,9 +141,11 @@ class Api:
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = kind if method == "PATCH" else "application/json"
-        connection, limit = http.client.HTTPSConnection(to.host, to.port), _Limit()
+        connection = http.client.HTTPSConnection(to.host, to.port, context=to.context)  # else it reads all others
+        limit = _Limit()
         try:
             with socket.create_connection((to.host, to.port), DEADLINE) as plain:
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else it waits 40 ms for an ACK
                 limit.begin(DEADLINE, plain.dup())
                 connection.sock = to.context.wrap_socket(plain, server_hostname=to.name)  # which takes its descriptor
             connection.request(method, f"{to.base}{path}?{urlencode(query)}", data, headers)
@@ -178,21 +186,6 @@ def named(text: str, where: str) -> str:
             f'{where} is "{quote(text)}", which is not a Kubernetes name; set it by the downward API', FAILED
         )
     return text
-
-
-class Pause:
-    """How long to wait before the next try: longer each time, until one has lasted; and not all nodes at once."""
-
-    def __init__(self) -> None:
-        self._next, self._begun = LEAST, time.monotonic()
-
-    def seconds(self) -> float:
-        """Return the next pause, which begins now."""
-        if time.monotonic() - self._begun > MOST:
-            self._next = LEAST
-        now = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-        self._next, self._begun = min(2 * self._next, MOST), time.monotonic() + now
-        return now
 
 
 class _Limit:

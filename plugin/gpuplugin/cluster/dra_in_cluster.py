@@ -32,7 +32,9 @@ from gpushim.paths import trust
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-LOOK = 1.0  # seconds between looks at whether the socket is still the one of that name
+    from gpuplugin.cluster.parts import Part
+
+LOOK = 3.0  # seconds between looks at whether the socket is still the one of that name
 SEND = 10  # seconds for the other side to take a line
 
 
@@ -48,6 +50,11 @@ def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile
     Raises:
         GpushimError: this is a pod without its service account.
     """
+    parts.run(half(environment, path, folder, profile_file))
+
+
+def half(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> list[Part]:
+    """Return the parts that `run` does; arguments and errors are the same."""
     access = Lent(Pod(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None)
     api, node = Api(environment, folder, access), named(environment.get("NODE_NAME", ""), "NODE_NAME")
     link = Link(path, access)
@@ -55,7 +62,7 @@ def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile
     works = [link.claims.work] * claims.AT_ONCE
     if profile_file:
         works.append(NodeLabel(api, node, profile_file).follow)
-    parts.run([link.follow, link.slices.follow, link.slices.write, *works])
+    return [link.follow, link.slices.follow, link.slices.write, *works]
 
 
 class Link:

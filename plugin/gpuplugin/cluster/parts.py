@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster.cluster import Pause
+from gpuplugin.cluster.pause import Pause
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.ground.logs import logger
 

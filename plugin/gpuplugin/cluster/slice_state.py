@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster.cluster import Pause
+from gpuplugin.cluster.pause import Pause
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import quote
 from gpushim.ground.logs import logger

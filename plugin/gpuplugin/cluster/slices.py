@@ -29,8 +29,9 @@ PAGE = 10  # slices of a list's answer, each of which has some 350 KB at most
 PAGES = 100
 TRIES = 4  # at objects that others change meanwhile
 SETTLE = 0.2  # seconds; whoever deletes one slice deletes the others, too
-TICK = 1.0  # seconds between looks at what waits for a time
+TICK = 10.0  # seconds between looks at what waits for a time
 REFUSED = {400, 403, 413, 422}
+BUSY = {0, 429, 500, 502, 503}  # of a server that can say nothing of the version
 
 
 class Slices:
@@ -90,7 +91,7 @@ class Slices:
             with self._changed:
                 self._state.problem("watch", str(error))
                 self._fresh = True
-                if getattr(error, "status", 0):
+                if getattr(error, "status", 0) not in BUSY:
                     self._version = ""
                 self._changed.notify_all()
             raise
@@ -105,9 +106,8 @@ class Slices:
         """Write whatever is not as desired, for ever."""
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._pending() or self._state.changed(), self._state.wait(TICK) or TICK
-                )
+                if not (self._pending() or self._state.changed()):  # each news may be of how long to wait
+                    self._changed.wait(self._state.wait(TICK) or TICK)
                 desired, asked = (self._desired, self._asked) if self._pending() else (None, False)
                 if desired is not None:
                     self._due = self._asked = False

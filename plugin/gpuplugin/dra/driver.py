@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
 
-LOOK = 2.0  # seconds between looks, most; a look takes 1 ms of CPU
+LOOK = 4.0  # seconds between looks, most, for inotify may not tell of a change; a look takes 1 ms of CPU
 OTHERS = 10.0  # seconds between looks for other drivers of this name
 
 

@@ -49,6 +49,7 @@ class Link:
         self._client: asyncio.StreamWriter | None = None
         self._asked: dict[int, tuple[asyncio.Future[Any], bytes]] = {}
         self._number = 0
+        self._desired: list[list[dict[str, Any]]] | None = None
         self._pool, self._api = _line({"pool": None}), b""
 
     @property
@@ -89,10 +90,11 @@ class Link:
         Args:
             slices: devices of each.
         """
-        line = _line({"pool": None if slices is None else {"slices": slices}})
-        if line != self._pool:
-            self._pool = line
-            self._send(line)
+        if slices == self._desired:  # mostly of the same objects, which costs less than a line
+            return
+        self._desired = slices
+        self._pool = _line({"pool": None if slices is None else {"slices": slices}})
+        self._send(self._pool)
 
     def lend(self, access: dict[str, str] | None) -> None:
         """Have the other half ask the API server with this; None: with what its pod has."""

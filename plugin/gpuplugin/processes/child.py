@@ -28,6 +28,7 @@ SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
 REPEATED = 3600.0  # before the same is logged again
 KILLED = 1.0  # for which `stop` waits for one that it has killed
+GATHER = 0.02  # of what it tells at once, such as that it asks each GPU; a turn of the loop for each line costs more
 LINE_LIMIT = 1 << 16  # bytes
 # In a second, and bytes of one that counts once: kubelet's calls run in the same loop. A child that watches tells 100
 # (event_loop.MOST_SENT), and after a pause of this loop what a pipe holds, 1300 of the shortest.
@@ -169,6 +170,7 @@ class Child:
         Its end shows at the end of the pipe; if something that it started holds that, as soon as this speaks on, or
         it would have been silent for too long.
         """
+        loop = asyncio.get_running_loop()
         while True:
             ended = spawn.ended(self.pid)  # before reading, which takes as much as a pipe holds
             self._read(reading)
@@ -181,6 +183,10 @@ class Child:
             if left <= 0:
                 return self._hangs()
             await tasks.until(self._news, left)
+            if self._most != FED and self._news.is_set():  # nobody waits for its answer
+                loop.remove_reader(reading)  # which goes on telling
+                await asyncio.sleep(GATHER)
+                loop.add_reader(reading, self._news.set)
             self._news.clear()
 
     def _hangs(self) -> str:

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.cluster import cluster
-from gpuplugin.cluster.cluster import Api, ApiError, Pause
+from gpuplugin.cluster import cluster, pause
+from gpuplugin.cluster.cluster import Api, ApiError
+from gpuplugin.cluster.pause import Pause
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, certify
+
+ADDED = b'{"type": "ADDED"}\n'
 
 
 @pytest.fixture
@@ -44,6 +47,22 @@ def test_ipv6(tmp_path: Path) -> None:
         assert server.asked[0].headers["Host"].startswith("[::1]:")
 
 
+def test_a_request_takes_no_longer_than_it_must(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads no certificates but those it goes by, and its parts do not wait for each other's ACK."""
+    wrap, delays = ssl.SSLContext.wrap_socket, list[int]()
+
+    def wrapped(context: ssl.SSLContext, plain: socket.socket, **more: Any) -> ssl.SSLSocket:
+        if "server_hostname" in more:  # the server's own has none
+            delays.append(plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return wrap(context, plain, **more)
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrapped)
+    monkeypatch.setattr(ssl.SSLContext, "set_default_verify_paths", lambda _: pytest.fail("reads all certificates"))
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: pytest.fail("reads all certificates"))
+    api(server).ask("GET", "/", {})
+    assert delays == [1]
+
+
 def test_a_token_that_rotates_is_read_again(server: ApiServer) -> None:
     asking = api(server)
     asking.ask("GET", "/", {})
@@ -65,7 +84,9 @@ def test_a_connection_that_cannot_be_secured_is_closed(server: ApiServer, monkey
     def wrap(*_: Any, **__: Any) -> ssl.SSLSocket:
         raise OSError(12, "Cannot allocate memory")
 
-    plain, other = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        plain = socket.create_connection(listener.getsockname())
+        other = listener.accept()[0]
     monkeypatch.setattr(socket, "create_connection", lambda *_: plain)
     monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap)
     with other, pytest.raises(ApiError, match="does not answer: Cannot allocate memory"):
@@ -208,6 +229,30 @@ def test_a_watch_yields_until_the_server_ends_it(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spread", "answer", "waits"),
+    [
+        (8.0, ADDED, True),
+        (8.0, ADDED + b"{\n", True),
+        (8.0, (503, {"message": "not yet"}), True),
+        (cluster.WATCH * 2.0, ADDED, False),
+    ],
+    ids=["by the server", "by an error", "before it has begun", "after its time"],
+)
+def test_watches_that_end_together_come_back_apart(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, spread: float, answer: Any, waits: bool
+) -> None:
+    """All end when an API server does; one that has lasted has come to its own end."""
+    waited: list[float] = []
+    monkeypatch.setattr(pause, "SPREAD", spread)
+    monkeypatch.setattr("gpuplugin.cluster.pause.random.uniform", lambda least, most: (least + most) / 2)
+    monkeypatch.setattr("gpuplugin.cluster.pause.time.sleep", waited.append)
+    server.answer = lambda _: answer
+    with contextlib.suppress(ApiError):
+        [*api(server).watch("/", {})]
+    assert waited == [spread / 2] * waits
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is not JSON")],
     ids=["too large", "no JSON"],  # pytest tells children its name in a variable
@@ -260,10 +305,10 @@ def test_names_that_are_none(name: str) -> None:
 
 
 def test_pauses_grow_until_a_try_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuplugin.cluster.cluster.random.uniform", lambda *_: 1.0)
+    monkeypatch.setattr("gpuplugin.cluster.pause.random.uniform", lambda *_: 1.0)
     clock = itertools.repeat(0.0)
-    monkeypatch.setattr("gpuplugin.cluster.cluster.time.monotonic", lambda: next(clock))
-    pause = Pause()
-    assert [pause.seconds() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    monkeypatch.setattr("gpuplugin.cluster.pause.time.monotonic", lambda: next(clock))
+    one = Pause()
+    assert [one.seconds() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     clock = itertools.repeat(100.0)
-    assert pause.seconds() == 1
+    assert one.seconds() == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import islice
 from typing import Any
@@ -20,3 +21,20 @@ def test_who_can_write_nothing_sleeps(monkeypatch: pytest.MonkeyPatch, desired: 
     began = time.monotonic()
     assert len([*islice(one.write(), 4)]) == 4
     assert time.monotonic() - began >= 4 * 0.05
+
+
+def test_what_is_to_settle_is_put_right_as_soon_as_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it came while the writer waited for nothing in particular."""
+    monkeypatch.setattr(slices, "TICK", 20.0)
+    one, done = Slices(None, "node-1", lambda _: None), threading.Semaphore(0)  # type: ignore[arg-type]
+    monkeypatch.setattr(one, "_put_right", lambda *_: done.release())
+    one._listed = True
+    threading.Thread(target=lambda: [*islice(one.write(), 10)], daemon=True).start()
+    one.want([[]])
+    assert done.acquire(timeout=10)
+    time.sleep(0.1)  # it waits
+    with one._changed:
+        one._due = True
+        one._state.settle(0.2)
+        one._changed.notify_all()
+    assert done.acquire(timeout=10)

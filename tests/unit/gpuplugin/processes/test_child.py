@@ -59,6 +59,28 @@ def test_what_it_tells_is_heard_but_not_what_is_about_itself() -> None:
     run(heard, body)
 
 
+def test_lines_that_come_one_after_the_other_cost_few_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it says of each GPU that it asks it, all the time."""
+    monkeypatch.setattr(module, "GATHER", 1.0)
+    heard = Heard("tell(watching=[])\nfor _ in range(50): tell(xid=1); time.sleep(0.002)\ntime.sleep(99)")
+
+    async def body() -> None:
+        read: list[int] = []
+        take = heard.child._read
+
+        def noted(reading: int) -> None:
+            read.append(reading)
+            take(reading)
+
+        monkeypatch.setattr(heard.child, "_read", noted)
+        before = time.thread_time()
+        await until(lambda: len(heard.lines) == 51)
+        assert len(read) < 10
+        assert time.thread_time() - before < 0.5  # of two seconds: nor does it turn while it waits
+
+    run(heard, body)
+
+
 @pytest.mark.parametrize(
     ("script", "why"),
     [

@@ -1,0 +1,37 @@
+"""How long to wait before the next try at the API server, so that not all nodes come at once.
+
+Out of scope: what is tried.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+LEAST, MOST = 1.0, 30.0  # seconds between tries
+SPREAD = 5.0  # seconds in which nodes come back whose watches have ended together
+
+
+class Pause:
+    """How long to wait before the next try: longer each time, until one has lasted; and not all nodes at once."""
+
+    def __init__(self) -> None:
+        self._next, self._begun = LEAST, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the next pause, which begins now."""
+        if time.monotonic() - self._begun > MOST:
+            self._next = LEAST
+        now = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        self._next, self._begun = min(2 * self._next, MOST), time.monotonic() + now
+        return now
+
+
+def apart(enough: float) -> None:
+    """Wait for a while, another one on each node, of SPREAD seconds at most.
+
+    Args:
+        enough: time.monotonic() from when on there is no need to.
+    """
+    if time.monotonic() < enough:
+        time.sleep(random.uniform(0, SPREAD))  # noqa: S311 - no secret
