@@ -49,9 +49,9 @@ class Kubeconfig:
             self._seen = {}
             try:
                 self._now = self._read(path)
-            except GpushimError:
+            except (GpushimError, ValueError) as error:  # the latter of an address, or of a name of a file
                 self._seen = {}
-                raise
+                raise error if isinstance(error, GpushimError) else _wrong(path, quote(str(error))) from None
         return self._now
 
     def _file(self, path: str) -> str:
@@ -83,7 +83,7 @@ class Kubeconfig:
             "token": self._token(user, path),
         }
         server = urlsplit(found["server"])
-        if server.scheme != "https" or not server.hostname or not found["ca"]:
+        if server.scheme != "https" or not server.hostname or server.port == 0 or not found["ca"]:
             raise _wrong(path, "it names no server with https:// and its certificate-authority")
         if not found["token"] and not (found["cert"] and found["key"]):
             raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
