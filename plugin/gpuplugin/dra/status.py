@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import claimed
-from gpuplugin.dra.offered import GPU, MIG
+from gpuplugin.dra.offered import CLASSES
 from gpuplugin.metrics.metrics import DRIVER
 from gpuplugin.processes import counts, instances
 from gpuplugin.settings.resources import Device
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
 
-CLASSES = {GPU: OWN_DRIVER, MIG: "mig.nvidia.com"}  # DeviceClasses, by the beginning of devices' names
+RIVAL = (
+    f"another driver {OWN_DRIVER} listens at {{}}, so gpushim gives out no GPUs by claim on this node; remove one of "
+    "the two from it"
+)
 
 
 class Now(NamedTuple):
@@ -145,7 +148,7 @@ class Status:
         """Say why the driver cannot do its part, or ""."""
         rival, refused, published = self._now().rival, self.driver.refused, self._link.published
         if rival:
-            return f"another driver {OWN_DRIVER} listens at {rival}"
+            return RIVAL.format(rival)
         if not self.driver.registered:
             return f"kubelet has not registered the driver{refused and ': '}{refused}"
         if self._newest.is_it() and not published.get("generation"):  # what fails later is the API server's
