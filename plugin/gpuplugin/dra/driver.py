@@ -32,6 +32,7 @@ from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
+from gpuplugin.snapshot.node_snapshot import OutdatedError
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -288,9 +289,11 @@ class NodeHalf:
 
     @contextlib.contextmanager
     def _once(self, part: str) -> Any:
-        """Log what goes wrong with a part, once until it goes well."""
+        """Log what goes wrong with a part, once until it goes well; of an OutdatedError the process is to end."""
         try:
             yield
+        except OutdatedError:
+            raise
         except GpushimError as error:
             self._warn(part, str(error))
             if part == "snapshot":

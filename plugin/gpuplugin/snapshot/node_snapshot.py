@@ -25,7 +25,12 @@ RENEWED = (
     "gpushim refresh --keep (gpushim-refresh-keep.service, or the container gpushim-node) renews it on the node: see "
     "why it does not"
 )
+DEV = "/dev"  # of this container
 POD = "KUBERNETES_SERVICE_HOST"  # which kubelet gives to containers alone
+
+
+class OutdatedError(GpushimError):
+    """This process's container lacks what one that is started again gets: the process is to end."""
 
 
 def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
@@ -78,15 +83,43 @@ def same_driver(before: Snapshot | None, now: Snapshot) -> None:
     """See to it that the driver is that whose libraries this process's container was made with.
 
     Raises:
-        GpushimError: it is another one; a container that is started again gets what is the driver's.
+        OutdatedError: it is another one.
     """
     had = before["stamp"]["module"] if before else now["stamp"]["module"]
     if now["stamp"]["module"] not in (None, had):
-        raise GpushimError(
+        raise OutdatedError(
             f"the node's driver is now {_version(now)} and was {_version(before)} when this container was made, "
-            "which has no other libraries: the plugin ends, for kubelet to start it again",
+            "which has no other libraries: this program ends, for kubelet to start it again",
             DRIVER,
         )
+
+
+class Came:
+    """GPUs whose device node came after this process's container was made, which has it not."""
+
+    def __init__(self) -> None:
+        self._never: set[str] | None = None  # nodes that the container is not given; None before the first look
+
+    def look(self, now: Snapshot) -> None:
+        """See to it that this container has the nodes of the GPUs that can be used.
+
+        Raises:
+            OutdatedError: one has come.
+        """
+        lacks = {gpu["node"]: gpu for gpu in now["gpus"] if gpu["node"] in now["nodes"] and not _has(gpu["node"])}
+        if self._never is None:  # it was made with these on the node, so the next one is not given them either
+            self._never = {*lacks}
+        for node, gpu in lacks.items():
+            if node not in self._never and not gpu["problem"]:
+                raise OutdatedError(
+                    f"GPU {gpu['index']} ({gpu['uuid'] or gpu['pci']}) has come since this container was made, which "
+                    f"has no {node}: this program ends, for kubelet to start it again",
+                    INVENTORY,
+                )
+
+
+def _has(node: str) -> bool:
+    return os.path.exists(f"{DEV}{node.removeprefix('/dev')}")
 
 
 def _version(found: Snapshot | None) -> str:
