@@ -45,7 +45,7 @@ SECURITY = {
             "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
-            "/var/run/cdi=/var/run/cdi",
+            "!/var/run/cdi=/var/run/cdi",
         },
     ),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ from gpuplugin.matching.cel_values import FailsError
 from gpuplugin.matching.manifests import Class
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
-pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="half a minute: tests/long/run dra")
 A = "device.attributes['gpu.nvidia.com']"
 C = "device.capacity['gpu.nvidia.com']"
 R = "device.attributes['resource.kubernetes.io']"

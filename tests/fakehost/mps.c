@@ -77,7 +77,7 @@ static FILE *host_file(const char *name)
     return file;
 }
 
-/* All GPUs that it is given must be its own. NVML is not loaded: the host's file says it. */
+/* All GPUs that it is given must be its own, or one MIG instance. NVML is not loaded: the host's file says it. */
 static void check_gpus(void)
 {
     const char *uuids = getenv("CUDA_VISIBLE_DEVICES");
@@ -88,6 +88,12 @@ static void check_gpus(void)
     while ((uuid = strsep(&rest, ",")) != NULL && gpus < MOST) {
         FILE *file;
         int mode = 0;
+        if (strncmp(uuid, "MIG-", 4) == 0) {
+            if (strcmp(uuids, uuid))
+                fail("is not all that is named: a process can use one MIG instance", uuid);
+            strcpy(memory[gpus++], "-1");
+            continue;
+        }
         if (strncmp(uuid, "GPU-", 4))
             fail("is no UUID of a GPU", uuid);
         snprintf(name, sizeof name, "compute-mode-%s", uuid);

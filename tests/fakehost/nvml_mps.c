@@ -1,6 +1,7 @@
 /* The simulated libnvidia-ml.so.1: what an administrator of MPS and of memory limits sets.
  *
- * Compute modes last between processes, in usr/lib/fakehost/compute-mode-UUID of the host. Memory limits are written
+ * Compute modes last between processes, in usr/lib/fakehost/compute-mode-UUID of the host, and time slices, for which
+ * NVML has no public function, in time-slice-UUID; where there is no-time-slices, the GPU has none. Memory limits are written
  * to usr/lib/fakehost/memory-limits, a line each; drivers before 615 do not have them.
  */
 #include <fcntl.h>
@@ -50,6 +51,26 @@ EXPORT result nvmlDeviceSetComputeMode(device handle, unsigned mode)
     if (file == NULL)
         return NO_PERMISSION;
     fprintf(file, "%u\n", mode);
+    fclose(file);
+    return OK;
+}
+
+EXPORT result fakehostTimeSlice(device handle, int sets, unsigned *value)
+{
+    NEED_GPU(gpu, handle, value)
+    FILE *file = open_file("no-time-slices", "", "re");
+    if (file)
+        fclose(file);
+    if (file || *value >= MODES)
+        return file ? NOT_SUPPORTED : INVALID_ARGUMENT;
+    if (sets && (geteuid() != 0 || host.in_container))
+        return NO_PERMISSION;
+    if ((file = open_file("time-slice-", gpu->uuid, sets ? "we" : "re")) == NULL)
+        return sets ? NO_PERMISSION : OK;
+    if (sets)
+        fprintf(file, "%u\n", *value);
+    else if (fscanf(file, "%u", value) != 1)
+        *value = 0;
     fclose(file);
     return OK;
 }

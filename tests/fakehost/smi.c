@@ -1,4 +1,4 @@
-/* nvidia-smi for the simulated host: lists GPUs and MIG devices, with or without -L.
+/* nvidia-smi for the simulated host: lists GPUs and MIG devices, with or without -L, and has compute policies.
  *
  * Loads libnvidia-ml.so.1 by name, as the real program does, so it shows what the loader really finds.
  */
@@ -45,7 +45,36 @@ static void print_migs(device gpu)
     }
 }
 
-int main(void)
+/* compute-policy -i UUID (-l | --set-timeslice NUMBER) */
+static int compute_policy(int argc, char **argv)
+{
+    static const char *const names[] = {"Default", "Short", "Medium", "Long"};
+    int (*by_uuid)(const char *, device *) = function("nvmlDeviceGetHandleByUUID");
+    int (*time_slice)(device, int, unsigned *) = function("fakehostTimeSlice");
+    unsigned value = 0;
+    device gpu;
+    int code, lists = argc == 5 && strcmp(argv[4], "-l") == 0;
+    if (argc < 5 || strcmp(argv[2], "-i") || by_uuid(argv[3], &gpu)) {
+        puts("No devices were found");
+        return 6; /* NVML_ERROR_NOT_FOUND */
+    }
+    if (!lists && (argc != 6 || strcmp(argv[4], "--set-timeslice") || sscanf(argv[5], "%u", &value) != 1)) {
+        puts("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.");
+        return 2; /* NVML_ERROR_INVALID_ARGUMENT */
+    }
+    if ((code = time_slice(gpu, !lists, &value)) != 0) {
+        printf("Failed to set time-slice: %s\n", error_text(code));
+        return code;
+    }
+    if (lists) {
+        puts("+-------------------------------------+\n| GPU compute policies:               |");
+        puts("| GPU     Name              Value     |\n|=====================================|");
+        printf("|   0     Timeslice         %-9s |\n+-------------------------------------+\n", names[value % 4]);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
 {
     unsigned count = 0;
     int code;
@@ -63,6 +92,8 @@ int main(void)
         printf("Failed to initialize NVML: %s\n", error_text(code));
         return code;
     }
+    if (argc > 1 && strcmp(argv[1], "compute-policy") == 0)
+        return compute_policy(argc, argv);
     if (count == 0) {
         puts("No devices were found");
         return 6; /* NVML_ERROR_NOT_FOUND */

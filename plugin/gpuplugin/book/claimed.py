@@ -16,7 +16,8 @@ from gpushim.paths.replace import replace
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    Row = dict[str, Any]  # "namespace", "name", "devices": [{"request", "device", "uuid", "admin"}]
+    # "namespace", "name", "devices": [{"request", "device", "uuid", "admin"}], "sharing" (gpuplugin.mps.of_claims)
+    Row = dict[str, Any]
 
 NAME = "claims.json"  # in the book's directory
 FORM = 1

@@ -6,10 +6,11 @@ Out of scope: how groups are written (sharing.py), which devices there are (reso
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import ALL_IN_ONE, Device, Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING, Group, Mps, Slice
@@ -27,34 +28,6 @@ if TYPE_CHECKING:
     Members = list[tuple[Group, list[Device]]]
 
 CLIENTS, CLIENTS_BEFORE, TURING = 48, 16, (7, 5)  # processes of an MPS daemon on a GPU, by compute capability
-
-
-@dataclass(frozen=True)
-class MpsGpu:
-    """A GPU of an MPS group: its UUID, its index, and its memory in MiB, 0 if that is not known."""
-
-    uuid: str
-    index: int
-    memory: int
-
-
-@dataclass(frozen=True)
-class MpsGroup:
-    """What the daemon of an MPS group is to serve.
-
-    Attributes:
-        name: of its directory and its unit.
-        gpus: in the order of indices.
-        memory: MiB that a client process may have of each GPU at most; None if it is not known how much a GPU has.
-        threads: percent of a GPU's threads that a client process may use at most.
-        multi_user: one server for clients of all users.
-    """
-
-    name: str
-    gpus: tuple[MpsGpu, ...]
-    memory: int | None
-    threads: int
-    multi_user: bool
 
 
 def mps_groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:

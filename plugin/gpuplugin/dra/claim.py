@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.dra.configs import INTERVALS, MPS, Config, chosen
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
+from gpuplugin.dra import configs
+from gpuplugin.dra.configs import INTERVALS, MPS, Config
 from gpuplugin.dra.offered import GPU, MIG
+from gpuplugin.mps import of_claims
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
 
@@ -88,24 +91,52 @@ def is_here(row: Mapping[str, Any], found: Mapping[str, Any], node: str) -> bool
         return True
 
 
-def check(claim: Claim) -> None:
-    """Refuse what would be ignored.
+def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
+    """List what a claim's containers share in another way than a node's processes do anyhow.
+
+    An administrator's results are in none: nothing of what others have is changed.
+
+    Args:
+        claim: that is prepared.
+        uuids: of the devices of its results, by name.
 
     Raises:
-        GpushimError: a config asks for a way of sharing that is not supported yet.
+        GpushimError: its configs cannot be followed here.
     """
+    mine: dict[int, list[Result]] = {}  # by their configs
     for one in claim.results:
-        asked, interval = one.config.strategy, one.config.interval
-        if asked == MPS or interval not in ("", INTERVALS[0]):
-            what = f"interval {interval}" if interval else asked
-            why = "which gpushim does not support for claims yet; omit it"
-            raise GpushimError(f"claim {claim} asks for {what}, {why}", REQUEST)
+        if not one.admin and (one.config.strategy == MPS or one.config.interval in INTERVALS[1:]):
+            mine.setdefault(one.config.place, []).append(one)
+    found: list[MpsGroup] = []
+    daemons: dict[str, str] = {}  # by request
+    for results in mine.values():
+        limits = configs.limits(results[0].config, [uuids[one.device] for one in results])
+        divided = uuids[results[0].device].startswith("MIG-")
+        for each in [[one] for one in results] if divided else [results]:  # a process can use one MIG instance
+            name = f"claim-{claim.uid}-{len(found)}"
+            found.append(_group(name, each[0].config, [uuids[one.device] for one in each], limits))
+            if any(daemons.setdefault(one.request, name) != name for one in each):
+                raise GpushimError(
+                    f'claim {claim} has several MPS daemons in the request "{quote(each[0].request)}", and a process '
+                    "can use one, of the GPUs of one config or of one MIG instance; make it several requests",
+                    REQUEST,
+                )
+    if found and not of_claims.NAME.fullmatch(found[0].name):
+        raise GpushimError(f"claim {claim} is malformed; make it and its pod again", REQUEST)
+    return found
+
+
+def _group(name: str, config: Config, uuids: Sequence[str], limits: Mapping[str, int]) -> MpsGroup:
+    gpus = tuple(MpsGpu(uuid, place, 0) for place, uuid in enumerate(uuids))
+    each = tuple(limits.get(uuid) for uuid in uuids)
+    interval = INTERVALS.index(config.interval) if config.interval else 0
+    return MpsGroup(name, gpus, None, config.threads or 100, False, each if any(each) else (), interval)
 
 
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
     if not allocation:
         raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
-    configs = chosen(allocation, OWN_DRIVER, _types(allocation))
+    of_place = configs.chosen(allocation, OWN_DRIVER, _types(allocation))
     for place, row in enumerate(allocation["devices"]["results"][:MOST]):
         if row["driver"] != OWN_DRIVER:
             continue
@@ -113,7 +144,7 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
             where = f"on {quote(str(row['pool']))}, but its pod is on {node}"
             raise GpushimError(f"claim {name} has a device {where}; let the scheduler place the pod", REQUEST)
         request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
-        yield Result(request, str(row["device"]), admin, configs[place])
+        yield Result(request, str(row["device"]), admin, of_place[place])
 
 
 def _types(allocation: Mapping[str, Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
@@ -49,6 +49,7 @@ class Config:
         threads: of MPS: percent, 1 to 100; None if nothing is said.
         memory: of MPS: of each device, a quantity; "" if nothing is said.
         per_device: of MPS: (UUID, or index among the devices of this config; quantity), which count before `memory`.
+        place: among the allocation's configs.
     """
 
     strategy: str = ""
@@ -56,6 +57,7 @@ class Config:
     threads: int | None = None
     memory: str = ""
     per_device: tuple[tuple[str, str], ...] = ()
+    place: int = field(default=-1, compare=False)
 
 
 class _Row(NamedTuple):
@@ -170,7 +172,8 @@ def _row(row: Mapping[str, Any], place: int, driver: str) -> _Row:
     type_ = KINDS[_one_of(kind, where, "kind", (*KINDS,))]
     _one_of(parameters.get("apiVersion"), where, "apiVersion", (API,))
     fields = _object(parameters, where, "parameters", ("apiVersion", "kind", "sharing"))
-    return _Row(of_claim, requests, place, where, type_, _config(fields.get("sharing"), where, type_))
+    config = replace(_config(fields.get("sharing"), where, type_), place=place)
+    return _Row(of_claim, requests, place, where, type_, config)
 
 
 def _check_size(parameters: Any, where: str) -> None:

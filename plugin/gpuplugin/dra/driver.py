@@ -22,6 +22,7 @@ from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.dra.shared import Sharing
 from gpuplugin.dra.status import Now, Status
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
@@ -65,8 +66,7 @@ class NodeHalf:
     """
 
     def __init__(self, settings: Settings, sources: Sources, node: str, socket: str, user: int) -> None:
-        self._settings, self._sources, self._node = settings, sources, node
-        self._socket, self._user = socket, user
+        self._settings, self._sources, self._node, self._socket, self._user = settings, sources, node, socket, user
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._book, self._release, self._newest = Book(), release.Release(), Newest()
         self._ledger, self._kubeconfig = Ledger(self._book), Kubeconfig()
@@ -74,15 +74,15 @@ class NodeHalf:
         self._anew = False  # the settings have changed since it was taken
         self._offered: list[Offered] = []
         self._offer = Offer({}, {}, "", "the driver has only just started")
+        self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer.usable)
         self._why: dict[str, str] = {}  # sentences by UUID
         self._reasons: Mapping[str, list[Reason]] = {}
         self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
-        self._held = False  # the GPUs are let go
         self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
         self._lacks = ""  # what the CDI spec does not have, a sentence
-        self._ending = False
+        self._ending, self._held = False, False  # the last while the GPUs are let go
 
     async def run(self) -> None:
         """Serve until a signal ends it.
@@ -99,7 +99,7 @@ class NodeHalf:
             f"{folder}/health.json", self._tasks.start, self._wake.set, self._renewal.hurry, self._settings.checks
         )
         self._link = Link(self._socket, self._user, self._wake.set)
-        claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer)
+        claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer, self._sharing)
         status = Status(self._now, claims, self._ledger, self._link, self._newest)
         status.driver = self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, status.prepare, status.unprepare, self._health, self._registered
@@ -247,7 +247,7 @@ class NodeHalf:
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
         self._reasons = self._watchers.problems(found)
-        why = {**taints.problems(found), **reason.texts(self._reasons, found)}
+        why = {**self._sharing.problems, **taints.problems(found), **reason.texts(self._reasons, found)}
         if why != self._why:
             self._why = why
             self._driver.tell()

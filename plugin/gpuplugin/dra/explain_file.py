@@ -10,7 +10,6 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.dra.claim import Claim, Result, check
 from gpuplugin.dra.configs import chosen
 from gpuplugin.dra.node_state import present
 from gpuplugin.matching import manifests
@@ -188,13 +187,7 @@ def _refusal(spec: ClaimSpec, request: Request, found: Class | None, device: str
     ]
     results = [{"request": request.name, "driver": OWN_DRIVER, "device": device}]
     devices = {"config": [*of_class, *_configs(spec)], "results": results}
-    name, namespace = request.name.partition("/")[0], spec.namespace or "default"
-
-    def prepare() -> None:
-        config = chosen({"devices": devices}, OWN_DRIVER, {device: device.partition("-")[0]})[0]
-        check(Claim("", namespace, spec.name, (Result(name, device, request.admin, config),)))
-
-    return _driver_says(prepare)
+    return _driver_says(lambda: chosen({"devices": devices}, OWN_DRIVER, {device: device.partition("-")[0]}))
 
 
 def _configs(spec: ClaimSpec) -> list[dict[str, Any]]:

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import by_device, checkpoints, claimed, listed
 from gpuplugin.book.claimed import held
+from gpuplugin.mps import of_claims
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from gpuplugin.book.book import Book
     from gpuplugin.book.claimed import Row
     from gpuplugin.book.page import Page
+    from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
 
 QUIET = 10.0  # seconds in which kubelet may not list what was given
@@ -97,7 +99,14 @@ class Ledger:
             if page != before:
                 self._book.write(page)
 
-    def give(self, claim: Claim, uuids: Mapping[str, str], homes: Mapping[str, str], holders: Holders | None) -> None:
+    def give(
+        self,
+        claim: Claim,
+        uuids: Mapping[str, str],
+        homes: Mapping[str, str],
+        holders: Holders | None,
+        groups: Sequence[MpsGroup] = (),
+    ) -> None:
         """Note that a claim gets its devices; again what it has already.
 
         Args:
@@ -105,6 +114,7 @@ class Ledger:
             uuids: of the devices of its results, by name.
             homes: as for `open`.
             holders: what kubelet has listed just now, if it was asked.
+            groups: what its containers share.
 
         Raises:
             GpushimError: another claim or a container has one of them, or a file cannot be written.
@@ -116,6 +126,8 @@ class Ledger:
         row: Row = {"namespace": claim.namespace, "name": claim.name, "devices": devices}
         with self._book.locked() as before:
             rows = self.claims()
+            if groups or of_claims.KEY in rows.get(claim.uid, {}):
+                row[of_claims.KEY] = [of_claims.described(group) for group in groups]
             _refuse(claim, held(row), {uid: one for uid, one in rows.items() if uid != claim.uid}, homes)
             page = self._book.now(before)
             if claim.uid in rows:  # it may have had others, which nobody else would take back
@@ -178,6 +190,20 @@ class Ledger:
                     page = by_device.claim(page, {uuid: homes[uuid]}, name, system.clock())  # is new once more
         self.sure = holders.pods is not None
         return page
+
+    def unshare(self, uids: Collection[str]) -> None:
+        """Have claims share nothing any more, which their supervisors follow.
+
+        Raises:
+            GpushimError: a file cannot be written.
+        """
+        with self._book.locked():
+            rows = self.claims()
+            mine = [uid for uid in uids if of_claims.KEY in rows.get(uid, {})]
+            for uid in mine:
+                del rows[uid][of_claims.KEY]
+            if mine:
+                claimed.write(rows)
 
     def forget(self, uids: Collection[str]) -> None:
         """Take back what claims have; of those that have nothing, nothing.

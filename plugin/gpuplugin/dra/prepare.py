@@ -12,8 +12,9 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import checkpoints, claimed
-from gpuplugin.dra.claim import allocated, check, is_here
+from gpuplugin.dra.claim import allocated, groups, is_here
 from gpuplugin.dra.ledger import Holders
+from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
+    from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
     from gpuplugin.dra.ledger import Ledger
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.offered import Offered
+    from gpuplugin.dra.shared import Sharing
     from gpuplugin.kubelet.podresources import Listed
     from gpushim.ground.model import Snapshot
 
@@ -35,6 +38,7 @@ SWEEP = 5.0  # seconds between looks for what has ended, while there is somethin
 YOUNG = 10.0  # seconds in which a kubelet that has just begun may not list all pods
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
 SOON = 3.0  # seconds for an answer to that: what no pod has is to stay new in the book, for `ledger.QUIET` seconds
+LATE = 38.0  # seconds after which kubelet, which waits for 45, is told what a claim waits for
 ENDED = 30.0  # seconds in which kubelet lists no pod of a claim, before that is asked: containers may still end
 
 
@@ -55,6 +59,11 @@ class Offer(NamedTuple):
     problem: str = ""
     snapshot: Snapshot | None = None
 
+    @property
+    def usable(self) -> Snapshot | None:
+        """The snapshot; None while nothing can be given."""
+        return None if self.problem else self.snapshot
+
 
 class Claims:
     """What kubelet asks for.
@@ -65,9 +74,19 @@ class Claims:
         node: this node's name.
         kubelet_dir: kubelet's directory.
         offer: returns what this node has now.
+        shared: what containers of claims share.
     """
 
-    def __init__(self, ledger: Ledger, link: Link, node: str, kubelet_dir: str, offer: Callable[[], Offer]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        link: Link,
+        node: str,
+        kubelet_dir: str,
+        offer: Callable[[], Offer],
+        shared: Sharing,
+    ) -> None:
+        self._shared = shared
         self._ledger, self._link, self._node, self._kubelet_dir, self._offer = ledger, link, node, kubelet_dir, offer
         self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() when that was seen first
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
@@ -81,7 +100,7 @@ class Claims:
         return {claim["uid"]: answer for claim, answer in zip(claims, answers)}
 
     async def _prepared(self, asked: Mapping[str, str]) -> list[dict[str, Any]] | str:
-        name = quote(f"{asked['namespace']}/{asked['name']}")
+        name, late = quote(f"{asked['namespace']}/{asked['name']}"), time.monotonic() + LATE
         try:
             found = await self._link.claim(asked)
             if found is None:
@@ -89,8 +108,11 @@ class Claims:
             claim, offer = allocated(asked, found, self._node), self._offer()
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
-            check(claim)
-            await self._give(claim, offer)
+            uuids = _uuids(claim, offer)
+            shared = groups(claim, uuids)
+            self._shared.check(shared)
+            await self._give(claim, offer, uuids, shared)
+            await self._shared.begin(claim, shared, late)
         except GpushimError as error:
             logger.error("claim %s: %s", name, error)
             return str(error)
@@ -100,37 +122,33 @@ class Claims:
                 "request_names": [one.request],
                 "pool_name": self._node,
                 "device_name": one.device,
-                "cdi_device_ids": [f"{offer.kind}={offer.devices[one.device].uuid}"],
+                "cdi_device_ids": [f"{offer.kind}={uuids[one.device]}", *more],
             }
-            for one in claim.results
+            for one, more in zip(claim.results, names(claim, shared, uuids))
         ]
 
-    async def _give(self, claim: Claim, offer: Offer) -> None:
+    async def _give(self, claim: Claim, offer: Offer, uuids: Mapping[str, str], shared: Sequence[MpsGroup]) -> None:
         """Note what a claim gets; what the book says of others is asked again before it counts.
 
         Raises:
             GpushimError: it cannot have that.
         """
-        for one in claim.results:
-            if one.device not in offer.devices:
-                raise GpushimError(f"this node no longer has {quote(one.device)}, of claim {claim}", REQUEST)
         self._ended.discard(claim.uid)
         self._young.add(claim.uid)
-        uuids = {one.device: offer.devices[one.device].uuid for one in claim.results}
         found = None if self._ledger.sure else await self._listed()
         try:
-            self._ledger.give(claim, uuids, offer.homes, found and found[1])
+            self._ledger.give(claim, uuids, offer.homes, found and found[1], shared)
         except GpushimError:
             found = await self._listed()
             if found is None:
                 raise
-            self._ledger.give(claim, uuids, offer.homes, found[1])
+            self._ledger.give(claim, uuids, offer.homes, found[1], shared)
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what cannot be written now is taken back later."""
         self._ended |= {one["uid"] for one in claims}
         try:
-            self._forget()
+            await self._forget()
         except GpushimError as error:
             logger.error("%s", error)
 
@@ -139,9 +157,13 @@ class Claims:
         """Whether something could not be taken back yet."""
         return bool(self._ended)
 
-    def _forget(self) -> None:
-        self._ledger.forget(self._ended)
-        self._ended.clear()
+    async def _forget(self) -> None:
+        """Take back what has ended, when its GPUs are what they were; unless it was given something meanwhile."""
+        ended = frozenset(self._ended)
+        await self._shared.end(ended)
+        ended &= self._ended
+        self._ledger.forget(ended)
+        self._ended -= ended
 
     async def _listed(self) -> tuple[Listed, Holders] | None:
         """Ask kubelet who has what; of one that has just begun it is not believed that others have nothing."""
@@ -160,13 +182,17 @@ class Claims:
         return found, Holders(found.held(), None if young else found.pods, claims)
 
     async def keep(self) -> None:
-        """Take back, as long as the driver runs, what kubelet does not list and the API server does not have."""
+        """Take back, as long as the driver runs, what claims have no more; keep what they share."""
+        await asyncio.gather(self._take_back(), self._shared.keep())
+
+    async def _take_back(self) -> None:
+        """Take back what kubelet does not list and the API server does not have."""
         last_error = ""
         while True:
             await asyncio.sleep(SWEEP)
             try:
                 if self._ended:
-                    self._forget()
+                    await self._forget()
                 await self._sweep()
             except GpushimError as error:
                 if str(error) != last_error:
@@ -213,4 +239,17 @@ class Claims:
         if uid not in self._young and (found is None or not is_here(row, found, self._node)):
             name = quote(f"{row['namespace']}/{row['name']}")
             logger.info("claim %s is gone from this node: its GPUs are free", name)
-            self._ledger.forget([uid])
+            self._ended.add(uid)
+            await self._forget()
+
+
+def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
+    """Return the UUIDs of a claim's devices by their names.
+
+    Raises:
+        GpushimError: the node does not have one.
+    """
+    gone = next((one.device for one in claim.results if one.device not in offer.devices), "")
+    if gone:
+        raise GpushimError(f"this node no longer has {quote(gone)}, of claim {claim}", REQUEST)
+    return {one.device: offer.devices[one.device].uuid for one in claim.results}

@@ -1,7 +1,8 @@
 """The compute mode of the GPUs of an MPS group: nothing but its daemon may use them while it serves.
 
 NVML is loaded in a child with a deadline, for it can hang, and an open NVML keeps a GPU from being reset.
-What the modes were is in a file, so that they are put back also after a kill. Out of scope: when (supervisor.py).
+What the modes were is in a file, so that they are put back also after a kill; the same is done for time slices, which
+are numbers, too. Out of scope: when (supervisor.py), how time slices are set (time_slice.py).
 """
 
 from __future__ import annotations
@@ -11,68 +12,34 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import nvml_child
-from gpushim.engines.processes import ask
+from gpushim.engines.processes import ask as processes
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, failure, nvml
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gpushim.ground.model import Snapshot
+
+    Ask = Callable[[Snapshot, float, Mapping[str, "int | None"]], dict[str, int]]
 
 EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
 
 
-def take(snapshot: Snapshot, uuids: list[str], path: str, seconds: float) -> None:
-    """Let each GPU be used by one process only, which will be the daemon's; what the file has besides is put back.
+def ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> dict[str, int]:
+    """Have a child set modes, where one is told, and say which they were.
 
     Args:
         snapshot: of this host.
-        uuids: of the GPUs.
-        path: of the file.
         seconds: how long NVML may take.
+        modes: by UUID.
 
     Raises:
         GpushimError: NVML refuses, or takes longer.
     """
-    saved = before(path)
-    give_back(snapshot, path, seconds, uuids)
-    stored = {uuid: mode for uuid, mode in saved.items() if uuid in uuids}
-    found = _ask(snapshot, seconds, dict.fromkeys(uuids))
-    replace(path, json.dumps({**found, **stored}).encode(), 0o600)
-    _ask(snapshot, seconds, dict.fromkeys(uuids, EXCLUSIVE_PROCESS))
-
-
-def give_back(snapshot: Snapshot, path: str, seconds: float, but: Collection[str] = ()) -> None:
-    """Put the modes back that the file has; GPUs that the host has lost are left out.
-
-    Args:
-        snapshot: of this host.
-        path: of the file, which is removed.
-        seconds: how long NVML may take.
-        but: UUIDs of GPUs that keep theirs.
-
-    Raises:
-        GpushimError: NVML refuses, or takes longer.
-    """
-    here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
-    modes = {uuid: mode for uuid, mode in before(path).items() if uuid in here}
-    if modes:
-        _ask(snapshot, seconds, modes)
-    if not but and os.path.lexists(path):
-        os.unlink(path)
-
-
-def before(path: str) -> dict[str, int]:
-    """Return the modes in the file, by UUID."""
-    return {str(uuid): mode for uuid, mode in ensure.own(path).items() if type(mode) is int and 0 <= mode <= 3}
-
-
-def _ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> dict[str, int]:
-    """Have a child set modes, where one is told, and say which they were."""
     words = nvml_child.program("gpuplugin.mps.compute_mode", nvml_child.library(snapshot), json.dumps(modes))
-    answer = ask.program(words, seconds)
+    answer = processes.program(words, seconds)
     if answer.code is None:
         raise GpushimError(
             f"NVML has not set the compute mode of the GPUs of MPS after {seconds:g} s; {failure.SLOW}", INVENTORY
@@ -87,6 +54,55 @@ def _ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) ->
             INVENTORY,
         )
     return found["modes"]  # type: ignore[no-any-return]
+
+
+def take(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds: float, ask: Ask = ask) -> None:
+    """Let GPUs have modes, or time slices, from now on; what the file has besides is put back.
+
+    Args:
+        snapshot: of this host.
+        values: by UUID.
+        path: of the file.
+        seconds: how long it may take.
+        ask: sets and says them.
+
+    Raises:
+        GpushimError: the driver refuses, or takes longer.
+    """
+    if not values and not os.path.lexists(path):
+        return
+    saved = before(path)
+    give_back(snapshot, path, seconds, ask, values)
+    stored = {uuid: value for uuid, value in saved.items() if uuid in values}
+    found = ask(snapshot, seconds, dict.fromkeys(values))
+    replace(path, json.dumps({**found, **stored}).encode(), 0o600)
+    ask(snapshot, seconds, values)
+
+
+def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but: Collection[str] = ()) -> None:
+    """Put back what the file has; GPUs that the host has lost are left out.
+
+    Args:
+        snapshot: of this host.
+        path: of the file, which is removed.
+        seconds: how long it may take.
+        ask: as for `take`.
+        but: UUIDs of GPUs that keep theirs.
+
+    Raises:
+        GpushimError: the driver refuses, or takes longer.
+    """
+    here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
+    values = {uuid: value for uuid, value in before(path).items() if uuid in here}
+    if values:
+        ask(snapshot, seconds, values)
+    if not but and os.path.lexists(path):
+        os.unlink(path)
+
+
+def before(path: str) -> dict[str, int]:
+    """Return what is in the file, by UUID."""
+    return {str(uuid): mode for uuid, mode in ensure.own(path).items() if type(mode) is int and 0 <= mode <= 3}
 
 
 def main(library: str, given: str) -> None:

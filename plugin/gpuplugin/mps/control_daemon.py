@@ -23,7 +23,7 @@ from gpushim.paths import rooted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuplugin.devices.division import MpsGroup
+    from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.mps.mps import Place
     from gpushim.ground.model import Snapshot
 
@@ -56,7 +56,7 @@ class ControlDaemon:
 
     def __init__(self, snapshot: Snapshot, group: MpsGroup, place: Place) -> None:
         self._group, self._place, self._version = group, place, snapshot["driver"]["version"]
-        self._program = _control(snapshot)
+        self._program = program_of(snapshot)
         self._environment = _environment(snapshot, group, place, self._program)
         self.pid = 0
 
@@ -153,11 +153,11 @@ class ControlDaemon:
     def _limit(self) -> None:
         """Set the limits that each client has unless it asks for lower ones."""
         self.ask(f"set_default_active_thread_percentage {self._group.threads}")
-        if self._group.memory is None:
-            return
-        for index in range(len(self._group.gpus)):  # as its CUDA_VISIBLE_DEVICES has them
+        for index, size in enumerate(self._group.limits):  # as its CUDA_VISIBLE_DEVICES has them
+            if size is None:
+                continue
             name = f"default_device_pinned_mem_limit {index}"
-            answer = self.ask(f"set_{name} {self._group.memory}M") + self.ask(f"get_{name}")
+            answer = self.ask(f"set_{name} {size}M") + self.ask(f"get_{name}")
             if not re.search("[0-9]", answer) or _UNKNOWN.search(answer):
                 raise GpushimError(
                     f"MPS of driver {self._version} takes no limit of memory ({quote(answer)}), so "
@@ -178,14 +178,34 @@ def program(name: str) -> str:
     return found
 
 
-def _control(snapshot: Snapshot) -> str:
+def program_of(snapshot: Snapshot) -> str:
+    """Return the path of the daemon's program.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    return of_driver(snapshot, PROGRAM, "compute", "nvidia-compute-utils, or nvidia-driver-cuda")
+
+
+def of_driver(snapshot: Snapshot, name: str, capability: str, packages: str) -> str:
+    """Find a program of the driver's.
+
+    Args:
+        snapshot: of this host.
+        name: of the program.
+        capability: that it belongs to.
+        packages: that have it.
+
+    Raises:
+        GpushimError: there is none.
+    """
     root = snapshot["driver"]["root"]
-    for file in snapshot["files"].get("compute", ()):
-        if file["path"].rpartition("/")[2] == PROGRAM:
+    for file in snapshot["files"].get(capability, ()):
+        if file["path"].rpartition("/")[2] == name:
             return rooted.inside(root, rooted.resolve(root, file["path"]) or file["path"])
     raise GpushimError(
-        f"there is no {PROGRAM} below {root}; install it with the driver's packages (nvidia-compute-utils, or "
-        "nvidia-driver-cuda), and run gpushim refresh",
+        f"there is no {name} below {root}; install it with the driver's packages ({packages}), and run gpushim "
+        "refresh",
         INVENTORY,
     )
 

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
+from gpuplugin.mps.of_claims import described
 from gpuplugin.processes import spawn
 from gpuplugin.snapshot import node_requests
 from gpushim.ground import system
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from gpuplugin.devices.division import MpsGroup
+    from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
@@ -48,29 +49,21 @@ class Place:
         lock: the file that a supervisor holds.
         state: what a supervisor tells of a daemon that serves.
         modes: the compute modes that the GPUs had before.
+        slices: the time slices that the GPUs had before.
+        problem: why the last supervisor has ended, unless a signal ended it.
     """
 
     def __init__(self, state_dir: str, group: str) -> None:
         self.state_dir, self.group, self.top = state_dir, group, f"{state_dir}/mps/{group}"
         self.pipe, self.log, self.private = f"{self.top}/pipe", f"{self.top}/log", f"{self.top}/private"
         self.shm, self.lock = f"{self.private}/shm", f"{self.top}/lock"
-        self.state, self.modes = f"{self.top}/state.json", f"{self.top}/compute-modes.json"
+        self.state, self.problem = f"{self.top}/state.json", f"{self.top}/problem.json"
+        self.modes, self.slices = f"{self.top}/compute-modes.json", f"{self.top}/time-slices.json"
 
 
 def unit(group: str) -> str:
     """Return the name of a group's unit."""
     return f"gpushim-mps@{group}.service"
-
-
-def described(group: MpsGroup) -> dict[str, Any]:
-    """Return what of a group is in its state: a daemon that serves has been told this."""
-    return {
-        "group": group.name,
-        "gpus": [gpu.uuid for gpu in group.gpus],
-        "memory": group.memory,
-        "threads": group.threads,
-        "multi_user": group.multi_user,
-    }
 
 
 def ready(state_dir: str, group: MpsGroup) -> str:
@@ -81,30 +74,34 @@ def ready(state_dir: str, group: MpsGroup) -> str:
         group: by the settings in force.
     """
     place = Place(state_dir, group.name)
+    which = f"the {'unit' if group.interval else 'MPS daemon'} of {group.name}"
     if not (all(map(trust.ours, (state_dir, f"{state_dir}/mps", place.top))) and lock.is_held(place.lock)):
+        why = ensure.own(place.problem).get("sentence") if trust.ours(place.top) else None
+        if why:
+            return f"{which} has ended: {why}"
         return (
-            f"the MPS daemon of {group.name} does not run; start it with systemctl start {unit(group.name)}, or see "
-            f"with journalctl -u {unit(group.name)} why it has ended"
+            f"{which} does not run; start it with systemctl start {unit(group.name)}, or see with journalctl -u "
+            f"{unit(group.name)} why it has ended"
         )
     found = ensure.own(place.state)
     if not found:
-        return f"the MPS daemon of {group.name} is starting; journalctl -u {unit(group.name)} says what it waits for"
+        return f"{which} is starting; journalctl -u {unit(group.name)} says what it waits for"
     if {key: found.get(key) for key in described(group)} != described(group):
         return (
-            f"the MPS daemon of {group.name} has other GPUs or limits than the settings; it follows them as soon as "
+            f"{which} has other GPUs or limits than the settings; it follows them as soon as "
             f"it has no client, and at once by systemctl restart {unit(group.name)}, which ends its clients"
         )
     return ""
 
 
-def missing(state_dir: str, groups: Iterable[MpsGroup]) -> list[str]:
+def missing(state_dir: str, groups: Iterable[str]) -> list[str]:
     """List the units of groups without a supervisor.
 
     Args:
         state_dir: gpushim's state directory.
-        groups: by the settings in force.
+        groups: names of theirs.
     """
-    return [unit(group.name) for group in groups if not lock.is_held(Place(state_dir, group.name).lock)]
+    return [unit(group) for group in groups if not lock.is_held(Place(state_dir, group).lock)]
 
 
 class Units:
@@ -117,17 +114,27 @@ class Units:
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
         self._ready: list[str] = []
-        self._next = 0.0  # time.monotonic()
+        self._next: dict[str, float] = {}  # time.monotonic() of the next start, by unit
 
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
         """Have units started that are missing, and say whether what clients find has changed."""
         groups, state = _groups(snapshot, settings), system.state_dir()
-        units = missing(state, groups) if groups and time.monotonic() >= self._next else []
-        if units:
-            self._next = time.monotonic() + AGAIN
-            self._begin(units)
+        self.need(group.name for group in groups)
         before, self._ready = self._ready, [ready(state, group) for group in groups]
         return self._ready != before
+
+    def need(self, groups: Iterable[str]) -> None:
+        """Have units started that are missing, each once in a while.
+
+        Args:
+            groups: names of theirs.
+        """
+        now = time.monotonic()
+        self._next = {name: at for name, at in self._next.items() if at > now}
+        units = [name for name in missing(system.state_dir(), groups) if name not in self._next]
+        if units:
+            self._next.update(dict.fromkeys(units, now + AGAIN))
+            self._begin(units)
 
     def _begin(self, units: list[str]) -> None:
         if os.path.isdir(system.SYSTEMD):

@@ -1,5 +1,7 @@
 """`gpushim-device-plugin --mps GROUP`: run the control daemon of a group of GPUs, for as long as there is the group.
 
+Claims of the DRA driver have groups, too (of_claims.py): of MPS, or of GPUs with another time slice and no daemon.
+
 A process of its own, under systemd as gpushim-mps@GROUP.service: the plugin that kubelet knows never waits for MPS,
 and its end is none for clients. Whatever goes wrong ends it with a sentence; systemd starts it again.
 Out of scope: commands of the daemon (control_daemon.py), what the plugin makes of its state (mps.py).
@@ -11,39 +13,36 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.devices.division import mps_groups
-from gpuplugin.mps import compute_mode
-from gpuplugin.mps.control_daemon import ControlDaemon, program
-from gpuplugin.mps.mps import Place, described
+from gpuplugin.mps import compute_mode, folders, of_claims, time_slice
+from gpuplugin.mps.compute_mode import EXCLUSIVE_PROCESS
+from gpuplugin.mps.control_daemon import ControlDaemon
+from gpuplugin.mps.mps import Place
+from gpuplugin.mps.of_claims import described
 from gpuplugin.settings.resources import NAME
 from gpushim.config import policy
-from gpushim.engines.processes import ask
 from gpushim.ground import system
-from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote
+from gpushim.ground.errors import CONFIG, GpushimError, quote
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, renew
-from gpushim.paths import lock, trust
+from gpushim.inventory.procfs import sysfs_name
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpuplugin.devices.division import MpsGroup
+    from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
 WATCH = 5.0  # seconds between questions to the daemon, and looks at the settings
-LOCKED = 2.0  # seconds to wait for the lock, which the plugin takes for a moment to see whether somebody has it
+POLL = 0.2  # seconds between looks at the file of claims
 GONE = 5.0  # seconds that a killed process has to be gone
-LOG = 4 << 20  # bytes of a log: each client makes it longer, and /run is memory
-# The memory of clients' shared files counts for their cgroups only as long as those live.
-SHM = "size=10%,nr_inodes=100k,mode=1777,nosuid,nodev,noexec"
 
 
 def supervise(name: str, read: Callable[[], Settings]) -> None:
@@ -59,8 +58,10 @@ def supervise(name: str, read: Callable[[], Settings]) -> None:
     place = Place(system.state_dir(), name)
     found = _group(name, read, _snapshot())
     if not NAME.fullmatch(name) or (found is None and not os.path.isdir(place.top)):
+        if of_claims.NAME.fullmatch(name):
+            return  # it has ended before this began
         raise _unknown(name, read)
-    with _stops() as stopped, _alone(place):
+    with _stops() as stopped, folders.alone(place), folders.leaving_word(place):
         _end_left(place)
         group = found
         while group is not None:
@@ -69,9 +70,9 @@ def supervise(name: str, read: Callable[[], Settings]) -> None:
                 return
             group = _group(name, read, _snapshot())
         _clear(place)
-    if found is None:
+    if found is None and not of_claims.NAME.fullmatch(name):
         raise _unknown(name, read)
-    logger.info("%s", f"{name} is no longer an MPS group")
+    logger.info("%s", f"{name} is no longer a group")
 
 
 def _snapshot() -> Snapshot:
@@ -83,6 +84,9 @@ def _snapshot() -> Snapshot:
 
 
 def _group(name: str, read: Callable[[], Settings], snapshot: Snapshot) -> MpsGroup | None:
+    """Return a group as a claim has it, or as the settings have it in the snapshot."""
+    if of_claims.NAME.fullmatch(name):
+        return of_claims.find(name)
     return next((one for one in mps_groups(snapshot, read()) if one.name == name), None)
 
 
@@ -97,39 +101,49 @@ def _unknown(name: str, read: Callable[[], Settings]) -> GpushimError:
 def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped: Callable[[float], bool]) -> None:
     """Run the daemon until a signal comes, or the group is another one and has no client."""
     snapshot, seconds = _snapshot(), policy.load(system.config_path())["refresh"]["deadline-seconds"]
-    daemon = ControlDaemon(snapshot, group, place)
+    daemon = None if group.interval else ControlDaemon(snapshot, group, place)
+    slices = {gpu.uuid: group.interval for gpu in group.gpus if group.interval}
     try:
-        compute_mode.take(snapshot, [gpu.uuid for gpu in group.gpus], place.modes, seconds)
-        if daemon.start(stopped):
-            state = {**described(group), "pid": daemon.pid, "daemon": _identity(daemon.pid)}
-            replace(place.state, json.dumps(state).encode())
+        compute_mode.take(snapshot, slices, place.slices, seconds, time_slice.ask)
+        compute_mode.take(snapshot, dict.fromkeys(group.exclusive, EXCLUSIVE_PROCESS), place.modes, seconds)
+        if daemon is None or daemon.start(stopped):
+            pid = daemon.pid if daemon else 0
+            replace(place.state, json.dumps({**described(group), "pid": pid, "daemon": _identity(pid)}).encode())
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place.problem)
             notify("READY=1", f"STATUS=serves {len(group.gpus)} GPUs")
-            logger.info("%s", f"MPS serves {group.name}: GPU {', '.join(str(gpu.index) for gpu in group.gpus)}")
-            _watch(daemon, group, place, read, stopped)
+            what = "MPS serves" if daemon else f"time slices are {time_slice.VALUES[group.interval]} for"
+            logger.info("%s", f"{what} {group.name}: GPU {', '.join(gpu.uuid for gpu in group.gpus)}")
+            _watch(daemon, snapshot, group, place, read, stopped)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place.state)
-        daemon.end()
+        if daemon:
+            daemon.end()
         try:
-            compute_mode.give_back(snapshot, place.modes, seconds)
+            _put_back(snapshot, place, seconds)
         except GpushimError as error:  # the file stays, for the next supervisor
             logger.warning("%s", f"{error}; the next start of {group.name} tries again to put it back")
 
 
 def _watch(
-    daemon: ControlDaemon,
+    daemon: ControlDaemon | None,
+    begun: Snapshot,
     group: MpsGroup,
     place: Place,
     read: Callable[[], Settings],
     stopped: Callable[[float], bool],
 ) -> None:
-    last_error = ""
-    while not stopped(WATCH):
-        _shorten(place.log)
-        daemon.check()
+    last_error, of_claim = "", bool(of_claims.NAME.fullmatch(group.name))
+    while not (_waits_for_claims(stopped) if of_claim else stopped(WATCH)):
+        folders.shorten(place)
+        if daemon:
+            daemon.check()
         snapshot = ensure.read(system.config_path(), system.state_dir())
-        if snapshot is None or snapshot["error"]:  # which the plugin sees to; it says nothing about the group
-            continue
+        if snapshot is None or snapshot["error"]:  # which the plugin sees to; it says nothing about the settings
+            if not of_claim:
+                continue
+            snapshot = begun
         try:
             now = _group(group.name, read, snapshot)
         except GpushimError as error:
@@ -137,61 +151,39 @@ def _watch(
                 logger.warning("%s", f"{group.name} stays as it is: {error}")
             last_error = str(error)
             continue
-        if (now is None or described(now) != described(group)) and not daemon.has_clients():
-            return
+        changed = now is None or described(now) != described(group)
+        if changed and (of_claim or daemon is None or not daemon.has_clients()):
+            return  # a claim's end is the end of its containers
+        if daemon is None and _loaded(group, snapshot) != _loaded(group, begun):
+            return  # a driver that was loaded again knows nothing of time slices
 
 
-def _shorten(folder: str) -> None:
-    """Empty logs that are too long; who writes one goes on where he was, and the hole before that is no memory."""
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):
-            fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                status = os.fstat(fd)
-                if status.st_mode & trust.FILE_TYPE == trust.REGULAR and status.st_blocks * 512 > LOG:
-                    os.ftruncate(fd, 0)
-            finally:
-                os.close(fd)
+def _loaded(group: MpsGroup, snapshot: Snapshot) -> object:
+    """Return what is another thing when the driver of a group's GPUs was loaded again, or bound to them."""
+    names = {gpu["uuid"]: sysfs_name(gpu["pci"]) for gpu in snapshot["gpus"]}
+    facts = snapshot["stamp"]
+    return facts["module"], [facts["gpus"].get(names.get(gpu.uuid, "")) for gpu in group.gpus]
 
 
-@contextlib.contextmanager
-def _alone(place: Place) -> Iterator[None]:
-    """Make the group's directories, and hold its lock."""
-    os.umask(0o022)  # clients of all users look for the pipes
-    for folder in (f"{place.state_dir}/mps", place.top, place.pipe, place.log, place.private, place.shm):
-        os.makedirs(folder, 0o700 if folder == place.private else 0o755, exist_ok=True)
-        if folder != place.shm and not trust.ours(folder):
-            raise GpushimError(f"{folder} is not root's alone; remove it", INVENTORY)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock.held(place.lock, LOCKED))
-        except GpushimError:
-            if lock.is_held(place.lock):
-                raise GpushimError(f"{place.group} has a supervisor that runs; stop it first", INVENTORY) from None
-            raise
-        _mount(place.shm)
-        yield
+def _waits_for_claims(stopped: Callable[[float], bool]) -> bool:
+    """Wait WATCH seconds, or until the file of claims changes: the GPU of one that ends is another's soon."""
+    before, late = of_claims.version(), time.monotonic() + WATCH
+    while not stopped(POLL):
+        if of_claims.version() != before or time.monotonic() > late:
+            return False
+    return True
 
 
-def _mount(folder: str) -> None:
-    """Give the group's clients a /dev/shm with a limit; one that is there stays, for containers may have it."""
-    if not os.path.ismount(folder):
-        _run("mount", "-t", "tmpfs", "-o", SHM, "gpushim-mps", folder)
-
-
-def _run(name: str, *words: str) -> None:
-    done = ask.program([program(name), *words])
-    if done.code != 0:
-        raise GpushimError(f"{name} of {words[-1]} fails: {quote(done.last)}", INVENTORY)
+def _put_back(snapshot: Snapshot, place: Place, seconds: float) -> None:
+    """Let GPUs have the compute modes and time slices that they had before."""
+    compute_mode.give_back(snapshot, place.modes, seconds)
+    compute_mode.give_back(snapshot, place.slices, seconds, time_slice.ask)
 
 
 def _clear(place: Place) -> None:
-    """Remove what a group has left, that is no more: first the compute modes are what they were."""
-    seconds = policy.load(system.config_path())["refresh"]["deadline-seconds"]
-    compute_mode.give_back(_snapshot(), place.modes, seconds)
-    with contextlib.suppress(GpushimError):
-        _run("umount", "--lazy", place.shm)
-    shutil.rmtree(place.top, ignore_errors=True)
+    """Remove what a group has left, that is no more: first the GPUs are what they were."""
+    _put_back(_snapshot(), place, policy.load(system.config_path())["refresh"]["deadline-seconds"])
+    folders.remove(place)
 
 
 def _end_left(place: Place) -> None:

@@ -114,7 +114,7 @@ class Came:
                 raise OutdatedError(
                     f"GPU {gpu['index']} ({gpu['uuid'] or gpu['pci']}) has come since this container was made, which "
                     f"has no {node}: this program ends, for kubelet to start it again",
-                    INVENTORY,
+                    DRIVER,
                 )
 
 

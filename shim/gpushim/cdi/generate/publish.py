@@ -108,12 +108,15 @@ def _remove_others(path: str, notes: list[str]) -> None:
 
 def path_of(policy: Mapping[str, Any]) -> str:
     """Return the path that refresh writes; its name follows the advice of the CDI specification."""
-    directory: str = policy["cdi"]["output-directory"]
-    if not directory:
-        # A state directory of their own, as of a test or a rootless engine, has the specs too.
-        state = system.state_dir()
-        directory = DEFAULT_DIRECTORY if state == system.STATE_DIR else state + "/cdi"
+    directory: str = policy["cdi"]["output-directory"] or default_directory()
     return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
+
+
+def default_directory() -> str:
+    """Return where specs are written if no setting says it, which does not outlive a boot."""
+    state = system.state_dir()
+    # A state directory of their own, as of a test or a rootless engine, has the specs too.
+    return DEFAULT_DIRECTORY if state == system.STATE_DIR else state + "/cdi"
 
 
 def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:

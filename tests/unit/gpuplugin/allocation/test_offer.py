@@ -10,7 +10,7 @@ import pytest
 from gpuplugin.allocation import cdi, offer
 from gpuplugin.allocation.allocation import Ways
 from gpuplugin.allocation.offer import Resource, offered
-from gpuplugin.devices.division import MpsGroup
+from gpuplugin.devices.mps_group import MpsGroup
 from gpuplugin.kubelet import v1beta1
 from gpuplugin.mps import mps
 from gpuplugin.settings import settings, sharing

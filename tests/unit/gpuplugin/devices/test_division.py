@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.devices import division
-from gpuplugin.devices.division import MpsGpu, MpsGroup
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.settings import resources, settings, sharing
 from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING, Group

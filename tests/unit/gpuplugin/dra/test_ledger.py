@@ -11,8 +11,10 @@ import pytest
 from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import Given
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra.claim import Claim, Result
 from gpuplugin.dra.ledger import Holders, Ledger
+from gpuplugin.mps import of_claims
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
@@ -213,3 +215,16 @@ def test_nothing_is_given_that_cannot_be_written(ledger: Ledger, monkeypatch: py
     with pytest.raises(GpushimError, match=r"claims\.json, .* cannot be written: No space left on device"):
         give(ledger, claim("a", GPU))
     assert entries() == {}
+
+
+def test_what_a_claim_shares_is_kept_until_it_shares_nothing(ledger: Ledger) -> None:
+    shares = MpsGroup("claim-x", (MpsGpu(GPU, 0, 0),), None, 50, False)
+    for _ in range(2):
+        ledger.give(claim("a", GPU), {GPU.lower(): GPU}, HOMES, None, [shares])
+        assert Ledger(Book()).claims()["a"]["sharing"] == [of_claims.described(shares)]
+    give(ledger, claim("b", OTHER))
+    ledger.unshare(["a", "unknown"])
+    assert ("sharing" in ledger.claims()["a"], [*ledger.claims()]) == (False, ["a", "b"])
+    ledger.give(claim("a", GPU), {GPU.lower(): GPU}, HOMES, None, [shares])
+    give(ledger, claim("a", GPU))  # as with another config
+    assert not ledger.claims()["a"].get("sharing")

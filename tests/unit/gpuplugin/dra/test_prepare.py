@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 
 from gpuplugin.book.book import Book
-from gpuplugin.dra import prepare
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
+from gpuplugin.dra import prepare, shared
+from gpuplugin.dra.claim import Claim as Claimed
+from gpuplugin.dra.claim import Result
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.prepare import Claims, Offer
+from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.podresources import Listed
+from gpuplugin.mps import mps
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
@@ -53,7 +58,8 @@ class Node:
         offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
         self.ledger = Ledger(Book())
         self.ledger.open(homes)
-        self.driver = Claims(self.ledger, self, NODE, "/none", lambda: offer)  # type: ignore[arg-type]
+        sharing = Sharing(self.ledger, lambda work: asyncio.ensure_future(work), lambda: HOST)
+        self.driver = Claims(self.ledger, self, NODE, "/none", lambda: offer, sharing)  # type: ignore[arg-type]
 
     async def _listed(self, _: str) -> Listed | None:
         rows = [
@@ -207,5 +213,39 @@ def test_a_kubelet_that_does_not_answer_holds_up_nothing_that_is_known(node: Nod
         await node.later(60)
         assert node.asked == ["a"]
         assert await node.prepare("b") == "the API server no longer has the claim d/b of this pod"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("by", ["kubelet", "the API server"])
+def test_a_gpu_is_free_when_it_is_what_it_was_before(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """It is not held for ever by a supervisor that never comes."""
+    uid = "12345678-1234-4234-8234-123456789012"
+    group = MpsGroup(f"claim-{uid}-0", (MpsGpu(uuid(0), 0, 0),), None, 100, False)
+    place = tmp_path / "mps" / group.name
+    asked: list[str] = []
+    monkeypatch.setattr(mps.Units, "need", lambda _, names: asked.extend(names))
+
+    async def story() -> None:
+        for comes in (True, False):
+            node.claims[uid] = ("gpu-0",)
+            assert isinstance(await node.prepare(uid), list)
+            node.ledger.give(
+                Claimed(uid, "d", uid, (Result("r", "gpu-0", False),)), NAMES, {one: one for one in NAMES.values()},
+                None, [group],
+            )  # fmt: skip
+            place.mkdir(parents=True, exist_ok=True)
+            monkeypatch.setattr(shared, "END", 30.0 if comes else 0.0)
+            node.claims.clear()
+            ends = asyncio.ensure_future(node.unprepare(uid) if by == "kubelet" else node.later(60))
+            if comes:
+                while group.name not in asked:
+                    await asyncio.sleep(0.01)
+                assert [(uid, "sharing" in row) for uid, row in node.ledger.claims().items()] == [(uid, False)]
+                place.rmdir()
+            await ends
+            assert not node.ledger.claims()
 
     asyncio.run(story())

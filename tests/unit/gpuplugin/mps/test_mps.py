@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.devices.division import MpsGpu, MpsGroup
-from gpuplugin.mps import mps
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
+from gpuplugin.mps import mps, of_claims
 
 GROUP = MpsGroup("gpu.dev", (MpsGpu("GPU-1", 0, 40960), MpsGpu("GPU-2", 1, 40960)), 10240, 25, False)
 
@@ -22,7 +22,7 @@ def served(tmp_path: Path) -> Iterator[mps.Place]:
     """A group whose supervisor is this process, and whose daemon serves."""
     place = mps.Place(str(tmp_path), GROUP.name)
     os.makedirs(place.top, 0o755)
-    Path(place.state).write_text(json.dumps({**mps.described(GROUP), "pid": 1, "daemon": "x"}))
+    Path(place.state).write_text(json.dumps({**of_claims.described(GROUP), "pid": 1, "daemon": "x"}))
     fd = os.open(place.lock, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     yield place
@@ -81,5 +81,5 @@ def test_another_group_than_the_settings_have_is_none(served: mps.Place, key: st
 
 def test_units_are_missing_where_nobody_supervises(served: mps.Place) -> None:
     other = MpsGroup("gpu-2", GROUP.gpus, None, 50, False)
-    assert mps.missing(served.state_dir, [GROUP, other]) == ["gpushim-mps@gpu-2.service"]
-    assert mps.missing(served.state_dir, [GROUP]) == []
+    assert mps.missing(served.state_dir, [GROUP.name, other.name]) == ["gpushim-mps@gpu-2.service"]
+    assert mps.missing(served.state_dir, [GROUP.name]) == []

@@ -17,7 +17,7 @@ import pytest
 import fakehost
 from e2e.leftovers import until
 from fakehost import Host
-from gpuplugin.devices.division import MpsGpu, MpsGroup
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.mps import mps
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,228 @@
+"""What the containers of a claim share: MPS daemons and time slices, and the CDI spec that leads to them.
+
+Supervisors do it (gpuplugin.mps), units of the node, which follow what the ledger says, whether this driver runs or
+not. A claim's spec is there while they serve, so that after a boot no container comes before them.
+Out of scope: which groups a claim has (claim.py), who has the GPUs (ledger.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.mps import control_daemon, mps, of_claims, time_slice
+from gpushim.cdi import versions
+from gpushim.cdi.generate import publish
+from gpushim.ground import system
+from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
+from gpushim.ground.logs import logger
+from gpushim.paths.replace import content, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from gpuplugin.devices.mps_group import MpsGroup
+    from gpuplugin.dra.claim import Claim
+    from gpuplugin.dra.ledger import Ledger
+    from gpushim.ground.model import Snapshot
+
+KIND = "gpushim/claim"  # of specs: one name for each group
+IN_CONTAINER = "/run/gpushim/mps"  # of pipes, as the device plugin's
+LOOK = 2.0  # seconds between looks
+POLL = 0.05  # seconds between looks at what is waited for
+END = 20.0  # seconds for a claim's groups to end
+_FILE = re.compile(r"gpushim-claim-([0-9a-f-]{36})\.json")
+_OPTIONS = ("nosuid", "nodev", "noexec", "bind")
+
+
+class Sharing:
+    """The groups of all claims.
+
+    Args:
+        ledger: which claims there are, and which groups they have.
+        start: starts a task.
+        known: returns the snapshot; None while nothing can be given.
+
+    Attributes:
+        problems: why what claims share is not there, by UUID.
+    """
+
+    def __init__(
+        self, ledger: Ledger, start: Callable[[Any], asyncio.Task[Any]], known: Callable[[], Snapshot | None]
+    ) -> None:
+        self._ledger, self._known, self._units = ledger, known, mps.Units(start)
+        self._begins: set[str] = set()  # uids of claims that are being prepared
+        self.problems: dict[str, str] = {}
+
+    def check(self, groups: Sequence[MpsGroup]) -> None:
+        """Refuse what this node's driver has no program for.
+
+        Raises:
+            GpushimError: it is so.
+        """
+        if snapshot := self._known():
+            for group in groups:
+                (time_slice.program if group.interval else control_daemon.program_of)(snapshot)
+
+    async def begin(self, claim: Claim, groups: Sequence[MpsGroup], late: float) -> None:
+        """Wait until a claim's groups serve, and have engines find them.
+
+        Args:
+            claim: that the ledger has, with these groups.
+            groups: of the claim.
+            late: time.monotonic() until which to wait.
+
+        Raises:
+            GpushimError: they do not serve by then, or the spec cannot be written.
+        """
+        self._begins.add(claim.uid)
+        problems = [mps.Place(system.state_dir(), group.name).problem for group in groups]
+        for path in problems:
+            _remove(path)  # of an attempt before
+        try:
+            while why := _why(groups):
+                if time.monotonic() > late or any(map(os.path.lexists, problems)):
+                    raise GpushimError(f"claim {claim} waits for what its containers share: {why}", INVENTORY)
+                self._units.need(group.name for group in groups)
+                await asyncio.sleep(POLL)
+            if groups:
+                _write(_path(claim.uid), groups)
+        finally:
+            self._begins.discard(claim.uid)
+
+    async def end(self, uids: Collection[str]) -> None:
+        """Have claims share nothing any more, and wait until their GPUs are what they were before.
+
+        Raises:
+            GpushimError: a file cannot be written.
+        """
+        state, rows = system.state_dir(), self._ledger.claims()
+        if not any(of_claims.KEY in rows.get(uid, {}) for uid in uids) and not _left(state, uids):
+            return
+        self._ledger.unshare(uids)
+        for uid in uids:
+            _remove(_path(uid))
+        late = time.monotonic() + END
+        while names := _left(state, uids):
+            if time.monotonic() > late:
+                logger.error("%s has not ended; its GPUs may have another compute mode or time slice", names[0])
+                return
+            self._units.need(names)
+            await asyncio.sleep(POLL)
+
+    async def keep(self) -> None:
+        """See to it, as long as the driver runs, that there is what claims share, and nothing else."""
+        last_error = ""
+        while True:
+            try:
+                self._look()
+            except (GpushimError, OSError) as error:
+                if str(error) != last_error:
+                    logger.warning("%s", error)
+                last_error = str(error)
+            await asyncio.sleep(LOOK)
+
+    def _look(self) -> None:
+        if self._known() is None:
+            return
+        state, folder = system.state_dir(), publish.default_directory()
+        names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
+        files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.left(state)
+        there = {uid: of_claims.of(row) for uid, row in of_claims.shared().items()}
+        known = {group.name for groups in there.values() for group in groups}
+        self._units.need(name for name, uid in left.items() if name not in known and there.get(uid) != [])
+        problems: dict[str, str] = {}
+        for uid in files - there.keys():
+            _remove(_path(uid))
+        for uid, groups in there.items():
+            if uid in self._begins or not groups:  # not understood: of another version
+                continue
+            if why := _why(groups):
+                self._units.need(group.name for group in groups)
+                problems.update((gpu.uuid, why) for group in groups for gpu in group.gpus)
+                _remove(_path(uid))
+            else:
+                _write(_path(uid), groups)
+        self.problems = problems
+
+
+def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:
+    """List the CDI names of groups that go with each of a claim's results: in each request once.
+
+    Args:
+        claim: that is prepared.
+        groups: of the claim.
+        uuids: of the devices of its results, by name.
+    """
+    of_gpu = {gpu.uuid: group.name for group in groups for gpu in group.gpus}
+    found, seen = [], set()
+    for one in claim.results:
+        name = "" if one.admin else of_gpu.get(uuids[one.device], "")
+        fresh = bool(name) and (one.request, name) not in seen
+        seen.add((one.request, name))
+        found.append([f"{KIND}={name}"] if fresh else [])
+    return found
+
+
+def spec(groups: Sequence[MpsGroup]) -> dict[str, Any]:
+    """Return a claim's CDI spec.
+
+    Args:
+        groups: of the claim.
+    """
+    devices = [{"name": group.name, "containerEdits": _edits(group)} for group in groups]
+    found: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": devices}
+    found["cdiVersion"], _ = versions.required(found)
+    return found
+
+
+def _edits(group: MpsGroup) -> dict[str, Any]:
+    if group.interval:  # it has nothing else, and a device without edits is an error
+        return {"env": [f"GPUSHIM_TIME_SLICE={time_slice.VALUES[group.interval]}"]}
+    place, pipes = mps.Place(system.state_dir(), group.name), f"{IN_CONTAINER}/{group.name}/pipe"
+    return {
+        "env": [f"CUDA_MPS_PIPE_DIRECTORY={pipes}"],
+        "mounts": [
+            {"hostPath": place.pipe, "containerPath": pipes, "options": ["ro", *_OPTIONS]},
+            {"hostPath": place.shm, "containerPath": "/dev/shm", "options": ["rw", *_OPTIONS]},
+        ],
+    }
+
+
+def _why(groups: Sequence[MpsGroup]) -> str:
+    """Say why groups do not serve now; "" if they do."""
+    return next(filter(None, (mps.ready(system.state_dir(), group) for group in groups)), "")
+
+
+def _left(state: str, uids: Collection[str]) -> list[str]:
+    return sorted(name for name, uid in of_claims.left(state).items() if uid in uids)
+
+
+def _path(uid: str) -> str:
+    """Return where a claim's spec is: where engines look last, and nothing outlives a boot."""
+    return f"{publish.default_directory()}/gpushim-claim-{uid}.json"
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _write(path: str, groups: Sequence[MpsGroup]) -> None:
+    """Have a claim's spec be there.
+
+    Raises:
+        GpushimError: it cannot be written.
+    """
+    data = json.dumps(spec(groups)).encode() + b"\n"
+    try:
+        if not os.path.exists(path) or content(path) != data:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            replace(path, data, 0o644, durable=False)
+    except OSError as error:
+        raise GpushimError(f"the CDI spec {path} cannot be written: {error.strerror}", FAILED) from None

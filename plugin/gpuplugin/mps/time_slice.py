@@ -1,0 +1,60 @@
+"""The time slice of GPUs: how long a process computes before the next one has its turn.
+
+NVML has no function for it that is public; nvidia-smi has a command, which changes it for an administrator alone.
+Out of scope: when (supervisor.py), and how it becomes what it was before (compute_mode.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from gpuplugin.health import nvml_child
+from gpuplugin.mps import control_daemon
+from gpushim.engines.processes import ask as processes
+from gpushim.ground.errors import INVENTORY, GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpushim.ground.model import Snapshot
+
+PROGRAM = "nvidia-smi"
+VALUES = ("default", "short", "medium", "long")  # by number
+_LISTED = re.compile(rf"time-?slice\W+({'|'.join(VALUES)})\b", re.IGNORECASE)
+
+
+def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) -> dict[str, int]:
+    """Set the time slices of GPUs, where one is told, and say else which they are.
+
+    Args:
+        snapshot: of this host.
+        seconds: how long each may take.
+        values: numbers of VALUES by UUID.
+
+    Raises:
+        GpushimError: nvidia-smi is not there, refuses, or takes longer.
+    """
+    words = [program(snapshot), "compute-policy", "-i"]
+    library = os.path.dirname(nvml_child.library(snapshot))
+    more = {"LD_LIBRARY_PATH": library} if library and snapshot["driver"]["root"] != "/" else {}
+    found = {}
+    for uuid, value in values.items():
+        what = ["-l"] if value is None else ["--set-timeslice", str(value)]
+        done = processes.program([*words, uuid, *what], seconds, more=more)
+        listed = _LISTED.search(done.out)
+        # Where it cannot be listed, it is taken to be what it is unless somebody has set it.
+        found[uuid] = VALUES.index(listed[1].lower()) if listed else 0
+        if value is not None and done.code != 0:
+            raise GpushimError(f"nvidia-smi does not set the time slice of {uuid}: {quote(done.last)}", INVENTORY)
+    return found
+
+
+def program(snapshot: Snapshot) -> str:
+    """Return the path of nvidia-smi.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    return control_daemon.of_driver(snapshot, PROGRAM, "utility", "nvidia-utils, or nvidia-driver-cuda")

@@ -1,0 +1,91 @@
+"""Groups of claims, as the file of claims has them: what is written is read, by other versions too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.book import claimed
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
+from gpuplugin.mps import of_claims
+from gpushim.ground.errors import GpushimError
+
+UID = "12345678-1234-4234-8234-123456789012"
+NAME = f"claim-{UID}-0"
+
+
+def group(*uuids: str, each: tuple[int | None, ...] = (), interval: int = 0) -> MpsGroup:
+    gpus = tuple(MpsGpu(uuid, place, 0) for place, uuid in enumerate(uuids))
+    return MpsGroup(NAME, gpus, None, 50, False, each, interval)
+
+
+GROUPS = {
+    "a daemon": group("GPU-1", "GPU-2"),
+    "with limits": group("GPU-1", "GPU-2", each=(10240, None)),
+    "a time slice": group("GPU-1", interval=3),
+    "an instance": group("MIG-1"),
+}
+
+
+@pytest.mark.parametrize("one", GROUPS.values(), ids=GROUPS)
+def test_what_is_written_is_read(one: MpsGroup) -> None:
+    row = json.loads(json.dumps({of_claims.KEY: [{**of_claims.described(one), "later": 1}]}))
+    assert of_claims.of(row) == [one]
+
+
+def test_limits_and_who_is_alone() -> None:
+    assert GROUPS["a daemon"].limits == (None, None)
+    assert GROUPS["with limits"].limits == (10240, None)
+    assert (GROUPS["a daemon"].exclusive, GROUPS["a time slice"].exclusive) == (["GPU-1", "GPU-2"], [])
+    assert GROUPS["an instance"].exclusive == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(None, 3, [], {}, {"group": NAME}),
+        {**of_claims.described(group("GPU-1")), "group": "claim-../../x-0"},
+        {**of_claims.described(group("GPU-1")), "gpus": []},
+        {**of_claims.described(group("GPU-1")), "gpus": [3]},
+        {**of_claims.described(group("GPU-1")), "threads": "50"},
+        {**of_claims.described(group("GPU-1")), "each": [1, 2]},
+        {**of_claims.described(group("GPU-1")), "interval": True},
+    ],
+)
+def test_what_is_not_understood_is_no_group(odd: Any) -> None:
+    one = group("GPU-1")
+    assert of_claims.of({of_claims.KEY: [odd, of_claims.described(one)]}) == [one]
+    assert of_claims.of({of_claims.KEY: odd}) == []
+
+
+def test_a_group_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    assert of_claims.find(NAME) is None
+    path = Path(claimed.path())
+    path.parent.mkdir()
+    row = {"namespace": "d", "name": "c", "devices": []}
+    claimed.write({UID: {**row, of_claims.KEY: [of_claims.described(group("GPU-1"))]}, "other": row})
+    before = of_claims.version()
+    assert of_claims.find(NAME) == group("GPU-1")
+    assert [*of_claims.shared()] == [UID]
+    claimed.write({UID: row})
+    assert (of_claims.find(NAME), of_claims.version() == before) == (None, False)
+    path.write_text("{")
+    with pytest.raises(GpushimError, match="is damaged: what claims share is not known"):
+        of_claims.find(NAME)
+
+
+def test_what_groups_of_claims_have_left(tmp_path: Path) -> None:
+    assert of_claims.left(str(tmp_path)) == {}
+    for name in (NAME, "gpu", "claim-x"):
+        (tmp_path / "mps" / name).mkdir(parents=True)
+    assert of_claims.left(str(tmp_path)) == {NAME: UID}
+
+
+def test_no_group_of_the_settings_has_such_a_name() -> None:
+    from gpuplugin.settings.forms import is_name
+
+    assert not is_name(NAME)
