@@ -21,7 +21,7 @@ PAGE = (TOP / "docs/errors.md").read_text()
 # A row: a code, sentences with one cause, and that with its fix.
 ROW = re.compile(r"^\| (\d+) \| (`.*?`(?:<br>`.*?`)*) \| ([^|]+) \|$", re.MULTILINE)
 LAUNCHER = (TOP / "shim/gpushim/launcher").read_text() + (TOP / "packaging/removed").read_text()
-ERRORS = ("GpushimError", "OutdatedError")
+ERRORS = ("GpushimError", "OutdatedError", "_NobodyError")
 SOURCES = [path for root in ("shim", "hook", "plugin") for path in sorted((TOP / root).rglob("*.py"))]
 
 

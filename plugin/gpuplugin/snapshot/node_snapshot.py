@@ -112,7 +112,7 @@ class Came:
         for node, gpu in lacks.items():
             if node not in self._never and not gpu["problem"]:
                 raise OutdatedError(
-                    f"GPU {gpu['index']} ({gpu['uuid'] or gpu['pci']}) has come since this container was made, which "
+                    f"GPU {gpu['index']}, {gpu['uuid'] or gpu['pci']}, has come since this container was made, which "
                     f"has no {node}: this program ends, for kubelet to start it again",
                     DRIVER,
                 )

@@ -312,7 +312,7 @@ def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInst
 
 
 def _all_usable(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
-    """Give what can be used, and of each other GPU its node, in which who watches it sees it when it is well again."""
+    """Give what can be used, and of each other GPU its node, by which who watches sees it when it is well again."""
     nodes, native = inventory["nodes"], inventory["platform"] == "native"  # elsewhere nodes are not a GPU's own
     there = {gpu["index"]: gpu for gpu in inventory["gpus"] if not native or gpu["node"] in nodes}
     _, found, empty = usable(inventory)

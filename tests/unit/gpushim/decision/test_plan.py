@@ -479,7 +479,7 @@ def test_among_strangers_a_missing_node_tells_no_device(name: str, gone: str) ->
 
 
 LOST = {"problem": "it fell off the bus", "arch": "", "brand": ""}
-BESIDE_LOST: list[tuple[list[Any], list[str], list[str]]] = [  # GPUs, nodes, buses of the directories that are covered
+BESIDE_LOST: list[tuple[list[Any], list[str], list[str]]] = [  # GPUs, nodes, buses whose directories are covered
     ([gpu(0, 1), gpu(1, 2, **LOST)], ["/dev/nvidia1", "/dev/nvidia2"], []),
     ([gpu(0, 1, **LOST), gpu(1, 2, **LOST)], ["/dev/nvidia1", "/dev/nvidia2"], []),
     ([gpu(0, 1), gpu(1, 7, **LOST)], ["/dev/nvidia1"], ["01"]),

@@ -583,7 +583,7 @@ def test_range_equals_the_listed_indices(first: int, length: int) -> None:
 
 
 PIECES = st.one_of(
-    st.sampled_from(["0", "1", "0-2", "none", "all", "all-usable", "0:1", "3b:00.0", "a/b=0", "nvidia.com/gpu=1", MIG, *UUIDS]),
+    st.sampled_from(["0", "1", "0-2", "0:1", "3b:00.0", "a/b=0", "nvidia.com/gpu=1", MIG, *UUIDS, *selection.WORDS]),
     st.text(alphabet="0123456789abGPUMIG-:./=", min_size=1, max_size=24),
     st.text(min_size=1),
 )
