@@ -478,7 +478,7 @@ def test_among_strangers_a_missing_node_tells_no_device(name: str, gone: str) ->
     assert str(caught.value).startswith("a node of a GPU is not on this host, or is not that device; run gpushim")
 
 
-LOST = {"problem": "it fell off the bus", "arch": "", "brand": ""}
+LOST = {"problem": "it fell off the bus", "arch": "7.0"}
 BESIDE_LOST: list[tuple[list[Any], list[str], list[str]]] = [  # GPUs, nodes, buses whose directories are covered
     ([gpu(0, 1), gpu(1, 2, **LOST)], ["/dev/nvidia1", "/dev/nvidia2"], []),
     ([gpu(0, 1, **LOST), gpu(1, 2, **LOST)], ["/dev/nvidia1", "/dev/nvidia2"], []),
