@@ -14,6 +14,7 @@ from gpushim import __version__
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, INVENTORY, GpushimError, quote
 from gpushim.inventory import ensure, renew, save
+from gpushim.oci import device_list, selection
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class Came:
     """GPUs whose device node came after this process's container was made, which has it not."""
 
     def __init__(self) -> None:
-        self._never: set[str] | None = None  # nodes that the container is not given; None before the first look
+        # Nodes that a container like this one is not given, so that the next one lacks them, too; None: unknown yet.
+        self._never: set[str] | None = set() if _has(ensure.CONTROL_NODE) and _asks_for_all() else None
 
     def look(self, now: Snapshot) -> None:
         """See to it that this container has the nodes of the GPUs that can be used.
@@ -107,7 +109,7 @@ class Came:
             OutdatedError: one has come.
         """
         lacks = {gpu["node"]: gpu for gpu in now["gpus"] if gpu["node"] in now["nodes"] and not _has(gpu["node"])}
-        if self._never is None:  # it was made with these on the node, so the next one is not given them either
+        if self._never is None:
             self._never = {*lacks}
         for node, gpu in lacks.items():
             if node not in self._never and not gpu["problem"]:
@@ -116,6 +118,12 @@ class Came:
                     f"has no {node}: this program ends, for kubelet to start it again",
                     DRIVER,
                 )
+
+
+def _asks_for_all() -> bool:
+    """Say whether this container asks for all GPUs that there are, and so gets those that come."""
+    asked = os.environ.get(device_list.DEVICES) == selection.ALL_USABLE
+    return asked or os.path.lexists(f"{device_list.DEVICE_LIST}/{selection.ALL_USABLE}")
 
 
 def _has(node: str) -> bool:

@@ -124,6 +124,24 @@ CAME = [  # the container's nodes, snapshots from the first on, and whether the 
 ]
 
 
+@pytest.mark.parametrize("asked", ["all-usable", "0"])
+@pytest.mark.parametrize("control", [True, False], ids=["injected", "nobody has injected"])
+def test_one_that_asks_for_all_is_to_have_all_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, control: bool
+) -> None:
+    """A GPU may come between the making of its container and its first look."""
+    monkeypatch.setattr(node_snapshot, "DEV", str(tmp_path))
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", asked)
+    if control:
+        (tmp_path / "nvidiactl").touch()
+    came = node_snapshot.Came()
+    if control and asked == "all-usable":
+        with pytest.raises(node_snapshot.OutdatedError):
+            came.look(snapshot([gpu(0)]))
+    else:
+        came.look(snapshot([gpu(0)]))
+
+
 @pytest.mark.parametrize(("has", "seen", "ends"), CAME)
 def test_a_gpu_whose_node_came_after_the_container_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: list[int], seen: list[Any], ends: bool
