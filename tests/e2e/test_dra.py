@@ -271,6 +271,20 @@ def test_another_nodes_slices_are_not_its_business(cluster: Cluster) -> None:
     assert pod
 
 
+def test_a_node_goes_over_by_a_label_and_back(cluster: Cluster, host: Host) -> None:
+    """Pods that ask by the extended resource go on working, and those that run keep what they have."""
+    cluster.kubectl("label", "node", NAME, "gpushim/by-claims=true")
+    becomes(cluster, lambda: cluster.allocatable().get(GPU, "0") == "0", "the plugin has gone")
+    spec = workload.spec({GPU: 1}, runtime="")
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "by-label"}, "spec": spec})
+    runs(cluster, "by-label")
+    assert len(cluster.node.held("by-label")[CLAIMS]) == 1
+    cluster.kubectl("label", "node", NAME, "gpushim/by-claims-")
+    serves(cluster, {**ALL, GPU: 2})
+    workload.remove(cluster, "by-label")
+    serves(cluster, {**ALL, GPU: 3})
+
+
 def test_the_way_over_and_back(cluster: Cluster, host: Host) -> None:
     """Pods that ask by the extended resource go on working, and those that run keep what they have."""
     workload.create(cluster, "before", {GPU: 1})
