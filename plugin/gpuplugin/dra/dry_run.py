@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import offered, spec, taints
-from gpuplugin.dra.status import RIVAL
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -51,7 +50,7 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
     if values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(values['exclude'])}.")
     if there := rival(kubelet_dir):
-        raise GpushimError(RIVAL.format(there), FAILED)
+        raise GpushimError(spec.RIVAL.format(there), FAILED)
     if why:
         raise GpushimError(why, FAILED)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.dra import offered
 from gpushim.cdi.generate import publish
+from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 WHY = (
     "no claim is given a GPU that {path} does not have, such as {uuid}: under [cdi], write-spec must be true and "
     "device-names have uuid; then run gpushim refresh"
+)
+RIVAL = (
+    f"another driver {OWN_DRIVER} listens at {{}}, so gpushim gives out no GPUs by claim on this node; remove one of "
+    "the two from it"
 )
 
 
