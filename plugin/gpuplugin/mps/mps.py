@@ -78,7 +78,7 @@ def ready(state_dir: str, group: MpsGroup) -> str:
     if not (all(map(trust.ours, (state_dir, f"{state_dir}/mps", place.top))) and lock.is_held(place.lock)):
         why = ensure.own(place.problem).get("sentence") if trust.ours(place.top) else None
         if why:
-            return f"{which} has ended: {why}"
+            return f"{which} has ended: {why}; systemctl start {unit(group.name)} starts it again"
         return (
             f"{which} does not run; start it with systemctl start {unit(group.name)}, or see with journalctl -u "
             f"{unit(group.name)} why it has ended"
