@@ -40,7 +40,7 @@ SYSTEM = "Provides: python3 = 3.13, python3-pyyaml, python3-grpcio = 1.48, coreu
 DIRECTORIES = (
     *("/usr/share/man/man1", "/usr/share/man/man8", "/usr/share/licenses", "/usr/lib/systemd/system-preset"),
     *("/usr/share/zsh/site-functions", "/usr/share/fish/vendor_completions.d"),
-    *("/usr/share/bash-completion/completions", "/usr/lib/udev/rules.d"),
+    *("/usr/share/bash-completion/completions", "/usr/lib/udev/rules.d", "/usr/lib/sysusers.d"),
 )
 
 

@@ -108,10 +108,10 @@ def test_nothing_is_given_while_no_driver_runs(one: Driver, folder: Path) -> Non
 
 
 def test_what_the_page_shows(one: Driver, folder: Path) -> None:
-    """Its claims and templates are served here."""
+    """Its claims and templates are served here, by its DeviceClasses; these GPUs are not near each other."""
     blocks = [block.text for block in pages.blocks((TOP / "docs/dra.md").read_text()) if block.info == "yaml"]
     path = folder / "page.yaml"
     path.write_text("---\n".join(blocks))
     found = {row["name"]: row["answer"] for row in report(one, f"--claim={path}")["claims"]}
-    assert found == dict.fromkeys(PAGE, "yes")
+    assert found == {"one-gpu": "yes", "large-gpu": "yes", "by-mps": "yes", "two-near": "no"}
     assert "ResourceClaim one-gpu: yes, this node can serve it now" in explain(one.env, f"--claim={path}")

@@ -26,6 +26,7 @@ PLAIN = [
 ]
 KINDS = {"RuntimeClass": "node.k8s.io/v1", "Pod": "v1", "ConfigMap": "v1"} | {
     "HorizontalPodAutoscaler": "autoscaling/v2",
+    "DeviceClass": "resource.k8s.io/v1",
     "ResourceClaim": "resource.k8s.io/v1",
     "ResourceClaimTemplate": "resource.k8s.io/v1",
 }

@@ -30,9 +30,24 @@ def _without(flag: str, why: str, default: str = "", *more: str) -> Setting:
 
 
 NVIDIA = (
-    Setting("kubelet-dir", ("kubelet-plugins-directory-path",), ("KUBELET_PLUGINS_DIRECTORY_PATH",)),
-    Setting("kubelet-dir", ("kubelet-registrar-directory-path",), ("KUBELET_REGISTRAR_DIRECTORY_PATH",)),
-    Setting("disable-healthchecks", ("additional-xids-to-ignore",), ("ADDITIONAL_XIDS_TO_IGNORE",)),
+    Setting(
+        "kubelet-dir",
+        ("kubelet-plugins-directory-path",),
+        ("KUBELET_PLUGINS_DIRECTORY_PATH",),
+        why="NVIDIA's name of plugins/ in --kubelet-dir, with which that is said, too.",
+    ),
+    Setting(
+        "kubelet-dir",
+        ("kubelet-registrar-directory-path",),
+        ("KUBELET_REGISTRAR_DIRECTORY_PATH",),
+        why="The same of plugins_registry/ there.",
+    ),
+    Setting(
+        "disable-healthchecks",
+        ("additional-xids-to-ignore",),
+        ("ADDITIONAL_XIDS_TO_IGNORE",),
+        why="NVIDIA's name of --disable-healthchecks.",
+    ),
     Setting("kubeconfig", (), ("KUBECONFIG",)),
     _without("cdi-root", _SPEC, "/var/run/cdi"),
     _without("nvidia-driver-root", _SPEC, "/", "HOST_DRIVER_ROOT"),
