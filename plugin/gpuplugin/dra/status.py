@@ -123,7 +123,7 @@ class Status:
         yield "registered", host, self.driver.registered
         yield "published", host, well
         yield "slices", {}, len(now.slices or ())
-        yield "pool_generation", {}, generation if isinstance(generation, int) else 0
+        yield "pool_generation", {}, generation
 
     async def asked(self) -> dict[str, Any]:
         """Return what root is told who asks (gpushim doctor)."""
