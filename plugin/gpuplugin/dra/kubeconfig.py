@@ -82,8 +82,7 @@ class Kubeconfig:
             "key": self._data(user, "client-key", path),
             "token": self._token(user, path),
         }
-        server = urlsplit(found["server"])
-        if server.scheme != "https" or not server.hostname or not found["ca"]:
+        if not _is_server(found["server"]) or not found["ca"]:
             raise _wrong(path, "it names no server with https:// and its certificate-authority")
         if not found["token"] and not (found["cert"] and found["key"]):
             raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
@@ -105,6 +104,16 @@ class Kubeconfig:
         if not token.strip().isascii() or not token.strip().isprintable():
             raise _wrong(path, "its token is no word")
         return token.strip()
+
+
+def _is_server(text: str) -> bool:
+    """Say whether it can be asked: of https, with a host's name or address, and a port that there is."""
+    try:
+        server = urlsplit(text)
+        host = (server.hostname or "").encode("idna")  # as a socket would
+        return server.scheme == "https" and bool(host) and server.port != 0 and text.isascii() and text.isprintable()
+    except ValueError:  # UnicodeError, too
+        return False
 
 
 def _member(thing: Any, key: str) -> Any:

@@ -68,6 +68,10 @@ REFUSED = {
     "no check": ({"token": "t"}, {"insecure-skip-tls-verify": True}, "has insecure-skip-tls-verify;"),
     "a proxy": ({"token": "t"}, {"proxy-url": "http://x"}, "has proxy-url;"),
     "no TLS": ({"token": "t"}, {"server": "http://localhost"}, "names no server with https"),
+    "half an address": ({"token": "t"}, {"server": "https://[::1"}, "names no server with https"),
+    "no host's name": ({"token": "t"}, {"server": "https://a..b"}, "names no server with https"),
+    "no port": ({"token": "t"}, {"server": "https://localhost:65536"}, "names no server with https"),
+    "no path": ({"token": "t"}, {"server": "https://localhost/\u00e4"}, "names no server with https"),
     "nothing": ({}, {}, "has neither a token nor a client-certificate"),
     "no key": ({"client-certificate": "config"}, {}, "has neither a token nor"),
     "no base64": (
