@@ -175,6 +175,48 @@ def test_a_lost_gpu_is_tainted_and_told_to_its_pod(cluster: Cluster, host: Host)
     claims.remove(cluster, "one")
 
 
+FRONTS = "--selector=app.kubernetes.io/component in (device-plugin, dra-driver)"
+
+
+def test_both_fronts_come_back_beside_a_lost_gpu(cluster: Cluster, host: Host) -> None:
+    """As after a reboot; claims begin and end, and the same containers see the GPU when it is well again."""
+    cluster.apply(claims.claim("before"), claims.pod("before", "before"))
+    runs(cluster, "before")
+    lost = next(gpu for gpu in host.gpus[1:] if [gpu.uuid] != claims.held(cluster, "before"))
+    host.lose(lost.index)
+    try:
+        cluster.run("gpushim refresh --force", check=False)
+        becomes(cluster, lambda: claims.taints(cluster).keys() == {lost.uuid}, "it is tainted")
+        old = fronts(cluster)
+        cluster.kubectl("delete", "pod", FRONTS, f"--namespace={NAMESPACE}")
+        becomes(
+            cluster, lambda: len(fronts(cluster)) == 2 and not fronts(cluster).keys() & old.keys(), "both are back"
+        )
+        serves(cluster, {**ALL, GPU: 1})
+        cluster.apply(claims.claim("beside"), claims.pod("beside", "beside"))
+        runs(cluster, "beside")
+        assert lost.uuid not in claims.held(cluster, "beside")
+        claims.remove(cluster, "before", "beside")
+        serves(cluster, {**ALL, GPU: 2})
+        assert claims.taints(cluster).keys() == {lost.uuid}
+        came = fronts(cluster)
+    finally:
+        host.find(lost.index)
+    serves(cluster, {**ALL, GPU: 3})
+    becomes(cluster, lambda: not claims.taints(cluster), "the taint is gone")
+    assert fronts(cluster) == came
+
+
+def fronts(cluster: Cluster) -> dict[str, list[str]]:
+    """Return the containers of both fronts' pods, of those that are ready, by the pods' names."""
+    found = {}
+    for name, pod in cluster.pods(FRONTS, namespace=NAMESPACE).items():
+        boxes = pod["status"].get("containerStatuses", ())
+        if boxes and all(box["ready"] for box in boxes):
+            found[name] = sorted(box["containerID"] for box in boxes)
+    return found
+
+
 def test_slices_are_put_right_within_seconds(cluster: Cluster, host: Host) -> None:
     """Whoever edits them, or deletes them."""
     (one,) = claims.slices(cluster)
@@ -227,6 +269,20 @@ def test_another_nodes_slices_are_not_its_business(cluster: Cluster) -> None:
     assert "of its own node only, other" in cluster.kubectl(*words, f"{node}other", check=False)
     assert "deleted (server dry run)" in cluster.kubectl(*words, f"{node}{NAME}")
     assert pod
+
+
+def test_a_node_goes_over_by_a_label_and_back(cluster: Cluster, host: Host) -> None:
+    """Pods that ask by the extended resource go on working, and those that run keep what they have."""
+    cluster.kubectl("label", "node", NAME, "gpushim/by-claims=true")
+    becomes(cluster, lambda: cluster.allocatable().get(GPU, "0") == "0", "the plugin has gone")
+    spec = workload.spec({GPU: 1}, runtime="")
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "by-label"}, "spec": spec})
+    runs(cluster, "by-label")
+    assert len(cluster.node.held("by-label")[CLAIMS]) == 1
+    cluster.kubectl("label", "node", NAME, "gpushim/by-claims-")
+    serves(cluster, {**ALL, GPU: 2})
+    workload.remove(cluster, "by-label")
+    serves(cluster, {**ALL, GPU: 3})
 
 
 def test_the_way_over_and_back(cluster: Cluster, host: Host) -> None:

@@ -183,7 +183,7 @@ def test_a_driver_that_is_upgraded_below(cluster: Cluster, host: Host, inside: P
     before = claims.devices(cluster)
     cluster.run(f"mkdir -p -m 700 {os.path.dirname(RELEASED)}; : >{RELEASED}")
     becomes(cluster, lambda: claims.slices(cluster) and not claims.devices(cluster), "the slice is empty")
-    assert "this node's GPUs are released by" in log(cluster)
+    assert "the GPUs are released until" in log(cluster)
     ask(cluster, "a")
     host.modify = not host.modify  # a module with other parameters is another one
     host.update()

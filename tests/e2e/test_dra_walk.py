@@ -91,9 +91,9 @@ class Walk:
             "kubelet again": self.again,
             "kubelet goes": lambda: self.cluster.node.stop(signal.SIGKILL),
             "GPU lost or found": self.lose,
+            "a front again": self.front,
+            "both fronts again": lambda: self.restart(*FRONTS),
         }
-        if self.lost < 0:  # a container that asks for all GPUs, as theirs do, does not start while one is lost
-            found.update({"a front again": self.front, "both fronts again": lambda: self.restart(*FRONTS)})
         if self.made:
             found.update(
                 dict.fromkeys(("pod ends", "pod ends, another"), lambda: self.end(self.chance.choice(self.made)))

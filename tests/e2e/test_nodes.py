@@ -53,6 +53,31 @@ def test_compute_without_the_uvm_node_is_refused(debian_root: Path, tmp_path: Pa
     assert nodes == dict.fromkeys(["/dev/nvidia1", "/dev/nvidiactl"], "ENXIO")
 
 
+WATCHES = "NVIDIA_VISIBLE_DEVICES=all-usable", "NVIDIA_DRIVER_CAPABILITIES=utility"
+
+
+@pytest.mark.parametrize("lost", [[], [1], [0, 1]], ids=str)
+def test_who_watches_has_the_nodes_of_lost_gpus_too(debian_root: Path, tmp_path: Path, lost: list[int]) -> None:
+    host = build(tmp_path, 2)
+    for index in lost:
+        host.lose(index)
+    bundle = make_bundle(tmp_path, debian_root, host)
+    if lost:
+        assert "not all can be used" in refused(bundle)
+    bundle.ask(*WATCHES, args=["python3", INSIDE])
+    nodes = ["/dev/nvidiactl", *(f"/dev/nvidia{gpu.minor}" for gpu in host.gpus)]
+    assert json.loads(bundle.run().stdout)["nodes"] == dict.fromkeys(nodes, "ENXIO")
+
+
+def test_who_watches_starts_without_the_node_of_a_gpu(debian_root: Path, tmp_path: Path) -> None:
+    host = build(tmp_path, 2, modify=False)
+    host.remove_node(f"nvidia{host.gpus[0].minor}")
+    bundle = make_bundle(tmp_path, debian_root, host)
+    bundle.ask(*WATCHES, args=["python3", INSIDE])
+    nodes = ["/dev/nvidiactl", f"/dev/nvidia{host.gpus[1].minor}"]
+    assert json.loads(bundle.run().stdout)["nodes"] == dict.fromkeys(nodes, "ENXIO")
+
+
 @pytest.mark.parametrize("gone", [("nvidia_uvm",), ("nvidia",)])
 def test_the_first_container_after_a_boot_works(debian_root: Path, tmp_path: Path, gone: tuple[str, ...]) -> None:
     host = build(tmp_path, 2)

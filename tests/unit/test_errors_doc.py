@@ -21,6 +21,7 @@ PAGE = (TOP / "docs/errors.md").read_text()
 # A row: a code, sentences with one cause, and that with its fix.
 ROW = re.compile(r"^\| (\d+) \| (`.*?`(?:<br>`.*?`)*) \| ([^|]+) \|$", re.MULTILINE)
 LAUNCHER = (TOP / "shim/gpushim/launcher").read_text() + (TOP / "packaging/removed").read_text()
+ERRORS = ("GpushimError", "OutdatedError", "_NobodyError")
 SOURCES = [path for root in ("shim", "hook", "plugin") for path in sorted((TOP / root).rglob("*.py"))]
 
 
@@ -61,7 +62,7 @@ def sentences(page: str) -> list[tuple[int, str]]:
 def raised() -> Iterator[tuple[int | None, str, str]]:
     """What GpushimError is raised with where the source says it there: the code if it is a name, words, the place."""
     for path, node in nodes():
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "GpushimError":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS:
             name = ast.unparse(node.args[1]) if len(node.args) > 1 else "FAILED"
             yield getattr(errors, name, None), text(node.args[0]), f"{path.relative_to(TOP)}:{node.lineno}"
     for code, sentence in re.findall(r"\|\| fail (\d+) '([^']*)'", LAUNCHER):

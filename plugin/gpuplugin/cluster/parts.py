@@ -36,7 +36,8 @@ def run(parts: Collection[Part], once: bool = False) -> None:
         signal.signal(number, lambda *_: os._exit(0))  # at once: threads in TLS do not outlive the interpreter's end
     for each in parts:
         threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
-    ended.wait()
+    while not ended.wait(1.0):  # not for ever: a signal that comes just as it begins to wait is seen when it ends
+        pass
     if not once:
         raise GpushimError("a part of the work at the API server has ended; its traceback is above", FAILED)
 

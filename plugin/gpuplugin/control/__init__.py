@@ -1,1 +1,1 @@
-"""What `gpushim device-plugin` asks of the plugin that runs."""
+"""What `gpushim device-plugin` asks of the plugin, or the DRA driver, that runs."""

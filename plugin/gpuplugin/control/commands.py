@@ -10,14 +10,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.kubelet import podresources
-from gpuplugin.processes import spawn
-from gpuplugin.snapshot import release
-from gpuplugin.snapshot.release import Release
 from gpushim import __version__
 from gpushim.ground import system
-from gpushim.ground.errors import FAILED, GpushimError
-from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -29,8 +25,6 @@ if TYPE_CHECKING:
 
     Reasons = Mapping[str, Sequence[Reason]]  # by UUID of a GPU or MIG instance
 
-CLOSING = 20.0  # seconds that letting go may take before it is said that it does not happen
-
 
 class Commands:
     """The commands.
@@ -41,9 +35,6 @@ class Commands:
         close: ends the processes that ask the driver.
         wake: has the host looked at again.
         about: says what else is in the state: kubelet's directory, reasons by UUID, members of the answer.
-
-    Attributes:
-        turns: how often the GPUs were let go or taken; after each the host is looked at again.
     """
 
     def __init__(
@@ -54,50 +45,25 @@ class Commands:
         wake: Callable[[], None],
         about: Callable[[], tuple[str, Reasons, dict[str, Any]]],
     ) -> None:
-        self._registry, self._start, self._close, self._wake, self._about = registry, start, close, wake, about
-        self._release, self.turns = Release(), 0
-        self._closing: asyncio.Task[Any] | None = None  # while the GPUs are let go
+        self._registry, self._about = registry, about
+        self._letting = LettingGo(start, close, wake, registry.hold, "the device plugin")
         self.by_word = {"status": self._status, "release": self._let_go, "take": self._take}
 
     def held(self) -> bool:
-        """Let go of the GPUs or take them again, as the release's file says.
+        """As `LettingGo.held`."""
+        return self._letting.held()
 
-        Returns:
-            whether they are let go now: nothing may ask the driver.
-        """
-        if self._release.requested():
-            if self._closing is None:
-                logger.warning("the GPUs are released until gpushim device-plugin take")
-                self.turns += 1
-                self._registry.hold(release.PROBLEM)
-                self._closing = self._start(self._closed())
-        elif self._closing and self._closing.done():  # not before: it would open what is being closed
-            logger.info("the GPUs are given out again")
-            self.turns += 1
-            self._registry.hold("")
-            self._closing = None
-        return self._closing is not None
-
-    async def _closed(self) -> None:
-        await self._close()
-        await spawn.alone()
-        self._wake()
+    @property
+    def turns(self) -> int:
+        """As `LettingGo.turns`."""
+        return self._letting.turns
 
     async def _let_go(self) -> dict[str, Any]:
-        self._release.ask()
-        self.held()
-        if self._closing and not (await asyncio.wait([self._closing], timeout=CLOSING))[0]:
-            raise GpushimError(
-                "the GPUs are not released yet: a process of the device plugin, or a refresh, is in the driver and "
-                "does not end; gpushim device-plugin status says when it is gone, and a reboot ends it",
-                FAILED,
-            )
+        await self._letting.let_go()
         return await self._status()
 
     async def _take(self) -> dict[str, Any]:
-        self._release.take()
-        self.held()
-        self._wake()
+        self._letting.take()
         return await self._status()
 
     async def _status(self) -> dict[str, Any]:
@@ -107,9 +73,8 @@ class Commands:
         taken = [resource(one) for one in served.values()]
         return {
             "version": __version__,
-            "released": self._release.since or None,
             "kubelet_dir": kubelet_dir,
-            "closed": self._closing is not None and self._closing.done(),
+            **self._letting.state,
             "resources": await asyncio.to_thread(resources, taken, reasons, holders),
             "pods": holders,
             **more,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
 from gpuplugin.control.control import Control
+from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.kubeconfig import Kubeconfig
 from gpuplugin.dra.ledger import Ledger
@@ -33,6 +34,7 @@ from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
+from gpuplugin.snapshot.node_snapshot import OutdatedError
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -67,7 +69,7 @@ class NodeHalf:
     def __init__(self, settings: Settings, sources: Sources, node: str, socket: str, user: int) -> None:
         self._settings, self._sources, self._node, self._socket, self._user = settings, sources, node, socket, user
         self._tasks = tasks.Tasks(lambda: self._wake.set())
-        self._book, self._release, self._newest = Book(), release.Release(), Newest()
+        self._book, self._newest = Book(), Newest()
         self._ledger, self._kubeconfig = Ledger(self._book), Kubeconfig()
         self._snapshot: Snapshot | None = None
         self._anew = False  # the settings have changed since it was taken
@@ -81,7 +83,7 @@ class NodeHalf:
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
         self._lacks = ""  # what the CDI spec does not have, a sentence
-        self._ending, self._held = False, False  # the last while the GPUs are let go
+        self._ending = False
 
     async def run(self) -> None:
         """Serve until a signal ends it.
@@ -99,13 +101,14 @@ class NodeHalf:
         )
         self._link = Link(self._socket, self._user, self._wake.set)
         claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer, self._sharing)
-        status = Status(self._now, claims, self._ledger, self._link, self._newest)
+        self._letting = LettingGo(self._tasks.start, self._close, self._wake.set, lambda _: None, "the DRA driver")
+        status = Status(self._now, claims, self._ledger, self._link, self._newest, self._letting, kubelet_dir)
         status.driver = self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, status.prepare, status.unprepare, self._health, self._registered
         )
         about = lambda: (self._settings, self._offer.snapshot, {**self._reasons}, not self._offer.problem)  # noqa: E731
-        self._exporter = Exporter(status, self._watchers, self._tasks.start, lambda: self._held, about)
-        self._control = Control({"status": status.asked}, plugin_socket.DRIVERS, "the DRA driver")
+        self._exporter = Exporter(status, self._watchers, self._tasks.start, self._letting.held, about)
+        self._control = Control(status.by_word, plugin_socket.DRIVERS, "the DRA driver")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -149,6 +152,11 @@ class NodeHalf:
     def _end(self) -> None:
         self._ending = True
         self._wake.set()
+
+    async def _close(self) -> None:
+        """End what asks the driver, and wait for a refresh, which does."""
+        askers = self._watchers, self._exporter
+        await asyncio.gather(*(one.stop(patient=True) for one in askers), self._renewal.over())
 
     async def _stop(self) -> None:
         """Leave the slices as they are: another instance goes on with them, or kubelet takes them away."""
@@ -202,15 +210,9 @@ class NodeHalf:
         Raises:
             GpushimError: there is none, or this host cannot serve GPUs.
         """
-        if self._release.requested():
-            if not self._held:  # whatever is in the driver, though nothing was given out, too
-                logger.warning("this node's GPUs are %s", release.PROBLEM)
-                self._held = True
-                self._tasks.start(self._exporter.stop(patient=True))
-                await self._watchers.stop()
+        if self._letting.held():
             self._offer = self._offer._replace(problem=release.PROBLEM)
             return
-        self._held = False
         found = self._renewal.read()
         if found is None:
             if self._renewal.problem:
@@ -222,7 +224,8 @@ class NodeHalf:
             return
         if found != self._snapshot or self._offer.problem or self._lacks or self._anew:
             await self._watchers.catch_up(found)
-            self._watchers.watch(found)
+            if not self._letting.held():  # nor meanwhile
+                self._watchers.watch(found)
             await self._take(found)
         self._judge(found)
 
@@ -288,9 +291,11 @@ class NodeHalf:
 
     @contextlib.contextmanager
     def _once(self, part: str) -> Any:
-        """Log what goes wrong with a part, once until it goes well."""
+        """Log what goes wrong with a part, once until it goes well; of an OutdatedError the process is to end."""
         try:
             yield
+        except OutdatedError:
+            raise
         except GpushimError as error:
             self._warn(part, str(error))
             if part == "snapshot":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import claimed
 from gpuplugin.dra.offered import GPU, MIG
+from gpuplugin.kubelet import podresources
 from gpuplugin.metrics.metrics import DRIVER
 from gpuplugin.processes import counts, instances
 from gpuplugin.settings.resources import Device
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
+    from gpuplugin.control.letting_go import LettingGo
     from gpuplugin.dra.ledger import Ledger
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.newest import Newest
@@ -71,6 +73,8 @@ class Status:
         ledger: has them.
         link: to the half that publishes.
         newest: says whether this instance does.
+        letting: has the GPUs let go.
+        kubelet_dir: kubelet's directory.
 
     Attributes:
         driver: as kubelet has it.
@@ -78,8 +82,19 @@ class Status:
 
     driver: Driver
 
-    def __init__(self, now: Callable[[], Now], claims: Claims, ledger: Ledger, link: Link, newest: Newest) -> None:
+    def __init__(
+        self,
+        now: Callable[[], Now],
+        claims: Claims,
+        ledger: Ledger,
+        link: Link,
+        newest: Newest,
+        letting: LettingGo,
+        kubelet_dir: str,
+    ) -> None:
         self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
+        self._letting, self._kubelet_dir = letting, kubelet_dir
+        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take}
 
     async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
         """Prepare claims, as `Claims.prepare`, and count them."""
@@ -125,7 +140,20 @@ class Status:
         yield "slices", {}, len(now.slices or ())
         yield "pool_generation", {}, generation
 
-    async def asked(self) -> dict[str, Any]:
+    async def _let_go(self) -> dict[str, Any]:
+        """Let go of the GPUs, and tell who still has some by claims."""
+        await self._letting.let_go()
+        listed = await podresources.listed(self._kubelet_dir)
+        keys = ("namespace", "pod", "container", "name", "driver", "device")
+        held = [one for one in listed.claims if one.driver == OWN_DRIVER] if listed else []
+        rows = [{key: getattr(one, key) for key in keys} for one in held]
+        return {**await self._asked(), **self._letting.state, "pods": None if listed is None else [], "claims": rows}
+
+    async def _take(self) -> dict[str, Any]:
+        self._letting.take()
+        return await self._asked()
+
+    async def _asked(self) -> dict[str, Any]:
         """Return what root is told who asks (gpushim doctor)."""
         now, published = self._now(), self._link.published
         return {

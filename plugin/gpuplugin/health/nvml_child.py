@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 SILENCE = {EVENTS: 10.0, POLLS: 6.0}  # seconds after which each hangs, if it prints nothing
 POLL = 3.0  # seconds
+REOPEN = 6.0  # seconds after which NVML is opened again while a GPU is in trouble: its return is seen within 10
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
 _CALL = "import sys; sys.path[:] = sys.argv[1].split(':'); from MODULE import main; main(*sys.argv[2:])"
 
@@ -148,7 +149,7 @@ class Polls:
 
     def watch(self) -> None:
         """Print what is so, until it is time to open NVML again, which may know no better of a GPU in trouble."""
-        until = time.monotonic() + nvml_lines.AGAIN[POLLS]
+        until = time.monotonic() + REOPEN
         while self._round() or time.monotonic() < until:
             time.sleep(POLL)
 

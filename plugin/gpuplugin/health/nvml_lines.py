@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EVENTS, POLLS = "events", "polls"
-AGAIN = {EVENTS: 60.0, POLLS: 15.0}  # seconds after which a GPU that hung is asked again, and NVML opened again
+AGAIN = {
+    EVENTS: 60.0,
+    POLLS: 15.0,
+}  # seconds after which who hung is asked again; for events, too, NVML opened
 RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t; nvmlEccCounterType_t: since the driver was loaded
 DOUBLE_BIT = 1  # nvmlPageRetirementCause_t

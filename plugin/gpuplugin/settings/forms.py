@@ -70,7 +70,7 @@ def _is_selector(value: Any) -> bool:
         items = selection.parse([text], ())
     except GpushimError:  # it speaks of a request
         return False
-    return bool(items) and items is not None and items[0][0] not in ("all", "none", *selection.BESIDE)
+    return bool(items) and items is not None and items[0][0] not in (*selection.WORDS, *selection.BESIDE)
 
 
 def _is_switch(value: Any) -> bool:

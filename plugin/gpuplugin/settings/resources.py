@@ -199,7 +199,7 @@ def _items(text: str) -> list[selection.Item]:
         items = selection.parse([text], ()) or []
     except GpushimError:  # it speaks of a request
         items = []
-    if not items or items[0][0] in ("all", "none", "cdi", "unknown"):
+    if not items or items[0][0] in (*selection.WORDS, "cdi", "unknown"):
         raise GpushimError(
             f'exclude has "{quote(text)}", which names no device; write an index, a UUID or a PCI address', CONFIG
         )

@@ -66,19 +66,21 @@ class Renewal:
         self._asked = 0.0  # system.clock() since it is asked for; 0 while it is not
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._first: Snapshot | None = None
+        self._came = node_snapshot.Came()
         self._logged = ""
 
     def read(self) -> Snapshot | None:
         """Return the snapshot that counts, or None.
 
         Raises:
-            GpushimError: in a pod, the driver is not that whose libraries its container has.
+            OutdatedError: in a pod, the container lacks what another would have.
         """
         found, why = node_snapshot.read(system.state_dir())
         if found and not why:
             self._first = self._first or found
             if os.environ.get(node_snapshot.POD):
                 node_snapshot.same_driver(self._first, found)
+                self._came.look(found)
         if self._asked and found and found["looked"] > self._asked and not why:
             counts.took(counts.REFRESHES, system.clock() - self._asked)
             self._asked, self._pause, self._again = 0.0, FIRST, 0.0

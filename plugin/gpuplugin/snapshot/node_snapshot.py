@@ -14,6 +14,7 @@ from gpushim import __version__
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, INVENTORY, GpushimError, quote
 from gpushim.inventory import ensure, renew, save
+from gpushim.oci import device_list, selection
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -25,7 +26,12 @@ RENEWED = (
     "gpushim refresh --keep (gpushim-refresh-keep.service, or the container gpushim-node) renews it on the node: see "
     "why it does not"
 )
+DEV = "/dev"  # of this container
 POD = "KUBERNETES_SERVICE_HOST"  # which kubelet gives to containers alone
+
+
+class OutdatedError(GpushimError):
+    """This process's container lacks what one that is started again gets: the process is to end."""
 
 
 def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
@@ -78,15 +84,50 @@ def same_driver(before: Snapshot | None, now: Snapshot) -> None:
     """See to it that the driver is that whose libraries this process's container was made with.
 
     Raises:
-        GpushimError: it is another one; a container that is started again gets what is the driver's.
+        OutdatedError: it is another one.
     """
     had = before["stamp"]["module"] if before else now["stamp"]["module"]
     if now["stamp"]["module"] not in (None, had):
-        raise GpushimError(
+        raise OutdatedError(
             f"the node's driver is now {_version(now)} and was {_version(before)} when this container was made, "
-            "which has no other libraries: the plugin ends, for kubelet to start it again",
+            "which has no other libraries: this program ends, for kubelet to start it again",
             DRIVER,
         )
+
+
+class Came:
+    """GPUs whose device node came after this process's container was made, which has it not."""
+
+    def __init__(self) -> None:
+        # Nodes that a container like this one is not given, so that the next one lacks them, too; None: unknown yet.
+        self._never: set[str] | None = set() if _has(ensure.CONTROL_NODE) and _asks_for_all() else None
+
+    def look(self, now: Snapshot) -> None:
+        """See to it that this container has the nodes of the GPUs that can be used.
+
+        Raises:
+            OutdatedError: one has come.
+        """
+        lacks = {gpu["node"]: gpu for gpu in now["gpus"] if gpu["node"] in now["nodes"] and not _has(gpu["node"])}
+        if self._never is None:
+            self._never = {*lacks}
+        for node, gpu in lacks.items():
+            if node not in self._never and not gpu["problem"]:
+                raise OutdatedError(
+                    f"GPU {gpu['index']}, {gpu['uuid'] or gpu['pci']}, has come since this container was made, which "
+                    f"has no {node}: this program ends, for kubelet to start it again",
+                    DRIVER,
+                )
+
+
+def _asks_for_all() -> bool:
+    """Say whether this container asks for all GPUs that there are, and so gets those that come."""
+    asked = os.environ.get(device_list.DEVICES) == selection.ALL_USABLE
+    return asked or os.path.lexists(f"{device_list.DEVICE_LIST}/{selection.ALL_USABLE}")
+
+
+def _has(node: str) -> bool:
+    return os.path.exists(f"{DEV}{node.removeprefix('/dev')}")
 
 
 def _version(found: Snapshot | None) -> str:

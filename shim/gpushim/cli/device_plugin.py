@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import NoReturn
 
+PLUGIN, DRIVER = "gpushim-device-plugin", "gpushim-dra-driver"
 DEADLINE = 40.0  # seconds; letting go may take 20
 DEVICES = ("RESOURCE", "INDEX", "DEVICE", "REPLICAS", "HELD", "HEALTH", "SINCE", "BECAUSE")
 PODS = ("NAMESPACE", "POD", "CONTAINER", "RESOURCE", "DEVICES")
@@ -92,12 +93,12 @@ def release(form: str) -> None:
     Devices are unhealthy for kubelet until `gpushim device-plugin take`, or until the driver was away and is back.
     Pods keep what they have: those that still hold a GPU are named.
     """
-    answer = _ask("release")
+    answer = _ask_both("release")
     if form == "json":
         show.emit("json", answer)
         return
-    show.say("the device plugin has released all GPUs; gpushim device-plugin take ends that")
-    rows = [*_pods(answer["pods"] or [])]
+    show.say("all GPUs are released; gpushim device-plugin take ends that")
+    rows = [*_pods(answer["pods"] or []), *_claims(answer.get("claims", []))]
     if answer["pods"] is None:
         show.say("kubelet does not report which pods hold GPUs", first="note: ", error=True)
     elif rows:
@@ -109,41 +110,62 @@ def release(form: str) -> None:
 @_FORM
 def take(form: str) -> None:
     """Take the GPUs again after `release`."""
-    answer = _ask("take")
+    answer = _ask_both("take")
     if form == "json":
         show.emit("json", answer)
     else:
-        show.say("the device plugin gives out the GPUs again")
+        show.say("the GPUs are given out again")
 
 
-def _ask(do: str) -> dict[str, Any]:
-    """Have the plugin do something.
+class _NobodyError(GpushimError):
+    """Nobody listens there."""
+
+
+def _ask_both(do: str) -> dict[str, Any]:
+    """Have the plugin, the DRA driver, or both do something, whichever is there; the answer is the plugin's first.
+
+    Raises:
+        GpushimError: neither is there, or one refuses.
+    """
+    answers: list[dict[str, Any]] = []
+    nobody: list[_NobodyError] = []
+    for name, who in ((plugin_socket.SOCKET, PLUGIN), (plugin_socket.DRIVERS, DRIVER)):
+        try:
+            answers.append(_ask(do, name, who))
+        except _NobodyError as error:
+            nobody.append(error)
+    if not answers:
+        raise nobody[0]
+    rows = [row for answer in answers for row in answer.get("claims", ())]
+    return {**answers[0], "claims": [row for at, row in enumerate(rows) if row not in rows[:at]]}
+
+
+def _ask(do: str, name: str = plugin_socket.SOCKET, who: str = PLUGIN) -> dict[str, Any]:
+    """Have the plugin, or who else listens there, do something.
 
     Raises:
         GpushimError: it is not there, or refuses.
     """
-    where = f"{system.state_dir()}/{plugin_socket.SOCKET}"
+    where = f"{system.state_dir()}/{name}"
     try:
-        data = plugin_socket.exchange(system.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE)
+        data = plugin_socket.exchange(system.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE, name)
         answer = json.loads(data)
     except PermissionError:
         raise GpushimError(f"{where} is root's; run this as root", FAILED) from None
     except (FileNotFoundError, NotADirectoryError, ConnectionError):
-        raise GpushimError(
-            f"no gpushim-device-plugin listens at {where}; start it, as root: systemctl start gpushim-device-plugin, "
+        raise _NobodyError(
+            f"no {who} listens at {where}; start it, as root: systemctl start {who}, "
             "or see with kubectl why its pod on this node does not run",
             FAILED,
         ) from None
     except socket.timeout:
-        raise GpushimError(
-            f"the device plugin does not answer within {DEADLINE:g} s; its log says why", FAILED
-        ) from None
+        raise GpushimError(f"{who} does not answer within {DEADLINE:g} s; its log says why", FAILED) from None
     except OSError as error:
         raise GpushimError(f"{where} cannot be asked: {error.strerror or error}", FAILED) from None
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise GpushimError(f"what listens at {where} is not gpushim-device-plugin: {quote(str(data[:80]))}", FAILED)
+        raise GpushimError(f"what listens at {where} is not {who}: {quote(str(data[:80]))}", FAILED)
     if "error" in answer:
         raise GpushimError(str(answer["error"]), FAILED)
     return answer

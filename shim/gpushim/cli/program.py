@@ -59,8 +59,10 @@ def _refused(error: OSError) -> GpushimError:
     return GpushimError(f"cannot go on: {where}{error.strerror or error}", FAILED)
 
 
-def as_process(command: click.Command, words: list[str]) -> None:
+def as_process(command: click.Command, words: list[str]) -> NoReturn:
     """Run a command that may be the first process of a container: exit 0, or say one sentence and exit with its code.
+
+    The process ends without the interpreter's own end, at which grpc may wait for ever for a thread that is gone.
 
     Args:
         command: named as its program.
@@ -70,10 +72,25 @@ def as_process(command: click.Command, words: list[str]) -> None:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     guard()
     try:
-        command.main(words, command.name)
+        code = _run(command, words)
+    except Exception:  # noqa: BLE001 - as Python does, and at once
+        sys.excepthook(*sys.exc_info())
+        code = FAILED
+    os._exit(code)
+
+
+def _run(command: click.Command, words: list[str]) -> int:
+    """Run a command; returns the exit code."""
+    try:
+        try:
+            command.main(words, command.name)
+        finally:
+            sys.stdout.flush()
     except GpushimError as error:
         show.say(f"{command.name}: {error}", error=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(bool(ended.code))
 
 
 def guard() -> None:

@@ -103,7 +103,7 @@ def which(claim: Claim, inventory: Snapshot) -> Which:
 
 def _called(name: str, inventory: Snapshot) -> Iterator[Device]:
     """List what a device of the host's own CDI spec is."""
-    if name == "all":
+    if name in (selection.ALL, selection.ALL_USABLE):
         yield from inventory["gpus"]
         return
     kind = inventory["policy"]["cdi"]["kind"]

@@ -113,7 +113,9 @@ def facts(gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list
     chosen = {gpu["index"]: gpu for gpu in gpus}
     parents = {mig["gpu"] for mig in migs}
     chosen.update((gpu["index"], gpu) for gpu in inventory["gpus"] if gpu["index"] in parents)
-    return [{**common, "arch": gpu["arch"], "brand": gpu["brand"]} for gpu in chosen.values()] or [common]
+    # A GPU that cannot be used comes with "all-usable" alone, and is then no reason to refuse.
+    well = [gpu for gpu in chosen.values() if not gpu["problem"]]
+    return [{**common, "arch": gpu["arch"], "brand": gpu["brand"]} for gpu in well] or [common]
 
 
 def names(devices: Iterable[Device]) -> list[str]:

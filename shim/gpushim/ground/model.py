@@ -97,6 +97,10 @@ DevicePluginPolicy = TypedDict(
         "labels-file": str,
         "labels-interval": int,
         "labels-no-timestamp": bool,
+        "disable-healthchecks": str,
+        "enable-healthchecks": str,
+        "taint-effect": str,
+        "kubeconfig": str,
     },
 )
 _DevicePlugin = TypedDict("_DevicePlugin", {"device-plugin": DevicePluginPolicy})

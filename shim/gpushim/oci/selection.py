@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpushim.ground.model import Device, Gpu, MigInstance, Snapshot
 
-    # (kind, value, text for messages). Kinds and values: "all" None; "none" None; "index" int;
+    # (kind, value, text for messages). Kinds and values: those of WORDS None; "index" int;
     # "uuid" and "uuid-prefix" str with an upper-case GPU- and lower-case digits; "pci" str such as
     # 00000000:3b:00.0; "mig-index" (int, int); "mig-uuid" and "mig-legacy" str; "cdi" and "unknown" str; what is
     # given beside GPUs: "imex-channel" int, "feature" str.
@@ -28,6 +28,8 @@ _HEX = "0123456789abcdef"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALNUM = _LETTERS + _DIGITS
 CHANNEL, FEATURE = "imex-channel", "feature"
+ALL, ALL_USABLE = "all", "all-usable"
+WORDS = (ALL, ALL_USABLE, "none")  # of which the first decides about the GPUs
 BESIDE = ("cdi", CHANNEL, FEATURE)  # kinds of items that do not decide about the GPUs
 _TYPED = {"gpu": "index", "mig": "mig-index"}  # CDI names with the strategy type-index: gpu0, mig0:1
 SHOWN = "`gpushim list` on the host says"
@@ -37,8 +39,8 @@ _UUID_GROUPS = [8, 4, 4, 4, 12]  # RFC 9562, section 4
 def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
     """Read a list of device names.
 
-    Read from left to right, the first of "all" and "none" decides about the GPUs alone; "void" anywhere decides
-    over everything. CDI names of other things than this host's GPUs stay beside both.
+    Read from left to right, the first of WORDS decides about the GPUs alone; "void" anywhere decides over
+    everything. CDI names of other things than this host's GPUs stay beside both.
 
     Args:
         texts: trimmed, non-empty names.
@@ -61,7 +63,7 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
         for item in _read(text, kinds):
             if item[0] not in BESIDE and decided:
                 continue
-            if item[0] in ("all", "none"):
+            if item[0] in WORDS:
                 decided = item[0]
                 items = [other for other in items if other[0] in BESIDE]
             if item[:2] not in seen:
@@ -113,7 +115,7 @@ def _read(text: str, kinds: Sequence[str]) -> list[Item]:
         kind, _, name = text.partition("=")
         if kind not in kinds:
             return [("cdi", text, text)]
-    if name in ("all", "none"):
+    if name in WORDS:
         return [(name, None, name)]
     if "::" in name:
         raise GpushimError(
@@ -204,18 +206,19 @@ def select(
         inventory: the inventory snapshot.
         source: Request.source, for messages.
         notes: if given, receives a sentence for each GPU in MIG mode that "all" leaves out because it has no
-            instance, or that is named by itself.
+            instance, or that is named by itself; and for what "all-usable" does not give in full.
         meant: if given, receives what each item means, by its text.
 
     Returns:
         GPUs and MIG instances, as entries of the snapshot, each once: in the request's order, or in index
-        order for "all". The GPUs that the MIG instances belong to are not among the GPUs.
+        order for "all" and "all-usable". The GPUs that the MIG instances belong to are not among the GPUs.
 
     Raises:
         GpushimError: REQUEST, when a device is unknown, ambiguous, or unusable; INVENTORY, when the
-            host has no usable GPU at all, or "all" is asked for and one of them cannot be used.
+            host has no usable GPU at all, or "all" is asked for and one of them cannot be used; "all-usable" is
+            never refused.
     """
-    if devices and not inventory["gpus"]:
+    if devices and not inventory["gpus"] and (ALL_USABLE, None, ALL_USABLE) not in devices:
         why = disclosed(inventory, _notes(inventory))
         found_none = f"no GPU was found on this host{why}; check the driver with nvidia-smi"
         raise GpushimError(f"the container asks for a GPU, but {found_none}", INVENTORY)
@@ -231,10 +234,10 @@ def _selected(
         if item[0] in BESIDE:
             _require_there(who, item, inventory)
             continue
-        if item[0] == "all":
-            whole, instances = _all(inventory, notes)
-            meant["all"] = [*whole, *instances]
-            return whole, instances
+        if item[0] in (ALL, ALL_USABLE):
+            gpus, migs = (_all if item[0] == ALL else _all_usable)(inventory, notes)
+            meant[item[2]] = [*gpus, *migs]
+            continue  # what follows is beside the GPUs
         found = find(item, inventory)
         if len(found) != 1:
             _refuse(_as_counted(who, devices, inventory), item, found, inventory)
@@ -306,6 +309,19 @@ def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInst
         )
     notes.extend(f"GPU {index} is left out of all: it is in MIG mode and has no instance" for index in empty)
     return whole, migs
+
+
+def _all_usable(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
+    """Give what can be used, and of each other GPU its node, by which who watches sees it when it is well again."""
+    nodes, native = inventory["nodes"], inventory["platform"] == "native"  # elsewhere nodes are not a GPU's own
+    there = {gpu["index"]: gpu for gpu in inventory["gpus"] if not native or gpu["node"] in nodes}
+    _, found, empty = usable(inventory)
+    migs = [mig for mig in found if mig["gpu"] in there and not (native and {*mig["nodes"]}.difference(nodes))]
+    parents = {mig["gpu"] for mig in migs}
+    notes += unusable(inventory)
+    notes += [f"GPU {index} has no MIG instance, and is in MIG mode" for index in empty]
+    notes += [f"MIG instance {_index(mig)} has no usable device nodes" for mig in found if mig not in migs]
+    return [gpu for index, gpu in sorted(there.items()) if index not in parents], migs
 
 
 def usable(inventory: Snapshot) -> tuple[list[Gpu], list[MigInstance], list[int]]:

@@ -300,6 +300,7 @@ def test_a_process_1_ends_by_sigterm_before_the_daemon_listens(monkeypatch: pyte
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("os.getpid", lambda: 1)
     monkeypatch.setattr("sys.argv", ["gpushim-device-plugin", "--version"])
+    monkeypatch.setattr("os._exit", sys.exit)
     try:
         with pytest.raises(SystemExit):
             cli.main()

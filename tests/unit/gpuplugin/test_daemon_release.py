@@ -14,7 +14,7 @@ import pytest
 
 import fakehost
 from gpuplugin import daemon
-from gpuplugin.control import commands
+from gpuplugin.control import letting_go
 from gpuplugin.limits import nvml_limits
 from gpuplugin.processes import spawn
 from gpuplugin.settings import settings
@@ -138,7 +138,7 @@ def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPat
         await asyncio.sleep(100)
 
     async def run() -> None:
-        monkeypatch.setattr(commands, "CLOSING", 0.1)
+        monkeypatch.setattr(letting_go, "CLOSING", 0.1)
         monkeypatch.setattr(spawn, "alone", never)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)

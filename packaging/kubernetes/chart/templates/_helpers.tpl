@@ -118,7 +118,8 @@ runAsGroup: {{ index . 1 }}
 {{- end -}}
 
 {{- /* Of a list: context, component. As a JSON object: that of the values, and in each of its terms the labels of
-node-feature-discovery and, for those that give out GPUs, that of gpushim-node. */ -}}
+node-feature-discovery, for those that give out GPUs that of gpushim-node, and for the device plugin beside the DRA
+driver that it goes without nodes which an administrator has labelled so. */ -}}
 {{- define "gpushim.affinity" -}}
 {{- $top := index . 0 -}}
 {{- $all := deepCopy ($top.Values.affinity | default dict) -}}
@@ -133,12 +134,17 @@ node-feature-discovery and, for those that give out GPUs, that of gpushim-node. 
 {{- if and (has (index . 1) (list "device-plugin" "dra-driver")) (include "gpushim.labelsNodes" $top) -}}
   {{- $ways = append $ways (list (include "gpushim.installedLabel" $top)) -}}
 {{- end -}}
+{{- $operator := dict -}}
+{{- if and (eq (index . 1) "device-plugin") ($top.Values.dra | default dict).enabled -}}
+  {{- $ways = append $ways (list "gpushim/by-claims") -}}
+  {{- $operator = dict "gpushim/by-claims" "NotIn" -}}
+{{- end -}}
 {{- range $keys := $ways -}}
   {{- $before := $terms -}}
   {{- $terms = list -}}
   {{- range $term := $before -}}
     {{- range $key := $keys -}}
-      {{- $one := dict "key" $key "operator" "In" "values" (list "true") -}}
+      {{- $one := dict "key" $key "operator" (get $operator $key | default "In") "values" (list "true") -}}
       {{- $words := append ($term.matchExpressions | default list) $one -}}
       {{- $terms = append $terms (merge (dict "matchExpressions" $words) $term) -}}
     {{- end -}}

@@ -118,6 +118,7 @@ def test_a_server_that_is_away_is_waited_for(server: ApiServer, cluster: Cluster
         cluster.well = True
         until(lambda: text(path) == "small\n")
         started.terminate()
+        assert started.wait(10) == 0
         assert started.stderr
         assert started.stderr.read().count("the API server answers 503: not now; retrying") == 1
 

@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra.driver import NodeHalf
 from gpuplugin.dra.ledger import Ledger
+from gpuplugin.dra.status import Status
+from gpuplugin.kubelet import podresources
+from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.settings import settings
 from gpuplugin.settings.sources import Sources
+from gpuplugin.snapshot.node_snapshot import OutdatedError
+from gpushim.containers.kubelet import OWN_DRIVER, Claim
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot
 
@@ -33,3 +40,53 @@ def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatc
     for _ in range(2):
         asyncio.run(half._take(found))
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize("kind", [GpushimError, OutdatedError])
+def test_it_ends_if_its_container_is_outdated_and_else_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[GpushimError]
+) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+
+    def read() -> None:
+        with half._once("snapshot"):
+            raise kind("as it is")
+
+    if kind is OutdatedError:
+        with pytest.raises(OutdatedError):
+            read()
+    else:
+        read()
+        assert half._offer.problem == "as it is"
+
+
+def test_root_has_it_let_go_of_the_gpus_and_take_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has some by a claim of this driver is told: they must end before the driver can be unloaded."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    monkeypatch.setattr("gpuplugin.processes.spawn.alone", nothing)
+    rows = [Claim("a", "claim", driver, "node", "gpu-0", (), "pod", "main") for driver in (OWN_DRIVER, "other.com")]
+
+    async def listed(_: str) -> Listed:
+        return Listed([], rows)
+
+    monkeypatch.setattr(podresources, "listed", listed)
+    now: Any = SimpleNamespace(rival="", problem="", lacks="", offered=[], slices=None)
+    link: Any = SimpleNamespace(published={})
+
+    async def story() -> None:
+        letting = LettingGo(asyncio.get_running_loop().create_task, nothing, lambda: None, lambda _: None, "x")
+        one = Status(lambda: now, None, None, link, None, letting, "/none")  # type: ignore[arg-type]
+        one.driver = SimpleNamespace(registered=True, refused="")  # type: ignore[assignment]
+        answer = await one.by_word["release"]()
+        assert (answer["closed"], [row["driver"] for row in answer["claims"]]) == (True, [OWN_DRIVER])
+        assert answer["claims"][0]["pod"] == "pod"
+        assert letting.held()
+        await one.by_word["take"]()
+        assert not letting.held()
+
+    asyncio.run(story())
+
+
+async def nothing() -> None:
+    """Be done at once."""

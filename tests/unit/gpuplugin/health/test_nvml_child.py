@@ -87,7 +87,7 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
 
 def quicker(**constants: Any) -> str:
     """Return the call of the children's program with other constants."""
-    places = {"WAIT_MS": "event_loop", "POLL": "nvml_child", "AGAIN": "nvml_lines"}
+    places = {"WAIT_MS": "event_loop", "POLL": "nvml_child", "REOPEN": "nvml_child"}
     changed = "; ".join(f"{places[name]}.{name} = {value!r}" for name, value in constants.items())
     modules = "from gpuplugin.health import nvml_lines, event_loop, nvml_child"
     return nvml_child._CALL.replace("from MODULE import main", f"{modules}; {changed}; main = nvml_child.main")
@@ -181,7 +181,7 @@ def test_a_gpu_without_rows_to_spare_tells_its_retired_pages(host: Host) -> None
     ],
 )
 def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_child, "_CALL", quicker(POLL=0.05, AGAIN={"polls": 0.2}))
+    monkeypatch.setattr(nvml_child, "_CALL", quicker(POLL=0.05, REOPEN=0.2))
     heard, uuid = watch(host, "polls"), host.gpus[0].uuid
 
     async def body() -> None:
@@ -245,3 +245,22 @@ def test_it_ends_with_its_parent(host: Host, mode: str, hung: bool) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("well", "rounds"), [(False, 3), (True, 20)])
+def test_nvml_is_opened_again_soon_while_a_gpu_is_in_trouble(
+    well: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was opened while a GPU was lost may never find it; and a refresh follows within the ten seconds."""
+    now, looks = 0.0, [well] * 19 + [False]
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr(nvml_child.Polls, "_round", lambda _: looks.pop(0))
+    nvml_child.Polls(None, [], "").watch()
+    assert 20 - len(looks) == rounds
+    assert well or now < 10 - nvml_child.POLL

@@ -19,7 +19,7 @@ from unit.gpuplugin.cluster.apiserver import ApiServer
 TOP = Path(__file__).parents[4]
 PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[2:5]; from gpuplugin.cluster import cluster; "
-    "cluster.Api.__init__.__defaults__ = (sys.argv[1],); "
+    "cluster.Api.__init__.__defaults__ = (sys.argv[1], None); "
     "from gpuplugin.node import main; sys.argv[:5] = ['x']; main.main(prog_name=main.PROGRAM)"
 )
 NAME = "--name=gpushim/installed"

@@ -170,7 +170,7 @@ def test_an_excluded_gpu_does_not_stand_in_the_way_of_single() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["all", "none", "void", "gpu", "a/b=c", "nvidia.com/gpu=0", "::1", "9-0", "0-999", ""]
+    "name", ["all", "all-usable", "none", "void", "gpu", "a/b=c", "nvidia.com/gpu=0", "::1", "9-0", "0-999", ""]
 )
 def test_what_names_no_device_cannot_be_excluded(name: str) -> None:
     with pytest.raises(GpushimError, match=f'^exclude has "{name}", which names no device; write an index'):

@@ -17,6 +17,7 @@ from gpuplugin.snapshot.node_requests import Renewal
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshot.test_node_snapshot import saved
+from unit.gpuplugin.snapshots import gpu, snapshot
 
 
 @pytest.fixture
@@ -149,3 +150,20 @@ def test_a_directory_that_cannot_be_written(file: Path, caplog: pytest.LogCaptur
     file.mkdir()  # which a rename does not replace
     assert Renewal().read() is None
     assert "wanted cannot be written: Is a directory" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("pod", [True, False])
+def test_a_gpu_that_comes_ends_what_runs_in_a_pod(file: Path, pod: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host a process sees all nodes, and none is another's."""
+    monkeypatch.setattr(node_snapshot, "DEV", str(file.parent))
+    if pod:
+        monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
+    one, known = Renewal(), snapshot([gpu(0)])
+    saved(file.parents[1], gpus=[], nodes={})
+    assert one.read()
+    saved(file.parents[1], gpus=known["gpus"], nodes=known["nodes"])
+    if pod:
+        with pytest.raises(node_snapshot.OutdatedError, match="GPU 0"):
+            one.read()
+    else:
+        assert one.read()

@@ -105,6 +105,55 @@ def test_the_same_driver(before: Any, now: Any) -> None:
     ("before", "now", "said"), [("580", "590", "now 590 and was 580"), (None, "5", "was not there")]
 )
 def test_another_driver_ends_the_process(before: Any, now: Any, said: str) -> None:
-    with pytest.raises(GpushimError, match=said) as refused:
+    with pytest.raises(node_snapshot.OutdatedError, match=said) as refused:
         node_snapshot.same_driver(*modules(before, now))
     assert refused.value.exit_code == DRIVER
+
+
+ABSENT: Any = {"nodes": {}}
+CAME = [  # the container's nodes, snapshots from the first on, and whether the last ends the process
+    ([0, 1], [snapshot([gpu(0), gpu(1)])], False),
+    ([0], [snapshot([gpu(0)]), snapshot([gpu(0), gpu(1)])], True),
+    ([0], [snapshot([gpu(0), gpu(1, problem="x")], **ABSENT), snapshot([gpu(0), gpu(1)])], True),
+    ([0, 1], [snapshot([gpu(0), gpu(1, problem="x")]), snapshot([gpu(0), gpu(1)])], False),
+    ([0], [snapshot([gpu(0)]), snapshot([gpu(0), gpu(1, problem="x")])], False),  # another container is no better
+    ([0], [snapshot([gpu(0)]), snapshot([gpu(0), gpu(1)], **ABSENT)], False),
+    ([0], [snapshot([gpu(0), gpu(1)]), snapshot([gpu(0), gpu(1)])], False),  # not asked for: it would never end
+    ([0], [snapshot([gpu(0), gpu(1)]), snapshot([gpu(0), gpu(1), gpu(2)])], True),
+    ([], [snapshot([]), snapshot([gpu(0)])], True),
+]
+
+
+@pytest.mark.parametrize("asked", ["all-usable", "0"])
+@pytest.mark.parametrize("control", [True, False], ids=["injected", "nobody has injected"])
+def test_one_that_asks_for_all_is_to_have_all_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, control: bool
+) -> None:
+    """A GPU may come between the making of its container and its first look."""
+    monkeypatch.setattr(node_snapshot, "DEV", str(tmp_path))
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", asked)
+    if control:
+        (tmp_path / "nvidiactl").touch()
+    came = node_snapshot.Came()
+    if control and asked == "all-usable":
+        with pytest.raises(node_snapshot.OutdatedError):
+            came.look(snapshot([gpu(0)]))
+    else:
+        came.look(snapshot([gpu(0)]))
+
+
+@pytest.mark.parametrize(("has", "seen", "ends"), CAME)
+def test_a_gpu_whose_node_came_after_the_container_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: list[int], seen: list[Any], ends: bool
+) -> None:
+    monkeypatch.setattr(node_snapshot, "DEV", str(tmp_path))
+    for number in has:
+        (tmp_path / f"nvidia{number}").touch()
+    came = node_snapshot.Came()
+    for one in seen[:-1]:
+        came.look(one)
+    if ends:
+        with pytest.raises(node_snapshot.OutdatedError, match="has come since this container was made"):
+            came.look(seen[-1])
+    else:
+        came.look(seen[-1])

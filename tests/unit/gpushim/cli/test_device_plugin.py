@@ -15,6 +15,7 @@ from click.testing import Result
 
 from gpushim.cli import main
 from gpushim.ground import system
+from gpushim.refresh import plugin_socket
 from unit.gpushim.cli.commands import apart
 
 FORGED = "x\x1b]0;t\x07\u202e\nok all is well"
@@ -37,10 +38,10 @@ ANSWER: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def answering(folder: Path, data: bytes) -> Iterator[None]:
+def answering(folder: Path, data: bytes, name: str = plugin_socket.SOCKET) -> Iterator[None]:
     """A plugin that answers one question."""
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(folder / "device-plugin.sock"))
+        server.bind(str(folder / name))
         server.listen()
 
         def serve() -> None:
@@ -113,6 +114,35 @@ def test_what_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data
     assert done.exit_code == 1
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+CLAIM = {**dict.fromkeys(("namespace", "pod", "container", "driver", "device"), "x"), "name": "mine"}
+DRIVERS = json.dumps({"pods": [], "claims": [CLAIM, CLAIM]}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("do", ["release", "take"])
+def test_the_dra_driver_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str) -> None:
+    with answering(tmp_path, DRIVERS, plugin_socket.DRIVERS):
+        done = run(monkeypatch, tmp_path, do)
+    assert done.exit_code == 0
+    assert done.stdout.count("claim mine of x") == (do == "release")
+
+
+def test_both_are_asked_and_the_refusal_of_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = json.dumps({**ANSWER, "claims": [CLAIM]}).encode() + b"\n"
+    with answering(tmp_path, plugins), answering(tmp_path, DRIVERS, plugin_socket.DRIVERS):
+        said = run(monkeypatch, tmp_path, "release").stdout
+    assert (said.count("claim mine of x"), "GPU-1::1" in said) == (1, True)
+    for name in (plugin_socket.SOCKET, plugin_socket.DRIVERS):
+        (tmp_path / name).unlink()
+    with answering(tmp_path, plugins), answering(tmp_path, b'{"error": "not yet"}', plugin_socket.DRIVERS):
+        done = run(monkeypatch, tmp_path, "release")
+    assert (done.exit_code, "not yet" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("do", ["release", "take"])
+def test_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str) -> None:
+    assert "no gpushim-device-plugin listens" in run(monkeypatch, tmp_path, do).stderr
 
 
 def test_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,21 @@ def test_a_container_of_dockers(monkeypatch: pytest.MonkeyPatch) -> None:
     out = run(explain, "--docker", "web").stdout
     assert out.startswith("note: it gets NO GPU\n")
     assert "image x" in out
+
+
+def test_what_watches_gpus_is_told_what_it_gets_beside_a_lost_one(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    host = machine.build(2)
+    host.lose(1)
+    machine.refresh()
+
+    def explained(word: str) -> Any:
+        words = [f"{every.REPOSITORY}/bin/gpushim", "explain", "--format=json", f"--env={DEVICES}={word}"]
+        done = subprocess.run(words, env=machine.environment(), capture_output=True, text=True, check=False)
+        return json.loads(done.stdout)
+
+    assert "not all can be used" in explained("all")["refusal"]["sentence"]
+    found = explained("all-usable")
+    nodes = [edit["value"]["path"] for edit in found["edits"] if edit["kind"] == "node"]
+    assert {f"/dev/nvidia{gpu.minor}" for gpu in host.gpus} < {*nodes}
+    assert any("does not answer NVML" in note for note in found["ignored"])

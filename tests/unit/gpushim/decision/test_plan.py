@@ -478,6 +478,40 @@ def test_among_strangers_a_missing_node_tells_no_device(name: str, gone: str) ->
     assert str(caught.value).startswith("a node of a GPU is not on this host, or is not that device; run gpushim")
 
 
+LOST = {"problem": "it fell off the bus", "arch": "7.0"}
+BESIDE_LOST: list[tuple[list[Any], list[str], list[str]]] = [  # GPUs, nodes, buses whose directories are covered
+    ([gpu(0, 1), gpu(1, 2, **LOST)], ["/dev/nvidia1", "/dev/nvidia2"], []),
+    ([gpu(0, 1, **LOST), gpu(1, 2, **LOST)], ["/dev/nvidia1", "/dev/nvidia2"], []),
+    ([gpu(0, 1), gpu(1, 7, **LOST)], ["/dev/nvidia1"], ["01"]),
+    ([gpu(1, 7, **LOST)], [], ["01"]),
+    ([], [], []),
+]
+
+
+@pytest.mark.parametrize(("gpus", "nodes", "covered"), BESIDE_LOST)
+@pytest.mark.parametrize("how", ["variable", "mount", "annotation"])
+def test_all_usable_gives_what_is_there(gpus: list[Any], nodes: list[str], covered: list[str], how: str) -> None:
+    """A condition counts for what can be used; files and control nodes are the driver's."""
+    place = "/var/run/nvidia-container-devices/all-usable"
+    env = ["NVIDIA_REQUIRE_ARCH=arch>=8.0"] if any(not one["problem"] for one in gpus) else []
+    spec: Any = {"process": {"env": env, "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
+    if how == "variable":
+        env.append("NVIDIA_VISIBLE_DEVICES=all-usable")
+    elif how == "mount":
+        spec["mounts"] = [{"source": "/dev/null", "destination": place}]
+    else:
+        spec["annotations"] = {"cdi.k8s.io/x": "nvidia.com/gpu=all-usable"}
+    inventory = snapshot(gpus=gpus, mig=[], missing=["GPU 9 is left out"])
+    inventory["policy"]["requests"]["accept-volume-mounts"] = True
+    found = decide(spec=spec, inventory=inventory)
+    assert paths(found) == [*CONTROL, *nodes, *ENDS]
+    (hook,) = found["hook"]
+    directories = [f"/e::/proc/driver/nvidia/gpus/0000:{bus}:00.0" for bus in covered]
+    assert [word for word in hook["args"] if "/gpus/" in word] == directories
+    names = ",".join(one["uuid"] for one in gpus if one["node"] in nodes) or "none"
+    assert found["env"] == [("NVIDIA_VISIBLE_DEVICES", "all-usable" if how == "variable" else names)]
+
+
 def test_without_uvm_a_utility_container_is_served() -> None:
     inventory = snapshot()
     del inventory["nodes"]["/dev/nvidia-uvm"], inventory["nodes"]["/dev/nvidia-uvm-tools"]

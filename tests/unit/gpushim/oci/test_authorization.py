@@ -169,6 +169,22 @@ def test_the_table(grant: str, source: str, privileged: bool) -> None:
             assert (grant in got) is (needs is not None and needs | by_mount <= holds), holds
 
 
+@pytest.mark.parametrize("privileged", [False, True], ids=["unprivileged", "privileged"])
+@pytest.mark.parametrize("source", ["variable", "mount", "annotation"])
+def test_whatever_forbids_all_forbids_all_usable(source: str, privileged: bool) -> None:
+    def read(word: str, holds: set[str]) -> Any:
+        asks = ASKS["gpu", source]
+        env = [text.replace("=1", f"={word}") for text in asks.get("env", ())]
+        named = {key: value.replace("=1", f"={word}") for key, value in asks.get("annotations", {}).items()}
+        ask = {"env": env, "mounts": [f"{DIR}/{word}"] if "mounts" in asks else [], "annotations": named}
+        found = request.read(asking("gpu", privileged, ask), rules(holds))
+        return found and found.own
+
+    for holds in SETTINGS:
+        assert (read("all-usable", holds) is None) is (read("all", holds) is None), holds
+    assert read("all-usable", set(CONDITIONS)) == [("all-usable", None, "all-usable")]
+
+
 @pytest.mark.parametrize("name", VARIABLES)
 def test_with_variables_forbidden_none_widens_what_a_mount_gave(name: str) -> None:
     """Each variable that request.py can see, with a value that counts; two choose among what the GPU's owner has."""

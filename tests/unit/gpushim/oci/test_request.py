@@ -71,7 +71,7 @@ def refusal(spec: Any, **rules: Any) -> errors.GpushimError:
         ("0,0", ["0"]), ("0,1,0", ["0", "1"]),
         ("2,0", ["2", "0"]), ("0-3", ["0", "1", "2", "3"]),
         ("0,void", None), ("void,all", None), ("none,void", None), (" void ", None),
-        ("none,all", []), ("all,none", ["all"]),
+        ("none,all", []), ("all,none", ["all"]), ("all-usable", ["all-usable"]), ("0,all-usable,all", ["all-usable"]),
         ("0,all", ["all"]), ("0,none", []), ("ALL", ["ALL"]), ("VOID", ["VOID"]), ("None", ["None"]), ("-1", ["-1"]),
         ("00", ["00"]), ("0x0", ["0x0"]), ("1e0", ["1e0"]),
         ("\u0660", ["\u0660"]), ("0:1", ["0:1"]), ("3b:00.0", ["3b:00.0"]),

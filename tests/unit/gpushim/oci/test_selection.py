@@ -22,16 +22,18 @@ KINDS = ("nvidia.com/gpu", "runtime.nvidia.com/gpu")
 
 def gpu(index: int, **changes: Any) -> dict[str, Any]:
     plain = {"index": index, "uuid": UUIDS[index % 4], "pci": f"00000000:{index:02x}:00.0", "mig": False}
-    return {**plain, "problem": None, **changes}
+    return {**plain, "node": f"/dev/nvidia{index}", "problem": None, **changes}
 
 
 def mig(parent: int, index: int, uuid: str = MIG) -> dict[str, Any]:
-    place = {"gpu": parent, "index": index, "gi": index + 1}
+    place = {"gpu": parent, "index": index, "gi": index + 1, "nodes": []}
     return {"uuid": uuid, "legacy": f"MIG-{UUIDS[parent]}/{index + 1}/0", **place}
 
 
 def host(*gpus: dict[str, Any], migs: tuple[dict[str, Any], ...] = (), notes: tuple[str, ...] = ()) -> Any:
-    return {"gpus": list(gpus), "mig": list(migs), "notes": list(notes), "policy": defaults()}
+    nodes = {one["node"]: [195, one["index"], 0o666, 0, 0] for one in gpus}
+    found = {"gpus": list(gpus), "mig": list(migs), "notes": list(notes), "policy": defaults()}
+    return {**found, "nodes": nodes, "platform": "native"}
 
 
 LOST = gpu(1, problem=f"GPU 1 ({gpu(1)['pci']}) does not answer NVML: GPU is lost")
@@ -58,6 +60,7 @@ def refusal(*names: str, inventory: Any = FOUR) -> errors.GpushimError:
 
 ONE_ITEM = [
     ("all", "all", None),
+    ("all-usable", "all-usable", None),
     ("0", "index", 0),
     ("7", "index", 7),
     ("10", "index", 10),
@@ -192,6 +195,12 @@ LISTS: list[tuple[str, str | None]] = [
     ("0 all", "all"),
     ("0 all 1", "all"),
     ("all all", "all"),
+    ("all-usable", "all-usable"),
+    ("0 all-usable all", "all-usable"),
+    ("all all-usable none", "all"),
+    ("none all-usable", ""),
+    ("0 nvidia.com/gpu=all-usable a/b=0", "all-usable a/b=0"),
+    ("all-usable void", None),
     ("all none", "all"),
     ("x all", "all"),
     ("0 nvidia.com/gpu=all", "all"),
@@ -412,6 +421,58 @@ def test_all_of_nothing_usable_is_refused(broken: dict[str, Any]) -> None:
     assert (broken["problem"] or "MIG mode") in str(error)
 
 
+BROKEN = "it fell off the bus"
+
+
+def without(inventory: Any, node: str, **more: Any) -> Any:
+    """The host without a GPU's node."""
+    return {**inventory, "nodes": {path: one for path, one in inventory["nodes"].items() if path != node}, **more}
+
+
+USABLE: list[tuple[Any, list[Any], list[str]]] = [  # host, what all-usable gives, what is noted
+    (host(gpu(0), gpu(1)), [0, 1], []),
+    (host(gpu(1), gpu(0, problem=BROKEN)), [0, 1], [f"GPU 0: {BROKEN}"]),
+    (without(host(gpu(0, problem=BROKEN)), "/dev/nvidia0"), [], [f"GPU 0: {BROKEN}"]),
+    (without(host(gpu(0), gpu(1, problem=BROKEN)), "/dev/nvidia1"), [0], [f"GPU 1: {BROKEN}"]),
+    (host(gpu(0, problem=BROKEN), gpu(1, problem=BROKEN)), [0, 1], [f"GPU 0: {BROKEN}", f"GPU 1: {BROKEN}"]),
+    ({**host(gpu(0)), "missing": ["GPU 1 is left out"]}, [0], ["GPU 1 is left out"]),
+    (host(), [], []),
+    (host(gpu(0), gpu(1, mig=True)), [0, 1], ["GPU 1 has no MIG instance, and is in MIG mode"]),
+    (host(gpu(0), gpu(1, mig=True), migs=(mig(1, 1), mig(1, 0))), [0, (1, 0), (1, 1)], []),
+    (host(gpu(1, mig=True, problem=BROKEN), migs=(mig(1, 0),)), [1], [f"GPU 1: {BROKEN}"]),
+    (
+        host(gpu(1, mig=True), migs=(mig(1, 0), {**mig(1, 1), "nodes": ["/dev/nvidia-caps/nvidia-cap9"]})),
+        [(1, 0)],
+        ["MIG instance 1:1 has no usable device nodes"],
+    ),
+    (
+        host(gpu(1, mig=True), migs=({**mig(1, 1), "nodes": ["/dev/nvidia-caps/nvidia-cap9"]},)),
+        [1],
+        ["MIG instance 1:1 has no usable device nodes"],
+    ),
+    (without(host(gpu(0)), "/dev/nvidia0", platform="wsl"), [0], []),
+]
+
+
+@pytest.mark.parametrize(("inventory", "expected", "noted"), USABLE)
+def test_all_usable_is_never_refused(inventory: Any, expected: list[Any], noted: list[str]) -> None:
+    notes: list[str] = []
+    meant: dict[str, list[Any]] = {}
+    items = selection.parse(["all-usable"], KINDS) or []
+    gpus, migs = selection.select(items, inventory, notes=notes, meant=meant)
+    assert [gpu["index"] for gpu in gpus] + [(mig["gpu"], mig["index"]) for mig in migs] == expected
+    assert (notes, meant) == (noted, {"all-usable": [*gpus, *migs]})
+
+
+@pytest.mark.parametrize("word", ["all", "all-usable"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_feature_that_is_not_there_is_refused_beside_all(word: str, order: int) -> None:
+    inventory = {**host(gpu(0)), "features": {}}
+    assert 'the CDI device "nvidia.com/gpu=gds"' in str(
+        refusal(*[word, "nvidia.com/gpu=gds"][::order], inventory=inventory)
+    )
+
+
 def _identities(*inventories: Any) -> set[str]:
     gpus = [gpu for inventory in inventories for gpu in inventory["gpus"]]
     migs = [mig for inventory in inventories for mig in inventory["mig"]]
@@ -522,7 +583,7 @@ def test_range_equals_the_listed_indices(first: int, length: int) -> None:
 
 
 PIECES = st.one_of(
-    st.sampled_from(["0", "1", "0-2", "none", "all", "0:1", "3b:00.0", "a/b=0", "nvidia.com/gpu=1", MIG, *UUIDS]),
+    st.sampled_from(["0", "1", "0-2", "0:1", "3b:00.0", "a/b=0", "nvidia.com/gpu=1", MIG, *UUIDS, *selection.WORDS]),
     st.text(alphabet="0123456789abGPUMIG-:./=", min_size=1, max_size=24),
     st.text(min_size=1),
 )
