@@ -172,18 +172,18 @@ class Link:
             self._changed()
 
 
-def _published(said: Any) -> dict[str, Any] | None:
+def _published(news: Any) -> dict[str, Any] | None:
     """Return what is understood of what the other half says of its slices; None if it says nothing."""
-    if not isinstance(said, dict):
+    if not isinstance(news, dict):
         return None
-    generation = said.get("generation")
+    generation = news.get("generation")
     known = type(generation) is int and 0 <= generation < GENERATIONS
-    return {"generation": generation if known else 0, "problem": _sentence(said.get("problem") or "")}
+    return {"generation": generation if known else 0, "problem": _sentence(news.get("problem") or "")}
 
 
-def _sentence(said: Any) -> str:
+def _sentence(news: Any) -> str:
     """Return a sentence of the other half's for logs and terminals; what is no text may be deep."""
-    return visible(said[:ERROR]) if isinstance(said, str) else "what the other container says is not understood"
+    return visible(news[:ERROR]) if isinstance(news, str) else "what the other container says is not understood"
 
 
 def _line(news: Any) -> bytes:

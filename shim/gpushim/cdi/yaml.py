@@ -38,10 +38,10 @@ def loads(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise YamlError(f"is not UTF-8 at byte {error.start}") from None
     except module.YAMLError as error:
-        raise YamlError("is not YAML: " + " ".join(_said(error).split())[:200]) from None
+        raise YamlError("is not YAML: " + " ".join(_problem(error).split())[:200]) from None
 
 
-def _said(error: Any) -> str:
+def _problem(error: Any) -> str:
     """Say what PyYAML finds, and where, without the line itself, which may have a secret."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark and problem else str(error)
