@@ -134,19 +134,14 @@ def preparing(one: dranode.Driver, host: Host) -> None:
             method("NodePrepareResources", "PreparedClaims"),
             method("NodeUnprepareResources", "UnpreparedClaims"),
         )
-        found: dict[str, list[float]] = {
-            "prepare": [],
-            "prepare again": [],
-            "unprepare": [],
-            "unprepare of nothing": [],
-        }
+        found: dict[str, list[float]] = {name: [] for name in CALLS}
         for number in range(PREPARES):
             uid = f"u{number}"
             one.allocate(uid, names[number % len(names)])
             for name, call in zip(CALLS, (prepare, prepare, unprepare, unprepare)):
                 began = time.perf_counter()
                 answer = call(uid)
-                found.setdefault(name, []).append(time.perf_counter() - began)
+                found[name].append(time.perf_counter() - began)
                 assert not (answer["claims"][0]["value"] or {}).get("error"), answer
         for name, times in found.items():
             say(f"{name}, {len(names)} MIG instances, no API server", spread(times))

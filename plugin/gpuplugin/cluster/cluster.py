@@ -159,7 +159,7 @@ class Api:
                 yield answer
             if limit.over:  # which looks like the answer's end
                 raise ApiError("")
-        except (OSError, http.client.HTTPException, ApiError) as error:
+        except (OSError, ValueError, http.client.HTTPException, ApiError) as error:  # ValueError: a host like a..b
             if limit.over and not getattr(error, "status", 0):
                 raise ApiError(f"the API server's answer takes more than {limit.seconds:g} s") from None
             if isinstance(error, ApiError):

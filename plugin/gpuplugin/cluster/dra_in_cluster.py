@@ -139,7 +139,7 @@ class Link:
         elif isinstance(answered, dict) and "api" in answered:
             self._access.take(answered["api"])
         else:
-            raise GpushimError(f"{self._path} sends a line that is neither a pool nor a claim", FAILED)
+            raise GpushimError(f"{self._path} sends a line that is not understood", FAILED)
 
     def send(self, answered: dict[str, Any], connected: socket.socket | None = None) -> None:
         """Send a line; it is lost if there is no connection, or another one than was meant.

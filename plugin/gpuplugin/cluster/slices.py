@@ -31,7 +31,7 @@ TRIES = 4  # at objects that others change meanwhile
 SETTLE = 0.2  # seconds; whoever deletes one slice deletes the others, too
 TICK = 10.0  # seconds between looks at what waits for a time
 REFUSED = {400, 403, 413, 422}
-BUSY = {0, 429, 500, 502, 503}  # of a server that can say nothing of the version
+BUSY = {0, 429, 500, 502, 503, 504}  # of a server that can say nothing of the version
 
 
 class Slices:

@@ -65,7 +65,6 @@ class _Row(NamedTuple):
 
     of_claim: bool
     requests: tuple[str, ...]
-    place: int
     where: str
     type: str
     config: Config
@@ -125,7 +124,7 @@ def _best(result: Mapping[str, Any], rows: Sequence[_Row], types: Mapping[str, s
     request, device = str(result.get("request")), str(result.get("device"))
     names = {request, request.partition("/")[0]}  # an alternative of firstAvailable is g/two
     fit = [row for row in rows if not row.requests or names & {*row.requests}]
-    for row in sorted(fit, key=lambda row: (row.of_claim, bool(row.requests), row.place), reverse=True):
+    for row in sorted(fit, key=lambda row: (row.of_claim, bool(row.requests), row.config.place), reverse=True):
         kind = types.get(device, row.type)
         if kind == row.type:
             return row.config
@@ -173,7 +172,7 @@ def _row(row: Mapping[str, Any], place: int, driver: str) -> _Row:
     _one_of(parameters.get("apiVersion"), where, "apiVersion", (API,))
     fields = _object(parameters, where, "parameters", ("apiVersion", "kind", "sharing"))
     config = replace(_config(fields.get("sharing"), where, type_), place=place)
-    return _Row(of_claim, requests, place, where, type_, config)
+    return _Row(of_claim, requests, where, type_, config)
 
 
 def _check_size(parameters: Any, where: str) -> None:

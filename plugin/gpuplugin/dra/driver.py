@@ -195,12 +195,7 @@ class NodeHalf:
         self._asked = time.monotonic()
         found = await plugins.rival(self._plugins, kubelet_dir, OWN_DRIVER)
         if found and found != self._rival:
-            logger.error(
-                "another driver %s listens at %s, so gpushim gives out no GPUs by claim on this node; remove one of "
-                "the two from it",
-                OWN_DRIVER,
-                found,
-            )
+            logger.error("%s", spec.RIVAL.format(found))
             await self._driver.stop()
         self._rival = found
 
@@ -230,12 +225,10 @@ class NodeHalf:
         self._judge(found)
 
     async def _take(self, found: Snapshot) -> None:
-        values, self._anew = self._settings.values, False
-        self._offered = offered.devices(found, values["exclude"], values["allocation-policy"] == "distributed")
+        devices, lacks, why = spec.devices(found, self._settings.values)
+        self._offered, self._anew = [one for one in devices if one.uuid not in lacks], False
         gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
         homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
-        lacks, why = spec.missing(found, [one.uuid for one in self._offered])
-        self._offered = [one for one in self._offered if one.uuid not in lacks]
         if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", why)
         self._lacks = why

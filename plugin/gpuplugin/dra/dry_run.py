@@ -42,8 +42,7 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
     snapshot = node_snapshot.current()
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-    devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
-    lacks, why = spec.missing(snapshot, [one.uuid for one in devices])
+    devices, lacks, why = spec.devices(snapshot, values)
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
     _list(devices, lacks, taints.problems(snapshot))
@@ -51,10 +50,7 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
     if values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(values['exclude'])}.")
     if there := rival(kubelet_dir):
-        sentence = (
-            f"another driver {OWN_DRIVER} listens at {there}, so gpushim gives out no GPUs by claim on this node"
-        )
-        raise GpushimError(f"{sentence}; remove one of the two from it", FAILED)
+        raise GpushimError(spec.RIVAL.format(there), FAILED)
     if why:
         raise GpushimError(why, FAILED)
 
@@ -90,6 +86,7 @@ def _held() -> dict[str, str]:
     except (GpushimError, OSError):
         return found
     if page and page["boot"] == shared.boot:
-        found = {entry["uuid"]: "device plugin" for *_, entry in by_device.entries(page)}
+        for *_, one in by_device.entries(page):
+            found[one["uuid"]] = "device plugin" if one["giver"] == by_device.PLUGIN else one["to"]
     claims = {uuid: f"claim {row['namespace']}/{row['name']}" for row in rows.values() for uuid in claimed.held(row)}
     return {**found, **claims}

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpuplugin.dra import offered
 from gpuplugin.dra.configs import chosen
 from gpuplugin.dra.node_state import present
 from gpuplugin.matching import manifests
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 LATER = "not now"  # an answer
 # As the chart has them, which a test holds to it; a class of the file counts before.
 CLASSES = {
-    f"{type_}.nvidia.com": Class(
-        (f"device.driver == '{OWN_DRIVER}' && device.attributes['{OWN_DRIVER}'].type == '{type_}'",)
-    )
-    for type_ in ("gpu", "mig")
+    name: Class((f"device.driver == '{OWN_DRIVER}' && device.attributes['{OWN_DRIVER}'].type == '{type_}'",))
+    for type_, name in offered.CLASSES.items()
 }
 ADMIN = 'its namespace must have the label resource.kubernetes.io/admin-access: "true"'
 ELSEWHERE = (

@@ -49,9 +49,9 @@ class Kubeconfig:
             self._seen = {}
             try:
                 self._now = self._read(path)
-            except GpushimError:
+            except (GpushimError, ValueError) as error:  # the latter of an address, or of a name of a file
                 self._seen = {}
-                raise
+                raise error if isinstance(error, GpushimError) else _wrong(path, quote(str(error))) from None
         return self._now
 
     def _file(self, path: str) -> str:
@@ -82,7 +82,8 @@ class Kubeconfig:
             "key": self._data(user, "client-key", path),
             "token": self._token(user, path),
         }
-        if not _is_server(found["server"]) or not found["ca"]:
+        server = urlsplit(found["server"])
+        if server.scheme != "https" or not server.hostname or server.port == 0 or not found["ca"]:
             raise _wrong(path, "it names no server with https:// and its certificate-authority")
         if not found["token"] and not (found["cert"] and found["key"]):
             raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
@@ -104,16 +105,6 @@ class Kubeconfig:
         if not token.strip().isascii() or not token.strip().isprintable():
             raise _wrong(path, "its token is no word")
         return token.strip()
-
-
-def _is_server(text: str) -> bool:
-    """Say whether it can be asked: of https, with a host's name or address, and a port that there is."""
-    try:
-        server = urlsplit(text)
-        host = (server.hostname or "").encode("idna")  # as a socket would
-        return server.scheme == "https" and bool(host) and server.port != 0 and text.isascii() and text.isprintable()
-    except ValueError:  # UnicodeError, too
-        return False
 
 
 def _member(thing: Any, key: str) -> Any:

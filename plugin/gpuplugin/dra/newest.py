@@ -8,9 +8,8 @@ Out of scope: the locks (gpuplugin.processes.instances).
 from __future__ import annotations
 
 import contextlib
-import os
 
-from gpuplugin.processes.instances import Instances
+from gpuplugin.processes.instances import Instances, anyone
 from gpushim.paths.replace import replace
 
 LOCK = ".lock"  # after the name
@@ -57,11 +56,4 @@ def runs(folder: str) -> bool:
     Args:
         folder: as for `Newest.join`.
     """
-    if not os.path.lexists(f"{folder}/{NAME}{LOCK}"):
-        return False
-    instances = Instances()
-    instances.join(folder, NAME + LOCK)
-    try:
-        return instances.others()
-    finally:
-        instances.leave()
+    return anyone(folder, name=NAME + LOCK)

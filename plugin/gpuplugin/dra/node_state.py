@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import book, by_device, claimed
-from gpuplugin.dra import newest, offered, spec, taints
+from gpuplugin.dra import newest, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
 from gpuplugin.settings import resources
@@ -82,8 +82,7 @@ def present(settings: Settings) -> NodeState:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
     notes = [*settings.notes, SEEN]
-    devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
-    lacks, why = spec.missing(snapshot, [one.uuid for one in devices])
+    devices, lacks, why = spec.devices(snapshot, values)
     problem = _problem()
     notes += filter(None, [why, problem])
     doubts: list[str] = []

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.cluster.labels import UNDEFINED, family
 from gpuplugin.devices.preferred import nearness, weight
 from gpuplugin.settings import resources
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.inventory.procfs import sysfs_name
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Gpu, MigInstance, Snapshot
 
 GPU, MIG = "gpu", "mig"  # attribute `type`, and how names begin
+CLASSES = {GPU: OWN_DRIVER, MIG: "mig.nvidia.com"}  # DeviceClasses, as the chart has them
 STANDARD = "resource.kubernetes.io/"  # domain of Kubernetes' own attributes; without one it is the driver's
 IN_SLICE = 64  # devices of a slice in which any may have a taint (resource.k8s.io/v1, ResourceSliceSpec)
 TAINTS = 16  # of a device (the same)

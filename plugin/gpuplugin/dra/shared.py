@@ -8,7 +8,6 @@ Out of scope: which groups a claim has (claim.py), who has the GPUs (ledger.py).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -209,8 +208,17 @@ def _path(uid: str) -> str:
 
 
 def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    """Have a file not be there.
+
+    Raises:
+        GpushimError: it cannot be removed.
+    """
+    try:
         os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise GpushimError(f"{path} cannot be removed: {error.strerror}", FAILED) from None
 
 
 def _write(path: str, groups: Sequence[MpsGroup]) -> None:

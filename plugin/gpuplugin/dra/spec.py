@@ -1,23 +1,45 @@
-"""Which devices engines do not find by the names that claims are told: those that the node's own CDI spec lacks.
+"""What is offered by the settings, and which of it engines do not find by the names that claims are told.
 
+Those are what the node's own CDI spec lacks.
 Out of scope: who writes the spec (gpushim.cdi.generate), and whether another has the same names.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpuplugin.dra import offered
 from gpushim.cdi.generate import publish
+from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
+    from gpuplugin.dra.offered import Offered
     from gpushim.ground.model import Snapshot
 
 WHY = (
     "no claim is given a GPU that {path} does not have, such as {uuid}: under [cdi], write-spec must be true and "
     "device-names have uuid; then run gpushim refresh"
 )
+RIVAL = (
+    f"another driver {OWN_DRIVER} listens at {{}}, so gpushim gives out no GPUs by claim on this node; remove one of "
+    "the two from it"
+)
+
+
+def devices(snapshot: Snapshot, values: Mapping[str, Any]) -> tuple[list[Offered], frozenset[str], str]:
+    """List the devices that the settings leave, and what the spec lacks of them, as `missing`.
+
+    Args:
+        snapshot: of the host's inventory.
+        values: settings in force.
+
+    Raises:
+        GpushimError: an entry of `exclude` names no device.
+    """
+    found = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
+    return found, *missing(snapshot, [one.uuid for one in found])
 
 
 def missing(snapshot: Snapshot, uuids: Collection[str]) -> tuple[frozenset[str], str]:

@@ -12,7 +12,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import claimed
-from gpuplugin.dra.offered import GPU, MIG
+from gpuplugin.dra.offered import CLASSES
+from gpuplugin.dra.spec import RIVAL
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics.metrics import DRIVER
 from gpuplugin.processes import counts, instances
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
-
-CLASSES = {GPU: OWN_DRIVER, MIG: "mig.nvidia.com"}  # DeviceClasses, by the beginning of devices' names
 
 
 class Now(NamedTuple):
@@ -173,7 +172,7 @@ class Status:
         """Say why the driver cannot do its part, or ""."""
         rival, refused, published = self._now().rival, self.driver.refused, self._link.published
         if rival:
-            return f"another driver {OWN_DRIVER} listens at {rival}"
+            return RIVAL.format(rival)
         if not self.driver.registered:
             return f"kubelet has not registered the driver{refused and ': '}{refused}"
         if self._newest.is_it() and not published.get("generation"):  # what fails later is the API server's

@@ -69,10 +69,10 @@ def take(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds: floa
     Raises:
         GpushimError: the driver refuses, or takes longer.
     """
-    if not values and not os.path.lexists(path):
-        return
     saved = before(path)
     give_back(snapshot, path, seconds, ask, values)
+    if not values:
+        return
     stored = {uuid: value for uuid, value in saved.items() if uuid in values}
     found = ask(snapshot, seconds, dict.fromkeys(values))
     replace(path, json.dumps({**found, **stored}).encode(), 0o600)

@@ -84,16 +84,17 @@ class Instances:
         self._fd = -1
 
 
-def anyone(folder: str, resource: str) -> bool:
-    """Say whether an instance serves a resource, to who is none of them.
+def anyone(folder: str, resource: str = "", name: str = NAME) -> bool:
+    """Say to who is none of them whether there is an instance now, that serves this resource if one is named.
 
     Args:
         folder: as for `Instances.join`.
         resource: as for `Instances.serve`.
+        name: as for `Instances.join`.
     """
     found = Instances()
     try:
-        found._fd = os.open(f"{folder}/{NAME}", _LOOK)
+        found._fd = os.open(f"{folder}/{name}", _LOOK)
         return found.others(resource)
     except OSError:
         return False

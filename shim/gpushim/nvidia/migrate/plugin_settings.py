@@ -187,9 +187,9 @@ def _seconds(given: str, where: str) -> int:
 
 
 def _checked(setting: Setting, value: Any, where: str) -> Given:
-    ends = [_KUBELETS[flag] for flag in setting.flags if flag in _KUBELETS]
-    if ends:
-        value = _kubelet_dir(value, where, *ends)
+    end = next((_KUBELETS[flag] for flag in setting.flags if flag in _KUBELETS), "")
+    if end:
+        value = _kubelet_dir(value, where, end)
     for problem in policy.problems(value, setting.rule, where):
         raise GpushimError(problem, CONFIG)
     return Given(where, value)

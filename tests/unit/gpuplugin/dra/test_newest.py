@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.dra.newest import NAME, Newest
+from gpuplugin.dra.newest import LOCK, NAME, Newest, runs
+from gpuplugin.processes.instances import Instances
 
 
 def joined(folder: Path) -> Newest:
@@ -35,3 +36,27 @@ def test_what_says_nothing_silences_nobody(tmp_path: Path, text: str | None) -> 
     if text is not None:
         (tmp_path / NAME).write_text(text)
     assert one.is_it()
+
+
+def test_whether_one_runs(tmp_path: Path) -> None:
+    assert not runs(str(tmp_path))
+    assert not (tmp_path / f"{NAME}{LOCK}").exists()
+    one = joined(tmp_path)
+    assert runs(str(tmp_path))
+    one.leave()
+    assert not runs(str(tmp_path))
+
+
+def test_who_looks_is_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands that look at a time do not take each other for the driver."""
+    joined(tmp_path).leave()
+    look, seen = Instances.others, list[bool]()
+
+    def beside(one: Instances, resource: str = "") -> bool:
+        monkeypatch.setattr(Instances, "others", look)
+        seen.append(runs(str(tmp_path)))
+        return look(one, resource)
+
+    monkeypatch.setattr(Instances, "others", beside)
+    assert not runs(str(tmp_path))
+    assert seen == [False]

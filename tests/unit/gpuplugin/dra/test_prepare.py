@@ -171,6 +171,30 @@ def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pyt
     asyncio.run(story())
 
 
+def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
+    """It is taken back later, as what cannot be written."""
+    uid = "12345678-1234-4234-8234-123456789012"
+    group = MpsGroup(f"claim-{uid}-0", (MpsGpu(uuid(0), 0, 0),), None, 100, False)
+    spec = Path(shared._path(uid))
+
+    async def story() -> None:
+        node.claims[uid] = ("gpu-0",)
+        await node.prepare(uid)
+        node.ledger.give(
+            Claimed(uid, "d", uid, (Result("r", "gpu-0", False),)), NAMES, {one: one for one in NAMES.values()},
+            None, [group],
+        )  # fmt: skip
+        (spec / "in the way").mkdir(parents=True)
+        await node.unprepare(uid)
+        assert node.driver.owed
+        (spec / "in the way").rmdir()
+        spec.rmdir()
+        await node.unprepare(uid)
+        assert not node.ledger.claims()
+
+    asyncio.run(story())
+
+
 def test_a_claim_that_is_prepared_while_it_is_asked_for_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         node.claims["a"] = ("gpu-0",)
