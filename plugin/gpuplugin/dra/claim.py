@@ -6,6 +6,7 @@ Pure. Out of scope: whether it can have that (ledger.py), opaque configs (config
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
+_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # of a request (RFC 1123)
 
 
 class Result(NamedTuple):
@@ -144,6 +146,8 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
             where = f"on {quote(str(row['pool']))}, but its pod is on {node}"
             raise GpushimError(f"claim {name} has a device {where}; let the scheduler place the pod", REQUEST)
         request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
+        if not _NAME.fullmatch(request):
+            raise ValueError  # which the ledger would keep, however long it is
         yield Result(request, str(row["device"]), admin, of_place[place])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra import offered
@@ -20,7 +21,7 @@ from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, untoler
 from gpushim.cdi import yaml
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
-from gpushim.ground.bounds import CLAIM_FILE
+from gpushim.ground.bounds import CLAIM_FILE, CLAIM_NODES
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ ELSEWHERE = (
     "not looked at: other nodes, whether this node's ResourceSlices are written, what the scheduler has promised to "
     "pods that kubelet has not started, DeviceTaintRules and quotas"
 )
+SECONDS = 20.0  # of CPU time for a file; selectors and constraints may be many
+ANSWERS = 100_000  # of devices and requests, each with a clause
+SLOW = "the file has more than gpushim looks at; put fewer claims into it"
 _PART = re.compile(rb"^---(?=[ \t\r]|$)", re.MULTILINE)
 
 
@@ -109,7 +113,9 @@ def documents(path: str) -> list[Any]:
             data = file.read(CLAIM_FILE + 1)
         if len(data) > CLAIM_FILE:
             raise yaml.YamlError(f"has more than {CLAIM_FILE >> 10} KiB")
-        return [yaml.loads(part) for part in _PART.split(data)]
+        found = [yaml.loads(part) for part in _PART.split(data)]
+        yaml.check_size(found, CLAIM_NODES)
+        return found
     except OSError as error:
         raise GpushimError(f"{quote(name)} cannot be read: {error.strerror}", REQUEST) from None
     except yaml.YamlError as error:
@@ -137,26 +143,28 @@ def report(file: manifests.File, node: NodeState, path: str = "") -> dict[str, A
         raise GpushimError(
             f"{quote(path)} has no ResourceClaim and no ResourceClaimTemplate of resource.k8s.io", REQUEST
         )
-    claims = []
+    claims, left, late = [], ANSWERS, time.process_time() + SECONDS
     for spec in file.claims:
-        rows = {one.name: _rows(spec, one, file, node) for choice in spec.requests for one in choice}
-        answer, why = _conclusion(spec, rows)
-        if answer == YES and node.problem:
-            answer, why = LATER, node.problem
-        if answer == YES and node.doubt:
-            answer, why = UNSURE, node.doubt
-        requests = [
-            {
-                "name": one.name,
-                "class": one.device_class,
-                "devices": [_shown(row, node) for row in rows[one.name]],
-            }
-            for choice in spec.requests
-            for one in choice
-        ]
-        name = "/".join(filter(None, (spec.namespace, spec.name)))
-        claims.append({"kind": spec.kind, "name": name, "answer": answer, "why": why, "requests": requests})
+        left -= len(node.offered) * sum(map(len, spec.requests))
+        claims.append(_explained(spec, file, node, late if left >= 0 else 0.0))
     return {"notes": [*node.notes, *file.notes, ELSEWHERE], "claims": claims}
+
+
+def _explained(spec: ClaimSpec, file: manifests.File, node: NodeState, late: float) -> dict[str, Any]:
+    """Find out about one claim, unless time.process_time() is `late`, or becomes it meanwhile."""
+    choices = [one for choice in spec.requests for one in choice] if time.process_time() < late else []
+    rows = {one.name: _rows(spec, one, file, node, late) for one in choices}
+    answer, why = _conclusion(spec, rows) if time.process_time() < late else (UNSURE, SLOW)
+    if answer == YES and node.problem:
+        answer, why = LATER, node.problem
+    if answer == YES and node.doubt:
+        answer, why = UNSURE, node.doubt
+    requests = [
+        {"name": one.name, "class": one.device_class, "devices": [_shown(row, node) for row in rows[one.name]]}
+        for one in choices
+    ]
+    name = "/".join(filter(None, (spec.namespace, spec.name)))
+    return {"kind": spec.kind, "name": name, "answer": answer, "why": why, "requests": requests}
 
 
 def _shown(row: Row, node: NodeState) -> dict[str, str]:
@@ -165,13 +173,14 @@ def _shown(row: Row, node: NodeState) -> dict[str, str]:
     return {"device": row.device.name, "index": index, "answer": answer, "why": why}
 
 
-def _rows(spec: ClaimSpec, request: Request, file: manifests.File, node: NodeState) -> list[Row]:
-    """Judge each device for a request."""
+def _rows(spec: ClaimSpec, request: Request, file: manifests.File, node: NodeState, late: float) -> list[Row]:
+    """Judge each device for a request; `late` as for `_explained`."""
     found = file.classes.get(request.device_class) or CLASSES.get(request.device_class)
     refused: dict[str, str] = {}  # by the type of devices
     rows = []
     for one in node.offered:
-        verdict_ = verdict(request, found, OWN_DRIVER, one.body)
+        slow = time.process_time() >= late
+        verdict_ = Verdict(UNSURE, SLOW) if slow else verdict(request, found, OWN_DRIVER, one.body)
         type_ = one.body["attributes"]["type"]["string"]
         if verdict_.answer != NO and type_ not in refused:
             refused[type_] = _refusal(spec, request, found, one.name)

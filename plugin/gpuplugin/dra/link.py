@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = 64 << 10  # bytes of a line that is kept
 ERROR = 500  # characters
+GENERATIONS = 1 << 63  # of a pool, fewer than these (int64)
 CLIENTS = 4  # that wait, of which one counts
 ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
 
@@ -38,7 +39,7 @@ class Link:
         changed: is called when the other half has published something, or is gone.
 
     Attributes:
-        published: what the other half said last of its slices.
+        published: what the other half said last of its slices: "generation" and "problem"; or nothing.
     """
 
     def __init__(self, path: str, user: int, changed: Callable[[], object]) -> None:
@@ -125,7 +126,7 @@ class Link:
         finally:
             del self._asked[mine]
         if "error" in answer:
-            raise GpushimError(visible(str(answer["error"])[:ERROR]), FAILED)
+            raise GpushimError(_sentence(answer["error"]), FAILED)
         return None if answer.get("absent") else answer.get("object")
 
     def _send(self, line: bytes) -> None:
@@ -165,9 +166,24 @@ class Link:
         found = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
         if found and not found[0].done():
             found[0].set_result(news)
-        if isinstance(news.get("published"), dict) and size < PUBLISHED and news["published"] != self.published:
-            self.published = news["published"]
+        published = _published(news.get("published")) if size < PUBLISHED else None
+        if published is not None and published != self.published:
+            self.published = published
             self._changed()
+
+
+def _published(news: Any) -> dict[str, Any] | None:
+    """Return what is understood of what the other half says of its slices; None if it says nothing."""
+    if not isinstance(news, dict):
+        return None
+    generation = news.get("generation")
+    known = type(generation) is int and 0 <= generation < GENERATIONS
+    return {"generation": generation if known else 0, "problem": _sentence(news.get("problem") or "")}
+
+
+def _sentence(news: Any) -> str:
+    """Return a sentence of the other half's for logs and terminals; what is no text may be deep."""
+    return visible(news[:ERROR]) if isinstance(news, str) else "what the other container says is not understood"
 
 
 def _line(news: Any) -> bytes:

@@ -137,7 +137,7 @@ class Status:
         yield "registered", host, self.driver.registered
         yield "published", host, well
         yield "slices", {}, len(now.slices or ())
-        yield "pool_generation", {}, generation if isinstance(generation, int) else 0
+        yield "pool_generation", {}, generation
 
     async def _let_go(self) -> dict[str, Any]:
         """Let go of the GPUs, and tell who still has some by claims."""

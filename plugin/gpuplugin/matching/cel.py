@@ -68,7 +68,10 @@ def matches(text: str, driver: str, body: Mapping[str, Any]) -> tuple[bool, dict
             read = {"version": cel.version, "value": cel.amount}.get(form, lambda value: value)
             values[field].setdefault(domain or driver, {})[last] = read(value)
     seen: dict[str, Any] = {}
-    return _true(part.run({"device": values, "seen": seen})), seen
+    try:
+        return _true(part.run({"device": values, "seen": seen})), seen
+    except RecursionError:
+        raise UnsureError("its form") from None
 
 
 @lru_cache(maxsize=256)
@@ -170,7 +173,7 @@ def _related(operator: ast.cmpop, one: Part, other: Part) -> Run:
             return lambda values: one.run(values) in other.run(values)
         inner = other.type.partition(LIST)[2]
         need(inner and (one.type == inner or DYN in (one.type, inner)), "in")
-        return lambda values: any(cel.equal(one.run(values), item) for item in other.run(values))
+        return lambda values: _contains(one.run(values), other.run(values))  # each once: they may have such inside
     need(types <= {*cel.KINDS.values(), DYN} and (len(types) == 1 or DYN in types), "two types")
     if isinstance(operator, (ast.Eq, ast.NotEq)):
         same = isinstance(operator, ast.Eq)
@@ -185,6 +188,10 @@ def _related(operator: ast.cmpop, one: Part, other: Part) -> Run:
         return or_same if first == second else (first < second) is below
 
     return run
+
+
+def _contains(value: Any, items: list[Any]) -> bool:
+    return any(cel.equal(value, item) for item in items)
 
 
 def _looked_up(node: ast.Attribute | ast.Subscript, names: Mapping[str, str]) -> Part:

@@ -11,6 +11,7 @@ import string
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.matching import patterns
 from gpuplugin.settings import quantity
 
 if TYPE_CHECKING:
@@ -19,12 +20,8 @@ if TYPE_CHECKING:
 DYN, BOOL, INT, STRING, NULL, QUANTITY, SEMVER = "dyn", "bool", "int", "string", "null", "quantity", "semver"  # types
 KINDS = {bool: BOOL, int: INT, str: STRING, type(None): NULL, Fraction: QUANTITY, tuple: SEMVER}
 NO_OVERLOAD = "no such overload"
-QUANTIFIERS = 4  # of a pattern, for it may be tried from each of its text's 64 characters
 _LOWER, _UPPER = string.ascii_lowercase, string.ascii_uppercase
 _VERSION = re.compile(r"\.".join(["(0|[1-9][0-9]{0,8})"] * 3), re.ASCII)
-# Of RE2's language what Python's means the same by: plain groups, and at most one of ?*+ after a letter or class.
-_LETTER = r"[\w/:;,@#%&=<>~! -]|\."
-_PATTERN = re.compile(rf"(?:(?:{_LETTER}|\[\^?(?:[\w./: ](?:-\w)?)+\])[?*+]?|[|^$)]|\((?!\?))*", re.ASCII)
 
 
 class UnsureError(Exception):
@@ -65,13 +62,18 @@ def equal(one: Any, other: Any) -> bool:
     return first == second and bool(one == other)
 
 
-def pattern(text: str) -> re.Pattern[str]:
+def pattern(text: str) -> patterns.Step:
     """Read a regular expression; raises UnsureError of one that RE2 may understand in another way."""
-    try:
-        need(_PATTERN.fullmatch(text) and sum(map(text.count, "?*+")) <= QUANTIFIERS, f"matches('{text}')")
-        return re.compile(text.replace("$", r"\Z"), re.ASCII)
-    except re.error:
-        raise UnsureError(f"matches('{text}')") from None
+    found = patterns.read(text)
+    if found is None:
+        raise UnsureError(f"matches('{text}')")
+    return found
+
+
+def searched(text: str, part: str) -> bool:
+    """Say whether a regular expression is found in a text; raises UnsureError of a text that is too long for that."""
+    need(len(text) <= patterns.LONGEST, "matches() of a long text")
+    return patterns.search(pattern(part), text)
 
 
 # By name and number of arguments, which are of the receiver's type: types of that, type of the result, function.
@@ -79,7 +81,7 @@ METHODS: dict[tuple[str, int], tuple[tuple[str, ...], str, Callable[..., Any]]] 
     ("startsWith", 1): ((STRING,), BOOL, str.startswith),
     ("endsWith", 1): ((STRING,), BOOL, str.endswith),
     ("contains", 1): ((STRING,), BOOL, operator.contains),
-    ("matches", 1): ((STRING,), BOOL, lambda text, part: bool(pattern(part).search(text))),
+    ("matches", 1): ((STRING,), BOOL, searched),
     ("lowerAscii", 0): ((STRING,), STRING, lambda text: text.translate(str.maketrans(_UPPER, _LOWER))),
     ("upperAscii", 0): ((STRING,), STRING, lambda text: text.translate(str.maketrans(_LOWER, _UPPER))),
     ("compareTo", 1): ((QUANTITY, SEMVER), INT, lambda one, other: (one > other) - (one < other)),

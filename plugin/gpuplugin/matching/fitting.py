@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Taken = Sequence[tuple[str, Mapping[str, Any]]]  # name of the request, and device
 
 MOST = 32  # devices of a claim (resource.k8s.io/v1, AllocationResultsMaxSize)
-STEPS = 50_000  # combinations that are looked at
+STEPS = 50_000  # requests and combinations that are looked at, these once for each constraint
 
 
 class TooManyError(Exception):
@@ -55,15 +55,19 @@ def fit(
     """
     steps = 0
 
-    def tried(rest: Sequence[Sequence[Request]], taken: Taken) -> Taken | None:
+    def count(more: int) -> None:
         nonlocal steps
+        steps += more
+        if steps > STEPS:
+            raise TooManyError
+
+    def tried(rest: Sequence[Sequence[Request]], taken: Taken) -> Taken | None:
         if not rest:
             return taken
         for request in rest[0]:
+            count(1)
             for some in _ways(request, candidates[request.name], {device["name"] for _, device in taken}):
-                steps += 1
-                if steps > STEPS:
-                    raise TooManyError
+                count(max(1, len(constraints)))
                 more = [*taken, *((request.name, device) for device in some)]
                 if len(more) <= MOST and all(_holds(one, more, driver) for one in constraints):
                     found = tried(rest[1:], more)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuplugin.matching.manifests import Class, Request
 
 YES, NO, UNSURE, FAILS = "yes", "no", "cannot tell", "fails"
+TEXT = 400  # characters of a selector that a clause has
 KEEPING = ("NoSchedule", "NoExecute")  # effects of taints
 
 
@@ -47,14 +48,15 @@ def verdict(request: Request, found: Class | None, driver: str, body: Mapping[st
         try:
             holds, seen = cel.matches(text, driver, body)
         except UnsureError as error:
-            unsure.append(f"gpushim does not know {error} in {text}")
+            unsure.append(f"gpushim does not know {_cut(str(error))} in {_cut(text)}")
         except FailsError as error:
+            why = f"{_cut(str(error))}, in {_cut(text)}"
             if not unsure:
-                return Verdict(FAILS, f"{error}, in {text}")
-            unsure.append(f"{error}, in {text}")
+                return Verdict(FAILS, why)
+            unsure.append(why)
         else:
             if not holds:
-                return Verdict(NO, f"{text} is false{_shown(seen, body)}", unsure[0] if unsure else "")
+                return Verdict(NO, f"{_cut(text)} is false{_shown(seen, body)}", unsure[0] if unsure else "")
     return Verdict(UNSURE, unsure[0], unsure[0]) if unsure else Verdict(YES, "")
 
 
@@ -74,6 +76,11 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
     if (toleration.get("operator") or "Equal") == "Exists":
         return True
     return bool(key) and (toleration.get("value") or "") == taint.get("value", "")
+
+
+def _cut(text: str) -> str:
+    """Return what a clause has of a text: each device has one."""
+    return text if len(text) <= TEXT else f"{text[:TEXT]}..."
 
 
 def _shown(seen: Mapping[str, Any], body: Mapping[str, Any]) -> str:

@@ -38,7 +38,38 @@ def loads(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise YamlError(f"is not UTF-8 at byte {error.start}") from None
     except module.YAMLError as error:
-        raise YamlError("is not YAML: " + " ".join(str(error).split())[:200]) from None
+        raise YamlError("is not YAML: " + " ".join(_problem(error).split())[:200]) from None
+
+
+def _problem(error: Any) -> str:
+    """Say what PyYAML finds, and where, without the line itself, which may have a secret."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark and problem else str(error)
+
+
+def check_size(found: Any, most: int) -> None:
+    """Refuse what is large or nested too deeply, each alias counted as what it stands for.
+
+    Args:
+        found: data, as `loads` returns them.
+        most: values that it may have.
+
+    Raises:
+        YamlError: it is so.
+    """
+    number, rows = 0, [iter([found])]
+    while rows:
+        one = next(rows[-1], rows)
+        if one is rows:
+            rows.pop()
+            continue
+        number += 1
+        if number > most:
+            raise YamlError(f"has more than {most} values; make it smaller")
+        if len(rows) > bounds.YAML_DEPTH:
+            raise YamlError("is nested too deeply; put less into each other")
+        if isinstance(one, (dict, list)):
+            rows.append(iter(one.values() if isinstance(one, dict) else one))
 
 
 def _library() -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,3 +25,13 @@ def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """What else took for ever fails after 60 s of CPU time."""
+    before = signal.signal(signal.SIGVTALRM, lambda *_: pytest.fail("it has no end"))
+    signal.setitimer(signal.ITIMER_VIRTUAL, 60)
+    yield
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    signal.signal(signal.SIGVTALRM, before)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpushim.cdi import spec_text
+from gpushim.cdi import spec_text, yaml
 from gpushim.config import policy
 from gpushim.ground import bounds
 from gpushim.ground.errors import CONFIG, GpushimError, quote
@@ -60,32 +60,17 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
         raise GpushimError(f"{path} has more than {bounds.PLUGIN_FILE >> 10} KiB; make it smaller", CONFIG)
     try:
         found, _ = spec_text.parse(data, path)
+        yaml.check_size(found, bounds.PLUGIN_NODES)
     except GpushimError as error:  # whose code is that of a CDI spec
         raise GpushimError(str(error), CONFIG) from None
-    _check_size(found, path)
+    except yaml.YamlError as error:
+        raise GpushimError(f"{path} {error}", CONFIG) from None
     if found is None:
         return {}
     if not isinstance(found, dict):
         raise GpushimError(f"{path} is not a YAML or JSON mapping; it begins with version: v1", CONFIG)
     check_version(found, path)
     return found
-
-
-def _check_size(found: Any, path: str) -> None:
-    """Refuse what is nested too deeply, or large, each alias counted as what it stands for."""
-    number, rows = 0, [iter([found])]
-    while rows:
-        one = next(rows[-1], rows)
-        if one is rows:
-            rows.pop()
-            continue
-        number += 1
-        if number > bounds.PLUGIN_NODES:
-            raise GpushimError(f"{path} has more than {bounds.PLUGIN_NODES} values; make it smaller", CONFIG)
-        if len(rows) > bounds.YAML_DEPTH:
-            raise GpushimError(f"{path} is nested too deeply; put less into each other", CONFIG)
-        if isinstance(one, (dict, list)):
-            rows.append(iter(one.values() if isinstance(one, dict) else one))
 
 
 def check_version(file: Mapping[str, Any], path: str) -> None:

@@ -171,3 +171,33 @@ def test_files_that_cannot_be_explained(data: bytes | None, words: str, tmp_path
         path.write_bytes(data)
     with pytest.raises(GpushimError, match=words):
         report(manifests.read(documents(str(path))), node(), str(path))
+
+
+def _doubled(first: str, next_: str, levels: int) -> bytes:
+    """Write a list whose members each have the one before three times."""
+    rows = [f"- &a0 {first}", *(f"- &a{one} {next_.format(one - 1)}" for one in range(1, levels + 1))]
+    return "\n".join(["apiVersion: v1", "kind: List", "items:", *rows, ""]).encode()
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (_doubled("{kind: Pod}", "{{kind: List, items: [*a{0}, *a{0}, *a{0}]}}", 21), "more than 100000 values"),
+        (_doubled("x", "[*a{0}, *a{0}, *a{0}]", 21), "more than 100000 values"),
+        (_doubled("x", "{{a: {{b: {{c: *a{0}}}}}}}", 40), "nested too deeply"),
+    ],
+)
+def test_aliases_count_as_what_they_stand_for(data: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(data)
+    with pytest.raises(GpushimError, match=words) as refused:
+        documents(str(tmp_path / "f"))
+    assert refused.value.exit_code == 10
+
+
+@pytest.mark.parametrize(("bound", "number"), [("SECONDS", 0.0), ("ANSWERS", 5)])
+def test_a_file_of_too_much_is_not_guessed(monkeypatch: pytest.MonkeyPatch, bound: str, number: float) -> None:
+    monkeypatch.setattr(explain_file, bound, number)
+    first, last = report(manifests.read([claim(), claim()]), node())["claims"]
+    assert [first["answer"], last["answer"]] == ["yes" if bound == "ANSWERS" else "cannot tell", "cannot tell"]
+    assert (last["why"], last["requests"]) == (explain_file.SLOW, [])

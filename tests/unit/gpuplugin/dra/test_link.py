@@ -126,7 +126,52 @@ def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str) -> Non
         again.say({"published": {"generation": 3}})
         while not one.published:
             await asyncio.sleep(0)
-        assert one.published == {"generation": 3}
+        assert one.published == {"generation": 3, "problem": ""}
+
+    run(folder, story)
+
+
+DEEP = "[" * 500 + "]" * 500
+
+
+@pytest.mark.parametrize(
+    ("generation", "problem", "known", "sentence"),
+    [
+        ("3", '"no \\u001b[31m"', 3, r"no \x1b[31m"),
+        ("3", '"no \\ud800"', 3, r"no \ud800"),
+        ("9" * 4000, "null", 0, ""),
+        ("1e999", '""', 0, ""),
+        ("true", DEEP, 0, "what the other container says is not understood"),
+        (DEEP, f'"{"x" * 60_000}"', 0, "x" * link.ERROR),
+    ],
+)
+def test_what_is_said_of_slices_is_a_number_and_a_sentence(
+    folder: Path, generation: str, problem: str, known: int, sentence: str
+) -> None:
+    """So it can be written as metrics, on a terminal, and to who asks."""
+
+    async def story(one: Link, come: Any) -> None:
+        other = await come()
+        await other.heard()
+        other.say(f'{{"published": {{"generation": {generation}, "problem": {problem}, "more": 1}}}}')
+        while not one.published:
+            await asyncio.sleep(0)
+        assert one.published == {"generation": known, "problem": sentence}
+        assert one.connected
+
+    run(folder, story)
+
+
+def test_an_error_that_is_no_text_ends_nothing(folder: Path) -> None:
+    async def story(one: Link, come: Any) -> None:
+        other = await come()
+        await other.heard()
+        asking = asyncio.ensure_future(one.claim(CLAIM))
+        number = (await other.heard())["claim"]
+        other.say(f'{{"claim": {number}, "error": {DEEP}}}')
+        with pytest.raises(GpushimError, match=r"is not understood$"):
+            await asking
+        assert one.connected
 
     run(folder, story)
 

@@ -112,6 +112,34 @@ def test_what_fails(text: str, error: str) -> None:
         matches(text)
 
 
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("([^_]|[^:])" * 30 + "_", False),
+        ("(.|..)" * 30 + "_", False),
+        ("[^_]*" * 60 + "_", False),
+        ("((" * 60 + "." + "|.))" * 60, True),
+    ],
+)
+def test_a_pattern_costs_no_more_the_more_ways_it_has(text: str, result: bool) -> None:
+    assert matches(f"{A}.uuid.matches('{text}')") is result
+
+
+def test_a_text_of_the_selector_may_be_longer_than_an_attribute() -> None:
+    assert matches(f"'{'a' * 64}'.matches('a*b?$')")
+    with pytest.raises(UnsureError):
+        matches(f"'{'a' * 65}'.matches('a*b?$')")
+
+
+@pytest.mark.usefixtures("bounded")
+def test_what_a_list_may_contain_is_evaluated_once() -> None:
+    text = "true"
+    for _ in range(60):
+        text = f"({text}) in [false, false, false, true]"
+    assert matches(text)
+
+
 def test_what_was_looked_up_is_told() -> None:
     _, seen = cel.matches(f"{A}.type == 'mig' && {A}.uuid == 'x'", "gpu.nvidia.com", DEVICE.body)
     assert [*seen] == ["type"]

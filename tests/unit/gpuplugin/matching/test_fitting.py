@@ -71,3 +71,13 @@ def test_what_takes_too_long_is_not_guessed() -> None:
     candidates = {"r": Candidates(many, many)}
     with pytest.raises(TooManyError):
         fit([[request("r", 16)]], [Constraint(f"{D}/home", False, ())], candidates, D)
+
+
+@pytest.mark.usefixtures("bounded")
+def test_constraints_and_alternatives_without_end_are_not_all_looked_at() -> None:
+    many = [device(f"d{number}", home="1") for number in range(MOST)]
+    candidates = {"r": Candidates(many, many), "none": Candidates([], [])}
+    with pytest.raises(TooManyError):
+        fit([[request("r", 2)]], [Constraint(f"{D}/home", True, ())] * 10_000, candidates, D)
+    with pytest.raises(TooManyError):
+        fit([[request("r", 2)], [request("none")] * 10_000], [], candidates, D)

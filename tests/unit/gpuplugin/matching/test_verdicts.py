@@ -67,3 +67,10 @@ TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 def test_taints(toleration: dict[str, Any] | None, taint: dict[str, str], kept: bool) -> None:
     tolerations = () if toleration is None else (toleration,)
     assert bool(untolerated(request(tolerations=tolerations), [taint])) is kept
+
+
+@pytest.mark.parametrize("text", ["'{}' == ''", "{}", f"{A}['{{}}'] == ''"])
+def test_a_long_selector_is_not_said_again_for_each_device(text: str) -> None:
+    found = verdict(request(text.format("x" * 10_000)), Class(()), "gpu.nvidia.com", DEVICE.body)
+    assert "xxx..." in found.why
+    assert len(found.why) < 1000

@@ -62,3 +62,20 @@ def test_many_laughs_end_soon() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     with pytest.raises(yaml.YamlError, match="more than 64 aliases"):
         yaml.loads("\n".join(lines).encode())
+
+
+@pytest.mark.parametrize("loader", ["CSafeLoader", "SafeLoader"])
+@pytest.mark.parametrize("text", ["a:\n  token: secret: x", 'a: "secret', "a: [secret", "- secret\nb: secret"])
+def test_an_error_says_where_and_not_what_is_there(monkeypatch: pytest.MonkeyPatch, loader: str, text: str) -> None:
+    library = pytest.importorskip("yaml")
+    monkeypatch.setattr(library, "CSafeLoader", getattr(library, loader, library.SafeLoader), raising=False)
+    with pytest.raises(yaml.YamlError, match=r"is not YAML: .*, line [0-9]+, column [0-9]+$") as refused:
+        yaml.loads(text.encode())
+    assert "secret" not in str(refused.value)
+
+
+def test_aliases_count_as_what_they_stand_for() -> None:
+    found = yaml.loads(b"a: &x [1, 2]\nb: [*x, *x]")  # one, with 3 in a, and 1 + 2 x 3 in b
+    yaml.check_size(found, 11)
+    with pytest.raises(yaml.YamlError, match="more than 10 values"):
+        yaml.check_size(found, 10)
