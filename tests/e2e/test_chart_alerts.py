@@ -132,7 +132,8 @@ def test_an_alert_comes_with_its_cause_and_ends_with_it(
 
 def test_a_device_plugin_that_nobody_wants_is_not_missed() -> None:
     def names(plugin: bool) -> set[str]:
-        values: helm.Values = {"prometheusRule": {"enabled": True}, "plugin": {"enabled": plugin}, "dra": {"enabled": True}}
+        parts = {name: {"enabled": True} for name in ("prometheusRule", "dra")}
+        values: helm.Values = {**parts, "plugin": {"enabled": plugin}}
         found = charts.objects(values)[charts.RULE]["spec"]["groups"]
         return {rule["alert"] for group in found for rule in group["rules"]}
 

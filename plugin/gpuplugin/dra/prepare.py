@@ -22,7 +22,7 @@ from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
     from gpuplugin.devices.mps_group import MpsGroup
@@ -146,9 +146,10 @@ class Claims:
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what cannot be written now is taken back later."""
-        self._ended |= {one["uid"] for one in claims}
+        uids = {one["uid"] for one in claims}
+        self._ended |= uids
         try:
-            await self._forget()
+            await self._forget(uids)
         except GpushimError as error:
             logger.error("%s", error)
 
@@ -157,11 +158,10 @@ class Claims:
         """Whether something could not be taken back yet."""
         return bool(self._ended)
 
-    async def _forget(self) -> None:
+    async def _forget(self, uids: Collection[str]) -> None:
         """Take back what has ended, when its GPUs are what they were; unless it was given something meanwhile."""
-        ended = frozenset(self._ended)
-        await self._shared.end(ended)
-        ended &= self._ended
+        await self._shared.end(uids)
+        ended = self._ended.intersection(uids)
         self._ledger.forget(ended)
         self._ended -= ended
 
@@ -192,7 +192,7 @@ class Claims:
             await asyncio.sleep(SWEEP)
             try:
                 if self._ended:
-                    await self._forget()
+                    await self._forget(frozenset(self._ended))
                 await self._sweep()
             except GpushimError as error:
                 if str(error) != last_error:
