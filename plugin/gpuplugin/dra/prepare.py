@@ -240,7 +240,7 @@ class Claims:
             name = quote(f"{row['namespace']}/{row['name']}")
             logger.info("claim %s is gone from this node: its GPUs are free", name)
             self._ended.add(uid)
-            await self._forget()
+            await self._forget({uid})
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
