@@ -255,8 +255,7 @@ class NodeHalf:
         return None
 
     def _slices(self) -> list[list[dict[str, Any]]]:
-        found = self._taints()
-        if found is None:
+        if (found := self._taints()) is None:
             return [[]]
         return offered.slices(
             self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
@@ -266,7 +265,8 @@ class NodeHalf:
         """Return taints by UUID; None while nothing can be given out."""
         if self._offer.problem or self._snapshot is None:
             return None
-        return taints.taints(self._reasons, self._snapshot, self._page(), str(self._settings.values["taint-effect"]))
+        effect, strangers = str(self._settings.values["taint-effect"]), self._ledger.strangers
+        return taints.taints(self._reasons, self._snapshot, self._page(), effect, strangers)
 
     def _now(self) -> Now:
         problem, tainted = self._offer.problem, self._taints() or {}

@@ -21,7 +21,7 @@ from gpushim.ground.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gpuplugin.book.book import Book
     from gpuplugin.book.claimed import Row
@@ -53,12 +53,14 @@ class Ledger:
         shared: the book.
 
     Attributes:
-        sure: kubelet has listed all pods since this began.
+        sure: kubelet has listed all pods since this began, and the book has all that they have.
+        strangers: UUIDs of what pods have by a device plugin that does not write the book, such as NVIDIA's.
     """
 
     def __init__(self, shared: Book) -> None:
         self._book = shared
         self.sure, self._problem = False, ""  # the last is of the file, and is logged once
+        self.strangers: frozenset[str] = frozenset()
 
     @property
     def path(self) -> str:
@@ -188,7 +190,8 @@ class Ledger:
             if uuid in homes and holders.claims.get(uuid) != name:  # as of a pod whose init container alone has it
                 with contextlib.suppress(GpushimError):
                     page = by_device.claim(page, {uuid: homes[uuid]}, name, system.clock())  # is new once more
-        self.sure = holders.pods is not None
+        self.strangers = frozenset(_unnoted(page, holders.held, homes))
+        self.sure = holders.pods is not None and not self.strangers
         return page
 
     def unshare(self, uids: Collection[str]) -> None:
@@ -250,6 +253,15 @@ def _refuse_listed(claim: Claim, uuids: Collection[str], holders: Holders, homes
             if _touch(had, uuid, homes):
                 what = "it" if had == uuid else had
                 raise GpushimError(f"claim {claim} cannot have {uuid} yet: {quote(who)} has {what}", REQUEST)
+
+
+def _unnoted(page: Page, held: Mapping[str, Mapping[str, str]], homes: Mapping[str, str]) -> Iterator[str]:
+    """List what pods have by device plugins, and is not in the book: kubelet is asked of it each time."""
+    noted = {(resource, name) for resource, name, _ in by_device.entries(page)}
+    for resource, row in held.items():
+        yield from (
+            by_device.stem(name) for name in row if (resource, name) not in noted and by_device.stem(name) in homes
+        )
 
 
 def _touch(had: str, uuid: str, homes: Mapping[str, str]) -> bool:

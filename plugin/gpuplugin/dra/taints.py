@@ -13,7 +13,7 @@ from gpuplugin.dra.offered import NO_EXECUTE, NO_SCHEDULE
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpuplugin.book.page import Page
     from gpuplugin.dra.offered import Offered
@@ -26,7 +26,11 @@ TIMEOUT = 30  # seconds after which a device of which nothing is heard is Unknow
 
 
 def taints(
-    reasons: Mapping[str, Sequence[Reason]], snapshot: Snapshot, page: Page | None, effect: str
+    reasons: Mapping[str, Sequence[Reason]],
+    snapshot: Snapshot,
+    page: Page | None,
+    effect: str,
+    strangers: Collection[str] = (),
 ) -> dict[str, list[dict[str, str]]]:
     """Return the taints of GPUs and MIG instances, by UUID; at most one of each key.
 
@@ -35,6 +39,7 @@ def taints(
         snapshot: of the host's inventory.
         page: the book.
         effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched.
+        strangers: UUIDs of what pods have by device plugins, and the book does not have.
     """
     found: dict[str, dict[str, dict[str, str]]] = {}
 
@@ -48,7 +53,7 @@ def taints(
             add(uuid, one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
     for uuid in problems(snapshot).keys() - reasons.keys():
         add(uuid, PROBLEM, "", NO_SCHEDULE)
-    for uuid in _given(page, snapshot):
+    for uuid in _given(page, snapshot, strangers):
         add(uuid, PLUGIN, "allocated", NO_SCHEDULE)
     return {uuid: [*row.values()] for uuid, row in found.items()}
 
@@ -60,13 +65,14 @@ def problems(snapshot: Snapshot) -> dict[str, str]:
     return {**found, **{mig["uuid"]: sick[mig["gpu"]] for mig in snapshot["mig"] if mig["gpu"] in sick}}
 
 
-def _given(page: Page | None, snapshot: Snapshot) -> Iterable[str]:
+def _given(page: Page | None, snapshot: Snapshot, strangers: Collection[str]) -> Iterable[str]:
     """List what a container has by the device plugin, MIG instances of a GPU with it."""
     held = (
         {entry["uuid"] for *_, entry in by_device.entries(page) if entry["giver"] == by_device.PLUGIN}
         if page
         else set()
     )
+    held |= {*strangers}
     gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["uuid"] in held}
     return sorted(held | {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in gpus})
 

@@ -64,6 +64,11 @@ def test_what_the_device_plugin_gave_is_not_scheduled_whatever_the_effect() -> N
     assert row == {"key": KEY + "device-plugin", "value": "allocated", "effect": "NoSchedule"}
 
 
+def test_what_another_device_plugin_gave_is_not_scheduled_either() -> None:
+    host = snapshot([gpu(0), gpu(1)], [mig(0, 0)])
+    assert taints.taints({}, host, None, "None", {GPU}) == found({}, host, book(PLUGIN, GPU), "None")
+
+
 def test_what_claims_have_is_not_tainted() -> None:
     assert found({}, snapshot([gpu(0)]), book(DRIVER, GPU)) == {}
 
