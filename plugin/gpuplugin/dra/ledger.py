@@ -54,13 +54,13 @@ class Ledger:
 
     Attributes:
         sure: kubelet has listed all pods since this began, and the book has all that they have.
-        strangers: UUIDs of what pods have by a device plugin that does not write the book, such as NVIDIA's.
+        unnoted: UUIDs of what pods have by a device plugin that does not write the book, such as NVIDIA's.
     """
 
     def __init__(self, shared: Book) -> None:
         self._book = shared
         self.sure, self._problem = False, ""  # the last is of the file, and is logged once
-        self.strangers: frozenset[str] = frozenset()
+        self.unnoted: frozenset[str] = frozenset()
 
     @property
     def path(self) -> str:
@@ -190,8 +190,8 @@ class Ledger:
             if uuid in homes and holders.claims.get(uuid) != name:  # as of a pod whose init container alone has it
                 with contextlib.suppress(GpushimError):
                     page = by_device.claim(page, {uuid: homes[uuid]}, name, system.clock())  # is new once more
-        self.strangers = frozenset(_unnoted(page, holders.held, homes))
-        self.sure = holders.pods is not None and not self.strangers
+        self.unnoted = frozenset(_unnoted(page, holders.held, homes))
+        self.sure = holders.pods is not None and not self.unnoted
         return page
 
     def unshare(self, uids: Collection[str]) -> None:

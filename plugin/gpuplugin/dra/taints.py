@@ -30,7 +30,7 @@ def taints(
     snapshot: Snapshot,
     page: Page | None,
     effect: str,
-    strangers: Collection[str] = (),
+    unnoted: Collection[str] = (),
 ) -> dict[str, list[dict[str, str]]]:
     """Return the taints of GPUs and MIG instances, by UUID; at most one of each key.
 
@@ -39,7 +39,7 @@ def taints(
         snapshot: of the host's inventory.
         page: the book.
         effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched.
-        strangers: UUIDs of what pods have by device plugins, and the book does not have.
+        unnoted: UUIDs of what pods have by device plugins, and the book does not have.
     """
     found: dict[str, dict[str, dict[str, str]]] = {}
 
@@ -53,7 +53,7 @@ def taints(
             add(uuid, one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
     for uuid in problems(snapshot).keys() - reasons.keys():
         add(uuid, PROBLEM, "", NO_SCHEDULE)
-    for uuid in _given(page, snapshot, strangers):
+    for uuid in _given(page, snapshot, unnoted):
         add(uuid, PLUGIN, "allocated", NO_SCHEDULE)
     return {uuid: [*row.values()] for uuid, row in found.items()}
 
@@ -65,14 +65,14 @@ def problems(snapshot: Snapshot) -> dict[str, str]:
     return {**found, **{mig["uuid"]: sick[mig["gpu"]] for mig in snapshot["mig"] if mig["gpu"] in sick}}
 
 
-def _given(page: Page | None, snapshot: Snapshot, strangers: Collection[str]) -> Iterable[str]:
+def _given(page: Page | None, snapshot: Snapshot, unnoted: Collection[str]) -> Iterable[str]:
     """List what a container has by the device plugin, MIG instances of a GPU with it."""
     held = (
         {entry["uuid"] for *_, entry in by_device.entries(page) if entry["giver"] == by_device.PLUGIN}
         if page
         else set()
     )
-    held |= {*strangers}
+    held |= {*unnoted}
     gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["uuid"] in held}
     return sorted(held | {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in gpus})
 

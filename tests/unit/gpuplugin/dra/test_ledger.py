@@ -127,18 +127,18 @@ def test_what_another_device_plugin_gave(ledger: Ledger, name: str) -> None:
     """It writes no book, so kubelet is asked again each time."""
     held = {"nvidia.com/gpu": {name: "pod d/old"}}
     ledger.hear(Holders(held, ["pod d/old"]), HOMES)
-    assert (ledger.sure, ledger.strangers) == (False, {GPU})
+    assert (ledger.sure, {*ledger.unnoted}) == (False, {GPU})
     with pytest.raises(GpushimError, match="claim d/a cannot have MIG-0 yet: pod d/old has GPU-0"):
         give(ledger, claim("a", SLICE), Holders(held, ["pod d/old"]))
     ledger.hear(Holders({}, []), HOMES)
-    assert (ledger.sure, ledger.strangers) == (True, set())
+    assert (ledger.sure, {*ledger.unnoted}) == (True, set())
     give(ledger, claim("a", GPU))
 
 
-def test_what_gpushims_gave_is_no_strangers(ledger: Ledger) -> None:
+def test_what_gpushims_plugin_gave_is_noted(ledger: Ledger) -> None:
     by_plugin(GPU)
     ledger.hear(Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"]), HOMES)
-    assert (ledger.sure, ledger.strangers) == (True, set())
+    assert (ledger.sure, {*ledger.unnoted}) == (True, set())
 
 
 def test_a_container_that_kubelet_lists_no_more_has_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
