@@ -20,6 +20,7 @@ from e2e import controlplane
 from e2e.apiserver import Api, api
 from e2e.trees import TOP
 
+pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="half a minute: tests/long/run dra")
 NODE, PLACE = "node-1", "dra"
 PROGRAM = (
     "import os, sys; from gpuplugin.cluster import dra_in_cluster; dra_in_cluster.run(os.environ, *sys.argv[1:])"

@@ -6,8 +6,10 @@ One story on one cluster, in the order of the tests, as test_dra.py; its host ha
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from e2e import claims, kube, workload
@@ -19,6 +21,7 @@ from e2e.test_dra import ALL, VALUES, cluster, host
 from fakehost import Host
 
 __all__ = ["cluster", "host"]
+pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="a minute and a half: tests/long/run dra")
 OWN = "gpushim_dra_driver_"
 
 
