@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,16 +22,35 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
+import fakehost
 from e2e.leftovers import until
 from e2e.plugins import environment
 from e2e.trees import TOP
+from fakehost import Host
 from gpuplugin.kubelet import dra
 from gpushim.containers import protobuf
 
 PROGRAM = TOP / "bin" / "gpushim-dra-driver"
 NODE, DRIVER = "node", "gpu.nvidia.com"
 SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Three GPUs, the first of which is divided."""
+    root = tmp_path_factory.mktemp("dra") / "root"
+    cache = str(TOP / ".cache" / "fakehost")
+    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass

@@ -7,40 +7,21 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import fakehost
-from e2e import trees
-from e2e.dranode import DRIVER, Driver, becomes, driver
+from e2e.dranode import DRIVER, Driver, becomes, driver, folder, host
 from e2e.engines import SYSTEM_PATH, run
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
 from gpuplugin.kubelet import dra
 
+__all__ = ["folder", "host"]
 OTHER = "gpu-00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Three GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("dranode") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory whose sockets have short paths."""
-    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -20,34 +18,17 @@ from typing import Any
 import grpc
 import pytest
 
-import fakehost
-from e2e import trees
-from e2e.dranode import DRIVER, Driver, becomes, driver
+from e2e.dranode import DRIVER, Driver, becomes, driver, folder, host
 from e2e.nodeunits import Units
 from e2e.test_dra_node import cdi, name, refresh
 from e2e.witness import settings
 from fakehost import Host
 from fakehost.gpus import Gpu
 
+__all__ = ["folder", "host"]
 DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3
 SHORT, LONG = 1, 3
 ONE, TWO = (str(uuid.UUID(int=number, version=4)) for number in (1, 2))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Three GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("drasharing") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory whose sockets have short paths."""
-    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ tests/e2e/test_dra_explain.py holds what it says of selectors and requests again
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,29 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-import fakehost
-from e2e import claims, pages, trees
-from e2e.dranode import Driver, becomes, driver
+from e2e import claims, pages
+from e2e.dranode import Driver, becomes, driver, folder, host
 from e2e.engines import SYSTEM_PATH, run
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
 
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Three GPUs, the first of which is divided."""
-    root = tmp_path_factory.mktemp("explained") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory whose sockets have short paths."""
-    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+__all__ = ["folder", "host"]
 
 
 @pytest.fixture

@@ -44,6 +44,15 @@ def read() -> tuple[dict[str, Any], dict[str, Row], bool]:
         return {}, {}, True
 
 
+def doubt(found: Mapping[str, Any], rows: Mapping[str, Row], damaged: bool) -> str:
+    """Begin a sentence about what `read` did not understand; "" if it has understood all."""
+    if damaged:
+        return f"{path()} is damaged: which claims had GPUs"
+    if len(rows) < len(found.get("claims", ())):  # of a newer version, most likely
+        return f"{path()} has claims that are not understood, which stay there: what they have"
+    return ""
+
+
 def is_row(row: Any) -> bool:
     """Say whether a claim of the file is understood."""
     try:

@@ -70,13 +70,9 @@ class Ledger:
     def claims(self) -> dict[str, Row]:
         """Return the claims that have something, by uid."""
         found, rows, damaged = claimed.read()
-        what = "is damaged: which claims had GPUs"
-        if not damaged:  # of a newer version, most likely
-            what = "has claims that are not understood, which stay there: what they have"
-        whole = not damaged and len(rows) == len(found.get("claims", ()))
-        problem = "" if whole else f"{self.path} {what} is known to kubelet alone"
+        problem = claimed.doubt(found, rows, damaged)
         if problem and problem != self._problem:
-            logger.warning("%s", problem)
+            logger.warning("%s is known to kubelet alone", problem)
         self._problem = problem
         return rows
 

@@ -140,6 +140,6 @@ def _holders(doubts: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
         page = None
     elif page and page["unknown"]:
         doubts.append(f"{shared.path} does not have all that was given out: {page['unknown']}")
-    if damaged or len(rows) < len(whole.get("claims", ())):
-        doubts.append(f"{claimed.path()} is damaged: which claims have GPUs is not known")
+    if doubt := claimed.doubt(whole, rows, damaged):
+        doubts.append(f"{doubt} is not known")
     return page, rows

@@ -99,8 +99,8 @@ def test_gpus_that_are_let_go(running: Newest) -> None:
         ("book.json", "x", "book.json is damaged: who has which GPU by the device plugin"),
         ("book.json", json.dumps(fresh("another", "")), "nobody has written"),
         ("book.json", json.dumps(fresh(system.boot() or "", "it was lost")), "all that was given out: it was lost"),
-        ("claims.json", "x", "claims.json is damaged: which claims have GPUs"),
-        ("claims.json", '{"claims": {"u": {}}}', "claims.json is damaged: which claims have GPUs"),
+        ("claims.json", "x", "claims.json is damaged: which claims had GPUs is not"),
+        ("claims.json", '{"claims": {"u": {}}}', "claims.json has claims that are not understood"),
     ],
 )
 def test_who_has_what_may_not_be_known(name: str, text: str, words: str) -> None:
