@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError
+from gpushim.ground.machines import CACHE_ABIS, CACHE_LIBC6, COMPANIONS, LOADERS
 
-# The "flags" of a 64-bit glibc library on each machine: FLAG_ELF_LIBC6 and the architecture's own.
-FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
-FLAGS32 = {"x86_64": 0x0003}  # of the 32-bit libraries that NVIDIA's drivers have on a machine: i386's
+# The "flags" of a library, and of a 32-bit one, by machine.
+FLAGS = {machine: CACHE_ABIS[machine] | CACHE_LIBC6 for machine in LOADERS}
+FLAGS32 = {machine: CACHE_ABIS[other] | CACHE_LIBC6 for machine, other in COMPANIONS.items()}
 
 _OLD_MAGIC = b"ld.so-1.7.0"
 _NEW_MAGIC = b"glibc-ld.so.cache1.1"

@@ -14,11 +14,12 @@ import posix
 from errno import EINVAL, ENOENT
 from struct import Struct, pack_into, unpack_from
 
+from gpushim.ground.machines import BPF
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-NUMBERS = {"x86_64": 321, "aarch64": 280}  # of bpf(2), by machine
 LOAD, ATTACH, DETACH, FD_BY_ID, INFO, QUERY = 5, 8, 9, 13, 15, 16  # enum bpf_cmd
 NAMES = {LOAD: "load", ATTACH: "attach", DETACH: "detach", FD_BY_ID: "open by id", INFO: "read", QUERY: "list"}
 PROGRAM_TYPE, ATTACH_TYPE = 15, 6  # BPF_PROG_TYPE_CGROUP_DEVICE, BPF_CGROUP_DEVICE
@@ -110,9 +111,9 @@ class Kernel:
     __slots__ = ("number", "syscall")
 
     def __init__(self, machine: str) -> None:
-        if machine not in NUMBERS:
+        if machine not in BPF:
             raise OSError(EINVAL, f"the number of bpf(2) on {machine} is not known")
-        self.number = NUMBERS[machine]
+        self.number = BPF[machine]
         self.syscall = ctypes.CDLL(None, use_errno=True).syscall
         self.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
         self.syscall.restype = ctypes.c_long

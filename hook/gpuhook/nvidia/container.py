@@ -22,6 +22,7 @@ from gpuhook.live import roots
 from gpuhook.live.roots import rootfs_of
 from gpushim.ground import bounds, elf
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
+from gpushim.ground.machines import COMPANIONS
 from gpushim.paths.mountinfo import held, mount_id
 from gpushim.paths.rootfs import Rootfs
 from gpushim.paths.walk import REGULAR, TYPE
@@ -181,7 +182,7 @@ def _soname(work: Work, path: str, machine: str, every: bool) -> tuple[int, byte
         try:
             if not every and mount_id(fd) == work.root.mount:
                 return None
-            machines = [machine, elf.COMPANIONS.get(machine, "")]
+            machines = [machine, COMPANIONS.get(machine, "")]
             found, soname = elf.soname(lambda at, size: posix.pread(fd, size, at), facts.st_size, machines)
         finally:
             posix.close(fd)

@@ -29,7 +29,7 @@ CREATE = """
 """
 HOOK = """
     gpushim. gpushim.ground. gpushim.ground.errors gpushim.ground.bounds gpushim.ground.fastjson
-    gpushim.oci. gpushim.oci.hookargs
+    gpushim.ground.machines gpushim.oci. gpushim.oci.hookargs
     gpushim.paths. gpushim.paths.walk gpushim.paths.mountinfo gpushim.paths.directory gpushim.paths.rootfs
     gpuhook. gpuhook.live. gpuhook.live.roots gpuhook.finish. gpuhook.finish.options gpuhook.finish.ldcache
     gpuhook.finish.finish gpuhook.finish.cover gpuhook.confine gpuhook.prestart

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import tarfile
@@ -31,7 +32,7 @@ from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings.setup import PROGRAM, installed
 from gpushim.ground.errors import GpushimError
-from gpushim.oci.hookargs import LOADERS
+from gpushim.ground.machines import LOADERS
 from gpushim.paths import places
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ def make_root(root: str) -> None:
     Raises:
         GpushimError: this host has no glibc, without which there is no driver either.
     """
-    loader = next((path for path in LOADERS.values() if os.path.exists(path)), "")
-    listed = ask.program([loader, "--list", SHELL]) if loader else None
+    loader = LOADERS.get(platform.machine(), "")
+    listed = ask.program([loader, "--list", SHELL]) if os.path.exists(loader) else None
     if listed is None or listed.code != 0:
         raise GpushimError(f"this host's {SHELL} is not a glibc program")
     files = [SHELL, loader, *re.findall(r"=> (/\S+) \(", listed.out)]

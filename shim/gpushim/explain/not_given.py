@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from gpushim.decision import plan
 from gpushim.ground import bounds
 from gpushim.ground.errors import GpushimError
+from gpushim.ground.machines import LOADERS
 from gpushim.oci import authorization, request
-from gpushim.oci.hookargs import LOADERS
 from gpushim.oci.require import PREFIX
 from gpushim.paths.rootfs import Rootfs
 

@@ -10,6 +10,7 @@ Out of scope: opening files, what a note means (gpuhook.finish.compat), symbols.
 from __future__ import annotations
 
 from gpushim.ground import bounds
+from gpushim.ground.machines import ELF
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     Read = Callable[[int, int], bytes]  # takes an offset and a length
 
-# As uname(2) calls them, and i386: EI_CLASS and e_machine.
-MACHINES = {"x86_64": (2, 62), "aarch64": (2, 183), "ppc64le": (2, 21), "riscv64": (2, 243), "i386": (1, 3)}
-COMPANIONS = {"x86_64": "i386"}  # machines with programs of another kind
 _HEADER, _SECTION, _NOTE = 64, 64, 12  # bytes of Elf64_Ehdr, Elf64_Shdr, Elf64_Nhdr
 _SHARED = 3  # ET_DYN
 _STRINGS, _NOTES = 3, 7  # SHT_STRTAB, SHT_NOTE
@@ -38,7 +36,7 @@ def soname(read: Read, size: int, machines: Iterable[str], program: bool = False
     Args:
         read: reads a piece of the file.
         size: bytes of the file.
-        machines: that it may be for, as MACHINES names them.
+        machines: that it may be for, as ELF names them (machines.py).
         program: whether a program does as well.
 
     Returns:
@@ -102,7 +100,7 @@ def _header(read: Read, size: int, machines: Iterable[str], program: bool = Fals
         raise ValueError("it is not an ELF file of this byte order")
     kind = header[4], _number(header, 18, 2)
     for machine in machines:
-        if MACHINES.get(machine) == kind:
+        if ELF.get(machine) == kind:
             if _number(header, 16, 2) != _SHARED and not program:
                 raise ValueError("it is not a shared library")
             return header, machine

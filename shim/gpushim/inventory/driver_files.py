@@ -16,6 +16,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpushim.ground.elf import ForeignError
+from gpushim.ground.machines import COMPANIONS
 from gpushim.ground.errors import quote
 from gpushim.inventory import data_files
 from gpushim.inventory.loader import BELOW, TELLTALES, Loader, read_cache, soname
@@ -99,7 +100,6 @@ LOST = {
     "libcuda.so": "programs in containers find no CUDA",
     "libnvidia-ml.so": "nvidia-smi in containers finds no driver",
 }
-WITH_32 = ("x86_64",)  # machines whose drivers have 32-bit libraries too
 LASTING = ("library", "library32", "binary", "firmware", "data")  # kinds of files that an installer writes
 WRITTEN = ("binary", "firmware", "data")  # those whose directory nobody but the installer vouches for
 CROWDED = ("/", "/etc")  # directories that change for reasons unrelated to the driver
@@ -120,8 +120,8 @@ def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: s
     found["display"] += data_files.xorg(loader, version)
     found["gds"] = data_files.gds(root)
     found["mps"] = data_files.mps(root, mps)
-    if machine in WITH_32:
-        narrow = Loader(root, "i386", cache, notes, BEGINNINGS)
+    if machine in COMPANIONS:
+        narrow = Loader(root, COMPANIONS[machine], cache, notes, BEGINNINGS)
         narrow.settle(version)
         for capability in CAPABILITIES:
             found[capability + "32"] = entries(narrow, capability, version, notes)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.ground import elf
 from gpushim.ground.elf import ForeignError
+from gpushim.ground.machines import CACHE_ABIS, triplet
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ OLD_MAGIC = b"ld.so-1.7.0"
 OLD_HEADER, OLD_ENTRY = 16, 12  # bytes; the count is at offset 12
 NEW_HEADER, NEW_ENTRY = 48, 24
 NAME_LIMIT = 4096  # bytes of a name or a path (PATH_MAX)
-# Flags of an entry: the library's ABI, by machine, and in the low byte its type. FLAG_ELF_LIBC6 is 3; ldconfig gives
-# FLAG_ELF, which is 1, to 32-bit libraries that do not ask for libc themselves.
-ABIS = {"x86_64": 0x0300, "aarch64": 0x0A00, "ppc64le": 0x0500, "riscv64": 0x1000, "i386": 0x0000}
+# Flags of an entry: the library's ABI, and in the low byte its type. ldconfig gives FLAG_ELF to 32-bit libraries that
+# do not ask for libc themselves, CACHE_LIBC6 to all others.
 FLAG_ELF, ABI_MASK = 1, 0xFF00
 
 
@@ -136,8 +136,8 @@ def directories(machine: str) -> list[str]:
     if machine == "i386":
         usual: tuple[str, ...] = DIRS32
     else:
-        triplet = f"{machine}-linux-gnu"
-        usual = (f"/usr/lib/{triplet}", "/usr/lib64", "/lib64", "/usr/lib", "/lib", f"/lib/{triplet}")
+        name = triplet(machine)
+        usual = (f"/usr/lib/{name}", "/usr/lib64", "/lib64", "/usr/lib", "/lib", f"/lib/{name}")
     found = [folder + below for folder in usual for below in ("", "/nvidia/current", "/nvidia")]
     return [*found, NIXOS_DIRS.get(machine, "/run/opengl-driver/lib")]
 
@@ -186,7 +186,7 @@ def libraries(cache: bytes, machine: str = "", beginnings: tuple[bytes, ...] = (
     Raises:
         ValueError: it is not a cache in the new layout, or it is damaged.
     """
-    abi = ABIS.get(machine or platform.machine(), 0)
+    abi = CACHE_ABIS.get(machine or platform.machine(), 0)
     try:
         start = _new_layout(cache)
         (count,) = struct.unpack_from("=I", cache, start + len(NEW_MAGIC))
@@ -222,7 +222,7 @@ def _text(cache: bytes, offset: int) -> str:
 
 
 def soname(path: str, machine: str = "") -> str:
-    """Read a library's SONAME, "" if it has none; `machine` is one of elf.MACHINES, "" for this one.
+    """Read a library's SONAME, "" if it has none; `machine` is one of machines.ELF, "" for this one.
 
     Raises:
         ForeignError: it is for another machine.

@@ -8,8 +8,6 @@ On the create path and the hook path: imports nothing.
 from __future__ import annotations
 
 HOST, CONTAINER = "host", "container"
-# glibc's loader, by machine: an image without it has programs of musl, or none.
-LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 
 # Forms of values, as the usage shows them, and the kinds of the paths in them: after "=", if any, separated by "::".
 FORMS: dict[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpushim.oci.hookargs import LOADERS
+from gpushim.ground.machines import LOADERS
 from unit.gpuhook.caches import image, ldconfig, listing
 from unit.gpuhook.sandbox import HOOK, as_root
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.oci.hookargs import LOADERS
+from gpushim.ground.machines import LOADERS
 from unit.gpuhook.sandbox import picture
 from unit.gpuhook.trees import DRV, MACHINE, entries, finish, glibc_image
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.finish import ldcache
-from gpushim.oci.hookargs import LOADERS
+from gpushim.ground.machines import LOADERS
 from unit.gpuhook.caches import listing
 from unit.gpuhook.notes import libcuda
 from unit.gpuhook.sandbox import container, picture

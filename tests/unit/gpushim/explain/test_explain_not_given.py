@@ -12,7 +12,7 @@ import pytest
 from gpushim.explain import not_given
 from gpushim.explain.explain import described, explain
 from gpushim.oci import device_list
-from gpushim.oci.hookargs import LOADERS
+from gpushim.ground.machines import LOADERS
 from unit.gpushim.decision import test_plan
 from unit.gpushim.explain.test_explain import DEVICES, asked, shape
 from unit.gpushim.explain.test_explain import known as known  # a fixture

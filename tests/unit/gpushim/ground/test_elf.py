@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushim.ground import bounds, elf
+from gpushim.ground import bounds, elf, machines
 from unit.gpuhook.notes import OWNER, SECTION, library
 
 MACHINE = platform.machine()
@@ -172,7 +172,7 @@ def built(soname: str, *words: str) -> bytes:
 
 
 def soname(data: bytes, machine: str = MACHINE) -> tuple[str, bytes]:
-    return elf.soname(pieces(data), len(data), [machine, elf.COMPANIONS.get(machine, "")])
+    return elf.soname(pieces(data), len(data), [machine, machines.COMPANIONS.get(machine, "")])
 
 
 WIDE, NARROW = built("libcuda.so.1"), built("libcuda.so.1", "-m32")

@@ -34,6 +34,7 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 
 import fakehost
 from fakehost import smallelf
+from gpushim.ground.machines import CACHE_ABIS
 from gpushim.ground.model import File
 from gpushim.inventory import driver_files, loader
 from gpushim.paths import rooted
@@ -120,7 +121,7 @@ class Root:
                     except (OSError, ValueError):
                         continue
                     if soname == name or name.endswith(".so"):
-                        entries.append((loader.ABIS[machine] | LIBC6, name, f"{folder}/{name}"))
+                        entries.append((CACHE_ABIS[machine] | LIBC6, name, f"{folder}/{name}"))
         fs.create_file(self._at("/etc/ld.so.cache"), contents=loader_cache(entries))
 
 

@@ -10,9 +10,10 @@ import pytest
 
 import fakehost
 from fakehost import smallelf
+from gpushim.ground.machines import CACHE_ABIS
 from gpushim.ground.model import File
 from gpushim.inventory import driver_files
-from gpushim.inventory.loader import ABIS, BELOW, Loader, read_cache
+from gpushim.inventory.loader import BELOW, Loader, read_cache
 from unit.gpushim.inventory.golden import LIBC6, loader_cache
 
 VERSION = "535.183.01"
@@ -26,7 +27,7 @@ def library(path: Path, soname: str, machine: str = "x86_64") -> None:
 
 def cache(root: Path, *entries: tuple[str, str, str]) -> None:
     (root / "etc").mkdir(exist_ok=True)
-    listed = [(ABIS[machine] | LIBC6, name, path) for machine, name, path in entries]
+    listed = [(CACHE_ABIS[machine] | LIBC6, name, path) for machine, name, path in entries]
     (root / "etc/ld.so.cache").write_bytes(loader_cache(listed))
 
 
