@@ -73,7 +73,7 @@ def debian(cache: Path = CACHE) -> Path:
     return tree
 
 
-def glibc(suite: str, cache: Path = CACHE) -> Path:
+def glibc(suite: str, cache: Path = CACHE, architecture: str = "") -> Path:
     """Return a root filesystem of a Debian suite's glibc, loader and ldconfig, building it the first time.
 
     Its packages are unpacked without running their scripts: it has neither a shell nor an ld.so.cache.
@@ -81,17 +81,19 @@ def glibc(suite: str, cache: Path = CACHE) -> Path:
     Args:
         suite: codename, as in `trixie`.
         cache: directory that keeps trees between runs.
+        architecture: Debian's name of it, this machine's without it.
 
     Returns:
         The tree's directory. It is shared: mount `overlay` on it instead of writing to it.
     """
     recipe = hashlib.sha256(json.dumps([LOADER, LEFT_OUT]).encode()).hexdigest()
-    tree = cache / f"{suite}-{recipe[:12]}"
+    tree = cache / f"{suite}{architecture and '-'}{architecture}-{recipe[:12]}"
+    more = [f"--architectures={architecture}"] if architecture else []
     with locked(cache):
         if not tree.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 fresh = Path(scratch) / "tree"
-                bootstrap(fresh, suite, "extract", LOADER)
+                bootstrap(fresh, suite, "extract", LOADER, *more)
                 fresh.rename(tree)
     return tree
 

@@ -7,7 +7,7 @@ files or loads its libraries. Out of scope: computing anything.
 from __future__ import annotations
 
 from fakehost import layouts, smallelf
-from fakehost.gpus import H100, RTX_PRO_6000, Gpu, Mig, ci_cap, gi_cap
+from fakehost.gpus import GH200, H100, RTX_PRO_6000, Gpu, Mig, ci_cap, gi_cap
 from fakehost.host import Host, build
 
-__all__ = ["H100", "RTX_PRO_6000", "Gpu", "Host", "Mig", "build", "ci_cap", "gi_cap", "layouts", "smallelf"]
+__all__ = ["GH200", "H100", "RTX_PRO_6000", "Gpu", "Host", "Mig", "build", "ci_cap", "gi_cap", "layouts", "smallelf"]

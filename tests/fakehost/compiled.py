@@ -1,7 +1,8 @@
 """Compile the simulated driver's libraries and programs with gcc, and keep the results.
 
 A result is named after the hash of its source and command, so a second host costs only copies. 32-bit libraries
-are written, not compiled (smallelf.py). Out of scope: cross compiling.
+are written, not compiled (smallelf.py). For another machine, CC names the compiler, as make has it; what ldconfig and
+the kernel say of that machine is not ours.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def compiled(cache: str, sources: tuple[str, ...], *flags: str) -> str:
         flags: gcc's, added to the common ones.
 
     Raises:
-        RuntimeError: gcc is missing or does not like the source.
+        RuntimeError: the compiler is missing or does not like the source.
     """
-    command = ["gcc", "-O1", "-Wall", "-fvisibility=hidden", *flags]
+    command = [os.environ.get("CC", "gcc"), "-O1", "-Wall", "-fvisibility=hidden", *flags]
     digest = hashlib.sha256("\0".join([*command, *sources]).encode())
     for name in (*sources, "table.h", "nvml.h"):
         with open(os.path.join(SOURCES, name), "rb") as file:
@@ -123,7 +124,7 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise RuntimeError("the simulated host needs gcc, and it is not installed") from None
+        raise RuntimeError(f"the simulated host needs {command[0]}, and it is not installed") from None
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
 

@@ -41,6 +41,16 @@ RTX_PRO_6000: dict[str, Any] = {
     "memory": 97887,
     "device_id": 0x2BB5,
 }
+# The second of a machine with two; its memory is a NUMA node without processors.
+GH200: dict[str, Any] = {
+    "model": "NVIDIA GH200 480GB",
+    "arch": "9.0",
+    "memory": 97871,
+    "device_id": 0x2342,
+    "pci": "0019:01:00.0",
+    "numa": 1,
+    "minor": 1,
+}
 DEFAULT_MIG = ("3g.20gb", "2g.10gb", "1g.5gb")
 # mig-minors: config is 1, monitor is 2, then 15 GPU instances of one access file and 8 compute instances each.
 FIRST_CAP, INSTANCES, COMPUTES = 3, 15, 8

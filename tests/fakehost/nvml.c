@@ -66,7 +66,9 @@ static result check_module(void)
     char *read_line = fgets(line, sizeof line, file);
     fclose(file);
     char *module = read_line ? strstr(line, "Kernel Module ") : NULL;
-    if (module == NULL || sscanf(module, "Kernel Module %63s", version) != 1)
+    /* The open modules name the machine before the version. */
+    if (module == NULL || (sscanf(module, "Kernel Module for %*s %63s", version) != 1
+                           && sscanf(module, "Kernel Module %63s", version) != 1))
         return UNKNOWN;
     return strcmp(version, host.driver) == 0 ? OK : LIB_RM_VERSION_MISMATCH;
 }

@@ -1,4 +1,4 @@
-"""Turn a simulated host into one of another platform: WSL2, or a Jetson with its CSV files.
+"""Turn a simulated host into one of another platform: WSL2, a Jetson with its CSV files, a Grace-Hopper.
 
 Made from published listings of such systems; the libraries are those of the simulated driver under other names.
 Out of scope: anything that the inventory does not look at.
@@ -12,6 +12,7 @@ import shutil
 from fakehost import compiled, tree
 from fakehost.host import Host
 
+ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: the GPU reads page tables of the processor
 DXG = (10, 61)  # major, minor; the latter is dynamic
 WSL_LIB = "/usr/lib/wsl/lib"
 STORE = "/usr/lib/wsl/drivers/nvlti.inf_amd64_9a2c79b60d6607c6"
@@ -87,6 +88,16 @@ def to_tegra(host: Host) -> None:
     drivers += [f"sym, {os.path.dirname(TEGRA_LIB)}/libcuda.so"]
     tree.write(f"{host.root}{CSV}/drivers.csv", "\n".join(drivers) + "\n")
     tree.write(f"{host.root}{CSV}/cudnn.csv", "lib, /etc/fakehost.conf\n")
+
+
+def to_grace(host: Host) -> None:
+    """Make a Grace-Hopper of a host whose GPUs are like GH200: open kernel modules, memory that all address."""
+    for gpu in host.gpus:
+        host.figure(gpu.index, addressing=ATS)
+    builder = "Release Build  (builder@host)  Tue Apr  9 18:10:35 UTC 2024"
+    words = f"NVIDIA UNIX Open Kernel Module for aarch64  {host.module_version}  {builder}"
+    lines = f"NVRM version: {words}\nGCC version:  gcc version 12.2.0\n"
+    tree.write(f"{host.root}/proc/driver/nvidia/version", lines)
 
 
 def _forget_driver(host: Host) -> None:

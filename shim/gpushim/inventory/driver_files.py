@@ -16,8 +16,8 @@ import re
 from typing import TYPE_CHECKING
 
 from gpushim.ground.elf import ForeignError
-from gpushim.ground.machines import COMPANIONS
 from gpushim.ground.errors import quote
+from gpushim.ground.machines import COMPANIONS
 from gpushim.inventory import data_files
 from gpushim.inventory.loader import BELOW, TELLTALES, Loader, read_cache, soname
 from gpushim.paths import rooted, trust

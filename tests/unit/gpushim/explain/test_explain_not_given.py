@@ -11,8 +11,8 @@ import pytest
 
 from gpushim.explain import not_given
 from gpushim.explain.explain import described, explain
-from gpushim.oci import device_list
 from gpushim.ground.machines import LOADERS
+from gpushim.oci import device_list
 from unit.gpushim.decision import test_plan
 from unit.gpushim.explain.test_explain import DEVICES, asked, shape
 from unit.gpushim.explain.test_explain import known as known  # a fixture

@@ -1,4 +1,4 @@
-"""WSL2 and Tegra from fixture trees: what is found, what is left out, and when it is no such system."""
+"""WSL2, Tegra and Grace-Hopper from fixture trees: what is found and left out, and when it is no such system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fakehost import Host, build
+from fakehost import GH200, Host, build, ci_cap, gi_cap
 from fakehost import platforms as simulated
 from gpushim.ground.model import File, Listed
 from gpushim.inventory import platforms
@@ -307,3 +307,17 @@ def test_change_makes_the_snapshot_stale(machine: Machine, platform: str) -> Non
     assert not snapshot["files"].get("compute")
     assert ("/dev/null" in snapshot["nodes"]) == (platform == "tegra")
     assert json.loads(json.dumps(snapshot)) == snapshot
+
+
+def test_a_grace_hopper(machine: Machine) -> None:
+    """GPUs in PCI domains of their own, and memory that host and GPU address alike."""
+    first = {**GH200, "pci": "0009:01:00.0", "numa": 0, "minor": 0}
+    simulated.to_grace(machine.build([first, {**GH200, "mig": ["1g.12gb"]}], driver="550.54.15", imex=1))
+    snapshot = machine.refreshed()
+    found = [(gpu["pci"], gpu["numa"], gpu["addressing"], gpu["memory"]) for gpu in snapshot["gpus"]]
+    assert found == [("00000009:01:00.0", 0, "ATS", 97871), ("00000019:01:00.0", 1, "ATS", 97871)]
+    assert (snapshot["platform"], snapshot["driver"]["version"]) == ("native", "550.54.15")
+    (mig,) = snapshot["mig"]
+    assert [path for path in mig["nodes"] if "nvidia-caps/" in path] == [
+        f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in (gi_cap(1, 7), ci_cap(1, 7, 0))
+    ]

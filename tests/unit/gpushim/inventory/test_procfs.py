@@ -31,6 +31,7 @@ def add_gpu(nvidia: Path, name: str, minor: str, **fields: str) -> None:
             "550.54.14",
         ),
         ("NVRM version: NVIDIA UNIX aarch64 Kernel Module  580.65  Tue", "580.65"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  550.54.15  Release", "550.54.15"),
         ("something else", ""),
         ("", ""),
     ],
