@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import tempfile
@@ -17,16 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from e2e import trees
+from machine import aarch64, confinement
+from machine.machines import Machine
+from machine.processors import Processor
 
 CACHE = trees.TOP / ".cache" / "machine"
-FILES = Path(__file__).with_name("files")  # of the machine, at their places
+HERE = Path(__file__).parent
 SUITE = "trixie"
-PACKAGES = (
-    *("linux-image-cloud-amd64", "systemd", "systemd-sysv", "dbus", "udev", "kmod"),
-    *("containerd", "docker-cli", "docker.io", "runc"),
-    *("dash", "grep", "libpython3-stdlib", "python3-minimal"),  # all that the shim and the hook need
-    *("base-files", "base-passwd", "coreutils", "libc-bin", "mount", "procps", "sed", "tar", "util-linux"),
-)
 # The packages' scripts do not run. This is what is missed of their work.
 FINISH = """
 depmod "$1"
@@ -55,33 +53,37 @@ MASKED = (
     *("dev-hugepages.mount", "sys-fs-fuse-connections.mount", "sys-kernel-config.mount", "sys-kernel-debug.mount"),
     *("sys-kernel-tracing.mount", "systemd-journal-flush.service", "systemd-logind.service", "timers.target"),
     *("systemd-random-seed.service", "systemd-user-sessions.service", "systemd-hostnamed.socket", "getty.target"),
-    *("serial-getty@ttyS0.service", "systemd-networkd.service", "systemd-networkd-wait-online.service"),
+    *("systemd-networkd.service", "systemd-networkd-wait-online.service"),
     *("systemd-tpm2-setup-early.service", "systemd-tpm2-setup.service", "systemd-sysusers.service"),
 )
-DISK = "1500M"
 # Its place in the machine: absolute, since the simulated driver's libraries name it.
 HOST = Path("/srv/gpus")
 GPUS = 2
-APPLETS = ("sh", "head", "sleep", "true", "cat")
+APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount")
 
 
-def debian(cache: Path = CACHE) -> Path:
-    """Return the directory with `tree`, `kernel` and `initrd`, building them the first time."""
-    recipe = hashlib.sha256(json.dumps([SUITE, PACKAGES, FINISH, MODULES, STAND_IN, INIT, trees.LEFT_OUT]).encode())
+def debian(processor: Processor, packages: tuple[str, ...], cache: Path = CACHE) -> Path:
+    """Return the directory with `tree`, `kernel` and `initrd` of a Debian, building them the first time."""
+    parts = [SUITE, processor.debian, packages, FINISH, MODULES, STAND_IN, INIT, trees.LEFT_OUT]
+    recipe = hashlib.sha256(json.dumps(parts).encode())
     found = cache / recipe.hexdigest()[:12]
     with trees.locked(cache):
         if not found.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 fresh = Path(scratch) / "fresh"
                 fresh.mkdir()
-                _build(fresh, Path(scratch))
+                with processor.runs():
+                    _build(fresh, Path(scratch), processor, packages)
                 fresh.rename(found)
     return found
 
 
-def _build(dest: Path, scratch: Path) -> None:
+def _build(dest: Path, scratch: Path, processor: Processor, packages: tuple[str, ...]) -> None:
     tree = dest / "tree"
-    trees.bootstrap(tree, SUITE, "extract", PACKAGES)
+    more = (f"--architectures={processor.debian}", "--skip=cleanup/apt/cache")
+    kernel_package = f"linux-image-cloud-{processor.debian}"
+    trees.bootstrap(tree, SUITE, "extract", (kernel_package, *packages), *more)
+    aarch64.known(tree)
     (kernel,) = (tree / "boot").glob("vmlinuz-*")
     shutil.move(kernel, dest / "kernel")
     version = kernel.name.removeprefix("vmlinuz-")
@@ -90,7 +92,7 @@ def _build(dest: Path, scratch: Path) -> None:
     first = scratch / "first"
     for name in ("bin", "dev", "modules", "root"):
         (first / name).mkdir(parents=True)
-    shutil.copy2("/bin/busybox", first / "bin")
+    shutil.copy2(tree / "usr/bin/busybox", first / "bin")
     (first / "init").write_text(INIT)
     (first / "init").chmod(0o755)
     for number, path in enumerate(_modules(tree, version)):
@@ -125,27 +127,45 @@ def _chroot(tree: Path, *command: str) -> str:
 
 
 @contextlib.contextmanager
-def disk() -> Iterator[Path]:
-    """Make a directory with `disk`, `kernel` and `initrd` for the block."""
-    base = debian()
+def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
+    """Make a directory with `disk`, `kernel` and `initrd` for the block.
+
+    Args:
+        machine: what the disk is for.
+        parts: of its trial, names of those to run; none for all.
+    """
+    base, processor = debian(machine.processor, machine.packages), machine.processor
     with tempfile.TemporaryDirectory(prefix="machine-") as name:
         scratch = Path(name)
-        with trees.overlay(base / "tree", scratch) as root:
-            install(root)
-            _host(root)
-            _container(root / "srv/rootfs", scratch)
-            shutil.copytree(FILES, root, symlinks=True, dirs_exist_ok=True)
-            for unit in MASKED:
+        with processor.runs(), trees.overlay(base / "tree", scratch) as root:
+            _host(root, processor)
+            _container(root / "srv/rootfs", processor)
+            shutil.copytree(HERE / "files", root, symlinks=True, dirs_exist_ok=True)
+            for unit in (*MASKED, f"serial-getty@{processor.console}.service"):
                 (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
-            (root / "srv/trial.py").write_bytes(Path(__file__).with_name("trial.py").read_bytes())
-            _chroot(root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/gpushim")
+            _trial(root, machine.trial, parts)
+            if machine.trial == "arm64":
+                fixtures = str(HERE / "fixtures.py")
+                at_its_place(root, processor, fixtures, processor.libraries)
+                aarch64.prepare(root, _chroot)
+            else:
+                install(root)
+            if machine.trial == "confined":
+                confinement.prepare(root, CACHE)
             for name in ("etc", "var"):  # or the first boot makes caches of its own
                 (root / name / ".updated").touch()
+            if policy := machine.archive():
+                confinement.label(root, policy, HOST)
             command = ["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", str(root)]
-            subprocess.run([*command, str(scratch / "disk"), DISK], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([*command, str(scratch / "disk"), machine.disk], check=True, stdout=subprocess.DEVNULL)
         for each in ("kernel", "initrd"):
             (scratch / each).symlink_to(base / each)
         yield scratch
+
+
+def _trial(root: Path, name: str, parts: list[str]) -> None:
+    shutil.copytree(HERE / "trials", root / "srv/machine/trials", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "srv/trial.env").write_text(f"TRIAL={name}\nPARTS={' '.join(parts)}\n")
 
 
 def install(root: Path) -> None:
@@ -155,24 +175,33 @@ def install(root: Path) -> None:
         subprocess.run([lay_down, str(root), *words], check=True)
     watching = [f"gpushim-{name}" for name in ("refresh.path", "refresh-cdi.path", "refresh.timer")]
     _chroot(root, "/bin/systemctl", "enable", *watching)
+    _chroot(root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/gpushim")
 
 
-def _host(root: Path) -> None:
-    # At its place in a mount namespace of its own, where that place is in the machine's tree.
+def _host(root: Path, processor: Processor) -> None:
+    options = ["--root", str(HOST), "--gpus", str(GPUS), "--libdir", processor.libraries]
+    said = at_its_place(root, processor, str(trees.TOP / "tests/fakehost"), *options)
+    (root / "srv/gpus.txt").write_bytes(said)
+    _chroot(root, "/sbin/ldconfig", "-i", "-r", str(HOST))  # a processor's own, where fakehost's finds nothing
+
+
+def at_its_place(root: Path, processor: Processor, *words: str) -> bytes:
+    """Run a Python program that builds hosts beside HOST, in the machine; return what it prints."""
     (root / HOST.relative_to("/")).parent.mkdir(exist_ok=True)
     script = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
     enter = ["/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-euc", script, "sh"]
     place = str(HOST.parent)
-    build = ["/usr/bin/python3", str(trees.TOP / "tests/fakehost"), "--root", str(HOST), "--gpus", str(GPUS)]
-    done = subprocess.run([*enter, f"{root}{place}", place, *build], check=True, stdout=subprocess.PIPE)
-    (root / "srv/gpus.txt").write_bytes(done.stdout)
+    command = [*enter, f"{root}{place}", place, "/usr/bin/python3", *words]
+    env = {**os.environ, "CC": processor.gcc, "PYTHONPATH": str(trees.TOP / "tests")}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, env=env).stdout
 
 
-def _container(dest: Path, scratch: Path) -> None:
+def _container(dest: Path, processor: Processor) -> None:
     """A container's root filesystem: glibc with its loader, and a shell."""
     # Without dev: copytree would read what /dev/full says, for ever.
-    shutil.copytree(trees.glibc(SUITE), dest, symlinks=True, ignore=shutil.ignore_patterns("dev"))
-    shutil.copy2("/bin/busybox", dest / "usr/bin/busybox")
+    tree = trees.glibc(SUITE, architecture=processor.debian)
+    shutil.copytree(tree, dest, symlinks=True, ignore=shutil.ignore_patterns("dev"))
+    shutil.copy2(dest.parents[1] / "usr/bin/busybox", dest / "usr/bin/busybox")
     for applet in APPLETS:
         (dest / "usr/bin" / applet).symlink_to("busybox")
     archive = ["/bin/tar", "--create", f"--file={dest.with_suffix('.tar')}", f"--directory={dest}", "."]
