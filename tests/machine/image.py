@@ -17,16 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from e2e import trees
+from machine import confinement
+from machine.machines import Machine
 
 CACHE = trees.TOP / ".cache" / "machine"
-FILES = Path(__file__).with_name("files")  # of the machine, at their places
+HERE = Path(__file__).parent
 SUITE = "trixie"
-PACKAGES = (
-    *("linux-image-cloud-amd64", "systemd", "systemd-sysv", "dbus", "udev", "kmod"),
-    *("containerd", "docker-cli", "docker.io", "runc"),
-    *("dash", "grep", "libpython3-stdlib", "python3-minimal"),  # all that the shim and the hook need
-    *("base-files", "base-passwd", "coreutils", "libc-bin", "mount", "procps", "sed", "tar", "util-linux"),
-)
 # The packages' scripts do not run. This is what is missed of their work.
 FINISH = """
 depmod "$1"
@@ -58,30 +54,29 @@ MASKED = (
     *("serial-getty@ttyS0.service", "systemd-networkd.service", "systemd-networkd-wait-online.service"),
     *("systemd-tpm2-setup-early.service", "systemd-tpm2-setup.service", "systemd-sysusers.service"),
 )
-DISK = "1500M"
 # Its place in the machine: absolute, since the simulated driver's libraries name it.
 HOST = Path("/srv/gpus")
 GPUS = 2
-APPLETS = ("sh", "head", "sleep", "true", "cat")
+APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount")
 
 
-def debian(cache: Path = CACHE) -> Path:
-    """Return the directory with `tree`, `kernel` and `initrd`, building them the first time."""
-    recipe = hashlib.sha256(json.dumps([SUITE, PACKAGES, FINISH, MODULES, STAND_IN, INIT, trees.LEFT_OUT]).encode())
+def debian(packages: tuple[str, ...], cache: Path = CACHE) -> Path:
+    """Return the directory with `tree`, `kernel` and `initrd` of a Debian, building them the first time."""
+    recipe = hashlib.sha256(json.dumps([SUITE, packages, FINISH, MODULES, STAND_IN, INIT, trees.LEFT_OUT]).encode())
     found = cache / recipe.hexdigest()[:12]
     with trees.locked(cache):
         if not found.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 fresh = Path(scratch) / "fresh"
                 fresh.mkdir()
-                _build(fresh, Path(scratch))
+                _build(fresh, Path(scratch), packages)
                 fresh.rename(found)
     return found
 
 
-def _build(dest: Path, scratch: Path) -> None:
+def _build(dest: Path, scratch: Path, packages: tuple[str, ...]) -> None:
     tree = dest / "tree"
-    trees.bootstrap(tree, SUITE, "extract", PACKAGES)
+    trees.bootstrap(tree, SUITE, "extract", packages)
     (kernel,) = (tree / "boot").glob("vmlinuz-*")
     shutil.move(kernel, dest / "kernel")
     version = kernel.name.removeprefix("vmlinuz-")
@@ -125,27 +120,41 @@ def _chroot(tree: Path, *command: str) -> str:
 
 
 @contextlib.contextmanager
-def disk() -> Iterator[Path]:
-    """Make a directory with `disk`, `kernel` and `initrd` for the block."""
-    base = debian()
+def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
+    """Make a directory with `disk`, `kernel` and `initrd` for the block.
+
+    Args:
+        machine: what the disk is for.
+        parts: of its trial, names of those to run; none for all.
+    """
+    base = debian(machine.packages)
     with tempfile.TemporaryDirectory(prefix="machine-") as name:
         scratch = Path(name)
         with trees.overlay(base / "tree", scratch) as root:
             install(root)
             _host(root)
             _container(root / "srv/rootfs", scratch)
-            shutil.copytree(FILES, root, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(HERE / "files", root, symlinks=True, dirs_exist_ok=True)
             for unit in MASKED:
                 (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
-            (root / "srv/trial.py").write_bytes(Path(__file__).with_name("trial.py").read_bytes())
+            _trial(root, machine.trial, parts)
             _chroot(root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/gpushim")
+            if machine.trial == "confined":
+                confinement.prepare(root, CACHE)
             for name in ("etc", "var"):  # or the first boot makes caches of its own
                 (root / name / ".updated").touch()
+            if policy := machine.archive():
+                confinement.label(root, policy, HOST)
             command = ["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", str(root)]
-            subprocess.run([*command, str(scratch / "disk"), DISK], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([*command, str(scratch / "disk"), machine.disk], check=True, stdout=subprocess.DEVNULL)
         for each in ("kernel", "initrd"):
             (scratch / each).symlink_to(base / each)
         yield scratch
+
+
+def _trial(root: Path, name: str, parts: list[str]) -> None:
+    shutil.copytree(HERE / "trials", root / "srv/machine/trials", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "srv/trial.env").write_text(f"TRIAL={name}\nPARTS={' '.join(parts)}\n")
 
 
 def install(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is tried on the emulated machine, run by its systemd: a line per case, PASS or FAIL.
+"""What is tried on the emulated machine: which nodes open, whoever applies device rules again.
 
 No driver stands behind the nodes: one that the device rules let through opens with ENXIO, and with EPERM if they
 do not.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable
+
+from machine.trials.rows import case, end, run
 
 GIVEN, OTHER = "No such device or address", "Operation not permitted"
 SERVICE = "gpushim-refresh.service"
@@ -23,30 +24,14 @@ BARE = ("/usr/bin/gpushim-runtime", "--root", "/run/bare", "--systemd-cgroup")
 BUNDLE = "/srv/bundle"
 
 
-def run(*words: str) -> str:
-    """Run a command; returns all it says, and its status if that is not 0."""
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr + (f"[status {done.returncode}]" if done.returncode else "")
-
-
 class Trial:
     """The cases so far, and the containers that run."""
 
     def __init__(self) -> None:
-        self.begun = time.monotonic()
         self.containers: dict[str, Callable[..., str]] = {}
         self.pids: dict[str, int] = {}
-        self.failed = False
         with open("/srv/gpus.txt") as file:
             self.given, self.other = re.findall(r"/dev/nvidia(\d+)", file.read())
-
-    def case(self, name: str, passed: bool, evidence: str = "") -> None:
-        """Print how a case ended."""
-        now = time.monotonic()
-        self.failed = self.failed or not passed
-        said = "" if passed else f": {evidence!r}"
-        print(f"{'PASS' if passed else 'FAIL'} {name} ({now - self.begun:.1f} s){said}", flush=True)
-        self.begun = now
 
     def docker(self, name: str, *options: str) -> None:
         """Start a container of Docker's."""
@@ -54,7 +39,7 @@ class Trial:
         said = run(
             "docker", "run", "--detach", f"--name={name}", "--network=none", *options, "box", "sh", "-c", script
         )
-        self.case(f"{name}: starts with {' '.join(options)}", len(said.strip()) == 64, said)
+        case(f"{name}: starts with {' '.join(options)}", len(said.strip()) == 64, said)
         self.containers[name] = lambda *words: run("docker", "exec", name, *words)
 
     def bare(self) -> None:
@@ -73,7 +58,7 @@ class Trial:
             json.dump(spec, file)
         said = run("sh", "-c", f"{' '.join(BARE)} run --detach --bundle {BUNDLE} bare </dev/null >/run/bare.log 2>&1")
         with open("/run/bare.log") as file:
-            self.case("bare: starts", not said, said + file.read())
+            case("bare: starts", not said, said + file.read())
         self.containers["bare"] = lambda *words: run(*BARE, "exec", "bare", *words)
 
     def opens(self, event: str, *, inside: bool = False) -> None:
@@ -93,7 +78,7 @@ class Trial:
                 ]
                 said = run("sh", "-c", ENTER, "sh", self.cgroup(name), *nodes)
             answers = [line.rpartition(": ")[2] for line in said.splitlines() if line.startswith("head: ")]
-            self.case(f"{name}: {event}", answers == [GIVEN, GIVEN, OTHER], said)
+            case(f"{name}: {event}", answers == [GIVEN, GIVEN, OTHER], said)
 
     def cgroup(self, name: str) -> str:
         """Return the path of a container's cgroup."""
@@ -112,13 +97,13 @@ def boot(trial: Trial) -> None:
         uptime = file.read().split()[0]
     with open("/proc/mounts") as file:
         mounts = [line.split()[2] for line in file if "cgroup" in line]
-    trial.case(f"boot: systemd, pure cgroup v2 (up {uptime} s)", mounts == ["cgroup2"], str(mounts))
+    case(f"boot: systemd, pure cgroup v2 (up {uptime} s)", mounts == ["cgroup2"], str(mounts))
     watching = (
         *("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer"),
         "gpushim-refresh.socket",
     )
     state = run("systemctl", "is-active", *watching)
-    trial.case("boot: path units, timer and socket are active", state.split() == ["active"] * 4, state)
+    case("boot: path units, timer and socket are active", state.split() == ["active"] * 4, state)
     for _ in range(100):
         if os.path.exists("/run/gpushim/inventory.json"):
             break
@@ -129,35 +114,35 @@ def boot(trial: Trial) -> None:
     passed = set(shown.split()) == {"Result=success", "ExecMainStatus=0", "ConditionResult=yes"}
     passed = passed and all(map(os.path.exists, ("/run/gpushim/inventory.json", "/run/cdi/nvidia.com-gpu.json")))
     log = run("journalctl", "--unit", SERVICE, "--output=cat")
-    trial.case("boot: the driver's module appeared, and the refresh ran", passed, shown + log)
+    case("boot: the driver's module appeared, and the refresh ran", passed, shown + log)
     with open("/run/gpushim/inventory.json") as file:
         made = json.load(file).get("hardlinks", "")
     passed = made.startswith("/usr/lib/gpushim-driver/")
-    trial.case("boot: the refresh made hard links below /usr", passed, made + log)
+    case("boot: the refresh made hard links below /usr", passed, made + log)
     names = ("refresh.service", "refresh-again.service", "refresh.path", "refresh-cdi.path", "refresh.timer")
     units = [f"/usr/lib/systemd/system/gpushim-{name}" for name in names]
     said = run("systemd-analyze", "verify", "--man=no", *units)
-    trial.case("units: systemd-analyze verify", not said, said)
+    case("units: systemd-analyze verify", not said, said)
     said = run("udevadm", "verify", "--no-style", "/usr/lib/udev/rules.d/60-gpushim.rules")
-    trial.case("units: udevadm verify", "[status" not in said, said)
+    case("units: udevadm verify", "[status" not in said, said)
     said = run("systemctl", "start", SERVICE)
-    trial.case(f"units: systemctl start {SERVICE}", not said, said)
+    case(f"units: systemctl start {SERVICE}", not said, said)
 
 
 def update(trial: Trial) -> None:
     """Change the containers' limits."""
     names = [name for name in trial.containers if name != "bare"]
     said = run("docker", "update", "--cpus=0.9", *names)
-    trial.case("docker update --cpus", said.split() == names, said)
+    case("docker update --cpus", said.split() == names, said)
     trial.opens("after docker update --cpus")
     ids = run("docker", "inspect", "--format={{.Id}}", *names).split()
     said = "".join(run(*MOBY, "update", "--cpu-share=512", each) for each in ids)
     said += run(*BARE, "update", "--cpu-share=512", "bare")
-    trial.case("runc update", not said, said)
+    case("runc update", not said, said)
     trial.opens("after runc update")
     units = [*(f"docker-{each}.scope" for each in ids), "gpushim-bare.scope"]
     said = "".join(run("systemctl", "set-property", "--runtime", unit, "TasksMax=500") for unit in units)
-    trial.case("systemctl set-property", not said, said)
+    case("systemctl set-property", not said, said)
     trial.opens("after systemctl set-property")
 
 
@@ -166,9 +151,9 @@ def main() -> None:
     trial = Trial()
     boot(trial)
     said = run("docker", "import", "/srv/rootfs.tar", "box")
-    trial.case("docker import", said.startswith("sha256:"), said)
+    case("docker import", said.startswith("sha256:"), said)
     said = run("docker", "info", "--format={{.CgroupDriver}} {{.CgroupVersion}} {{.LiveRestoreEnabled}}")
-    trial.case("docker: the systemd cgroup driver, live-restore", said == "systemd 2 true\n", said)
+    case("docker: the systemd cgroup driver, live-restore", said == "systemd 2 true\n", said)
     trial.docker("shim", "--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=0")
     trial.docker("hook", "--gpus=device=0")
     trial.docker("cdi", "--device=nvidia.com/gpu=0")
@@ -177,22 +162,21 @@ def main() -> None:
     outside = run("env", "LD_LIBRARY_PATH=/srv/gpus/usr/lib/x86_64-linux-gnu", "/srv/gpus/usr/bin/nvidia-smi", "-L")
     for name, execute in trial.containers.items():
         said = execute("nvidia-smi", "-L")
-        trial.case(f"{name}: nvidia-smi -L", said.splitlines() == outside.splitlines()[:1], said + outside)
+        case(f"{name}: nvidia-smi -L", said.splitlines() == outside.splitlines()[:1], said + outside)
     said = run("systemctl", "daemon-reload")
-    trial.case("systemctl daemon-reload", not said, said)
+    case("systemctl daemon-reload", not said, said)
     trial.opens("after systemctl daemon-reload")
     update(trial)
     said = run("systemctl", "restart", "docker.service")
-    trial.case("systemctl restart docker", not said, said)
+    case("systemctl restart docker", not said, said)
     trial.opens("after the restart of dockerd")
     run("systemctl", "daemon-reload")
     trial.opens("after that and another daemon-reload", inside=True)
     script = f"mknod /dev/other c 195 {trial.given}; head -c1 /dev/other"
     said = run("docker", "run", "--rm", "--network=none", "--runtime=nvidia", "box", "sh", "-c", script)
-    trial.case("no request, no GPU", OTHER in said, said)
-    if trial.failed:
-        print(run("cat", "/var/log/gpushim.log"))
-    print("END", flush=True)
+    case("no request, no GPU", OTHER in said, said)
+    end()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What a machine has besides, if SELinux or AppArmor confines its containers: engines' settings, a module, labels."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import google.protobuf
+import pytest
+import yaml
+
+from e2e import cri, engines29, kube, trees
+
+SOURCES = Path(__file__).with_name("sources")
+FILES = Path(__file__).with_name("files-confined")  # at their places
+BUILD = ("gcc", "libc6-dev", "make", "dash", "coreutils", "sed", "grep", "mawk", "findutils", "base-files")
+# Of Debian's profiles for AppArmor those of containers; each of the others costs an emulated processor a second.
+PROFILES = ("abi", "abstractions", "tunables", "local", "runc", "crun", "buildah", "podman", "busybox")
+CONTEXTS = "etc/selinux/targeted/contexts/files"
+LABEL = "security.selinux"
+# Of the simulated host's directories that are file systems of their own on a real one, so that no policy names them.
+KERNEL = {"proc": "proc_t", "sys": "sysfs_t"}
+
+
+def prepare(root: Path, cache: Path) -> None:
+    """Put into a root filesystem what the trial needs.
+
+    Args:
+        root: the machine's, with its kernel's modules.
+        cache: directory that keeps what is built between runs.
+    """
+    shutil.copytree(FILES, root, symlinks=True, dirs_exist_ok=True)
+    cri.network(root / "etc/cni/bin", root / "etc/cni/net.d")
+    trees.image(root / "srv/rootfs", "box:local", ["/usr/bin/sleep", "1000000"]).rename(root / "srv/box.tar")
+    # The trial's client of the CRI, with what of it no package of the machine's has.
+    (root / "srv/e2e").mkdir()
+    shutil.copy(cri.__file__, root / "srv/e2e")
+    shutil.copytree(
+        Path(google.protobuf.__file__).parents[1], root / "srv/google", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    _crio(root)
+    _kubelet(root)
+    subprocess.run([str(trees.TOP / "packaging/install"), str(root), "device-plugin"], check=True)
+    (version,) = os.listdir(root / "usr/lib/modules")
+    shutil.copy(_module(version, cache), root / "usr/lib/modules" / version / "nvproc.ko")
+    reach = root / "usr/local/bin/reach"
+    reach.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["/usr/bin/gcc", "-static", "-O1", "-o", str(reach), str(SOURCES / "reach.c")], check=True)
+    for path in (root / "etc/apparmor.d").iterdir():
+        if path.is_file() and path.name not in PROFILES:
+            path.unlink()
+    subprocess.run(
+        ["/usr/sbin/chroot", str(root), "/bin/systemctl", "--quiet", "enable", "apparmor.service"], check=True
+    )
+
+
+def _crio(root: Path) -> None:
+    """Put CRI-O there, if it is to be had."""
+    try:
+        layer = engines29.layer()
+    except pytest.skip.Exception as missing:
+        print(f"without CRI-O: {missing}", flush=True)
+        return
+    for name in ("crio", "pinns"):
+        shutil.copy2(layer / "usr/bin" / name, root / "usr/bin")
+
+
+def _kubelet(root: Path) -> None:
+    """Put kubelet there, if it is to be had, with its settings and the chart's pod of the plugin."""
+    try:
+        program = kube.program()
+    except pytest.skip.Exception as missing:
+        print(f"without kubelet: {missing}", flush=True)
+        return
+    shutil.copy2(program, root / "usr/bin/kubelet")
+    settings = {
+        **kube.SETTINGS,
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "staticPodPath": "/etc/kubernetes/manifests",
+        "readOnlyPort": 10255,
+    }
+    (root / "etc/kubernetes").mkdir()
+    (root / "etc/kubernetes/kubelet.json").write_text(json.dumps(settings))
+    for chart in yaml.safe_load_all((trees.TOP / "packaging/kubernetes/gpushim.yaml").read_text()):
+        if chart["kind"] == "DaemonSet" and chart["metadata"]["name"] == "gpushim-device-plugin":
+            (root / "srv/plugin.json").write_text(json.dumps(chart["spec"]["template"]["spec"]))
+
+
+def _module(version: str, cache: Path) -> Path:
+    """Build nvproc.ko for a kernel, the first time."""
+    made = cache / f"nvproc-{version}.ko"
+    with trees.locked(cache):
+        if not made.is_file() or made.stat().st_mtime < (SOURCES / "nvproc.c").stat().st_mtime:
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                root = Path(scratch) / "tree"
+                trees.bootstrap(root, "trixie", "extract", (f"linux-headers-{version}", *BUILD))
+                (root / "build").mkdir()
+                shutil.copy(SOURCES / "nvproc.c", root / "build")
+                (root / "build/Makefile").write_text("obj-m := nvproc.o\n")
+                (root / "usr/bin/awk").symlink_to("mawk")  # its package's script would do it
+                if not (root / "dev/null").exists():
+                    os.mknod(root / "dev/null", 0o20666, os.makedev(1, 3))
+                make = f"PATH=/usr/sbin:/usr/bin make -C /usr/src/linux-headers-{version} M=/build modules"
+                done = subprocess.run(
+                    ["/usr/sbin/chroot", str(root), "/bin/sh", "-euc", make],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert done.returncode == 0, done.stdout + done.stderr
+                shutil.copy(root / "build/nvproc.ko", made)
+    return made
+
+
+def label(root: Path, policy: Path, driver: Path) -> None:
+    """Put a policy into a root filesystem, and label all of it as a relabelling boot would.
+
+    Args:
+        root: the machine's, with selinux-utils.
+        policy: archive of /etc/selinux and /usr/share/containers/selinux.
+        driver: directory in it that is a driver's root, which gets the labels of /.
+    """
+    subprocess.run(["/bin/tar", "-C", str(root), "-xJf", str(policy)], check=True)
+    contexts = root / CONTEXTS
+    (contexts / "file_contexts.subs").write_text(f"{driver} /\n")
+    for path in contexts.glob("*.bin"):
+        path.unlink()
+    # Before they are compiled, since the libselinux here may not know the form of the one there.
+    subprocess.run(["/sbin/setfiles", "-F", "-r", str(root), str(contexts / "file_contexts"), str(root)], check=True)
+    for name in ("file_contexts", "file_contexts.homedirs"):
+        # Without that form each program that looks up a label compiles thousands of patterns: seconds, emulated.
+        subprocess.run(
+            ["/usr/sbin/chroot", str(root), "/usr/sbin/sefcontext_compile", f"/{CONTEXTS}/{name}"], check=True
+        )
+        _set(contexts / f"{name}.bin", "file_context_t")
+    for folder, kind in KERNEL.items():
+        top = root / driver.relative_to("/") / folder
+        for path in (top, *top.rglob("*")):
+            _set(path, kind)
+
+
+def _set(path: Path, kind: str) -> None:
+    os.setxattr(path, LABEL, f"system_u:object_r:{kind}:s0\0".encode(), follow_symlinks=False)

@@ -1,0 +1,144 @@
+"""A real kubelet, in its own domain, with containerd: the device plugin's unit on the host, and the chart's pod."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from machine.trials.cri_engines import IMAGE
+from machine.trials.looks import LOOK, SELINUX, looked
+from machine.trials.rows import case, note, run, sh, until
+
+KUBELET = Path("/var/lib/kubelet")
+CHECKPOINT = KUBELET / "device-plugins/kubelet_internal_checkpoint"
+MANIFESTS = Path("/etc/kubernetes/manifests")
+GPU = "nvidia.com/gpu"
+PLUGIN = "gpushim-device-plugin.service"
+# From the least; values.yaml names the one that is enough.
+TYPES = ("container_t", "container_device_plugin_t", "spc_t")
+# Of the node, for a pod of the image's programs: in the image they are its own; and the simulated host's kernel.
+FROM_NODE = {"usr": "/usr", "proc": "/srv/gpus/proc"}
+SERVER = {"name": "KUBERNETES_SERVICE_HOST", "value": "10.250.0.1"}  # which kubelet adds where there is an API server
+
+
+def offered() -> list[str]:
+    """Return the GPUs that kubelet has from a plugin."""
+    try:
+        found = json.loads(CHECKPOINT.read_text())["Data"]["RegisteredDevices"] or {}
+    except (OSError, ValueError, KeyError):
+        return []
+    return list(found.get(GPU, ()))
+
+
+def ready(socket: str) -> bool:
+    """Tell whether a plugin has its socket in kubelet's directory."""
+    return any(socket in name for name in os.listdir(KUBELET / "device-plugins"))
+
+
+def log(pod: str) -> str:
+    """Return what a pod's containers have said."""
+    return sh(f"cat /var/log/pods/*_{pod}-*/*/*.log 2>&1 | cut -d' ' -f4- | tail -n 40")
+
+
+def pod(name: str, spec: dict[str, Any]) -> None:
+    """Ask kubelet for a pod."""
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+    MANIFESTS.mkdir(parents=True, exist_ok=True)
+    fresh = MANIFESTS / f".{name}"
+    fresh.write_text(json.dumps(manifest))
+    fresh.rename(MANIFESTS / f"{name}.json")
+
+
+def removed(name: str) -> None:
+    """Remove a pod, and wait until its containers are gone."""
+    (MANIFESTS / f"{name}.json").unlink()
+    until(lambda: not list(Path("/var/log/pods").glob(f"*_{name}-*")), 120)
+
+
+def consumer(name: str) -> None:
+    """Run a pod with a GPU, and look."""
+    script = f"({LOOK}) 2>&1; echo the end; exec sleep 1000000"
+    box = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/usr/bin/sh", "-c", script]}
+    pod("consumer", {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
+    until(lambda: "the end" in log("consumer"), 90)
+    looked(name, log("consumer"))
+    removed("consumer")
+
+
+def started() -> None:
+    """Start kubelet, and wait until it takes plugins."""
+    said = run("ctr", "--namespace=k8s.io", "images", "import", "/srv/box.tar")
+    said += run("gpushim", "configure", "containerd", "--set-as-default", "--restart")
+    said += sh("mkdir -p /var/lib/kubelet /etc/kubernetes/manifests; restorecon -R /var/lib/kubelet")
+    run("systemctl", "start", "kubelet.service")
+    up = until(lambda: (KUBELET / "device-plugins/kubelet.sock").exists(), 200)
+    label = sh("ps -eo label,args | grep '[k]ubelet --config'; ls -dZ /var/lib/kubelet/device-plugins/*")
+    case("kubelet: in its domain", up and (":kubelet_t:" in label or not SELINUX), said + label + kubelets())
+    note("kubelet", label)
+
+
+def kubelets() -> str:
+    """The end of what kubelet has said."""
+    return run("journalctl", "--unit=kubelet", "--output=cat", "--no-pager", "--lines=20")
+
+
+def on_the_host() -> None:
+    """The plugin's unit, as packages have it."""
+    run("systemctl", "start", PLUGIN)
+    until(lambda: len(offered()) > 0, 120)
+    said = run("journalctl", "--output=cat", f"--unit={PLUGIN}", "--no-pager", "--lines=30")
+    case("the plugin's unit: kubelet has the GPUs", len(offered()) > 0, said + kubelets())
+    note("its domain", sh("ps -eo label,args | grep '[g]pushim-device-plugin'"))
+    consumer("the plugin's unit: a pod with a GPU")
+    run("systemctl", "stop", PLUGIN)
+
+
+def chart(kind: str) -> dict[str, Any]:
+    """Return the chart's pod of the plugin, of an SELinux type, as one that needs no API server."""
+    spec: dict[str, Any] = copy.deepcopy(json.loads(Path("/srv/plugin.json").read_text()))
+    for name in ("affinity", "nodeSelector", "priorityClassName", "runtimeClassName", "serviceAccountName"):
+        spec.pop(name, None)
+    (box,) = spec["containers"]
+    for name in ("livenessProbe", "readinessProbe", "ports"):  # its network is one without anything in it
+        box.pop(name, None)
+    box |= {"image": IMAGE, "imagePullPolicy": "Never"}
+    box["env"].append(SERVER)
+    for name, path in FROM_NODE.items():
+        box["volumeMounts"].append({"name": name, "mountPath": path, "readOnly": True})
+        spec["volumes"].append({"name": name, "hostPath": {"path": path}})
+    if kind:
+        spec["securityContext"] = {"seLinuxOptions": {"type": kind}}
+    return spec
+
+
+def in_a_pod() -> None:
+    """The plugin as the chart has it, beside a refresh that the node keeps up."""
+    run("systemd-run", "--unit=keep", "/usr/bin/gpushim", "refresh", "--keep")
+    for kind in TYPES if SELINUX else ("",):
+        CHECKPOINT.unlink(missing_ok=True)
+        run("systemctl", "restart", "kubelet.service")
+        pod("plugin", chart(kind))
+        served = until(lambda: len(offered()) > 0, 90)
+        said = log("plugin")
+        if kind in ("", TYPES[-1]):
+            case(f"the chart's pod {kind}: kubelet has the GPUs", served, said + kubelets())
+            consumer(f"the chart's pod {kind}: a pod with a GPU")
+        else:
+            note(f"the chart's pod, as {kind}: {'serves' if served else 'does not serve'}", said)
+            case(f"the chart's pod, as {kind}: tried", True)  # with what was denied
+        removed("plugin")
+    run("systemctl", "stop", "keep")
+
+
+def kubernetes() -> None:
+    """All of it, where there is a kubelet."""
+    if not os.path.exists("/usr/bin/kubelet"):
+        note("kubernetes", "skipped: GPUSHIM_KUBE names an archive with a kubelet")
+        return
+    started()
+    on_the_host()
+    in_a_pod()
+    run("systemctl", "stop", "kubelet.service")

@@ -1,0 +1,52 @@
+"""What a GPU container shows of itself, and the cases that are made of it. No driver is behind the nodes: ENXIO."""
+
+from __future__ import annotations
+
+import re
+
+from machine.trials.rows import case, run
+
+with open("/srv/gpus.txt") as _file:
+    GIVEN, OTHER = re.findall(r"/dev/nvidia(\d+) (\S+)", _file.read())
+with open("/sys/kernel/security/lsm") as _file:
+    SELINUX = "selinux" in _file.read()
+OPENS = "No such device or address"
+LOOK = (
+    f"head -c1 /dev/nvidia{GIVEN[0]}; head -c1 /dev/nvidiactl; nvidia-smi -L; cat /proc/driver/nvidia/params; "
+    "ls /proc/driver/nvidia/gpus; cat /proc/self/attr/current"
+)
+ENV = "--env=NVIDIA_VISIBLE_DEVICES=0"
+DOCKER = ("docker", "run", "--rm", "--network=none")
+PODMAN = ("podman", "run", "--rm", "--network=none")
+SHIM = (*DOCKER, "--runtime=nvidia", ENV)
+CDI = "--device=nvidia.com/gpu=0"
+BOOLEAN = "container_use_xserver_devices"
+
+
+def allowed(said: str) -> bool:
+    """Tell whether the GPU's nodes open, and nvidia-smi lists the GPU."""
+    return said.count(OPENS) == 2 and "GPU 0: " in said
+
+
+def looked(name: str, said: str) -> None:
+    """Judge what LOOK said in a container that has one of the two GPUs."""
+    case(f"{name}: nodes open, nvidia-smi works", allowed(said), said)
+    case(f"{name}: confined", ":container_t:" in said or "(enforce)" in said, said)
+    alone = GIVEN[1] in said and OTHER[1] not in said
+    case(f"{name}: parameters of the driver and its GPU alone", "ModifyDeviceFiles: 0" in said and alone, said)
+
+
+def container(name: str, *words: str) -> None:
+    """Run a GPU container, and look."""
+    looked(name, run(*words, "box", "sh", "-c", LOOK))
+
+
+def boolean(value: str) -> None:
+    """Let containers open the host's nodes of GPUs, or not."""
+    run("setsebool", BOOLEAN, value)
+
+
+def types(*paths: str) -> dict[str, str]:
+    """Return the SELinux types of files that are there, by path."""
+    rows = [line.split() for line in run("ls", "-dZ", *paths).splitlines()]
+    return {row[1]: row[0].split(":")[2] for row in rows if len(row) == 2 and row[0].count(":") > 2}
