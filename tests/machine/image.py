@@ -154,7 +154,7 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
 
 def _trial(root: Path, name: str, parts: list[str]) -> None:
     shutil.copytree(HERE / "trials", root / "srv/machine/trials", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "srv/trial.env").write_text(f"TRIAL={name}\nPARTS={' '.join(parts)}\n")
+    (root / "etc/trial.env").write_text(f"TRIAL={name}\nPARTS={' '.join(parts)}\n")
 
 
 def install(root: Path) -> None:
