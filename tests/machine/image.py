@@ -57,7 +57,7 @@ MASKED = (
 # Its place in the machine: absolute, since the simulated driver's libraries name it.
 HOST = Path("/srv/gpus")
 GPUS = 2
-APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount")
+APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount", "nsenter")
 
 
 def debian(packages: tuple[str, ...], cache: Path = CACHE) -> Path:

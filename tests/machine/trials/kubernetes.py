@@ -16,6 +16,8 @@ KUBELET = Path("/var/lib/kubelet")
 CHECKPOINT = KUBELET / "device-plugins/kubelet_internal_checkpoint"
 MANIFESTS = Path("/etc/kubernetes/manifests")
 GPU = "nvidia.com/gpu"
+IDLE = "sleep 12345678"
+SERVES = 90.0  # seconds until a plugin that starts has registered
 PLUGIN = "gpushim-device-plugin.service"
 # From the least; values.yaml names the one that is enough.
 TYPES = ("container_t", "container_device_plugin_t", "spc_t")
@@ -33,11 +35,6 @@ def offered() -> list[str]:
     return list(found.get(GPU, ()))
 
 
-def ready(socket: str) -> bool:
-    """Tell whether a plugin has its socket in kubelet's directory."""
-    return any(socket in name for name in os.listdir(KUBELET / "device-plugins"))
-
-
 def log(pod: str) -> str:
     """Return what a pod's containers have said."""
     return sh(f"cat /var/log/pods/*_{pod}-*/*/*.log 2>&1 | cut -d' ' -f4- | tail -n 40")
@@ -52,20 +49,20 @@ def pod(name: str, spec: dict[str, Any]) -> None:
     fresh.rename(MANIFESTS / f"{name}.json")
 
 
-def removed(name: str) -> None:
-    """Remove a pod, and wait until its containers are gone."""
+def removed(name: str, command: str) -> None:
+    """Remove a pod, and wait until its process is gone."""
     (MANIFESTS / f"{name}.json").unlink()
-    until(lambda: not list(Path("/var/log/pods").glob(f"*_{name}-*")), 120)
+    case(f"{name} ends", until(lambda: command not in run("ps", "-eo", "args")))
 
 
-def consumer(name: str) -> None:
+def consumer(name: str, giver: str) -> None:
     """Run a pod with a GPU, and look."""
-    script = f"({LOOK}) 2>&1; echo the end; exec sleep 1000000"
+    script = f"({LOOK}) 2>&1; echo the end; exec {IDLE}"
     box = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/usr/bin/sh", "-c", script]}
-    pod("consumer", {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
-    until(lambda: "the end" in log("consumer"), 90)
-    looked(name, log("consumer"))
-    removed("consumer")
+    pod(name, {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
+    until(lambda: "the end" in log(name))
+    looked(f"a pod with a GPU of {giver}", log(name))
+    removed(name, IDLE)
 
 
 def started() -> None:
@@ -92,7 +89,7 @@ def on_the_host() -> None:
     said = run("journalctl", "--output=cat", f"--unit={PLUGIN}", "--no-pager", "--lines=30")
     case("the plugin's unit: kubelet has the GPUs", len(offered()) > 0, said + kubelets())
     note("its domain", sh("ps -eo label,args | grep '[g]pushim-device-plugin'"))
-    consumer("the plugin's unit: a pod with a GPU")
+    consumer("consumer-unit", "the unit")
     run("systemctl", "stop", PLUGIN)
 
 
@@ -118,18 +115,18 @@ def in_a_pod() -> None:
     """The plugin as the chart has it, beside a refresh that the node keeps up."""
     run("systemd-run", "--unit=keep", "/usr/bin/gpushim", "refresh", "--keep")
     for kind in TYPES if SELINUX else ("",):
+        name = f"plugin-{kind.replace('_', '-') or 'confined'}"
+        run("systemctl", "stop", "kubelet.service")
         CHECKPOINT.unlink(missing_ok=True)
-        run("systemctl", "restart", "kubelet.service")
-        pod("plugin", chart(kind))
-        served = until(lambda: len(offered()) > 0, 90)
-        said = log("plugin")
+        pod(name, chart(kind))
+        run("systemctl", "start", "kubelet.service")
+        served = until(lambda: len(offered()) > 0, SERVES)
         if kind in ("", TYPES[-1]):
-            case(f"the chart's pod {kind}: kubelet has the GPUs", served, said + kubelets())
-            consumer(f"the chart's pod {kind}: a pod with a GPU")
+            case(f"the chart's pod {kind}: kubelet has the GPUs", served, log(name) + kubelets())
+            consumer("consumer-pod", f"the chart's pod {kind}".strip())
         else:
-            note(f"the chart's pod, as {kind}: {'serves' if served else 'does not serve'}", said)
-            case(f"the chart's pod, as {kind}: tried", True)  # with what was denied
-        removed("plugin")
+            note(f"the chart's pod, as {kind}: {'serves' if served else 'does not serve'}", log(name))
+        removed(name, "gpushim-device-plugin")
     run("systemctl", "stop", "keep")
 
 
