@@ -21,8 +21,15 @@ SERVES = 90.0  # seconds until a plugin that starts has registered
 PLUGIN = "gpushim-device-plugin.service"
 # From the least; values.yaml names the one that is enough.
 TYPES = ("container_t", "container_device_plugin_t", "spc_t")
-# Of the node, for a pod of the image's programs: in the image they are its own; and the simulated host's kernel.
-FROM_NODE = {"usr": "/usr", "proc": "/srv/gpus/proc"}
+# Of the node, for a pod of the image's programs, by where it is in the pod: they are labelled as an image's layers are.
+PROGRAMS = "/srv/usr" if SELINUX else "/usr"
+FROM_NODE = {"/usr": PROGRAMS, "/srv/gpus/proc": "/srv/gpus/proc"}  # the latter is the simulated host's kernel
+AS_LAYERS = """
+mkdir -p "$1" /srv/none
+mount -t overlay overlay -o lowerdir=/usr:/srv/none,context=system_u:object_r:container_ro_file_t:s0 "$1"
+"""
+# What a domain that is less than spc_t would need of the files that the plugin writes.
+OPENED = "chcon -R -t container_file_t /run/gpushim /var/lib/gpushim/device-plugin"
 SERVER = {"name": "KUBERNETES_SERVICE_HOST", "value": "10.250.0.1"}  # which kubelet adds where there is an API server
 
 
@@ -103,9 +110,9 @@ def chart(kind: str) -> dict[str, Any]:
         box.pop(name, None)
     box |= {"image": IMAGE, "imagePullPolicy": "Never"}
     box["env"].append(SERVER)
-    for name, path in FROM_NODE.items():
-        box["volumeMounts"].append({"name": name, "mountPath": path, "readOnly": True})
-        spec["volumes"].append({"name": name, "hostPath": {"path": path}})
+    for number, (place, path) in enumerate(FROM_NODE.items()):
+        box["volumeMounts"].append({"name": f"node-{number}", "mountPath": place, "readOnly": True})
+        spec["volumes"].append({"name": f"node-{number}", "hostPath": {"path": path}})
     if kind:
         spec["securityContext"] = {"seLinuxOptions": {"type": kind}}
     return spec
@@ -114,20 +121,30 @@ def chart(kind: str) -> dict[str, Any]:
 def in_a_pod() -> None:
     """The plugin as the chart has it, beside a refresh that the node keeps up."""
     run("systemd-run", "--unit=keep", "/usr/bin/gpushim", "refresh", "--keep")
-    for kind in TYPES if SELINUX else ("",):
-        name = f"plugin-{kind.replace('_', '-') or 'confined'}"
-        run("systemctl", "stop", "kubelet.service")
-        CHECKPOINT.unlink(missing_ok=True)
-        pod(name, chart(kind))
-        run("systemctl", "start", "kubelet.service")
-        served = until(lambda: len(offered()) > 0, SERVES)
-        if kind in ("", TYPES[-1]):
-            case(f"the chart's pod {kind}: kubelet has the GPUs", served, log(name) + kubelets())
-            consumer("consumer-pod", f"the chart's pod {kind}".strip())
-        else:
-            note(f"the chart's pod, as {kind}: {'serves' if served else 'does not serve'}", log(name))
-        removed(name, "gpushim-device-plugin")
+    if not SELINUX:
+        served("", "plugin")
+        return
+    note("an image's labels", sh(AS_LAYERS, PROGRAMS) + sh("ls -dZ /srv/usr/bin/python3"))
+    for kind in TYPES:
+        served(kind, f"plugin-{kind.replace('_', '-')}")
+    note("labels", sh(OPENED))
+    served(TYPES[1], "plugin-opened")
     run("systemctl", "stop", "keep")
+
+
+def served(kind: str, name: str) -> None:
+    """Run the plugin's pod as an SELinux type, and see whether kubelet has the GPUs; a pod gets one of the last's."""
+    run("systemctl", "stop", "kubelet.service")
+    CHECKPOINT.unlink(missing_ok=True)
+    pod(name, chart(kind))
+    run("systemctl", "start", "kubelet.service")
+    serves = until(lambda: len(offered()) > 0, SERVES)
+    if kind in ("", TYPES[-1]):
+        case(f"the chart's pod {kind}: kubelet has the GPUs", serves, log(name) + kubelets())
+        consumer("consumer-pod", f"the chart's pod {kind}".strip())
+    else:
+        note(f"{name}: {'serves' if serves else 'does not serve'}", log(name))
+    removed(name, "gpushim-device-plugin")
 
 
 def kubernetes() -> None:
