@@ -21,7 +21,7 @@ SERVES = 90.0  # seconds until a plugin that starts has registered
 PLUGIN = "gpushim-device-plugin.service"
 # From the least; values.yaml names the one that is enough.
 TYPES = ("container_t", "container_device_plugin_t", "spc_t")
-# Of the node, for a pod of the image's programs, by where it is in the pod: they are labelled as an image's layers are.
+# Of the node, by where the plugin's pod has it: programs, labelled as an image's layers are, for there is no image.
 PROGRAMS = "/srv/usr" if SELINUX else "/usr"
 FROM_NODE = {"/usr": PROGRAMS, "/srv/gpus/proc": "/srv/gpus/proc"}  # the latter is the simulated host's kernel
 AS_LAYERS = """
