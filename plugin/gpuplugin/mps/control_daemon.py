@@ -171,14 +171,14 @@ class ControlDaemon:
 def for_clients(pipe: str) -> list[str]:
     """Return the words that start a program in the one domain of SELinux to whose sockets containers may connect.
 
-    Only an engine's domain, which the unit has, may start it (container-selinux, as of 2.250).
+    A unit's domain may not, but an engine's may, and that a unit's (container-selinux, as of 2.250).
 
     Args:
         pipe: the clients' directory; without a label it needs no words.
     """
     if not selinux.type_of(pipe):
         return []
-    words = [program("runcon"), f"--type={selinux.DAEMON}"]
+    words = [word for domain in (selinux.ENGINE, selinux.DAEMON) for word in (program("runcon"), f"--type={domain}")]
     done = ask.program([*words, program("true")])
     if done.code == 0:
         return words

@@ -16,7 +16,9 @@ ATTRIBUTE = "security.selinux"
 STATE = "container_var_run_t"  # of an engine's state: containers read none of it
 READABLE = "container_ro_file_t"  # containers read it
 WRITABLE = "container_file_t"  # ... and write it
-DAEMON = "spc_t"  # of a process: containers may connect to its sockets
+# Domains of processes.
+ENGINE = "container_runtime_t"
+DAEMON = "spc_t"  # containers may connect to its sockets
 
 
 def type_of(file: str | int) -> str:

@@ -311,4 +311,5 @@ def test_the_daemon_begins_in_the_domain_to_which_containers_may_connect(
     monkeypatch.setattr(policy, "SYSTEM_PATH", str(tmp_path))
     assert control_daemon.for_clients(str(tmp_path)) == []
     labels.label(tmp_path, selinux.WRITABLE)
-    assert control_daemon.for_clients(str(tmp_path)) == [f"{tmp_path}/runcon", "--type=spc_t"]
+    runcon = f"{tmp_path}/runcon"
+    assert control_daemon.for_clients(str(tmp_path)) == [runcon, "--type=container_runtime_t", runcon, "--type=spc_t"]
