@@ -37,7 +37,7 @@ def prepare(root: Path, chroot: Callable[..., str]) -> None:
     """
     packages = [shutil.copy(package, root / "srv") for package in built.packages("deb").values()]
     chroot(root, "/usr/bin/dpkg", "--install", *(f"/srv/{Path(package).name}" for package in packages))
-    with (root / "srv/trial.env").open("a") as env:  # the kubelet speaks with the plugin's own words
+    with (root / "etc/trial.env").open("a") as env:  # the kubelet speaks with the plugin's own words
         env.write(f"PYTHONPATH=/srv:/usr/lib/gpushim/{built.version_here()}\n")
     shutil.copy(trees.TOP / KUBELET, root / "srv/machine/trials/kubelet.py")
     shutil.copy(images.archive("aarch64"), root / "srv/image.tar")

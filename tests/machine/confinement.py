@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,9 @@ BUILD = ("gcc", "libc6-dev", "make", "dash", "coreutils", "sed", "grep", "mawk",
 # Of Debian's profiles for AppArmor those of containers; each of the others costs an emulated processor a second.
 PROFILES = ("abi", "abstractions", "tunables", "local", "runc", "crun", "buildah", "podman", "busybox")
 CONTEXTS = "etc/selinux/targeted/contexts/files"
+MODULE = "usr/share/gpushim/selinux/gpushim.cil"
+FILECON = re.compile(r'\(filecon "(\S+)" (\w+) \(system_u object_r (\w+)')
+KINDS = {"any": "", "file": "--", "dir": "-d"}
 LABEL = "security.selinux"
 # Of the simulated host's directories that are file systems of their own on a real one, so that no policy names them.
 KERNEL = {"proc": "proc_t", "sys": "sysfs_t"}
@@ -127,11 +131,12 @@ def label(root: Path, policy: Path, driver: Path) -> None:
     subprocess.run(["/bin/tar", "-C", str(root), "-xJf", str(policy)], check=True)
     contexts = root / CONTEXTS
     (contexts / "file_contexts.subs").write_text(f"{driver} /\n")
+    (contexts / "file_contexts.local").write_text(_module_contexts(root / MODULE))
     for path in contexts.glob("*.bin"):
         path.unlink()
     # Before they are compiled, since the libselinux here may not know the form of the one there.
     subprocess.run(["/sbin/setfiles", "-F", "-r", str(root), str(contexts / "file_contexts"), str(root)], check=True)
-    for name in ("file_contexts", "file_contexts.homedirs"):
+    for name in ("file_contexts", "file_contexts.homedirs", "file_contexts.local"):
         # Without that form each program that looks up a label compiles thousands of patterns: seconds, emulated.
         subprocess.run(
             ["/usr/sbin/chroot", str(root), "/usr/sbin/sefcontext_compile", f"/{CONTEXTS}/{name}"], check=True
@@ -141,6 +146,12 @@ def label(root: Path, policy: Path, driver: Path) -> None:
         top = root / driver.relative_to("/") / folder
         for path in (top, *top.rglob("*")):
             _set(path, kind)
+
+
+def _module_contexts(module: Path) -> str:
+    """Return the file contexts of gpushim's module, as semodule would: an archive has no store of modules."""
+    found = FILECON.findall(module.read_text())
+    return "".join(f"{path}\t{KINDS[kind]}\tsystem_u:object_r:{label}:s0\n" for path, kind, label in found)
 
 
 def _set(path: Path, kind: str) -> None:

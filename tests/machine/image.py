@@ -59,7 +59,7 @@ MASKED = (
 # Its place in the machine: absolute, since the simulated driver's libraries name it.
 HOST = Path("/srv/gpus")
 GPUS = 2
-APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount")
+APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount", "nsenter")
 
 
 def debian(processor: Processor, packages: tuple[str, ...], cache: Path = CACHE) -> Path:
@@ -165,7 +165,7 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
 
 def _trial(root: Path, name: str, parts: list[str]) -> None:
     shutil.copytree(HERE / "trials", root / "srv/machine/trials", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "srv/trial.env").write_text(f"TRIAL={name}\nPARTS={' '.join(parts)}\n")
+    (root / "etc/trial.env").write_text(f"TRIAL={name}\nPARTS={' '.join(parts)}\n")
 
 
 def install(root: Path) -> None:

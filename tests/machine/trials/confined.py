@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 
 from machine.trials import cri_engines, kubernetes, services
@@ -22,8 +23,8 @@ from machine.trials.looks import (
     PODMAN,
     SELINUX,
     SHIM,
-    allowed,
     boolean,
+    closed,
     container,
     types,
 )  # fmt: skip
@@ -36,6 +37,13 @@ STATE = ("/run/gpushim", SNAPSHOT, "/run/gpushim/params", "/run/cdi", SPEC, "/va
 EVERYTHING = (
     *("/etc/gpushim", "/etc/cdi", "/run/gpushim", "/run/cdi", "/var/log/gpushim.log", "/var/lib/gpushim"),
     *("/usr/bin", "/usr/lib/gpushim", "/usr/lib/gpushim-driver", "/usr/share/gpushim", "/srv/gpus"),
+)
+# Of the state: the boot, a create, an administrator or a package, and the chart's privileged pod.
+MAKERS = (
+    ("systemctl", "start", SERVICE),
+    (*SHIM, "box", "true"),
+    ("gpushim", "refresh"),
+    (*DOCKER, "--privileged", "--pid=host", "box", "nsenter", "-t1", "-m", "/usr/bin/gpushim", "refresh"),
 )
 CONFIG = "/etc/gpushim/config.toml"
 HOOKS = (*PODMAN, ENV)
@@ -81,7 +89,7 @@ def prepared() -> None:
     case("a refresh with the driver's /proc", os.path.exists("/run/gpushim/params"), said)
     for engine in ("docker", "podman"):
         said = run(engine, "import", "/srv/rootfs.tar", "box")
-        case(f"{engine} import", "sha256:" in said or len(said.split()[-1:]) == 1, said)
+        case(f"{engine} import", "[status" not in said, said)
 
 
 def engines() -> None:
@@ -106,8 +114,7 @@ def hooks() -> None:
     case("gpushim configure podman --hooks", "[status" not in said, said)
     if SELINUX:
         for name, words in (("docker hook", GPUS), ("podman hook", HOOKS)):
-            said = run(*words, "box", "sh", "-c", LOOK)
-            case(f"{name}, without the boolean: nodes stay closed", not allowed(said), said)
+            closed(name, run(*words, "box", "sh", "-c", LOOK))
         doctor("off", "container_use_xserver_devices")
         boolean("on")
         doctor("on", "")
@@ -133,8 +140,7 @@ def rootless() -> None:
     case("rootless podman: import", "sha256:" in said, said)
     words = ("sh", "-c", 'cd / && exec "$@"', "sh", *USER, "run", "--rm", "--network=none", "--cgroups=disabled")
     if SELINUX:
-        said = run(*words, CDI, "box", "sh", "-c", LOOK)
-        case("rootless podman cdi, without the boolean: nodes stay closed", not allowed(said), said)
+        closed("rootless podman cdi", run(*words, CDI, "box", "sh", "-c", LOOK))
         boolean("on")
     container("rootless podman cdi", *words, CDI)
     if SELINUX:
@@ -147,12 +153,13 @@ def state() -> None:
         return
     run("systemctl", "stop", "gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
     found = []
-    for maker in (("systemctl", "start", SERVICE), (*SHIM, "box", "true"), ("gpushim", "refresh")):
+    for maker in MAKERS:
         run("rm", "-rf", "/run/gpushim", "/run/cdi", "/usr/lib/gpushim-driver", "/var/log/gpushim.log")
         said = run(*maker) + run(*SHIM, "box", "cat", "/proc/driver/nvidia/params")
         found.append(types(*STATE))
-        case(f"parameters can be read, made by {maker[0]} {maker[1]}", "ModifyDeviceFiles: 0" in said, said)
-    case("labels of the state are the same, whoever made it", found[0] == found[1] == found[2], repr(found))
+        case(f"parameters can be read, made by {' '.join(maker)}", "ModifyDeviceFiles: 0" in said, said)
+    same = bool(found[0]) and all(each == found[0] for each in found)
+    case("labels of the state are the same, whoever made it", same, repr(found))
     note("labels", repr(found[0]))
     said = run("restorecon", "-nRv", *(path for path in EVERYTHING if os.path.exists(path)))
     case("labels are those of the policy: restorecon -R would change nothing", "Would" not in said, said[:4000])
@@ -194,7 +201,10 @@ def main() -> None:
     """Try everything, or the parts that are named."""
     prepared()
     for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+        try:
+            PARTS[name]()
+        except Exception:  # the others are tried all the same
+            case(f"{name} comes to its end", False, traceback.format_exc())
     said = run("journalctl", "--priority=warning", "--output=cat", "--unit=gpushim*", "--no-pager")
     note("the journal's warnings of gpushim", said[:2000])
     end()

@@ -16,11 +16,20 @@ KUBELET = Path("/var/lib/kubelet")
 CHECKPOINT = KUBELET / "device-plugins/kubelet_internal_checkpoint"
 MANIFESTS = Path("/etc/kubernetes/manifests")
 GPU = "nvidia.com/gpu"
+IDLE = "sleep 12345678"
+SERVES = 90.0  # seconds until a plugin that starts has registered
 PLUGIN = "gpushim-device-plugin.service"
 # From the least; values.yaml names the one that is enough.
 TYPES = ("container_t", "container_device_plugin_t", "spc_t")
-# Of the node, for a pod of the image's programs: in the image they are its own; and the simulated host's kernel.
-FROM_NODE = {"usr": "/usr", "proc": "/srv/gpus/proc"}
+# Of the node, by where the plugin's pod has it: programs, labelled as an image's layers are, for there is no image.
+PROGRAMS = "/srv/usr" if SELINUX else "/usr"
+FROM_NODE = {"/usr": PROGRAMS, "/srv/gpus/proc": "/srv/gpus/proc"}  # the latter is the simulated host's kernel
+AS_LAYERS = """
+mkdir -p "$1" /srv/none
+mount -t overlay overlay -o lowerdir=/usr:/srv/none,context=system_u:object_r:container_ro_file_t:s0 "$1"
+"""
+# What a domain that is less than spc_t would need of the files that the plugin writes.
+OPENED = "chcon -R -t container_file_t /run/gpushim /var/lib/gpushim/device-plugin"
 SERVER = {"name": "KUBERNETES_SERVICE_HOST", "value": "10.250.0.1"}  # which kubelet adds where there is an API server
 
 
@@ -31,11 +40,6 @@ def offered() -> list[str]:
     except (OSError, ValueError, KeyError):
         return []
     return list(found.get(GPU, ()))
-
-
-def ready(socket: str) -> bool:
-    """Tell whether a plugin has its socket in kubelet's directory."""
-    return any(socket in name for name in os.listdir(KUBELET / "device-plugins"))
 
 
 def log(pod: str) -> str:
@@ -52,20 +56,20 @@ def pod(name: str, spec: dict[str, Any]) -> None:
     fresh.rename(MANIFESTS / f"{name}.json")
 
 
-def removed(name: str) -> None:
-    """Remove a pod, and wait until its containers are gone."""
+def removed(name: str, command: str) -> None:
+    """Remove a pod, and wait until its process is gone."""
     (MANIFESTS / f"{name}.json").unlink()
-    until(lambda: not list(Path("/var/log/pods").glob(f"*_{name}-*")), 120)
+    case(f"{name} ends", until(lambda: command not in run("ps", "-eo", "args")))
 
 
-def consumer(name: str) -> None:
+def consumer(name: str, giver: str) -> None:
     """Run a pod with a GPU, and look."""
-    script = f"({LOOK}) 2>&1; echo the end; exec sleep 1000000"
+    script = f"({LOOK}) 2>&1; echo the end; exec {IDLE}"
     box = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/usr/bin/sh", "-c", script]}
-    pod("consumer", {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
-    until(lambda: "the end" in log("consumer"), 90)
-    looked(name, log("consumer"))
-    removed("consumer")
+    pod(name, {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
+    until(lambda: "the end" in log(name))
+    looked(f"a pod with a GPU of {giver}", log(name))
+    removed(name, IDLE)
 
 
 def started() -> None:
@@ -92,7 +96,7 @@ def on_the_host() -> None:
     said = run("journalctl", "--output=cat", f"--unit={PLUGIN}", "--no-pager", "--lines=30")
     case("the plugin's unit: kubelet has the GPUs", len(offered()) > 0, said + kubelets())
     note("its domain", sh("ps -eo label,args | grep '[g]pushim-device-plugin'"))
-    consumer("the plugin's unit: a pod with a GPU")
+    consumer("consumer-unit", "the unit")
     run("systemctl", "stop", PLUGIN)
 
 
@@ -106,9 +110,9 @@ def chart(kind: str) -> dict[str, Any]:
         box.pop(name, None)
     box |= {"image": IMAGE, "imagePullPolicy": "Never"}
     box["env"].append(SERVER)
-    for name, path in FROM_NODE.items():
-        box["volumeMounts"].append({"name": name, "mountPath": path, "readOnly": True})
-        spec["volumes"].append({"name": name, "hostPath": {"path": path}})
+    for number, (place, path) in enumerate(FROM_NODE.items()):
+        box["volumeMounts"].append({"name": f"node-{number}", "mountPath": place, "readOnly": True})
+        spec["volumes"].append({"name": f"node-{number}", "hostPath": {"path": path}})
     if kind:
         spec["securityContext"] = {"seLinuxOptions": {"type": kind}}
     return spec
@@ -117,20 +121,30 @@ def chart(kind: str) -> dict[str, Any]:
 def in_a_pod() -> None:
     """The plugin as the chart has it, beside a refresh that the node keeps up."""
     run("systemd-run", "--unit=keep", "/usr/bin/gpushim", "refresh", "--keep")
-    for kind in TYPES if SELINUX else ("",):
-        CHECKPOINT.unlink(missing_ok=True)
-        run("systemctl", "restart", "kubelet.service")
-        pod("plugin", chart(kind))
-        served = until(lambda: len(offered()) > 0, 90)
-        said = log("plugin")
-        if kind in ("", TYPES[-1]):
-            case(f"the chart's pod {kind}: kubelet has the GPUs", served, said + kubelets())
-            consumer(f"the chart's pod {kind}: a pod with a GPU")
-        else:
-            note(f"the chart's pod, as {kind}: {'serves' if served else 'does not serve'}", said)
-            case(f"the chart's pod, as {kind}: tried", True)  # with what was denied
-        removed("plugin")
+    if not SELINUX:
+        served("", "plugin")
+        return
+    note("an image's labels", sh(AS_LAYERS, PROGRAMS) + sh("ls -dZ /srv/usr/bin/python3"))
+    for kind in TYPES:
+        served(kind, f"plugin-{kind.replace('_', '-')}")
+    note("labels", sh(OPENED))
+    served(TYPES[1], "plugin-opened")
     run("systemctl", "stop", "keep")
+
+
+def served(kind: str, name: str) -> None:
+    """Run the plugin's pod as an SELinux type, and see whether kubelet has the GPUs; a pod gets one of the last's."""
+    run("systemctl", "stop", "kubelet.service")
+    CHECKPOINT.unlink(missing_ok=True)
+    pod(name, chart(kind))
+    run("systemctl", "start", "kubelet.service")
+    serves = until(lambda: len(offered()) > 0, SERVES)
+    if kind in ("", TYPES[-1]):
+        case(f"the chart's pod {kind}: kubelet has the GPUs", serves, log(name) + kubelets())
+        consumer("consumer-pod", f"the chart's pod {kind}".strip())
+    else:
+        note(f"{name}: {'serves' if serves else 'does not serve'}", log(name))
+    removed(name, "gpushim-device-plugin")
 
 
 def kubernetes() -> None:

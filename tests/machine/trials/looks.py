@@ -36,6 +36,11 @@ def looked(name: str, said: str) -> None:
     case(f"{name}: parameters of the driver and its GPU alone", "ModifyDeviceFiles: 0" in said and alone, said)
 
 
+def closed(name: str, said: str) -> None:
+    """Judge what LOOK said in a container that may not open the nodes that it has."""
+    case(f"{name}, without {BOOLEAN}: nodes stay closed", ":container_t:" in said and not allowed(said), said)
+
+
 def container(name: str, *words: str) -> None:
     """Run a GPU container, and look."""
     looked(name, run(*words, "box", "sh", "-c", LOOK))

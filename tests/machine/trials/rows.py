@@ -41,7 +41,7 @@ def sh(script: str, *args: str) -> str:
     return run("/bin/sh", "-c", script, "sh", *args)
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> bool:
+def until(true: Callable[[], bool], seconds: float = 120) -> bool:
     """Wait for something; returns whether it came."""
     end = time.monotonic() + seconds
     while not (found := true()) and time.monotonic() < end:

@@ -75,7 +75,17 @@ def mps() -> None:
         run("systemctl", "stop", "gpushim-mps@gpu.service")
     pipe = f"{HOST}/run/nvidia-mps"
     run("mkdir", "-p", pipe)
-    run("systemd-run", "--unit=mps", "/usr/local/bin/reach", "-l", f"{pipe}/control")
+    daemon = ["/usr/local/bin/reach", "-l", f"{pipe}/control"]
+    if SELINUX:  # as configuration.md has it; from here spc_t is reached through a domain of engines alone
+        run("chcon", "-t", "container_file_t", pipe)
+        daemon = [
+            "--property=SELinuxContext=system_u:system_r:container_runtime_t:s0",
+            "runcon",
+            "-t",
+            "spc_t",
+            *daemon,
+        ]
+    run("systemd-run", "--unit=mps", *daemon)
     until(lambda: os.path.exists(f"{pipe}/control"))
     with Settings(CONFIG.read_text() + "\n[mps]\nenabled = true\n"):
         said = run(*SHIM, REACH, "box", "sh", "-c", "/reach $CUDA_MPS_PIPE_DIRECTORY/control")
