@@ -36,7 +36,8 @@ def prepare(root: Path, chroot: Callable[..., str]) -> None:
         chroot: runs one of them in it.
     """
     packages = [shutil.copy(package, root / "srv") for package in built.packages("deb").values()]
-    chroot(root, "/usr/bin/dpkg", "--install", *(f"/srv/{Path(package).name}" for package in packages))
+    options = ("--force-confold", "--install")  # the machine's settings are there already
+    chroot(root, "/usr/bin/dpkg", *options, *(f"/srv/{Path(package).name}" for package in packages))
     with (root / "etc/trial.env").open("a") as env:  # the kubelet speaks with the plugin's own words
         env.write(f"PYTHONPATH=/srv:/usr/lib/gpushim/{built.version_here()}\n")
     shutil.copy(trees.TOP / KUBELET, root / "srv/machine/trials/kubelet.py")

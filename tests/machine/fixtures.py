@@ -28,24 +28,34 @@ def grace(libraries: str) -> None:
     minors = (fakehost.gi_cap(1, mig.gi), fakehost.ci_cap(1, mig.gi, mig.ci))
     caps = [f"nvidia-caps/nvidia-cap{minor}" for minor in minors]
     devices = {"0": [*ALWAYS, "nvidia0"], "1:1": [*ALWAYS, "nvidia1", *caps]}
-    write(host, devices, f"/{libraries}/libcuda.so.1", [[gpu.model, gpu.numa, "ATS"] for gpu in host.gpus], "neither")
+    gpus = [[gpu.model, gpu.numa, "ATS"] for gpu in host.gpus]
+    write(host, devices, ["nvidia-modeset"], f"/{libraries}/libcuda.so.1", gpus, "neither")
 
 
-def jetson(libraries: str) -> None:
+def jetson() -> None:
     """A Jetson, whose containers get what its CSV files name."""
-    host = fakehost.build(str(PLACE / "jetson"), 1, libdir=libraries)
+    host = fakehost.build(str(PLACE / "jetson"), 1)  # its libraries go, whatever their place
     platforms.to_tegra(host)
     nodes = sorted(platforms.TEGRA_NODES)
     library = f"{platforms.TEGRA_LIB}/libcuda.so.1"
-    write(host, {"0": nodes}, library, [["NVIDIA Jetson AGX Orin Developer Kit", -1, ""]], "Tegra")
+    gpus = [["NVIDIA Jetson AGX Orin Developer Kit", -1, ""]]
+    write(host, {"0": nodes}, [], library, gpus, "Tegra", "/lib/firmware/ga10b/gpu.bin")
 
 
-def write(host: fakehost.Host, devices: dict[str, list[str]], library: str, gpus: list[object], doctor: str) -> None:
-    """Leave behind what is expected."""
-    expected = {"devices": devices, "library": library, "gpus": gpus, "doctor": doctor}
+def write(
+    host: fakehost.Host,
+    devices: dict[str, list[str]],
+    cdi: list[str],
+    library: str,
+    gpus: list[object],
+    doctor: str,
+    file: str = "/usr/bin/nvidia-smi",
+) -> None:
+    """Leave behind what is expected; `cdi` are nodes of all capabilities, which a CDI device has."""
+    expected = {"devices": devices, "cdi": cdi, "library": library, "gpus": gpus, "doctor": doctor, "file": file}
     Path(host.root, "expected.json").write_text(json.dumps(expected))
 
 
 if __name__ == "__main__":
     grace(sys.argv[1])
-    jetson(sys.argv[1])
+    jetson()

@@ -51,7 +51,7 @@ exec $b switch_root /root /sbin/init
 MASKED = (
     *(f"modprobe@{name}.service" for name in ("configfs", "dm_mod", "drm", "efi_pstore", "fuse", "loop")),
     *("dev-hugepages.mount", "sys-fs-fuse-connections.mount", "sys-kernel-config.mount", "sys-kernel-debug.mount"),
-    *("sys-kernel-tracing.mount", "systemd-journal-flush.service", "systemd-logind.service", "timers.target"),
+    *("sys-kernel-tracing.mount", "systemd-journal-flush.service", "systemd-logind.service"),
     *("systemd-random-seed.service", "systemd-user-sessions.service", "systemd-hostnamed.socket", "getty.target"),
     *("systemd-networkd.service", "systemd-networkd-wait-online.service"),
     *("systemd-tpm2-setup-early.service", "systemd-tpm2-setup.service", "systemd-sysusers.service"),
@@ -173,7 +173,7 @@ def install(root: Path) -> None:
     lay_down = str(trees.TOP / "packaging/install")
     for words in (["main", str(trees.TOP / "vendor")], ["compat"]):
         subprocess.run([lay_down, str(root), *words], check=True)
-    watching = [f"gpushim-{name}" for name in ("refresh.path", "refresh-cdi.path", "refresh.timer")]
+    watching = [f"gpushim-{name}" for name in ("refresh.path", "refresh-cdi.path", "refresh.timer", "refresh.socket")]
     _chroot(root, "/bin/systemctl", "enable", *watching)
     _chroot(root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/gpushim")
 

@@ -119,11 +119,25 @@ class Work:
             try:
                 self.directory(directory, create=True).symlink(text, name)
             except OSError as error:
-                self.warn(path, error)
-                continue
+                if not isinstance(error, OtherMountError) or not self._is(path, text):
+                    self.warn(path, error)
+                    continue
             if name.startswith("lib") and ".so" in name:
                 entries.append((encode(name), encode(path)))
         return entries
+
+    def _is(self, path: str, other: str) -> bool:
+        """Tell whether two paths are one file already, as in an image whose /lib is a link to usr/lib."""
+        found = []
+        for each in (path, other):
+            try:
+                place = self.root.reach(each)
+            except OSError:
+                return False
+            facts = posix.fstat(place)
+            posix.close(place)
+            found.append((facts.st_dev, facts.st_ino))
+        return found[0] == found[1]
 
     def compatibility(self, driver: str, cuda: str) -> Entries:
         """Return the cache entries of the image's own libcuda and its kin, if they are to come first."""

@@ -13,7 +13,7 @@ from machine.trials.node_plugin import plugin
 from machine.trials.rows import case, end, run
 
 PACKAGES = ("gpushim", "gpushim-device-plugin", "gpushim-nvidia-compat")
-LIBRARY = "/usr/lib/aarch64-linux-gnu/libcuda.so.1"
+LIBRARY = "/lib/aarch64-linux-gnu/libcuda.so.1"  # to the image's ldconfig; to the driver, below /usr
 LISTED = re.compile(r"libcuda\.so\.1 \(libc6,AArch64\) => (\S+)")
 
 
@@ -25,7 +25,10 @@ def packages() -> None:
     listed = [f"{name} installed all" for name in PACKAGES]
     case("packages: installed by dpkg, of any architecture", said.splitlines() == listed, said)
     said = run("dpkg", "--verify", *PACKAGES)
-    case("packages: dpkg --verify", not said, said)
+    other = [line for line in said.splitlines() if not line.startswith("missing ") or "/usr/share/" not in line]
+    changed = [line for line in other if not line.endswith(" c /etc/gpushim/config.toml")]
+    # The machine's dpkg leaves out pages, and the settings are its own.
+    case("packages: dpkg --verify", not changed, said)
     for name in ("gpushim", "gpushim-device-plugin", "gpushim-dra-driver"):
         said = run(name, "--version")
         case(f"packages: {name} --version", "[status" not in said and said.startswith(name), said)
@@ -37,7 +40,8 @@ def packages() -> None:
 def cached(name: str, execute: Callable[..., str]) -> None:
     """Check that ldconfig lists the driver's library in a container's cache, and that the loader loads it."""
     said = execute("/sbin/ldconfig", "-p")
-    case(f"{name}: ldconfig -p lists libcuda.so.1", LISTED.findall(said)[:1] == [LIBRARY], said[:4000])
+    found = LISTED.findall(said)[:1]
+    case(f"{name}: ldconfig -p lists libcuda.so.1", found in ([LIBRARY], [f"/usr{LIBRARY}"]), said[:4000])
     said = execute("sh", "-c", LOAD)
     case(f"{name}: the loader loads it", said.splitlines()[-1:] == ["loaded"], said)
 

@@ -103,7 +103,8 @@ def boot(trial: Trial) -> None:
         "gpushim-refresh.socket",
     )
     state = run("systemctl", "is-active", *watching)
-    case("boot: path units, timer and socket are active", state.split() == ["active"] * 4, state)
+    said = state + run("systemctl", "status", "--no-pager", *watching)
+    case("boot: path units, timer and socket are active", state.split() == ["active"] * 4, said)
     for _ in range(100):
         if os.path.exists("/run/gpushim/inventory.json"):
             break

@@ -64,6 +64,16 @@ def test_library_mounted_elsewhere_is_found_without_a_link(root: Path) -> None:
     assert "/usr/lib/all\n" in (root / "etc/ld.so.conf.d/00-gpushim.conf").read_text()
 
 
+@pytest.mark.parametrize(("target", "said"), [("/usr/lib/fw", ""), ("/usr/lib/other", "skipped /lib/fw")])
+def test_link_in_whose_place_its_target_is_mounted(root: Path, target: str, said: str) -> None:
+    """Where the image's /lib is a link to usr/lib, a file that the host has in both is there by one mount."""
+    (root / "lib").symlink_to("usr/lib")
+    (root / "usr/lib/fw").mkdir()
+    with container(f"mount --bind '{root.parent}/canary' '{root}/usr/lib/fw'") as other:
+        log = finish(root, other, "--link", f"{target}::/lib/fw")
+    assert said in log if said else not log
+
+
 @pytest.mark.parametrize("place", ["etc", "usr", "usr/lib", "usr/lib/drv"])
 def test_a_tmpfs_of_the_users(root: Path, place: str) -> None:
     with container(f"mount -t tmpfs none '{root}/{place}'") as other:
