@@ -11,7 +11,7 @@ from pathlib import Path
 from release.checkout import TOP, Commit
 from release.steps import run, say
 
-ARCH = "x86_64"  # the other has never been run
+ARCH = "x86_64"  # the other has run in an emulated machine only
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,19 @@ def known(tree: Path) -> None:
             package.unlink()
 
 
-def prepare(root: Path, chroot: Callable[..., str]) -> None:
-    """Put into a root filesystem what the trial needs.
+def install(root: Path, chroot: Callable[..., str]) -> None:
+    """Install our packages.
 
     Args:
         root: the machine's, whose programs run meanwhile.
         chroot: runs one of them in it.
     """
     packages = [shutil.copy(package, root / "srv") for package in built.packages("deb").values()]
-    options = ("--force-confold", "--install")  # the machine's settings are there already
-    chroot(root, "/usr/bin/dpkg", *options, *(f"/srv/{Path(package).name}" for package in packages))
+    chroot(root, "/usr/bin/dpkg", "--install", *(f"/srv/{Path(package).name}" for package in packages))
+
+
+def prepare(root: Path) -> None:
+    """Put into a root filesystem what the trial needs besides, after the trials themselves."""
     with (root / "etc/trial.env").open("a") as env:  # the kubelet speaks with the plugin's own words
         env.write(f"PYTHONPATH=/srv:/usr/lib/gpushim/{built.version_here()}\n")
     shutil.copy(trees.TOP / KUBELET, root / "srv/machine/trials/kubelet.py")

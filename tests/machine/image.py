@@ -138,6 +138,10 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="machine-") as name:
         scratch = Path(name)
         with processor.runs(), trees.overlay(base / "tree", scratch) as root:
+            if machine.trial == "arm64":
+                aarch64.install(root, _chroot)
+            else:
+                install(root)
             _host(root, processor)
             _container(root / "srv/rootfs", processor)
             shutil.copytree(HERE / "files", root, symlinks=True, dirs_exist_ok=True)
@@ -145,11 +149,8 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
                 (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
             _trial(root, machine.trial, parts)
             if machine.trial == "arm64":
-                fixtures = str(HERE / "fixtures.py")
-                at_its_place(root, processor, fixtures, processor.libraries)
-                aarch64.prepare(root, _chroot)
-            else:
-                install(root)
+                at_its_place(root, processor, str(HERE / "fixtures.py"), processor.libraries)
+                aarch64.prepare(root)
             if machine.trial == "confined":
                 confinement.prepare(root, CACHE)
             for name in ("etc", "var"):  # or the first boot makes caches of its own
