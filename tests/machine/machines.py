@@ -70,18 +70,18 @@ MACHINES = {
     "machine": Machine(
         "a GPU stays when device rules are applied again", "device_rules", "selinux=0 apparmor=0", BASE, disk="1500M"
     ),
-    "arm64": Machine(
-        "packages, nodes, the loader's cache, the device plugin, a Grace-Hopper and a Jetson on aarch64",
-        "arm64",
-        "selinux=0 apparmor=0",
-        ARM64_PACKAGES,
-        processor=ARM64,
-    ),
     "selinux-9": _selinux(9),
     "selinux-10": _selinux(10),
     "apparmor": Machine(
         "AppArmor, with the profiles of Docker, Podman and containerd",
         "confined",
         f"{LSM.format(name='apparmor')} {AUDIT}",
+    ),
+    "arm64": Machine(
+        "packages, nodes, the loader's cache, the device plugin, a Grace-Hopper and a Jetson on aarch64",
+        "arm64",
+        "selinux=0 apparmor=0",
+        ARM64_PACKAGES,
+        processor=ARM64,
     ),
 }

@@ -44,14 +44,15 @@ class Processor:
             here = Path(name, f"gpushim-{os.getpid()}")
             try:
                 # Its interpreter stays open (F), so that a chroot does without.
-                Path(name, "register").write_bytes(self._rule(here.name))
+                Path(name, "register").write_bytes(self.rule(here.name))
                 yield
             finally:
                 if here.exists():
                     here.write_text("-1")
                 subprocess.run(["/bin/umount", name], check=True)
 
-    def _rule(self, name: str) -> bytes:
+    def rule(self, name: str) -> bytes:
+        """Return what registers the emulator under a name (Documentation/admin-guide/binfmt-misc.rst)."""
         mask = bytes([255] * 7 + [0] + [255] * 8 + [254] + [255] * 3)  # any OS ABI; a program, or one that moves
         magic, masked = ("".join(f"\\x{byte:02x}" for byte in each) for each in (self.elf, mask))
         return f":{name}:M:0:{magic}:{masked}:/usr/bin/qemu-{self.machine}-static:F".encode()

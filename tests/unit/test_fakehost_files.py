@@ -102,3 +102,9 @@ def test_command_line_with_the_system_python(tmp_path: Path) -> None:
 def test_impossible_hosts_are_refused(tmp_path: Path, gpus: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(str(tmp_path / "h"), gpus)
+
+
+def test_another_compiler_is_named_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/nowhere/aarch64-linux-gnu-gcc")
+    with pytest.raises(RuntimeError, match="needs /nowhere/aarch64-linux-gnu-gcc, and it is not installed"):
+        fakehost.build(str(tmp_path / "host"), 1, compile_cache=str(tmp_path / "cache"))
