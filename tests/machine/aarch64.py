@@ -11,7 +11,7 @@ from e2e import built, trees
 from e2e import image as images
 
 FETCHED = "var/cache/apt/archives"
-KUBELET = "tests/unit/gpuplugin/kubelet/fake.py"
+KUBELET = "unit/gpuplugin/kubelet/fake.py"
 INSTALLED = "Status: install ok installed"
 
 
@@ -43,5 +43,7 @@ def prepare(root: Path) -> None:
     """Put into a root filesystem what the trial needs besides, after the trials themselves."""
     with (root / "etc/trial.env").open("a") as env:  # the kubelet speaks with the plugin's own words
         env.write(f"PYTHONPATH=/srv:/usr/lib/gpushim/{built.version_here()}\n")
-    shutil.copy(trees.TOP / KUBELET, root / "srv/machine/trials/kubelet.py")
+    place = root / "srv" / KUBELET
+    place.parent.mkdir(parents=True)
+    shutil.copy(trees.TOP / "tests" / KUBELET, place)
     shutil.copy(images.archive("aarch64"), root / "srv/image.tar")

@@ -16,6 +16,7 @@ from fakehost import platforms
 PLACE = Path("/srv")
 FIRST = {**fakehost.GH200, "pci": "0009:01:00.0", "numa": 0, "minor": 0}
 MIG = ("1g.12gb", "1g.12gb")
+Told = list[tuple[str, int, str]]  # model, NUMA node, addressing
 ALWAYS = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
 
 
@@ -28,8 +29,8 @@ def grace(libraries: str) -> None:
     minors = (fakehost.gi_cap(1, mig.gi), fakehost.ci_cap(1, mig.gi, mig.ci))
     caps = [f"nvidia-caps/nvidia-cap{minor}" for minor in minors]
     devices = {"0": [*ALWAYS, "nvidia0"], "1:1": [*ALWAYS, "nvidia1", *caps]}
-    gpus = [[gpu.model, gpu.numa, "ATS"] for gpu in host.gpus]
-    write(host, devices, ["nvidia-modeset"], f"/{libraries}/libcuda.so.1", gpus, "neither")
+    told: Told = [(gpu.model, gpu.numa, "ATS") for gpu in host.gpus]
+    write(host, devices, ["nvidia-modeset"], f"/{libraries}/libcuda.so.1", told, "neither")
 
 
 def jetson() -> None:
@@ -38,8 +39,8 @@ def jetson() -> None:
     platforms.to_tegra(host)
     nodes = sorted(platforms.TEGRA_NODES)
     library = f"{platforms.TEGRA_LIB}/libcuda.so.1"
-    gpus = [["NVIDIA Jetson AGX Orin Developer Kit", -1, ""]]
-    write(host, {"0": nodes}, [], library, gpus, "Tegra", "/lib/firmware/ga10b/gpu.bin")
+    told: Told = [("NVIDIA Jetson AGX Orin Developer Kit", -1, "")]
+    write(host, {"0": nodes}, [], library, told, "Tegra", "/lib/firmware/ga10b/gpu.bin")
 
 
 def write(
@@ -47,7 +48,7 @@ def write(
     devices: dict[str, list[str]],
     cdi: list[str],
     library: str,
-    gpus: list[object],
+    gpus: Told,
     doctor: str,
     file: str = "/usr/bin/nvidia-smi",
 ) -> None:

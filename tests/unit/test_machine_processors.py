@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ def taken(header: bytes) -> bool:
     """Compare as the kernel does, by the rule's magic and mask (binfmt_misc)."""
     name, kind, offset, magic, mask, interpreter, flags = ARM64.rule("x").decode().split(":")[1:]
     assert (name, kind, offset, interpreter, flags) == ("x", "M", "0", "/usr/bin/qemu-aarch64-static", "F")
-    wanted, masked = (codecs.escape_decode(each.encode())[0] for each in (magic, mask))
+    wanted, masked = (bytes.fromhex(each.replace("\\x", "")) for each in (magic, mask))
     assert len(wanted) == len(masked)
     return all((one ^ other) & bits == 0 for one, other, bits in zip(header, wanted, masked))
 

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from machine.trials.kubelet import Kubelet, until
-
 from machine.trials.rows import case, run
+from unit.gpuplugin.kubelet.fake import Kubelet, until
 
 KUBELET = "/var/lib/kubelet"
 RESOURCE = "nvidia.com/gpu"
@@ -24,9 +23,11 @@ FOLDERS = {
     "/var/run/cdi": ":ro",
 }
 # As the chart's DaemonSet has it.
-POD = ("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all-usable", "--env=NVIDIA_DRIVER_CAPABILITIES=utility")
-POD += ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--network=none")
-POD += tuple(f"--volume={folder}:{folder}{end}" for folder, end in FOLDERS.items())
+POD = (
+    *("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all-usable", "--env=NVIDIA_DRIVER_CAPABILITIES=utility"),
+    *("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--network=none"),
+    *(f"--volume={folder}:{folder}{end}" for folder, end in FOLDERS.items()),
+)
 COMPILED = "import grpc._cython.cygrpc, yaml, prometheus_client, platform; print(platform.machine())"
 
 
