@@ -17,7 +17,7 @@ from gpuhook.finish import ldcache
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.ground.fastjson import dumps
-from gpushim.ground.machines import COMPANIONS, LOADER32, LOADERS, triplet
+from gpushim.ground.machines import LOADER32, LOADERS, MULTIARCH
 from gpushim.paths.mountinfo import OtherMountError
 
 TYPE_CHECKING = False
@@ -34,11 +34,7 @@ COMPAT_FOLDER = "/usr/local/cuda/compat"
 PROFILES = "/etc/nvidia/nvidia-application-profiles-rc.d"
 GPUS = "/proc/driver/nvidia/gpus"
 DRAWING = ("libnvidia-eglcore.so", "libEGL_nvidia.so")  # what reads application profiles
-SYSTEM_FOLDERS = [
-    (start + end).encode()
-    for start in ("/lib", "/usr/lib")
-    for end in ("", "64", "32", *["/" + triplet(machine) for machine in (*LOADERS, *COMPANIONS.values())])
-]
+SYSTEM_FOLDERS = [start + end for start in (b"/lib", b"/usr/lib") for end in (b"", b"64", b"32", *MULTIARCH)]
 MUSL_DEFAULT = b"/lib:/usr/local/lib:/usr/lib\n"  # what musl's dynlink.c searches without a path file
 
 

@@ -18,6 +18,7 @@ CACHE_LIBC6 = 3  # FLAG_ELF_LIBC6, their low byte
 LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 LOADER32 = "/lib/ld-linux.so.2"  # i386's
 COMPANIONS = {"x86_64": "i386"}  # machines whose drivers have libraries for programs of another kind, too
+MULTIARCH = (b"/x86_64-linux-gnu", b"/aarch64-linux-gnu", b"/i386-linux-gnu")  # directories of all these: triplet()
 BPF = {"x86_64": 321, "aarch64": 280}  # the number of bpf(2): syscall(2), <asm/unistd.h>
 
 

@@ -47,7 +47,7 @@ def test_the_facts_of_this_machine() -> None:
 )
 def test_what_the_hook_knows(machine: str, flags: int, path: str, folder: bytes) -> None:
     assert (ldcache.FLAGS[machine], machines.LOADERS[machine]) == (flags, path)
-    assert folder in SYSTEM_FOLDERS
+    assert {folder, b"/" + b"/".join(folder.split(b"/")[2:])} <= set(SYSTEM_FOLDERS)
     assert smallelf.MACHINES[machine] == machines.ELF[machine]
 
 
@@ -63,3 +63,8 @@ def test_no_other_module_tells_machines_apart() -> None:
             if any(isinstance(key, ast.Constant) and key.value in NAMES for key in keys):
                 found.add(path.name)
     assert found == {"machines.py"}
+
+
+def test_directories_of_all_machines_are_named_as_each_ones() -> None:
+    machines_of_files = (*machines.LOADERS, *machines.COMPANIONS.values())
+    assert [f"/{machines.triplet(each)}".encode() for each in machines_of_files] == list(machines.MULTIARCH)
