@@ -126,6 +126,7 @@ class Node:
     ports: list[int]
     kubelet_dir: Path
     flags: tuple[str, ...] = ()
+    name: str = NAME
     _process: subprocess.Popen[bytes] | None = None
     _pods: dict[str, int] = field(default_factory=dict)
 
@@ -137,7 +138,7 @@ class Node:
     def start(self) -> None:
         """Start kubelet, and wait until it answers."""
         command = [*self.place.prefix, str(program()), "kubelet", f"--config={self.work}/kubelet.json"]
-        command += [f"--hostname-override={NAME}", "--v=2", *self.flags]
+        command += [f"--hostname-override={self.name}", "--v=2", *self.flags]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -227,7 +228,7 @@ class Node:
         """What kubelet says of a pod, if it knows it as it was asked for last."""
         for pod in json.loads(self._get("/pods") or "{}").get("items") or ():
             again = pod["metadata"].get("annotations", {}).get("again")
-            if pod["metadata"]["name"] == f"{name}-{NAME}" and again == str(self._pods.get(name)):
+            if pod["metadata"]["name"] == f"{name}-{self.name}" and again == str(self._pods.get(name)):
                 status = pod["status"]
                 states = (status.get("containerStatuses") or [{}])[0]
                 running = "running" in states.get("state", {})
@@ -255,7 +256,7 @@ class Node:
         """Remove pods, and wait until they have given back what they had."""
         for name in names or tuple(self._pods):
             (self.work / "manifests" / f"{name}.json").unlink(missing_ok=True)
-        left = {f"{name}-{NAME}" for name in names or self._pods}
+        left = {f"{name}-{self.name}" for name in names or self._pods}
 
         def gone() -> bool:
             text = self._get("/pods")  # what it knows of, and then what has devices
@@ -332,14 +333,14 @@ class Node:
     def healths(self, name: str) -> dict[str, str]:
         """How a pod's status says that its devices are, by id."""
         rows = json.loads(self._get("/pods") or "{}").get("items") or ()
-        boxes = [one for row in rows if row["metadata"]["name"] == f"{name}-{NAME}" for one in _boxes(row)]
+        boxes = [one for row in rows if row["metadata"]["name"] == f"{name}-{self.name}" for one in _boxes(row)]
         listed = [one for box in boxes for row in box.get("allocatedResourcesStatus", ()) for one in row["resources"]]
         return {one["resourceID"]: one["health"] for one in listed}
 
     def containers(self) -> dict[str, str]:
         """The pods of containers that run, by container."""
         rows = json.loads(self._get("/pods") or "{}").get("items") or ()
-        listed = [(row["metadata"]["name"].removesuffix(f"-{NAME}"), box) for row in rows for box in _boxes(row)]
+        listed = [(row["metadata"]["name"].removesuffix(f"-{self.name}"), box) for row in rows for box in _boxes(row)]
         return {
             box["containerID"].rpartition("/")[2]: name for name, box in listed if "running" in box.get("state", {})
         }
@@ -370,7 +371,7 @@ class Node:
             names = {one["name"].rpartition("=")[2] for row in claims for one in row["cdi_devices"]}
             for name, ids in [*rows, (CLAIMS, sorted(names))]:
                 if ids:
-                    found.setdefault(pod["name"].removesuffix(f"-{NAME}"), {}).setdefault(name, []).extend(ids)
+                    found.setdefault(pod["name"].removesuffix(f"-{self.name}"), {}).setdefault(name, []).extend(ids)
         return found
 
 
@@ -408,7 +409,9 @@ def _ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, object] | None = None) -> Iterator[Node]:
+def node(
+    engine: Containerd, place: Chroot, *flags: str, settings: dict[str, object] | None = None, name: str = NAME
+) -> Iterator[Node]:
     """Make a node of a containerd, and run its kubelet.
 
     Args:
@@ -416,14 +419,15 @@ def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, obj
         place: the Debian that it runs in.
         flags: more of kubelet's.
         settings: more of kubelet's, or others than SETTINGS.
+        name: of the node.
     """
     work = Path(tempfile.mkdtemp(prefix="k", dir=engine.state))
     ports, kubelet = _ports(3), work / "k"  # short, for sockets lie in it
     for folder in ("k", "manifests", "settings", "logs"):
         (work / folder).mkdir()
-    for name, value in KERNEL.items():
-        (work / "settings" / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / "settings" / name).write_text(value + "\n")
+    for key, value in KERNEL.items():
+        (work / "settings" / key).parent.mkdir(parents=True, exist_ok=True)
+        (work / "settings" / key).write_text(value + "\n")
     settings = {
         **SETTINGS,
         **(settings or {}),
@@ -439,10 +443,10 @@ def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, obj
     for group in Path("/sys/fs/cgroup").glob("*/cgroup.procs"):
         mine = group.parent / engine.state.name
         mine.mkdir(exist_ok=True)
-        for name in ("cpuset.mems", "cpuset.cpus"):
-            if (mine / name).exists():
-                (mine / name).write_text((group.parent / name).read_text())
-    found = Node(engine, place, work, ports, kubelet, flags)
+        for file in ("cpuset.mems", "cpuset.cpus"):
+            if (mine / file).exists():
+                (mine / file).write_text((group.parent / file).read_text())
+    found = Node(engine, place, work, ports, kubelet, flags, name)
     found.start()
     try:
         yield found
