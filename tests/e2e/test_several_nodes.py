@@ -59,9 +59,9 @@ def test_each_node_serves_its_own(nodes: Fleet) -> None:
 def test_a_label_leads_to_the_right_gpu(nodes: Fleet) -> None:
     nodes.discover()
     for name in nodes.hosts:
-        nodes.pod(f"on-{name}", name)
+        nodes.pod(f"{name}1", name)
     for name in nodes.hosts:
-        assert nodes.holds(f"on-{name}")[0] == name
+        assert nodes.holds(f"{name}1")[0] == name
 
 
 def test_metrics_are_of_the_node(nodes: Fleet) -> None:
@@ -69,9 +69,9 @@ def test_metrics_are_of_the_node(nodes: Fleet) -> None:
         rows = metrics(nodes.cluster, name)["gpushim_gpu_memory_total_bytes"]
         assert {row["UUID"]: value for row, value in rows} == {gpu.uuid: gpu.memory << 20 for gpu in host.gpus}
         assert {row["Hostname"] for row, _ in rows} == {name}
-        assert [row["pod"] for row, _ in rows if row.get("pod")] == [f"on-{name}"]
+        assert [row["pod"] for row, _ in rows if row.get("pod")] == [f"{name}1"]
         known = {row["pod"] for row in json.loads(nodes.nodes[name].run("gpushim ps --format=json"))}
-        assert {pod for pod in known if pod.startswith("on-")} == {f"on-{name}"}
+        assert [f"{each}1" in known for each in nodes.hosts] == [each == name for each in nodes.hosts]
 
 
 def test_a_profile_on_one_node(nodes: Fleet) -> None:
@@ -85,7 +85,7 @@ def test_a_profile_on_one_node(nodes: Fleet) -> None:
 
 
 def test_an_upgrade_goes_from_node_to_node(nodes: Fleet) -> None:
-    pods = [f"on-{name}" for name in nodes.hosts]
+    pods = [f"{name}1" for name in nodes.hosts]
     before, held = nodes.containers(*pods), [nodes.holds(pod) for pod in pods]
     old = {name: plugin(nodes.cluster, name)["metadata"]["name"] for name in nodes.hosts}
     with nodes.watching() as rows:
@@ -120,14 +120,14 @@ def test_a_node_dies(nodes: Fleet) -> None:
     (old,) = serving_on(nodes)
     assert nodes.holds(old)[0] == OTHER
     labels, address = nodes.labels(OTHER), plugin(nodes.cluster, OTHER)["status"]["podIP"]
-    held = nodes.holds(f"on-{NAME}")
+    held = nodes.holds(f"{NAME}1")
     boots.off(nodes.nodes[OTHER])
     nodes.cluster.wait_for(lambda: state(nodes, OTHER) == "Unknown", "the node is not ready")
     nodes.pod("waiting", OTHER)
     nodes.cluster.wait_for(lambda: NAME in serving_on(nodes).values(), "the pod has gone elsewhere")
     (new,) = serving_on(nodes)
     assert {nodes.holds(new), held} == {(NAME, gpu.uuid) for gpu in nodes.hosts[NAME].gpus}
-    assert nodes.holds(f"on-{NAME}") == held
+    assert nodes.holds(f"{NAME}1") == held
     (why,) = (row["message"] for row in nodes.cluster.pods()["waiting"]["status"]["conditions"] if "message" in row)
     assert "untolerated taint" in why
     assert nodes.labels(OTHER) == labels
