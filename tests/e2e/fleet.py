@@ -25,7 +25,7 @@ from fakehost import Host
 COMPONENTS = ("device-plugin", "node")  # of the chart: each has a pod on each node
 AWAY = ("not-ready", "unreachable")
 # So that the controller-manager sees within seconds, not within a minute, that a node is silent.
-SOON = "--node-monitor-period=1s --node-monitor-grace-period=10s"
+SOON = "--node-monitor-period=1s --node-monitor-grace-period=15s"
 
 
 @dataclass

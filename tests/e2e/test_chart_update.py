@@ -20,10 +20,10 @@ from e2e.leftovers import until
 from e2e.plane import CONTROLLERS, SCHEDULER
 
 NODES, DOWN = [f"node-{number}" for number in range(8)], "node-0"
-SECONDS = 60.0
+SECONDS = 40.0
 SOME = "--controllers=daemonset-controller,serviceaccount-controller"
 COMPONENTS = ("device-plugin", "node")
-OLD, NEW = {"image": {"tag": "old"}}, {"image": {"tag": "new"}}
+OLD, NEW = {"image": {"tag": "old"}}, {"image": {"tag": "new"}, "node": {"maxUnavailable": 2}}  # that node counts
 
 
 def node(name: str) -> dict[str, Any]:
@@ -90,6 +90,7 @@ def server() -> Iterator[Api]:
             stack.enter_context(daemon(found.place, found.work, command))
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushim"}}
         scheduled.create(found, namespace, *map(node, NODES))
+        ask(found, "taint", "nodes", "--all", "node.kubernetes.io/not-ready-")  # which each gets when it is made
         ask(found, "apply", "--filename=-", objects=[*charts.objects(OLD).values()])
         begun = until(lambda: sum(map(is_ready, served(found))) == 2 * len(NODES), SECONDS, 0.3)
         assert begun, pods(found)
