@@ -69,7 +69,7 @@ def server() -> Iterator[Api]:
             "config": {"name": "mine"},
             "env": [{"name": "DP_DISABLE_HEALTHCHECKS", "value": "xids"}],
             "resources": {"limits": {"cpu": 1}},
-            "podSecurityContext": {"seLinuxOptions": {"type": "container_device_plugin_t"}},
+            "podSecurityContext": {"seLinuxOptions": {"type": "spc_t"}},
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": SOMEWHERE}},
         },
     ],

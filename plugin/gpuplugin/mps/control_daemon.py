@@ -17,8 +17,9 @@ from gpuplugin.processes import spawn
 from gpushim.config import policy
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote, visible
+from gpushim.ground.logs import logger
 from gpushim.inventory import driver_files
-from gpushim.paths import rooted
+from gpushim.paths import rooted, selinux
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,7 @@ class ControlDaemon:
         with open(f"{self._place.log}/output.log", "ab") as output:
             output.truncate(0)
             unshared = [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm]
+            unshared = [*for_clients(self._place.pipe), *unshared]
             log = output.fileno()
             self.pid = spawn.spawn([*unshared, *words], stdout=log, stderr=log, variables=self._environment)
         late = time.monotonic() + START
@@ -164,6 +166,24 @@ class ControlDaemon:
                     f"{self._group.name} cannot have one; drivers from 495 on do: update it, or use timeSlicing",
                     CONFIG,
                 )
+
+
+def for_clients(pipe: str) -> list[str]:
+    """Return the words that start a program in the one domain of SELinux to whose sockets containers may connect.
+
+    A unit's domain may not become that, but an engine's may, which a unit's may become (container-selinux 2.250).
+
+    Args:
+        pipe: the clients' directory; without a label it needs no words.
+    """
+    if not selinux.type_of(pipe):
+        return []
+    words = [word for domain in (selinux.ENGINE, selinux.DAEMON) for word in (program("runcon"), f"--type={domain}")]
+    done = ask.program([*words, program("true")])
+    if done.code == 0:
+        return words
+    logger.warning("%s", f"SELinux lets no client connect: {PROGRAM} cannot be {selinux.DAEMON}: {quote(done.last)}")
+    return []
 
 
 def program(name: str) -> str:

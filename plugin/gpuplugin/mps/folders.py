@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpuplugin.mps.control_daemon import program
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import INVENTORY, GpushimError, quote
-from gpushim.paths import lock, trust
+from gpushim.paths import lock, selinux, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def alone(place: Place) -> Iterator[None]:
                 raise GpushimError(f"{place.group} has a supervisor that runs; stop it first", INVENTORY) from None
             raise
         _mount(place.shm)
+        for folder in (place.pipe, place.shm):  # what clients have
+            selinux.give(folder, selinux.WRITABLE)
         yield
 
 

@@ -254,7 +254,7 @@ def alone(host: Host) -> Iterator[Finding]:
     """Check whether the hook alone gives GPUs, which systemd takes away at a reload: `NVML: Unknown Error`."""
     for engine in host.running("dockerd"):
         info = _info(host, engine)
-        if names(host, engine) or not on_path.found(engine, HOOK) or info.get("CgroupDriver") != "systemd":
+        if not hook_alone(host, engine) or info.get("CgroupDriver") != "systemd":
             yield ok("containers need not get their GPUs from the hook alone")
         else:
             yield warning(
@@ -302,6 +302,11 @@ def _asked(engine: Engine) -> dict[str, Any]:
 def names(host: Host, engine: Engine) -> list[str]:
     """List the names under which a dockerd knows gpushim-runtime."""
     return dockerd.ours(_info(host, engine), engine)
+
+
+def hook_alone(host: Host, engine: Engine) -> bool:
+    """Say whether the hook is all by which a dockerd gives GPUs."""
+    return not names(host, engine) and bool(on_path.found(engine, HOOK))
 
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:

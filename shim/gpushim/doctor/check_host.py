@@ -1,6 +1,6 @@
-"""Checks of the host beneath the engines: the low-level runtime, cgroups, SELinux, AppArmor.
+"""Checks of the host beneath the engines: the low-level runtime, cgroups, AppArmor, NVIDIA's toolkit.
 
-Out of scope: what each engine is set to (check_docker.py and its neighbours).
+Out of scope: what each engine is set to (check_docker.py and its neighbours); SELinux (check_selinux.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ WITHHOLDING = (
     "features.no-additional-gids-for-device-nodes",
 )
 REFRESH = "nvidia-cdi-refresh."
-BOOLEANS = ("container_use_devices", "container_use_xserver_devices")  # of container-selinux
 
 
 def low_level(host: Host) -> Iterator[Finding]:
@@ -140,28 +139,6 @@ def cgroups(host: Host) -> Iterator[Finding]:
         yield broken(
             f"{folder} has neither cgroup v2 nor the devices controller of v1",
             f"mount -t cgroup2 cgroup2 {shlex.quote(folder)}",
-        )
-
-
-def selinux(host: Host) -> Iterator[Finding]:
-    """Check whether SELinux lets containers open devices."""
-    folder = f"{host.top}/sys/fs/selinux"
-    enforce = text(f"{folder}/enforce").strip()
-    values = {name: text(f"{folder}/booleans/{name}") for name in BOOLEANS}
-    on = [name for name, value in values.items() if value.startswith("1")]
-    if enforce != "1":
-        yield ok("SELinux is permissive") if enforce else skipped("SELinux is off")
-    elif on:
-        yield ok(f"SELinux is enforcing, and {on[0]} is on")
-    elif not any(values.values()):
-        yield warning(
-            "SELinux is enforcing, and its policy has no container_use_devices: containers may not open the GPUs",
-            "install container-selinux",
-        )
-    else:
-        known = next(name for name in reversed(BOOLEANS) if values[name])
-        yield warning(
-            f"SELinux is enforcing, and {known} is off: containers may not open the GPUs", f"setsebool -P {known} on"
         )
 
 

@@ -84,8 +84,14 @@ def hooks(host: Host) -> Iterator[Finding]:
     """Check that the hooks which Podman calls for every container are there."""
     if not host.program("podman"):
         return
-    folders = podman.settings(host.top).get("hooks_dir") or [podman.HOOKS]
-    yield from entries.hooks("Podman", folders, lambda path: f"{host.top}{path}", "no container of Podman's starts")
+    then = "no container of Podman's starts"
+    yield from entries.hooks("Podman", hook_directories(host), lambda path: f"{host.top}{path}", then)
+
+
+def hook_directories(host: Host) -> list[str]:
+    """List the directories from which Podman takes hooks."""
+    found: list[str] = podman.settings(host.top).get("hooks_dir") or [podman.HOOKS]
+    return found
 
 
 def names(host: Host) -> list[str]:

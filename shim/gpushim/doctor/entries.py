@@ -169,6 +169,12 @@ def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str,
         yield skipped(f"{title} calls no hook for GPUs, and needs none with the runtime or CDI")
 
 
+def calls_ours(folders: list[str], seen: Callable[[str], str]) -> bool:
+    """Say whether an engine's directories of hooks name gpushim-hook; the arguments are as above."""
+    hooks = [hook_of(path) for folder in folders for path in listing(seen(folder))]
+    return any(ours(seen(hook)) for hook in hooks if hook)
+
+
 def hook_of(path: str) -> str:
     """Return the program that a file of a hooks directory names, or ""."""
     try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure
-from gpushim.paths import rooted, trust
+from gpushim.paths import rooted, selinux, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +84,7 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str
             if made and (made[1] != boot or f"{top}/{name}" == fresh):
                 with contextlib.suppress(FileNotFoundError):  # another refresh removes it, too
                     shutil.rmtree(f"{top}/{name}")
+        _check_label(top, root, groups)
         if not os.path.lexists(place):
             _note(top)
             _make(fresh, root, groups)
@@ -146,6 +147,20 @@ def _check(top: str) -> None:
             f"library-directory {top} cannot be trusted: users other than root can write to it, or it is not root's",
             INVENTORY,
         )
+
+
+def _check_label(top: str, root: str, groups: dict[str, list[File]]) -> None:
+    """Refuse a directory where SELinux labels files otherwise: a hard link has its label with the driver's file."""
+    kind = selinux.type_of(top)
+    folders = {os.path.dirname(file) for _, file, _ in _entries(root, groups) if file}
+    for folder in sorted(folders) if kind else ():
+        other = selinux.type_of(folder)
+        if other and other != kind:
+            raise GpushimError(
+                f"library-directory {top} is {kind} to SELinux, and {folder} is {other}: relabelling its hard links "
+                "would relabel the driver's libraries; choose a library-directory under [driver] below /usr/lib",
+                INVENTORY,
+            )
 
 
 def _entries(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, str, str]]:

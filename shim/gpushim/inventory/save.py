@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.config import policy
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, failure, procfs
-from gpushim.paths import trust
+from gpushim.paths import selinux, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def prepare(state: str, config: str = "") -> None:
         raise GpushimError(
             f"{state} cannot be trusted: it must be a directory that only root can write to; remove it", INVENTORY
         )
+    selinux.give(state, selinux.STATE)  # and so to what is made in it
     if os.statvfs(state).f_flag & os.ST_RDONLY:
         raise GpushimError(
             f"the snapshot in {state} is out of date, and the file system there is mounted read-only: mount it "
@@ -70,8 +71,10 @@ def for_hook(snapshot: Snapshot) -> None:
     driver = snapshot["driver"]
     with contextlib.suppress(FileExistsError):
         os.mkdir(driver["empty"], 0o555)
+    selinux.give(driver["empty"], selinux.READABLE)
     if driver["params"]:
-        _replace(driver["params"], procfs.restricted_params(ensure.proc_dir(driver["root"])))
+        params = procfs.restricted_params(ensure.proc_dir(driver["root"]))
+        replace(driver["params"], os.fsencode(params), finish=lambda fd: selinux.give(fd, selinux.READABLE))
 
 
 def save(state: str, snapshot: Snapshot) -> None:

@@ -29,7 +29,7 @@ from gpushim.decision.decide import hook_program
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.oci.selection import BESIDE, parse
-from gpushim.paths import changeable, exchange, trust
+from gpushim.paths import changeable, exchange, selinux, trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -259,6 +259,7 @@ def _directory(path: str) -> Any:
     try:
         os.makedirs(directory)
         os.chmod(directory, 0o755)  # noqa: S103 - engines of all users read it; makedirs minds the umask
+        selinux.as_above(directory, os.path.dirname(directory))
     except FileExistsError:
         pass
     except OSError as error:
@@ -282,8 +283,13 @@ def _directory(path: str) -> Any:
 
 def _replace(file: exchange.File, path: str, old: bytes | None, spec: str, notes: list[str]) -> bool:
     """Put a spec in the place of what was read; returns whether it is there."""
+
+    def finish(fd: int) -> None:
+        os.fchmod(fd, 0o644)
+        selinux.as_above(fd, file.folder)
+
     try:
-        failures = exchange.put(file, old, spec.encode(), lambda fd: os.fchmod(fd, 0o644))
+        failures = exchange.put(file, old, spec.encode(), finish)
     except exchange.Changed as changed:
         copies = "".join(f"; {copy} is a copy of that change" for copy in changed.copies)
         notes.append(f"{path} is not written: it is {changed}{copies}; refresh again")

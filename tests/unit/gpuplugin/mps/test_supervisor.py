@@ -18,7 +18,10 @@ import fakehost
 from e2e.leftovers import until
 from fakehost import Host
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
-from gpuplugin.mps import mps
+from gpuplugin.mps import control_daemon, mps
+from gpushim.config import policy
+from gpushim.paths import selinux
+from unit.gpushim import labels
 
 pytestmark = pytest.mark.slow
 
@@ -287,3 +290,26 @@ def test_another_name_is_refused(group: Group, name: str) -> None:
     assert group.ended() == 15
     assert "sharing.mps of the configuration file has gpu" in group.said.read_text()
     assert not os.path.exists(f"{group.place.state_dir}/mps")
+
+
+def test_selinux_lets_clients_use_the_directory(group: Group) -> None:
+    """Where the daemon cannot have the domain, as without SELinux, it serves, and the log says what that means."""
+    os.makedirs(group.place.pipe)
+    labels.label(group.place.pipe, labels.RUN)
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    assert labels.of(group.place.pipe) == "system_u:object_r:container_file_t:s0"
+    assert "SELinux lets no client connect: nvidia-cuda-mps-control cannot be spc_t: " in group.said.read_text()
+
+
+def test_the_daemon_begins_in_the_domain_to_which_containers_may_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in (("runcon", 'shift; exec "$@"'), ("true", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(policy, "SYSTEM_PATH", str(tmp_path))
+    assert control_daemon.for_clients(str(tmp_path)) == []
+    labels.label(tmp_path, selinux.WRITABLE)
+    runcon = f"{tmp_path}/runcon"
+    assert control_daemon.for_clients(str(tmp_path)) == [runcon, "--type=container_runtime_t", runcon, "--type=spc_t"]

@@ -7,13 +7,15 @@ import shutil
 import socket
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
+from unit.gpushim import labels
 from unit.gpushim.doctor import hands
 from unit.gpushim.doctor.fault import State, into
-from unit.gpushim.doctor.patient import Patient
+from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 from unit.gpushim.inventory.machine import told
 
 STATES: list[State] = []
@@ -173,15 +175,40 @@ def no_cgroups(patient: Patient) -> None:
     (patient.top / "sys/fs/cgroup/cgroup.controllers").unlink()
 
 
-@fault("selinux", "warning", "container_use_devices is off")
-def selinux_forbids(patient: Patient) -> None:
+def selinux(patient: Patient, *booleans: str, value: str = "0 0") -> None:
     patient.write("sys/fs/selinux/enforce", "1")
-    patient.write("sys/fs/selinux/booleans/container_use_devices", "0 0")
+    for name in booleans:
+        patient.write(f"sys/fs/selinux/booleans/{name}", value)
+
+
+@fault("selinux", "warning", "container_use_xserver_devices is off: containers with the hook alone (Podman's)")
+def selinux_forbids_the_hook_of_podman(patient: Patient) -> None:
+    selinux(patient, "container_use_devices", "container_use_xserver_devices")
+    hook = f'{{"version": "1.0.0", "hook": {{"path": "/usr/bin/{NVIDIA_HOOK}"}}, "when": {{"always": true}}}}'
+    patient.write("usr/share/containers/oci/hooks.d/99-gpushim.json", hook)
+
+
+@fault("selinux", "warning", "container_use_devices is off: containers with the hook alone (Docker's)")
+def selinux_forbids_the_hook_of_docker(patient: Patient) -> None:
+    selinux(patient, "container_use_devices")
+    patient.info["Runtimes"].pop("nvidia")
+
+
+@fault("selinux", "warning", "container_use_xserver_devices is off: containers of rootless engines may not")
+def selinux_forbids_a_rootless_engine(patient: Patient) -> None:
+    selinux(patient, "container_use_xserver_devices")
+    patient.host.engines = [replace(engine, uid=1000) for engine in patient.host.engines]
+
+
+@fault("selinux", "warning", "/params, which is var_run_t")
+def selinux_hides_the_parameters(patient: Patient) -> None:
+    selinux(patient, "container_use_xserver_devices")
+    labels.label(f"{patient.state}/params", labels.RUN)
 
 
 @fault("selinux", "warning", "its policy has no container_use_devices", by=hands.install_container_selinux)
 def selinux_without_containers(patient: Patient) -> None:
-    patient.write("sys/fs/selinux/enforce", "1")
+    selinux(patient)
 
 
 @fault("apparmor", "warning", "confines runc (enforce)")

@@ -24,6 +24,7 @@ from gpushim.doctor import (
     check_driver,
     check_grants,
     check_host,
+    check_selinux,
     check_state,
     checks,
 )
@@ -33,7 +34,7 @@ from unit.gpushim.doctor.patient import REPOSITORY, Patient
 
 pytestmark = pytest.mark.slow
 DOC = REPOSITORY / "docs/doctor.md"
-MODULES = (check_driver, check_device_nodes, check_state, check_host, check_cdi, check_grants)
+MODULES = (check_driver, check_device_nodes, check_state, check_host, check_selinux, check_cdi, check_grants)
 STATES = [*host_states.STATES, *own_states.STATES, *cdi_states.STATES]
 BY_NAME = {state.name: state for state in STATES}
 Site = tuple[str, int]  # file and line of a call of `warning` or `broken`

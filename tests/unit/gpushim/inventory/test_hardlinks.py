@@ -12,6 +12,7 @@ import pytest
 from gpushim.ground import system
 from gpushim.ground.model import File
 from gpushim.inventory import ensure, hardlinks
+from unit.gpushim import labels
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -192,3 +193,23 @@ def test_the_directory_is_recorded_for_the_packages_removal(machine: Machine, to
     machine.refreshed()
     machine.refreshed()
     assert Path(machine.state, "library-directories").read_text() == f"{top}\n"
+
+
+@pytest.mark.parametrize(("kind", "linked"), [("var_lib_t", False), ("lib_t", True)])
+def test_a_link_has_no_other_selinux_label_than_the_drivers_file(machine: Machine, kind: str, linked: bool) -> None:
+    top = machine.folder / "kept"
+    top.mkdir()
+    host = machine.build(1, f'library-directory = "{top}"\n')
+    labels.label(host.lib_path, "lib_t")
+    labels.label(top, kind)
+    snapshot = machine.refreshed()
+    assert ("hardlinks" in snapshot, any(top.iterdir())) == (linked, linked)
+    refusal = f"library-directory {top} is var_lib_t to SELinux"
+    assert any(note.startswith(refusal) for note in snapshot["notes"]) is not linked
+
+
+def test_links_made_before_selinux_was_on_are_not_used(machine: Machine, top: Path) -> None:
+    assert inside(machine.refreshed())
+    labels.label(top, "var_lib_t")
+    labels.label(f"{machine.root}/usr/lib/x86_64-linux-gnu", "lib_t")
+    assert not inside(machine.refreshed("--force"))

@@ -11,6 +11,7 @@ import pytest
 
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, save
+from unit.gpushim import labels
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -160,3 +161,18 @@ def test_a_user_after_roots_refresh(machine: Machine, monkeypatch: pytest.Monkey
     host.half_upgrade("550.54.14")
     with pytest.raises(GpushimError, match="is out of date, and this user may not renew it"):
         save.prepare(machine.state, machine.config)
+
+
+@pytest.mark.parametrize("maker", ["var_run_t", "container_var_run_t"])  # of a unit, and of an engine's child
+def test_containers_may_read_what_they_get_whoever_has_made_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, maker: str
+) -> None:
+    machine.build(1)
+    snapshot = machine.refreshed()
+    labels.new_files(monkeypatch, maker)
+    save.prepare(machine.state)
+    save.for_hook(snapshot)
+    assert labels.of(machine.state) == "system_u:object_r:container_var_run_t:s0"
+    assert {labels.of(f"{machine.state}/{name}") for name in ("params", "empty")} == {
+        "system_u:object_r:container_ro_file_t:s0"
+    }

@@ -18,6 +18,7 @@ from gpushim.cdi import specs
 from gpushim.cdi.generate import publish
 from gpushim.cdi.generate import written as record
 from gpushim.ground import bounds, system
+from unit.gpushim import labels
 from unit.gpushim.cdi import hosts
 from unit.gpushim.decision.test_plan import gpu
 from unit.gpushim.engines.settings import meanwhile
@@ -522,3 +523,17 @@ def test_a_hook_that_others_could_change_is_not_named(
         assert why.startswith(f"no CDI spec is written: {hook} runs with every container")
     assert refresh(directory) == []
     assert names(directory)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_selinux_labels_the_spec_as_its_directory_and_that_as_the_one_above(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    labels.label(directory.parent, labels.RUN)
+    if made:
+        directory.mkdir()
+        labels.label(directory, "etc_t")
+    labels.new_files(monkeypatch, "container_var_run_t")
+    refresh(directory)
+    assert labels.of(directory / "nvidia.com-gpu.json") == labels.of(directory)
+    assert labels.of(directory).split(":")[2] == ("etc_t" if made else labels.RUN)

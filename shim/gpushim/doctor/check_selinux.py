@@ -1,0 +1,73 @@
+"""SELinux: whether it lets containers open the GPUs and read what gpushim gives them.
+
+gpushim-runtime and CDI of root's engines need no boolean: nodes are made in the container, and have its label. The
+hook alone, and rootless engines, mount the host's, which container-selinux opens by a boolean.
+Out of scope: giving files their labels (paths/selinux.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from gpushim.doctor import REFRESH, Finding, Host, check_docker, check_podman, entries, ok, skipped, text, warning
+from gpushim.engines import crio
+from gpushim.paths import selinux
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BOOLEANS = ("container_use_xserver_devices", "container_use_devices")  # of container-selinux, the narrow one first
+ENFORCING = "SELinux is enforcing"
+
+
+def labels(host: Host) -> Iterator[Finding]:
+    """Check the labels of what containers get, and the booleans for those that get the host's nodes."""
+    folder = f"{host.top}/sys/fs/selinux"
+    enforce = text(f"{folder}/enforce").strip()
+    if enforce != "1":
+        yield ok("SELinux is permissive") if enforce else skipped("SELinux is off")
+        return
+    values = {name: text(f"{folder}/booleans/{name}") for name in BOOLEANS}
+    known = [name for name in BOOLEANS if values[name]]
+    on = [name for name in known if values[name].startswith("1")]
+    needing = _mounting(host)
+    closed = _closed(host)
+    if not known:
+        evidence = f"{ENFORCING}, and its policy has no {BOOLEANS[-1]}, so it knows nothing of containers"
+        yield warning(evidence, "install container-selinux")
+    elif closed:
+        yield warning(f"{ENFORCING}, and containers may not read {closed}", REFRESH)
+    elif on:
+        yield ok(f"{ENFORCING}, and {on[0]} is on")
+    elif needing:
+        evidence = f"{ENFORCING}, and {known[0]} is off: {needing} may not open the GPUs"
+        yield warning(evidence, f"setsebool -P {known[0]} on")
+    else:
+        who = "rootless engines and the hook alone, as with docker run --gpus before 29.2"
+        yield ok(f"{ENFORCING}, and {known[0]} is off, which only {who}, need")
+
+
+def _closed(host: Host) -> str:
+    """Name a file that containers get and may not read."""
+    for path in (f"{host.state}/params", f"{host.state}/empty"):
+        kind = selinux.type_of(path)
+        if kind not in ("", selinux.READABLE, selinux.WRITABLE):
+            return f"{path}, which is {kind}"
+    return ""
+
+
+def _mounting(host: Host) -> str:
+    """Name containers that get the host's nodes mounted; "" if none are known."""
+    if os.geteuid() or any(engine.uid for engine in host.engines):
+        return "containers of rootless engines"
+    found = []
+    for engine in host.running("dockerd"):
+        if check_docker.hook_alone(host, engine) and check_docker.version_of(host, engine) < check_docker.CDI_GPUS:
+            found.append("Docker's")
+    for engine in host.running("crio"):
+        if entries.calls_ours(crio.hook_directories(crio.settings(engine)), engine.seen):
+            found.append("CRI-O's")
+    if host.program("podman") and entries.calls_ours(check_podman.hook_directories(host), lambda at: host.top + at):
+        found.append("Podman's")
+    return f"containers with the hook alone ({', '.join(dict.fromkeys(found))})" if found else ""

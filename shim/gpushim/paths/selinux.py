@@ -1,0 +1,68 @@
+"""SELinux: the labels of files that containers read, and that a file has the same one whoever made it.
+
+A container's policy (container-selinux) lets it read some types alone, and a new file's type goes by who makes it: an
+engine's child or a unit. Where SELinux is off no file has a label, and nothing is done. Labels that a file's path has
+by the policy stay after `restorecon -R`: packaging/selinux has the policy's module for those given here.
+Out of scope: what the policy allows (doctor/check_selinux.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+ATTRIBUTE = "security.selinux"
+# Types of container-selinux.
+STATE = "container_var_run_t"  # of an engine's state: containers read none of it
+READABLE = "container_ro_file_t"  # containers read it
+WRITABLE = "container_file_t"  # ... and write it
+# Domains of processes.
+ENGINE = "container_runtime_t"
+DAEMON = "spc_t"  # containers may connect to its sockets
+
+
+def type_of(file: str | int) -> str:
+    """Return the type in a file's label; "" if it has none.
+
+    Args:
+        file: a path, or a fd.
+    """
+    return (_label(file).split(":") + [""] * 3)[2]
+
+
+def give(file: str | int, kind: str) -> None:
+    """Give a file that has a label one of the system's; where that is not possible, it keeps its own.
+
+    Args:
+        file: a path, or a fd.
+        kind: the type.
+    """
+    label = _label(file)
+    if label:
+        level = ["s0"] if label.count(":") > 2 else []  # that all containers may read
+        _set(file, label, ":".join(["system_u", "object_r", kind, *level]))
+
+
+def as_above(file: str | int, folder: str | int) -> None:
+    """Give a file that has a label that of the directory that it lies in.
+
+    Args:
+        file: a path, or a fd.
+        folder: the directory, in the same way.
+    """
+    label = _label(file)
+    if label:
+        _set(file, label, _label(folder))
+
+
+def _label(file: str | int) -> str:
+    try:
+        return os.getxattr(file, ATTRIBUTE).decode().rstrip("\0")
+    except OSError:  # SELinux is off, or the file is gone
+        return ""
+
+
+def _set(file: str | int, old: str, new: str) -> None:
+    if new and new != old:
+        with contextlib.suppress(OSError):  # the policy has no such type, or this user may not
+            os.setxattr(file, ATTRIBUTE, new.encode() + b"\0")
