@@ -30,6 +30,7 @@ from gpuplugin.processes import tasks
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
+from gpushim.containers.kubelet import plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -77,7 +78,7 @@ class Plugin:
 
     @property
     def _folder(self) -> str:
-        return str(self._settings.values["kubelet-dir"]) + "/device-plugins"
+        return plugins(str(self._settings.values["kubelet-dir"]))
 
     @property
     def _usable(self) -> bool:
@@ -161,8 +162,6 @@ class Plugin:
         before, self._settings, self._seen = self._folder, settings, None
         if asked and before == self._folder:
             self._registry.forgotten()
-        for name in [*self._registry.served] if before != self._folder else ():
-            self._registry.retire(name)
         self._wake.set()
 
     def _note(self, notes: list[str]) -> None:
@@ -183,7 +182,7 @@ class Plugin:
         self._started |= held
         if self._turns != self._commands.turns:
             self._turns, self._seen = self._commands.turns, None
-        seen = self._questions.news(ensure.SNAPSHOT)  # first: it may be replaced meanwhile
+        seen = (self._folder, self._questions.news(ensure.SNAPSHOT))  # first: it may be replaced meanwhile
         if (found := self._read(held)) is None:
             return WAIT
         self._snapshot = found

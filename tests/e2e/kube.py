@@ -273,9 +273,9 @@ class Node:
                 client.remove_pod(pod)
 
         def gone() -> bool:  # what kubelet asked for last may still be under way
-            rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()[1:]
-            [*several.map(remove, [row.split()[0] for row in rows if "pause" in row])]
-            return not rows
+            found = self.engine.kept()
+            [*several.map(remove, [identity for identity, is_pod in found.items() if is_pod])]
+            return not found
 
         with ThreadPoolExecutor(8) as several:  # each waits for processes to end
             assert until(gone, SECONDS), processes(self.engine.state)

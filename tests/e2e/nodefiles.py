@@ -20,7 +20,8 @@ STAYS = "/usr/lib/gpushim-removed"  # some seconds longer than the last containe
 FILES = """
 import hashlib, json, os, stat
 found, kept = {}, ["/root", "/var/lib/cni", "/run/containerd", "/run/etcd", "/run/netns"]
-kept += ["/var/log/containers", "/var/log/pods"]
+kept += ["/var/log/containers", "/var/log/pods", "/run/containers", "/run/crio", "/run/crun", "/run/runc"]
+kept += ["/var/lib/containers", "/var/lib/crio"]
 for top in ("/", "/run"):
     device = os.stat(top).st_dev
     for folder, names, leaves in os.walk(top):

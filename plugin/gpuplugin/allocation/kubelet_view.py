@@ -17,11 +17,10 @@ from gpuplugin.book import book, by_device, checkpoints, claimed, evidence, list
 from gpuplugin.book.evidence import Evidence
 from gpuplugin.devices.changes import changing
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET
 from gpuplugin.processes.tasks import until
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
-from gpushim.containers.kubelet import PLUGINS
+from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
@@ -279,7 +278,7 @@ class Questions:
         self._named = seen if all(since < asked - TICK for since in new) else None  # kubelet may not have it yet
 
     def _folder(self) -> str:
-        return f"{self._kubelet_dir()}/{PLUGINS}"
+        return plugins(self._kubelet_dir())
 
 
 def _divisions(page: Page) -> object:

@@ -36,6 +36,8 @@ DEFAULT = ("crio", "runtime", "default_runtime")
 KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
 # Settings of the default runtime that another runtime needs too.
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
+# Of these, texts that CRI-O checks at each start, against its other settings and what is installed.
+_FOLLOWED = ("monitor_path", "monitor_cgroup")
 
 
 def plan(options: Options) -> Plan:
@@ -175,6 +177,10 @@ def _change(options: Options, path: str, known: dict[str, Any]) -> Change:
     settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, options.name, "runtime_path"): options.program}
     if now is not None and not is_ours(now):
         settings = {(*RUNTIMES, options.name): entry}
+    elif now is not None and like:  # one that is there may be as it was before the default's was changed
+        mine = dropin.table(runtimes, options.name)
+        both = {key: (str(like.get(key) or ""), mine.get(key) or "") for key in _FOLLOWED}
+        settings.update({(*RUNTIMES, options.name, key): its for key, (its, own) in both.items() if its != own})
     if options.default:
         settings[DEFAULT] = options.name
     return dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry})

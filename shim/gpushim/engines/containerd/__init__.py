@@ -139,10 +139,14 @@ def _change(options: Options, daemon: Daemon, tree: list[File], notes: list[str]
     if any(imports.disabled(file.data) for file in tree):
         notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
     path = _target(options.name, daemon, tree)
+    own = generated.dropped_in(main.path, daemon.seen(main.path))
+    if own and os.path.dirname(path) != os.path.dirname(own):
+        notes.append(f"k0s makes {main.path} again at each start, so {own} is changed, which it reads then")
+        path = own
     if path.startswith("/run/") and path != main.path:
         raise GpushimError(
             f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
-            "give the file that it is made of with --config (k0s: one in /etc/k0s/containerd.d)"
+            "give the file that it is made of with --config"
         )
     template = generated.of(main.path, main.version)
     if template and path == main.path:

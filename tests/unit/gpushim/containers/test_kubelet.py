@@ -41,7 +41,7 @@ ENTRY = {
 
 def write(folder: Path, entries: Any = None, registered: Any = None, text: str | None = None) -> str:
     """Write a checkpoint; return kubelet's directory."""
-    path = folder / kubelet.CHECKPOINT
+    path = folder / kubelet.PLUGINS / kubelet.CHECKPOINT
     path.parent.mkdir(exist_ok=True)
     data = {"PodDeviceEntries": entries, "RegisteredDevices": registered}
     path.write_text(json.dumps({"Data": data, "Checksum": 1}) if text is None else text)
@@ -100,8 +100,8 @@ def test_what_would_hang_or_fill_memory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(kubelet, "LIMIT", 10)
     with pytest.raises(ValueError, match="more than 10 bytes"):
         kubelet.checkpoint(write(tmp_path))
-    (tmp_path / kubelet.CHECKPOINT).unlink()
-    os.mkfifo(tmp_path / kubelet.CHECKPOINT)
+    (tmp_path / kubelet.PLUGINS / kubelet.CHECKPOINT).unlink()
+    os.mkfifo(tmp_path / kubelet.PLUGINS / kubelet.CHECKPOINT)
     with pytest.raises(ValueError, match="not a regular file"):
         kubelet.checkpoint(str(tmp_path))
 

@@ -66,6 +66,23 @@ def test_the_drop_in_has_what_the_default_runtime_has(etc: Path, call: Call, pro
     assert (etc / "crio.conf").read_text() == MAIN
 
 
+@pytest.mark.parametrize("now", ['monitor_cgroup = "pod"\nmonitor_path = "/usr/bin/conmon"\n', ""])
+def test_the_drop_in_follows_the_monitor_of_the_default_runtime(etc: Path, call: Call, now: str) -> None:
+    """CRI-O does not start with what its packages have no longer, or with what its cgroup manager cannot do."""
+    before = MAIN.replace(MAIN.splitlines(keepends=True)[-1], "")
+    (etc / "crio.conf").write_text(f'{before}monitor_cgroup = "system.slice"\nmonitor_path = "/usr/old/conmon"\n')
+    ok(call("crio", None))
+    (etc / "crio.conf").write_text(before + now)
+    ok(call("crio", None))
+    file = etc / "crio.conf.d" / "99-gpushim.toml"
+    (has, like) = (runtime(path)["runtimes"] for path in (file, etc / "crio.conf"))
+    for key in ("monitor_cgroup", "monitor_path"):
+        assert has["nvidia"].get(key, "") == like["crun"].get(key, "")
+    assert "nothing to change" in ok(call("crio", None)).output
+    ok(call("crio", None, "--remove"))
+    assert not file.exists()
+
+
 def test_remove_leaves_nothing(etc: Path, call: Call) -> None:
     ok(call("crio", None, "--set-as-default"))
     ok(call("crio", None))

@@ -1,0 +1,96 @@
+"""The cluster of plane.py with CRI-O 1.36 (engines29.py) as its node's engine, and no containerd.
+
+Images lie in a store of Podman's that CRI-O only reads; pods take nothing else (`podman load` on a real node).
+Out of scope: the cluster's other parts (plane.py), CRI-O's settings (crio.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from e2e import chroots, crio, engines29, kube, leftovers, plane, podman
+from e2e.controlplane import NODE, api_server, daemon, served
+from e2e.crio import Crio
+from e2e.engines import SYSTEM_PATH, Containerd, run
+from e2e.plane import Cluster
+
+LIBRARY = "docker.io/library"
+PLUGINS = "/usr/lib/cni"
+PREPARE = """
+mkdir -p /var/lib/cni /run/systemd/system
+cp "$1/systemctl" /usr/bin/systemctl
+chmod 755 /usr/bin/systemctl
+"""
+
+
+def store(directory: Path, archives: dict[str, Path], *more: str) -> Path:
+    """Load image archives into a store of Podman's, under the names that Docker Hub gives them.
+
+    Args:
+        directory: to make.
+        archives: by name and tag, as in `debian:local`.
+        more: other tags of the last one.
+
+    Returns:
+        directory.
+    """
+    for archive in archives.values():
+        podman.store(directory, archive)
+    # Podman takes no run root whose path has more than 50 characters.
+    client = [podman.PODMAN, f"--root={directory}", "--runroot=/tmp/crioplane", "--storage-driver=overlay"]
+    for name in archives:
+        there = run([*client, "images", "--quiet", f"--filter=reference={name}"]).stdout.split()
+        run([*client, "tag", there[0], f"{LIBRARY}/{name}"])
+    for tag in more:
+        run([*client, "tag", f"{LIBRARY}/{[*archives][-1]}", tag])
+    return directory
+
+
+@contextlib.contextmanager
+def cluster(images: Path, *directories: Path, monitor: str) -> Iterator[Cluster]:
+    """Run a cluster, as plane.cluster does; its `containerd` is CRI-O's process.
+
+    Args:
+        images: what `store` has made; `docker.io/library/pause:local` must be among them.
+        directories: to be seen on the node under their own paths, read-only.
+        monitor: what the settings of CRI-O's own runtimes say of the monitor's cgroup.
+
+    Yields:
+        The cluster, whose node is ready.
+    """
+    program = kube.program()
+    lower = f"{engines29.lower()}:{chroots.tree('plane')}"  # the programs of the one and those of the other
+    with leftovers.state() as state, contextlib.ExitStack() as stack:
+        unit = stack.enter_context(plane._unit(f"system.slice/{state.name}.service"))
+        seen = (program.parent, images, *directories)
+        place = stack.enter_context(chroots.entered("crio", *seen, view="v1", lower=lower, network=True))
+        engine = Crio(state, place.prefix, "v1")
+        _prepare(engine, images, monitor)
+        work = state / "plane"
+        server = stack.enter_context(api_server(place, work))
+        in_unit = ("/bin/sh", "-euc", plane.UNIT, "sh", unit)
+        process = stack.enter_context(daemon(place, work, " ".join(engine.command), *crio.READY, before=in_unit))
+        served(place, work)
+        for command in (plane.CONTROLLERS, plane.SCHEDULER):
+            stack.enter_context(daemon(place, work, command))
+        assert process.answers(), process.log.read_text()[-3000:]
+        own = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
+        # kube.py asks nothing of it that CRI-O's has not.
+        node = stack.enter_context(kube.node(cast(Containerd, engine), place, *own, settings=plane.SETTINGS))
+        found = Cluster(node, work, process, server)
+        stack.enter_context(plane._restarting(found, state / "socket/systemctl.asked"))
+        found.wait_for(lambda: plane._usable(found), "the node is ready")
+        yield found
+
+
+def _prepare(engine: Crio, images: Path, monitor: str) -> None:
+    """Write what CRI-O and systemctl's callers read."""
+    network = {"cni/net.d/pods.conflist": json.dumps(plane.CNI)}
+    pause = f"{LIBRARY}/pause:local"
+    crio.lay_out(engine, [images], network, pause=pause, plugins=PLUGINS, monitor=monitor)
+    (engine.state / "systemctl").write_text(plane.SYSTEMCTL.replace("/run/containerd", "/run/crio"))
+    run([*engine.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(engine.state)], env={"PATH": SYSTEM_PATH})
