@@ -30,7 +30,6 @@ from gpuplugin.processes import tasks
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
-from gpushim.containers.kubelet import plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -78,7 +77,7 @@ class Plugin:
 
     @property
     def _folder(self) -> str:
-        return plugins(str(self._settings.values["kubelet-dir"]))
+        return self._questions.folder()
 
     @property
     def _usable(self) -> bool:

@@ -47,11 +47,14 @@ RPM = (
     *("dash", "findutils", "grep", "gzip", "sed", "tar"),
     *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),
 )
+# Another init than systemd; it goes below one of the others.
+OPENRC = ("openrc", "base-files")
 RECIPES = {
     "trixie": ("trixie", PACKAGES),
     "sid": ("sid", PACKAGES),
     "plane": ("sid", PLANE),
     "rpm": ("trixie", RPM),
+    "openrc": ("trixie", OPENRC),
 }
 # The packages' scripts do not run, which would take half the time again. This is what is missed of their work.
 FILES = {
