@@ -48,6 +48,28 @@ def write(folder: Path, entries: Any = None, registered: Any = None, text: str |
     return str(folder)
 
 
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        ([], "own"),  # no kubelet has run
+        (["own/"], "own"),
+        (["usual/"], "usual"),
+        (["own/", "usual/"], "own"),
+        (["own/", f"usual/{kubelet.KUBELET_SOCKET}"], "usual"),  # somebody has made the other one
+        (["own/", f"usual/{kubelet.CHECKPOINT}"], "usual"),  # between two kubelets
+        ([f"own/{kubelet.KUBELET_SOCKET}", f"usual/{kubelet.CHECKPOINT}"], "own"),
+    ],
+)
+def test_the_directory_of_device_plugins(tmp_path: Path, there: list[str], found: str) -> None:
+    """Not in kubelet's own directory, if that is another than the usual one."""
+    own, usual = tmp_path / "own", Path(f"{tmp_path}/top{kubelet.USUAL}")
+    folders = {"own": own / kubelet.PLUGINS, "usual": usual / kubelet.PLUGINS}
+    for name, _, file in (each.partition("/") for each in there):
+        folders[name].mkdir(parents=True)
+        (folders[name] / (file or "other")).touch()
+    assert kubelet.plugins(str(own), f"{tmp_path}/top") == str(folders[found])
+
+
 def test_what_kubelet_writes(tmp_path: Path) -> None:
     found = kubelet.checkpoint(write(tmp_path, [ENTRY], {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}))
     assert found.registered == {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}
