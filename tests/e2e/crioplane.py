@@ -28,7 +28,7 @@ chmod 755 /usr/bin/systemctl
 
 
 def store(directory: Path, archives: dict[str, Path], *more: str) -> Path:
-    """Load image archives into a store of Podman's, under the names that Docker Hub gives them.
+    """Load image archives into a store of Podman's, also under the names that Docker Hub gives them.
 
     Args:
         directory: to make.
@@ -38,15 +38,11 @@ def store(directory: Path, archives: dict[str, Path], *more: str) -> Path:
     Returns:
         directory.
     """
-    for archive in archives.values():
+    for name, archive in archives.items():
         podman.store(directory, archive)
-    # Podman takes no run root whose path has more than 50 characters.
-    client = [podman.PODMAN, f"--root={directory}", "--runroot=/tmp/crioplane", "--storage-driver=overlay"]
-    for name in archives:
-        there = run([*client, "images", "--quiet", f"--filter=reference={name}"]).stdout.split()
-        run([*client, "tag", there[0], f"{LIBRARY}/{name}"])
+        podman.tag(directory, f"localhost/{name}", f"{LIBRARY}/{name}")
     for tag in more:
-        run([*client, "tag", f"{LIBRARY}/{[*archives][-1]}", tag])
+        podman.tag(directory, f"{LIBRARY}/{[*archives][-1]}", tag)
     return directory
 
 
