@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import kube, layouts, node, plugins, trees
+from e2e import charts, kube, layouts, node, plugins, trees
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly
 from e2e.layouts import LAYOUTS, Layout, Placed
 from e2e.leftovers import until
@@ -20,6 +20,7 @@ from e2e.podgpus import GPU
 
 SECONDS = 40.0
 IMAGE = "docker.io/library/debian:local"
+MICROK8S = "/var/snap/microk8s/common/var/lib/kubelet"
 # Kubelet's directories as they are on the node, for a plugin that runs on this machine.
 PLACED = """
 mount -t tmpfs none /var/lib
@@ -68,6 +69,22 @@ def test_gpushim_is_installed_serves_and_goes(layout: Layout, there: Placed, pay
     assert there.asked().count(f"restart {layout.unit}") == 2
     assert there.run(f"cat {layout.config}").stdout == own
     assert files(there, layout) == before
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "listens"),
+    [("/var/lib/kubelet", "/var/lib/kubelet"), ("/var/lib/k0s/kubelet", "/var/lib/kubelet"), (MICROK8S, MICROK8S)],
+)
+def test_the_charts_plugin_finds_both_of_kubelets_directories(kubelet: str, listens: str) -> None:
+    """Within its container, where there is nothing else of these."""
+    found = charts.objects({"kubeletDir": kubelet})[charts.PLUGIN]["spec"]["template"]["spec"]
+    (plugin,) = found["containers"]
+    volumes = {row["name"]: row.get("hostPath", {}) for row in found["volumes"]}
+    mounted = {row["name"]: row["mountPath"] for row in plugin["volumeMounts"]}
+    assert volumes["device-plugins"] == {"path": f"{listens}/device-plugins", "type": "Directory"}
+    assert mounted["device-plugins"] == f"{listens}/device-plugins"
+    assert mounted["pod-resources"] == f"{kubelet}/pod-resources"
+    assert f"--kubelet-dir={kubelet}" in plugin["args"]
 
 
 def files(there: Placed, layout: Layout) -> dict[str, str]:
