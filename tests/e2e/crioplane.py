@@ -21,9 +21,29 @@ from e2e.plane import Cluster
 LIBRARY = "docker.io/library"
 PLUGINS = "/usr/lib/cni"
 PREPARE = """
-mkdir -p /var/lib/cni /run/systemd/system
+mkdir -p /var/lib/cni /run/systemd/system /usr/libexec/crio/real
 cp "$1/systemctl" /usr/bin/systemctl
 chmod 755 /usr/bin/systemctl
+for name in runc crun; do
+    mv "/usr/libexec/crio/$name" /usr/libexec/crio/real
+    cp "$1/low-level" "/usr/libexec/crio/$name"
+    chmod 755 "/usr/libexec/crio/$name"
+done
+"""
+# In the place of runc and crun: kubelet limits huge pages, CRI-O hands that on whatever the machine has, and without
+# that controller both refuse. Of containerd a setting says so.
+LOW_LEVEL = """#!/usr/bin/python3 -IS
+import json, os, sys
+words = sys.argv[1:]
+if "--bundle" in words:
+    path = words[words.index("--bundle") + 1] + "/config.json"
+    with open(path) as file:
+        spec = json.load(file)
+    if spec["linux"]["resources"].pop("hugepageLimits", None):
+        with open(path, "w") as file:
+            json.dump(spec, file)
+program = "/usr/libexec/crio/real/" + os.path.basename(sys.argv[0])
+os.execv(program, [program, *words])
 """
 
 
@@ -89,4 +109,5 @@ def _prepare(engine: Crio, images: Path, monitor: str) -> None:
     pause = f"{LIBRARY}/pause:local"
     crio.lay_out(engine, [images], network, pause=pause, plugins=PLUGINS, monitor=monitor)
     (engine.state / "systemctl").write_text(plane.SYSTEMCTL.replace("/run/containerd", "/run/crio"))
+    (engine.state / "low-level").write_text(LOW_LEVEL)
     run([*engine.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(engine.state)], env={"PATH": SYSTEM_PATH})

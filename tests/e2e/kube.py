@@ -272,6 +272,7 @@ class Node:
 
         def remove(pod: str) -> None:
             with contextlib.suppress(cri.RefusedError):  # a container of it is being started just now
+                client.kill(pod)
                 client.remove_pod(pod)
 
         def gone() -> bool:  # what kubelet asked for last may still be under way
