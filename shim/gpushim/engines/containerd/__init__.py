@@ -79,12 +79,14 @@ def verify(options: Options, found: Plan) -> list[str]:
     if not daemon.engine:
         start = f"; start {daemon.stopped}" if daemon.stopped else ""
         return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
-    if daemon.engine.before(found.config, running.TICKS):
+    own = daemon.seen(daemon.config)  # if a service has just made it, its time tells nothing
+    made = found.config == own and generated.at_each_start(daemon.config, own)
+    if not made and daemon.engine.before(found.config, running.TICKS):
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
         return missing
     program, problem = process.asked(daemon, settings, options.name)
-    if program is None and daemon.engine.before(found.config, -running.TICKS) and not problem:
+    if program is None and not made and daemon.engine.before(found.config, -running.TICKS) and not problem:
         missing.append(
             f"containerd (process {daemon.engine.pid}) started as {found.config} was changed, and which of the two "
             "came first cannot be told apart; restart it"

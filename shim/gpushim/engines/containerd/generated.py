@@ -62,6 +62,11 @@ def dropped_in(config: str, place: str) -> str:
     return posixpath.join(config.removesuffix(".toml") + ".d", "99-gpushim.toml")
 
 
+def at_each_start(config: str, place: str) -> bool:
+    """Say whether a service writes settings before it starts containerd; arguments as of `dropped_in`."""
+    return bool(of(config, 2) or dropped_in(config, place))
+
+
 def service(config: str) -> str:
     """Return the name of the service that generates a file, for messages."""
     return "rke2" if "/rke2/" in config else "k3s"

@@ -13,6 +13,7 @@ import tomlkit
 from click.testing import Result
 
 from gpushim.engines.containerd import generated, imports, process, services
+from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin
 
 Call = Callable[..., Result]
@@ -107,3 +108,18 @@ def test_its_unit_and_that_it_is_installed(unit: str, tmp_path: Path) -> None:
     assert services.installed(str(tmp_path)) == []  # a controller has its settings there
     (tmp_path / services.CONFIGS["k0s"][1:]).touch()
     assert (services.installed(str(tmp_path)), services.unit("k0s", str(tmp_path))) == (["k0s"], unit)
+
+
+@pytest.mark.parametrize("later", [0.01, 0.2])
+def test_settings_that_a_start_has_made_do_not_say_that_it_was_before(
+    k0s: K0s, call: Call, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, later: float
+) -> None:
+    """After a removal nothing else is left to compare its time with."""
+    ok(call("containerd", k0s.main))
+    ok(call("containerd", k0s.main, "--remove"))
+    k0s.start()
+    monkeypatch.setattr(process, "dump", lambda _: {})
+    monkeypatch.setattr(process, "asked", lambda *_: (None, ""))
+    started = os.lstat(k0s.main).st_ctime - later
+    engines.append(Engine("containerd", 7, config=str(k0s.main), started=started))
+    assert "no longer has the runtime" in ok(call("containerd", k0s.main, "--remove", "--verify"))
