@@ -30,8 +30,8 @@ for name in runc crun; do
     chmod 755 "/usr/libexec/crio/$name"
 done
 """
-# In the place of runc and crun: kubelet limits huge pages, CRI-O hands that on whatever the machine has, and without
-# that controller both refuse. Of containerd a setting says so.
+# In the place of runc and crun: CRI-O asks them for limits of huge pages, as kubelet does, and for all capabilities
+# for a privileged container, whatever the machine has, and they refuse. Of containerd settings say what to leave out.
 LOW_LEVEL = """#!/usr/bin/python3 -IS
 import json, os, sys
 words = sys.argv[1:]
@@ -39,9 +39,14 @@ if "--bundle" in words:
     path = words[words.index("--bundle") + 1] + "/config.json"
     with open(path) as file:
         spec = json.load(file)
-    if spec["linux"]["resources"].pop("hugepageLimits", None):
-        with open(path, "w") as file:
-            json.dump(spec, file)
+    spec["linux"]["resources"].pop("hugepageLimits", None)
+    with open("/proc/self/status") as file:
+        (bounding,) = (int(line.split()[1], 16) for line in file if line.startswith("CapBnd:"))
+    if not bounding >> 24 & 1:
+        for names in spec["process"]["capabilities"].values():
+            names[:] = [name for name in names if name != "CAP_SYS_RESOURCE"]
+    with open(path, "w") as file:
+        json.dump(spec, file)
 program = "/usr/libexec/crio/real/" + os.path.basename(sys.argv[0])
 os.execv(program, [program, *words])
 """

@@ -23,7 +23,10 @@ SERVICE = "#!/sbin/openrc-run\nsupervisor=supervise-daemon\ncommand=/usr/bin/con
 # As it is after a boot, but that no cgroup is made for a service, which would stay on the machine.
 BOOTED = """
 ln -sf openrc-init /sbin/init
-mkdir -p /run/openrc
+mkdir /run/openrc
+for name in daemons exclusive failed hotplugged inactive options scheduled started starting stopping tmp wasinactive; do
+    mkdir "/run/openrc/$name"
+done
 touch /run/openrc/softlevel
 echo 'rc_cgroup_mode="none"' >>/etc/rc.conf
 chmod 755 /etc/init.d/containerd
