@@ -91,6 +91,25 @@ def test_remove_leaves_nothing(etc: Path, call: Call) -> None:
     assert os.listdir(etc) in (["crio.conf", "crio.conf.d"], ["crio.conf.d", "crio.conf"])
 
 
+def test_a_handler_stays_as_long_as_containers_run_under_it(
+    etc: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRI-O asks for it by name, to end them, too."""
+    ids = [f"{number:064x}" for number in range(10)]
+    monkeypatch.setattr(crio.monitors, "calling", lambda _: ids)
+    ok(call("crio", None, "--remove"))  # there is nothing to take back
+    ok(call("crio", None))
+    done = call("crio", None, "--remove")
+    assert "neither stop nor remove containers that run under gpushim's handler: 000000000000, " in str(
+        done.exception
+    )
+    assert "and 2 more; end their pods" in str(done.exception)
+    assert (etc / "crio.conf.d" / "99-gpushim.toml").exists()
+    ids.clear()
+    ok(call("crio", None, "--remove"))
+    assert not (etc / "crio.conf.d" / "99-gpushim.toml").exists()
+
+
 def test_defect_the_drop_in_is_made_anew_and_loses_the_default(etc: Path, call: Call) -> None:
     ok(call("crio", None, "--set-as-default"))
     drop_in = etc / "crio.conf.d" / "99-gpushim.toml"
