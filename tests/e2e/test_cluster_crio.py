@@ -126,17 +126,24 @@ def test_an_upgrade_follows_crio_and_loses_nothing(cluster: Cluster, host: Host)
     assert held(cluster, host, "one") == was
 
 
-def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
-    """But for what a pod needs that still runs, and that goes with it."""
+def test_removal_waits_for_a_pod_that_needs_the_handler(cluster: Cluster) -> None:
+    """CRI-O could not end it otherwise."""
     workload.remove(cluster, "two", "none")
     cluster.helm("upgrade", CHART, "gpushim", {**NEXT, "uninstall": True})
+    logs = ("logs", "daemonset/gpushim-uninstall", f"--namespace={NAMESPACE}", "--container=uninstall")
+    said = "CRI-O could neither stop nor remove containers that run under gpushim's handler"
+    cluster.wait_for(lambda: said in cluster.kubectl(*logs, check=False), "it says so")
+    assert "gpushim-runtime" in cluster.run(f"cat {OURS}")
+    assert cluster.kubectl("exec", "one", "--", "echo", "here") == "here\n"
+    workload.remove(cluster, "one")
+
+
+def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
     rolled_out(cluster)
     assert not labelled(cluster)
     assert cluster.run(f"ls {OURS} 2>&1 || true").endswith("No such file or directory\n")
     cluster.helm("uninstall", "gpushim")
     cluster.wait_for(lambda: not cluster.pods(namespace=NAMESPACE), "all pods are gone")
-    assert cluster.kubectl("exec", "one", "--", "echo", "here") == "here\n"
-    workload.remove(cluster, "one")
     text = cluster.run(f"cat {PACKAGED}")
     cluster.write(PACKAGED, text.replace(crio.MONITOR, ""))
     nothing_is_left(cluster, before)

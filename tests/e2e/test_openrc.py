@@ -24,9 +24,8 @@ SERVICE = "#!/sbin/openrc-run\nsupervisor=supervise-daemon\ncommand=/usr/bin/con
 BOOTED = """
 ln -sf openrc-init /sbin/init
 mkdir /run/openrc
-for name in daemons exclusive failed hotplugged inactive options scheduled started starting stopping tmp wasinactive; do
-    mkdir "/run/openrc/$name"
-done
+cd /run/openrc
+mkdir daemons exclusive failed hotplugged inactive options scheduled started starting stopping tmp wasinactive
 touch /run/openrc/softlevel
 echo 'rc_cgroup_mode="none"' >>/etc/rc.conf
 chmod 755 /etc/init.d/containerd

@@ -33,9 +33,9 @@ def calling(is_meant: Callable[[str], bool], proc: str = "/proc") -> list[str]:
         if origin.program(folder, proc, (PROGRAM,), service=False) != PROGRAM:
             continue
         words = [os.fsdecode(word) for word in origin.data(f"{folder}/cmdline").split(b"\0")]
-        told = dict(zip(words, words[1:]))
+        values = dict(zip(words, words[1:]))
         identity, name, program = (
-            next((told[each] for each in option if each in told), "") for option in (ID, NAME, RUNTIME)
+            next((values[each] for each in option if each in values), "") for option in (ID, NAME, RUNTIME)
         )
         if identity and name.startswith(POD) and is_meant(program):
             found.append(identity)

@@ -99,11 +99,9 @@ def test_a_handler_stays_as_long_as_containers_run_under_it(
     monkeypatch.setattr(crio.monitors, "calling", lambda _: ids)
     ok(call("crio", None, "--remove"))  # there is nothing to take back
     ok(call("crio", None))
-    done = call("crio", None, "--remove")
-    assert "neither stop nor remove containers that run under gpushim's handler: 000000000000, " in str(
-        done.exception
-    )
-    assert "and 2 more; end their pods" in str(done.exception)
+    refusal = str(call("crio", None, "--remove").exception)
+    assert "neither stop nor remove containers that run under gpushim's handler: 000000000000, " in refusal
+    assert "and 2 more; end their pods" in refusal
     assert (etc / "crio.conf.d" / "99-gpushim.toml").exists()
     ids.clear()
     ok(call("crio", None, "--remove"))
