@@ -82,7 +82,7 @@ def test_packages_say_what_does_not_happen_and_the_documented_service_does_it(th
     assert json.loads(there.run("gpushim list --format=json").stdout)
     assert "gpushim refresh --keep runs" in there.run("gpushim doctor --all", check=False).stdout
     do(there, there.run("gpushim configure containerd").stderr)
-    there.run("rc-service gpushim-refresh stop; rm /etc/init.d/gpushim-refresh /var/log/gpushim-refresh*")
+    there.run("rc-service gpushim-refresh stop; rm /etc/init.d/gpushim-refresh")
     there.run(f"GPUSHIM_UNCONFIGURE=1 apt-get purge --yes --auto-remove {MAIN} {PLUGIN}")
     assert [row for row in packages.traces(there, before) if "/openrc/" not in row] == []
 
