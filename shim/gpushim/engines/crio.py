@@ -66,18 +66,19 @@ def plan(options: Options) -> Plan:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
     if options.cdi:
         notes.append("CRI-O always does CDI: there is nothing to turn on")
-    check = partial(_check_removal, read, [change for change in changes if change not in hook])
+    check = partial(_check_removal, options, read, [change for change in changes if change not in hook])
     return Plan(path, changes, notes, engine, check=check if options.remove else lambda: None)
 
 
-def _check_removal(read: list[str], changes: list[Change]) -> None:
+def _check_removal(options: Options, read: list[str], changes: list[Change]) -> None:
     """Refuse to take back what CRI-O needs: to start, or to end containers.
 
     Raises:
         GpushimError: it is the default runtime of others' settings, or the handler of containers that are there.
     """
     ENGINE.check_left(read, changes)
-    used = monitors.calling(is_ours) if any(change.new != change.old for change in changes) else []
+    goes = not options.force and any(change.new != change.old for change in changes)
+    used = monitors.calling(is_ours) if goes else []
     if used:
         shown = ", ".join(identity[:12] for identity in used[:SHOWN])
         more = f" and {len(used) - SHOWN} more" if len(used) > SHOWN else ""

@@ -103,6 +103,8 @@ def test_a_handler_stays_as_long_as_containers_run_under_it(
     assert "neither stop nor remove containers that run under gpushim's handler: 000000000000, " in refusal
     assert "and 2 more; end their pods" in refusal
     assert (etc / "crio.conf.d" / "99-gpushim.toml").exists()
+    ok(call("crio", None, "--remove", "--force"))
+    ok(call("crio", None))
     ids.clear()
     ok(call("crio", None, "--remove"))
     assert not (etc / "crio.conf.d" / "99-gpushim.toml").exists()
