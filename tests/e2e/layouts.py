@@ -86,9 +86,9 @@ echo "$*" >>/run/asked
 # The arguments: a directory for what an overlay cannot hold, that of containerd's root, of its socket, its program.
 PREPARE = """
 state=$1 root=$2 socket=$3 program=$4
-mkdir -p /root "$root" "$socket" "${program%/*}" "$state/root" "$state/run" /run/systemd/system
+mkdir -p /root "$root" "$socket" "${program%/*}" "$state/root" "$state/${state##*/}" /run/systemd/system
 mount --bind "$state/root" "$root"
-mount --bind "$state/run" "$socket"
+mount --bind "$state/${state##*/}" "$socket"
 mv /usr/bin/containerd "$program"
 chmod 755 /usr/bin/systemctl /run/service
 """
@@ -177,7 +177,7 @@ class Placed(Node):
     @property
     def engine(self) -> Containerd:
         """Its containerd."""
-        return Containerd(self.state / "run", self.prefix)
+        return Containerd(self.state / self.state.name, self.prefix)  # the name is that of the pods' cgroup, too
 
     def asked(self) -> list[str]:
         """Return what systemctl was asked for, each time."""
