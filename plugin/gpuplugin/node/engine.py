@@ -44,8 +44,7 @@ def _engines() -> list[running.Engine]:
 
 def _by_hand(name: str) -> str:
     """Say how an engine is restarted that is not systemd's; "" for one that is, or would be."""
-    engine = ([each for each in _engines() if CRI[each.name] == name] or [None])[-1]
-    unit = table.ENGINES[name].unit
+    engine, unit = next((each for each in _engines() if CRI[each.name] == name), None), table.ENGINES[name].unit
     return "" if units.systemctl("restart", unit, engine) else units.fix("restart", unit, engine)
 
 

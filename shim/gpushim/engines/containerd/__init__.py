@@ -141,10 +141,10 @@ def _change(options: Options, daemon: Daemon, tree: list[File], notes: list[str]
     if any(imports.disabled(file.data) for file in tree):
         notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
     path = _target(options.name, daemon, tree)
-    own = generated.dropped_in(main.path, daemon.seen(main.path))
-    if own and os.path.dirname(path) != os.path.dirname(own):
-        notes.append(f"k0s makes {main.path} again at each start, so {own} is changed, which it reads then")
-        path = own
+    dropped = generated.dropped_in(main.path, daemon.seen(main.path))
+    if dropped and os.path.dirname(path) != os.path.dirname(dropped):
+        notes.append(f"k0s makes {main.path} again at each start, so {dropped} is changed, which it reads then")
+        path = dropped
     if path.startswith("/run/") and path != main.path:
         raise GpushimError(
             f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from gpushim.config import policy
 from gpushim.engines import crio
-from gpushim.engines.processes import programs
+from gpushim.engines.processes import monitors, programs
 from gpushim.engines.processes.running import Engine
 
 Call = Callable[..., Result]
@@ -96,7 +96,7 @@ def test_a_handler_stays_as_long_as_containers_run_under_it(
 ) -> None:
     """CRI-O asks for it by name, to end them, too."""
     ids = [f"{number:064x}" for number in range(10)]
-    monkeypatch.setattr(crio.monitors, "calling", lambda _: ids)
+    monkeypatch.setattr(monitors, "calling", lambda _: ids)
     ok(call("crio", None, "--remove"))  # there is nothing to take back
     ok(call("crio", None))
     refusal = str(call("crio", None, "--remove").exception)
