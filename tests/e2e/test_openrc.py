@@ -97,7 +97,7 @@ def test_gpushim_node_leaves_the_restart_to_the_node(tmp_path: Path) -> None:
         before = files(there)
         for _ in range(2):
             done = there.call("install", "--restart", payload=payload)
-            assert "gpushim-node: systemd does not run containerd here, so do this on the node: " in done.stderr
+            assert "gpushim-node: note: systemd does not run containerd here, so do this on the node: " in done.stderr
         do(there, done.stderr)
         assert "systemd" not in there.call("install", "--restart", payload=payload).stderr
         assert not there.run("ls /etc/systemd/system/gpushim* 2>/dev/null", check=False).stdout

@@ -42,10 +42,12 @@ def _engines() -> list[running.Engine]:
     return [engine for engine in found if engine.name in CRI and engine.parent not in dockers]
 
 
-def _by_hand(name: str) -> str:
-    """Say how an engine is restarted that is not systemd's; "" for one that is, or would be."""
+def _by_hand(name: str) -> list[str]:
+    """Say how an engine is restarted that is not systemd's; nothing of one that is, or would be."""
     engine, unit = next((each for each in _engines() if CRI[each.name] == name), None), table.ENGINES[name].unit
-    return "" if units.systemctl("restart", unit, engine) else units.fix("restart", unit, engine)
+    if units.systemctl("restart", unit, engine):
+        return []
+    return [f"systemd does not run {name} here, so do this on the node: {units.fix('restart', unit, engine)}"]
 
 
 def configure(words: list[str], restart: bool) -> bool:
@@ -53,8 +55,8 @@ def configure(words: list[str], restart: bool) -> bool:
 
     Args:
         words: the engine, and options of `gpushim configure`.
-        restart: restart it, if its settings have changed or it does not know them, and systemd runs it. Others are
-            not restarted: this process is in a pod, and what an init's script starts here would end with that.
+        restart: restart it, if its settings have changed or it does not know them, and systemd runs it: this process
+            is in a pod, with which would end what an init's script starts here.
 
     Returns:
         whether its settings have changed.
@@ -66,7 +68,7 @@ def configure(words: list[str], restart: bool) -> bool:
     report = json.loads(_gpushim(words, SECONDS).out)
     for change in report["changes"]:
         say(f"gpushim-node: {change['done']} {change['path']}")
-    by_hand = _by_hand(words[0]) if restart else ""
+    by_hand = _by_hand(words[0]) if restart else []
     restart = restart and not by_hand
     asking = [word for word in words if word not in _NOT_ASKED]
     known = ask.program([PROGRAM, "configure", *asking, "--verify"], SECONDS)
@@ -83,10 +85,8 @@ def configure(words: list[str], restart: bool) -> bool:
             say(f"gpushim-node: {line}")
         _forget()
     elif known.code:
-        for note in report["notes"] or [known.last]:
+        for note in (report["notes"] or [known.last]) + by_hand:
             say(f"gpushim-node: note: {note}", error=True)
-    if known.code and by_hand:
-        say(f"gpushim-node: systemd does not run {words[0]} here, so do this on the node: {by_hand}", error=True)
     return bool(report["changed"])
 
 

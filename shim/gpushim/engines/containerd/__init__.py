@@ -140,16 +140,7 @@ def _change(options: Options, daemon: Daemon, tree: list[File], notes: list[str]
     main, merges = tree[0], daemon.merges
     if any(imports.disabled(file.data) for file in tree):
         notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
-    path = _target(options.name, daemon, tree)
-    dropped = generated.dropped_in(main.path, daemon.seen(main.path))
-    if dropped and os.path.dirname(path) != os.path.dirname(dropped):
-        notes.append(f"k0s makes {main.path} again at each start, so {dropped} is changed, which it reads then")
-        path = dropped
-    if path.startswith("/run/") and path != main.path:
-        raise GpushimError(
-            f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
-            "give the file that it is made of with --config"
-        )
+    path = _lasting(options.name, daemon, tree, notes)
     template = generated.of(main.path, main.version)
     if template and path == main.path:
         return _in_template(options, daemon, tree, template, notes)
@@ -223,6 +214,25 @@ def _target(name: str, daemon: Daemon, tree: list[File]) -> str:
         return ([path for path, table in tables if table] or [tree[0].path])[-1]
     holders = [path for path, table in tables if name in table.get("containerd", {}).get("runtimes", {})]
     return (holders or [imports.directory(daemon, tree) or tree[0].path])[-1]
+
+
+def _lasting(name: str, daemon: Daemon, tree: list[File], notes: list[str]) -> str:
+    """Choose the file for the runtime as `_target`, or what that is made of.
+
+    Raises:
+        GpushimError: a service makes it at each start, and of what is not known.
+    """
+    path, main = _target(name, daemon, tree), tree[0].path
+    source = generated.dropped_in(main, daemon.seen(main))
+    if source and os.path.dirname(path) != os.path.dirname(source):
+        notes.append(f"k0s makes {main} again at each start, so {source} is changed, which it reads then")
+        return source
+    if path.startswith("/run/") and path != main:
+        raise GpushimError(
+            f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
+            "give the file that it is made of with --config"
+        )
+    return path
 
 
 def _entry(options: Options, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -95,7 +95,9 @@ def test_an_engine_that_is_not_systemds_is_left_to_the_node(
     for _ in range(2):
         assert not engine.configure(["containerd"], True)
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith("gpushim-node: systemd does not run containerd here, so do this on the node: restart ")
+        assert said.startswith(
+            "gpushim-node: note: systemd does not run containerd here, so do this on the node: restart "
+        )
         assert said.endswith("containerd (process 7) the way it was started")
     assert "--restart" not in (tmp_path / "calls").read_text()
     assert not (tmp_path / "tried").exists()
