@@ -75,10 +75,11 @@ SETTINGS = {
     ),
 }
 PREPARE = """
-kubelet=$1 settings=$2
-shift 2
-mkdir -p /var/lib/kubelet
-mount --bind "$kubelet" /var/lib/kubelet
+kubelet=$1 usual=$2 root=$3 settings=$4
+shift 4
+mkdir -p "$root" /var/lib/kubelet
+mount --bind "$usual" /var/lib/kubelet
+if [ "$root" != /var/lib/kubelet ]; then mount --bind "$kubelet" "$root"; fi
 for path do mount --bind "$settings/$path" "/proc/sys/$path"; done
 rm -f /etc/resolv.conf
 : > /etc/resolv.conf
@@ -125,6 +126,7 @@ class Node:
     work: Path
     ports: list[int]
     kubelet_dir: Path
+    usual: Path  # which stands for /var/lib/kubelet, where device plugins are whatever kubelet's directory is
     flags: tuple[str, ...] = ()
     name: str = NAME
     _process: subprocess.Popen[bytes] | None = None
@@ -144,7 +146,7 @@ class Node:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             )  # fmt: skip
-        socket_path = self.kubelet_dir / "device-plugins" / "kubelet.sock"
+        socket_path = self.usual / "device-plugins" / "kubelet.sock"
         up = until(lambda: self._ended() or (socket_path.exists() and bool(self._get("/healthz", 2))), SECONDS)
         assert up, f"kubelet does not come up: {self.said()}"
         assert not self._ended(), self.said()
@@ -271,12 +273,13 @@ class Node:
 
         def remove(pod: str) -> None:
             with contextlib.suppress(cri.RefusedError):  # a container of it is being started just now
+                client.kill(pod)
                 client.remove_pod(pod)
 
         def gone() -> bool:  # what kubelet asked for last may still be under way
-            rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()[1:]
-            [*several.map(remove, [row.split()[0] for row in rows if "pause" in row])]
-            return not rows
+            found = self.engine.kept()
+            [*several.map(remove, [identity for identity, is_pod in found.items() if is_pod])]
+            return not found
 
         with ThreadPoolExecutor(8) as several:  # each waits for processes to end
             assert until(gone, SECONDS), processes(self.engine.state)
@@ -352,7 +355,7 @@ class Node:
 
     def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
         """Read what kubelet would know after a restart: ids by resource, and what it has given out."""
-        text = (self.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint").read_text()
+        text = (self.usual / "device-plugins" / "kubelet_internal_checkpoint").read_text()
         data: dict[str, Any] = json.loads(text)["Data"]
         return data["RegisteredDevices"] or {}, data["PodDeviceEntries"] or []
 
@@ -410,7 +413,12 @@ def _ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def node(
-    engine: Containerd, place: Chroot, *flags: str, settings: dict[str, object] | None = None, name: str = NAME
+    engine: Containerd,
+    place: Chroot,
+    *flags: str,
+    settings: dict[str, object] | None = None,
+    name: str = NAME,
+    root: str = "/var/lib/kubelet",
 ) -> Iterator[Node]:
     """Make a node of a containerd, and run its kubelet.
 
@@ -420,10 +428,12 @@ def node(
         flags: more of kubelet's.
         settings: more of kubelet's, or others than SETTINGS.
         name: of the node.
+        root: kubelet's directory.
     """
     work = Path(tempfile.mkdtemp(prefix="k", dir=engine.state))
     ports, kubelet = _ports(3), work / "k"  # short, for sockets lie in it
-    for folder in ("k", "manifests", "settings", "logs"):
+    usual = kubelet if root == "/var/lib/kubelet" else work / "u"
+    for folder in ("k", "u", "manifests", "settings", "logs"):
         (work / folder).mkdir()
     for key, value in KERNEL.items():
         (work / "settings" / key).parent.mkdir(parents=True, exist_ok=True)
@@ -438,7 +448,8 @@ def node(
         **dict(zip(("port", "readOnlyPort", "healthzPort"), ports)),
     }
     (work / "kubelet.json").write_text(json.dumps(settings))
-    script = [*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(kubelet), str(work / "settings"), *KERNEL]
+    script = [*place.prefix, "/bin/sh", "-euc", PREPARE, "sh"]
+    script += [str(kubelet), str(usual), root, str(work / "settings"), *KERNEL]
     subprocess.run(script, check=True)
     for group in Path("/sys/fs/cgroup").glob("*/cgroup.procs"):
         mine = group.parent / engine.state.name
@@ -446,14 +457,14 @@ def node(
         for file in ("cpuset.mems", "cpuset.cpus"):
             if (mine / file).exists():
                 (mine / file).write_text((group.parent / file).read_text())
-    found = Node(engine, place, work, ports, kubelet, flags, name)
+    found = Node(engine, place, work, ports, kubelet, usual, (f"--root-dir={root}", *flags), name)
     found.start()
     try:
         yield found
     finally:
         found.stop()
         found.clean()
-        unmount = [*place.prefix, "/bin/umount", "-R", "/var/lib/kubelet"]
+        unmount = [*place.prefix, "/bin/umount", "-R", *{"/var/lib/kubelet", root}]
         gone = until(lambda: subprocess.run(unmount, check=False).returncode == 0, SECONDS)
         assert gone, "something holds a mount of kubelet's"  # what ends with the last pod may, for a moment
         for top in Path("/sys/fs/cgroup").glob(f"*/{engine.state.name}"):

@@ -179,14 +179,28 @@ def cluster(
         work = state / "plane"
         server = stack.enter_context(api_server(place, work, flags, nodes))
         containerd = stack.enter_context(worker.engine(place, state, work, images))
-        served(place, work)
-        for command in (f"{CONTROLLERS} {controllers}", SCHEDULER, asked.PROXY):
-            stack.enter_context(daemon(place, work, command))
+        stack.enter_context(controlling(place, work, controllers))
         node = stack.enter_context(worker.kubelet(place, state, work / f"kubelet-{NAME}", NAME, NODE))
         found = Cluster(node, work, containerd, server)
-        assert until((work / "proxy").exists, SECONDS)
-        found.wait_for(lambda: _usable(found, NAME), "the node is ready")
+        found.wait_for(lambda: usable(found, NAME), "the node is ready")
         yield found
+
+
+@contextlib.contextmanager
+def controlling(place: Chroot, work: Path, more: str = "") -> Iterator[None]:
+    """Run what makes a cluster of an API server that has been started, for the block.
+
+    Args:
+        place: the Debian that it runs in.
+        work: as for `api_server`.
+        more: flags of the controller-manager's.
+    """
+    served(place, work)
+    with contextlib.ExitStack() as stack:
+        for command in (f"{CONTROLLERS} {more}", SCHEDULER, asked.PROXY):
+            stack.enter_context(daemon(place, work, command))
+        assert until((work / "proxy").exists, SECONDS)
+        yield
 
 
 @contextlib.contextmanager
@@ -212,7 +226,7 @@ def joined(found: Cluster, name: str, number: int, *images: Path) -> Iterator[Wo
         containerd = stack.enter_context(worker.engine(place, state, work, images))
         credentials, address = found.work / f"kubelet-{name}", ADDRESS.format(number)
         node = stack.enter_context(worker.kubelet(place, state, credentials, name, address))
-        found.wait_for(lambda: _usable(found, name), f"{name} is ready")
+        found.wait_for(lambda: usable(found, name), f"{name} is ready")
         yield Worker(node, work, containerd)
 
 
@@ -226,7 +240,7 @@ def _link(first: Chroot, other: Chroot, number: int) -> None:
     run([*other.prefix, "/bin/sh", "-euc", UP, "sh", there, NODE])
 
 
-def _usable(found: Cluster, name: str) -> bool:
+def usable(found: Cluster, name: str) -> bool:
     """Say whether pods can run: the node is ready and without a taint, and they can have an account."""
     node = found.get("node", name)
     states = {row["type"]: row["status"] for row in node.get("status", {}).get("conditions", ())}

@@ -94,12 +94,17 @@ def prepare(place: Chroot, state: Path, pods: str) -> None:
         state: a directory for its engine's state.
         pods: addresses of its pods, as in 10.244.1.0/24.
     """
-    ranges = {"type": "host-local", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
-    cni = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipMasq": False, "ipam": ranges}]}
     (state / "containerd.toml").write_text(CONFIG + NETWORK)
-    (state / "cni.json").write_text(json.dumps(cni))
+    (state / "cni.json").write_text(network(pods))
     (state / "systemctl").write_text(SYSTEMCTL)
     run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state)])
+
+
+def network(pods: str) -> str:
+    """Return what CNI reads of the network with these addresses of pods."""
+    ranges = {"type": "host-local", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    plugins = [{"type": "ptp", "ipMasq": False, "ipam": ranges}]
+    return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins})
 
 
 @contextlib.contextmanager
@@ -112,12 +117,11 @@ def engine(place: Chroot, state: Path, work: Path, images: Sequence[Path]) -> It
         work: for the log.
         images: archives of pods' images.
     """
-    in_unit = ("/bin/sh", "-euc", UNIT, "sh", _name(state))
-    with daemon(place, work, CONTAINERD, CTR, "version", before=in_unit) as found:
+    with daemon(place, work, CONTAINERD, CTR, "version", before=in_unit(state)) as found:
         assert found.answers(), found.log.read_text()[-3000:]
         for archive in images:
             Containerd(state, place.prefix).load(archive, ("k8s.io",))
-        with _restarting(found, state / "systemctl.asked"):
+        with restarting(found, state / "systemctl.asked"):
             yield found
 
 
@@ -142,6 +146,11 @@ def unit(state: Path) -> Path:
     return Path("/sys/fs/cgroup/systemd", _name(state))
 
 
+def in_unit(state: Path) -> tuple[str, ...]:
+    """Return what to put before a command that is to run in the unit."""
+    return "/bin/sh", "-euc", UNIT, "sh", _name(state)
+
+
 def _name(state: Path) -> str:
     return f"system.slice/{state.name}.service"
 
@@ -161,16 +170,16 @@ def unit_made(state: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _restarting(containerd: Daemon, asked: Path) -> Iterator[None]:
-    """Restart containerd, as systemd does, during the block whenever `systemctl` is run for it; containers go on."""
+def restarting(engine: Daemon, asked: Path) -> Iterator[None]:
+    """Restart an engine, as systemd does, during the block whenever `systemctl` is run for it; containers go on."""
     ended = threading.Event()
 
     def serve() -> None:
         while not ended.wait(0.05):
             if asked.exists():
-                containerd.stop()
-                containerd.start()
-                assert containerd.answers(), containerd.log.read_text()[-3000:]
+                engine.stop()
+                engine.start()
+                assert engine.answers(), engine.log.read_text()[-3000:]
                 asked.unlink()
 
     thread = threading.Thread(target=serve)
