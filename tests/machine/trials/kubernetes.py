@@ -21,13 +21,9 @@ SERVES = 90.0  # seconds until a plugin that starts has registered
 PLUGIN = "gpushim-device-plugin.service"
 # From the least; values.yaml names the one that is enough.
 TYPES = ("container_t", "container_device_plugin_t", "spc_t")
-# Of the node, by where the plugin's pod has it: programs, labelled as an image's layers are, for there is no image.
-PROGRAMS = "/srv/usr" if SELINUX else "/usr"
-FROM_NODE = {"/usr": PROGRAMS, "/srv/gpus/proc": "/srv/gpus/proc"}  # the latter is the simulated host's kernel
-AS_LAYERS = """
-mkdir -p "$1" /srv/none
-mount -t overlay overlay -o lowerdir=/usr:/srv/none,context=system_u:object_r:container_ro_file_t:s0 "$1"
-"""
+PROGRAMS = "docker.io/library/plugin:local"
+IMAGES = ("box", "plugin")  # archives of them
+PROC = "/srv/gpus/proc"  # the simulated host's kernel
 # What a domain that is less than spc_t would need of the files that the plugin writes.
 OPENED = "chcon -R -t container_file_t /run/gpushim /var/lib/gpushim/device-plugin"
 SERVER = {"name": "KUBERNETES_SERVICE_HOST", "value": "10.250.0.1"}  # which kubelet adds where there is an API server
@@ -74,7 +70,7 @@ def consumer(name: str, giver: str) -> None:
 
 def started() -> None:
     """Start kubelet, and wait until it takes plugins."""
-    said = run("ctr", "--namespace=k8s.io", "images", "import", "/srv/box.tar")
+    said = "".join(run("ctr", "--namespace=k8s.io", "images", "import", f"/srv/{name}.tar") for name in IMAGES)
     said += run("gpushim", "configure", "containerd", "--set-as-default", "--restart")
     said += sh("mkdir -p /var/lib/kubelet /etc/kubernetes/manifests; restorecon -R /var/lib/kubelet")
     run("systemctl", "start", "kubelet.service")
@@ -108,11 +104,10 @@ def chart(kind: str) -> dict[str, Any]:
     (box,) = spec["containers"]
     for name in ("livenessProbe", "readinessProbe", "ports"):  # its network is one without anything in it
         box.pop(name, None)
-    box |= {"image": IMAGE, "imagePullPolicy": "Never"}
+    box |= {"image": PROGRAMS, "imagePullPolicy": "Never"}
     box["env"].append(SERVER)
-    for number, (place, path) in enumerate(FROM_NODE.items()):
-        box["volumeMounts"].append({"name": f"node-{number}", "mountPath": place, "readOnly": True})
-        spec["volumes"].append({"name": f"node-{number}", "hostPath": {"path": path}})
+    box["volumeMounts"].append({"name": "proc", "mountPath": PROC, "readOnly": True})
+    spec["volumes"].append({"name": "proc", "hostPath": {"path": PROC}})
     if kind:
         spec["securityContext"] = {"seLinuxOptions": {"type": kind}}
     return spec
@@ -124,7 +119,6 @@ def in_a_pod() -> None:
     if not SELINUX:
         served("", "plugin")
         return
-    note("an image's labels", sh(AS_LAYERS, PROGRAMS) + sh("ls -dZ /srv/usr/bin/python3"))
     for kind in TYPES:
         served(kind, f"plugin-{kind.replace('_', '-')}")
     note("labels", sh(OPENED))

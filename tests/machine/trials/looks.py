@@ -13,7 +13,7 @@ with open("/sys/kernel/security/lsm") as _file:
 OPENS = "No such device or address"
 LOOK = (
     f"head -c1 /dev/nvidia{GIVEN[0]}; head -c1 /dev/nvidiactl; nvidia-smi -L; cat /proc/driver/nvidia/params; "
-    "ls /proc/driver/nvidia/gpus; cat /proc/self/attr/current"
+    "for each in /proc/driver/nvidia/gpus/*/information; do echo $each; done; cat /proc/self/attr/current"
 )
 ENV = "--env=NVIDIA_VISIBLE_DEVICES=0"
 DOCKER = ("docker", "run", "--rm", "--network=none")
