@@ -171,7 +171,7 @@ class ControlDaemon:
 def for_clients(pipe: str) -> list[str]:
     """Return the words that start a program in the one domain of SELinux to whose sockets containers may connect.
 
-    A unit's domain may not, but an engine's may, and that a unit's (container-selinux, as of 2.250).
+    A unit's domain may not become that, but an engine's may, which a unit's may become (container-selinux 2.250).
 
     Args:
         pipe: the clients' directory; without a label it needs no words.

@@ -33,18 +33,19 @@ def labels(host: Host) -> Iterator[Finding]:
     on = [name for name in known if values[name].startswith("1")]
     needing = _mounting(host)
     closed = _closed(host)
-    if closed:
-        yield warning(f"{ENFORCING}, and containers may not read {closed}", REFRESH)
-    elif not known:
+    if not known:
         evidence = f"{ENFORCING}, and its policy has no {BOOLEANS[-1]}, so it knows nothing of containers"
         yield warning(evidence, "install container-selinux")
+    elif closed:
+        yield warning(f"{ENFORCING}, and containers may not read {closed}", REFRESH)
     elif on:
         yield ok(f"{ENFORCING}, and {on[0]} is on")
     elif needing:
         evidence = f"{ENFORCING}, and {known[0]} is off: {needing} may not open the GPUs"
         yield warning(evidence, f"setsebool -P {known[0]} on")
     else:
-        yield ok(f"{ENFORCING}; {known[0]} is for the hook alone and rootless engines, of which none is known")
+        who = "rootless engines and the hook alone, as with docker run --gpus before 29.2"
+        yield ok(f"{ENFORCING}, and {known[0]} is off, which only {who}, need")
 
 
 def _closed(host: Host) -> str:

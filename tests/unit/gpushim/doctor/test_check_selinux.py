@@ -38,3 +38,9 @@ def test_a_permissive_policy_forbids_nothing(patient: Patient) -> None:
     patient.write("sys/fs/selinux/enforce", "0")
     (found,) = patient.said("selinux")
     assert (found.verdict, found.evidence) == ("ok", "SELinux is permissive")
+
+
+def test_a_policy_that_knows_no_containers_is_the_first_thing_to_mend(patient: Patient) -> None:
+    host_states.selinux(patient)
+    labels.label(f"{patient.state}/params", labels.RUN)  # no refresh can give it another one
+    assert [each.fix for each in patient.said("selinux")] == ["install container-selinux"]
