@@ -26,6 +26,8 @@ from gpushim.ground.errors import DRIVER, INVENTORY, REQUEST
 
 SECONDS = 8.0  # for one seed
 WORKERS = 3
+ENOUGH = 4  # containers that get a GPU, of each worker: on a busy machine after more seconds
+LONGEST = 60.0  # seconds
 WHOLE = 2  # GPUs that are never divided; the third may be in MIG mode and have nothing to give
 SEEDS = range(12) if LONG else (1, 2)
 NAMES = ("MIG-00000000-1111-2222-3333-444444444444", "MIG-55555555-6666-7777-8888-999999999999")
@@ -178,10 +180,10 @@ def wrong(asked: str, found: set[Node], then: list[Instant]) -> Optional[str]:
 
 
 def creates(scene: Scene, history: History, number: int, until: float, seed: int) -> Counter[str]:
-    """Create containers until a time; return how they ended."""
+    """Create containers until a time, and enough; return how they ended."""
     chance = random.Random(f"{seed}/{number}")
     ended: Counter[str] = Counter()
-    while time.monotonic() < until:
+    while (now := time.monotonic()) < until or (ended["given"] < ENOUGH and now < until + LONGEST):
         asked = chance.choice([*(gpu.uuid for gpu in scene.host.gpus), *NAMES, "all"])
         begun = time.monotonic()
         done, found = scene.ask(asked, f"c{number}")
@@ -204,14 +206,14 @@ def test_no_container_gets_what_it_did_not_ask_for(tmp_path: Path, seed: int) ->
     happened: Counter[str] = Counter()
     with ThreadPoolExecutor(WORKERS) as pool:
         running = [pool.submit(creates, scene, history, number, until, seed) for number in range(WORKERS)]
-        while time.monotonic() < until and not any(one.done() for one in running):
+        while not all(one.done() for one in running):
             event = chance.choice(OFTEN)
             history.change(event, chance)
             happened[event] += 1
             # Never within one tick of the kernel's clock for files: no driver changes MIG twice in that.
             time.sleep(chance.choice((0.03, 0.05, 0.3)))
         ended = sum((one.result() for one in running), Counter[str]())
-    assert ended["given"] > 10, (ended, happened)
+    assert ended["given"] >= ENOUGH * WORKERS, (ended, happened)
     assert len(happened) > 6, happened
 
 
