@@ -13,6 +13,11 @@ from machine.trials.rows import case, note, run
 
 IMAGE = "docker.io/library/box:local"
 REQUEST, DEVICE = {"NVIDIA_VISIBLE_DEVICES": "0"}, ("nvidia.com/gpu=0",)
+WAIT = [
+    "/usr/bin/sh",
+    "-c",
+    "trap exit TERM; sleep 1000000 & wait",
+]  # the first process ignores what it does not trap
 LOGS = Path("/var/log/pods/trial")
 CONTAINERD, CRIO = Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock")
 
@@ -32,7 +37,7 @@ def seen(client: cri.Client, handler: str, image: str, env: dict[str, str], devi
     """Return what LOOK says in a container of a pod of its own; or why there is none."""
     try:
         pod = client.run_pod(handler)
-        container = client.create(pod, image, ["/usr/bin/sleep", "1000000"], env=env, cdi=devices)
+        container = client.create(pod, image, WAIT, env=env, cdi=devices)
         client.start(container)
         return client.execute(container, "/usr/bin/sh", "-c", f"({LOOK}) 2>&1; true")
     except cri.RefusedError as error:
