@@ -177,9 +177,7 @@ def relabelled() -> None:
         container(f"library-directory {folder}, after restorecon -R there", *SHIM)
         note("restorecon", said[:600])
     run("sed", "-i", 's#^library-directory.*#library-directory = "/usr/lib/gpushim-driver"#', CONFIG)
-    said = run("gpushim", "refresh") + run(
-        "restorecon", "-RFv", *(path for path in EVERYTHING if os.path.exists(path))
-    )
+    said = run("gpushim", "refresh") + run(*RELABEL, "-Fv", *(path for path in EVERYTHING if os.path.exists(path)))
     note("restorecon", said[:2000])
     container("docker shim, after restorecon -R of everything", *SHIM)
     container("docker cdi, after restorecon -R of everything", *DOCKER, CDI)
