@@ -59,6 +59,9 @@ def crio() -> None:
     if not os.path.exists("/usr/bin/crio"):
         note("crio", "skipped: GPUSHIM_ENGINES names an archive with it")
         return
+    if not SELINUX and "AppArmorEnabled:  true" not in run("crio", "version"):
+        note("crio", "skipped: this one is built without AppArmor")
+        return
     said = run("podman", "tag", "box", "localhost/box:local") + run("systemctl", "start", "crio.service")
     said += run("gpushim", "configure", "crio", "--restart")
     case("gpushim configure crio", "[status" not in said, said)
