@@ -265,8 +265,8 @@ class NodeHalf:
         """Return taints by UUID; None while nothing can be given out."""
         if self._offer.problem or self._snapshot is None:
             return None
-        effect, unnoted = str(self._settings.values["taint-effect"]), self._ledger.unnoted
-        return taints.taints(self._reasons, self._snapshot, self._page(), effect, unnoted)
+        effect, page = str(self._settings.values["taint-effect"]), self._page()
+        return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, self._sharing.owed)
 
     def _now(self) -> Now:
         problem, tainted = self._offer.problem, self._taints() or {}

@@ -49,6 +49,7 @@ class Sharing:
 
     Attributes:
         problems: why what claims share is not there, by UUID.
+        owed: UUIDs of what claims that are over have shared, and that is not what it was before.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Sharing:
     ) -> None:
         self._ledger, self._known, self._units = ledger, known, mps.Units(start)
         self._begins: set[str] = set()  # uids of claims that are being prepared
+        self._over: dict[str, float] = {}  # time.monotonic() since when groups are of no claim, by name
         self.problems: dict[str, str] = {}
+        self.owed: frozenset[str] = frozenset()
 
     def check(self, groups: Sequence[MpsGroup]) -> None:
         """Refuse what this node's driver has no program for.
@@ -109,7 +112,7 @@ class Sharing:
         late = time.monotonic() + END
         while names := _left(state, uids):
             if time.monotonic() > late:
-                logger.error("%s has not ended; its GPUs may have another compute mode or time slice", names[0])
+                logger.error("%s", _unfinished(names[0]))
                 return
             self._units.need(names)
             await asyncio.sleep(POLL)
@@ -134,8 +137,10 @@ class Sharing:
         files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.left(state)
         there = {uid: of_claims.of(row) for uid, row in of_claims.shared().items()}
         known = {group.name for groups in there.values() for group in groups}
-        self._units.need(name for name, uid in left.items() if name not in known and there.get(uid) != [])
-        problems: dict[str, str] = {}
+        over = [name for name, uid in left.items() if name not in known and there.get(uid) != []]
+        self._units.need(over)
+        problems = self._late(over)
+        self.owed = frozenset(problems)
         for uid in files - there.keys():
             _remove(_path(uid))
         for uid, groups in there.items():
@@ -148,6 +153,13 @@ class Sharing:
             else:
                 _write(_path(uid), groups)
         self.problems = problems
+
+    def _late(self, over: Collection[str]) -> dict[str, str]:
+        """Say which GPUs wait too long for what they were before, and why: groups that are of no claim."""
+        now, state = time.monotonic(), system.state_dir()
+        self._over = {name: self._over.get(name, now) for name in over}
+        late = [mps.Place(state, name) for name, since in self._over.items() if now - since > END]
+        return {uuid: _unfinished(place.group) for place in late for uuid in mps.owed(place)}
 
 
 def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:
@@ -196,6 +208,13 @@ def _edits(group: MpsGroup) -> dict[str, Any]:
 def _why(groups: Sequence[MpsGroup]) -> str:
     """Say why groups do not serve now; "" if they do."""
     return next(filter(None, (mps.ready(system.state_dir(), group) for group in groups)), "")
+
+
+def _unfinished(name: str) -> str:
+    return (
+        f"{mps.unit(name)} has not ended with its claim, and its GPUs may have another compute mode or time slice; "
+        f"journalctl -u {mps.unit(name)} says what it waits for"
+    )
 
 
 def _left(state: str, uids: Collection[str]) -> list[str]:

@@ -31,6 +31,7 @@ def taints(
     page: Page | None,
     effect: str,
     unnoted: Collection[str] = (),
+    owed: Collection[str] = (),
 ) -> dict[str, list[dict[str, str]]]:
     """Return the taints of GPUs and MIG instances, by UUID; at most one of each key.
 
@@ -40,6 +41,7 @@ def taints(
         page: the book.
         effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched.
         unnoted: UUIDs of what pods have by device plugins, and the book does not have.
+        owed: UUIDs of what is still as a claim that is over had it.
     """
     found: dict[str, dict[str, dict[str, str]]] = {}
 
@@ -51,7 +53,7 @@ def taints(
         for one in row:
             mild = one.kind == "unwatched" and effect == NO_EXECUTE
             add(uuid, one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
-    for uuid in problems(snapshot).keys() - reasons.keys():
+    for uuid in {*problems(snapshot), *owed} - reasons.keys():
         add(uuid, PROBLEM, "", NO_SCHEDULE)
     for uuid in _given(page, snapshot, unnoted):
         add(uuid, PLUGIN, "allocated", NO_SCHEDULE)

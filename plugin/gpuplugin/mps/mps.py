@@ -94,6 +94,16 @@ def ready(state_dir: str, group: MpsGroup) -> str:
     return ""
 
 
+def owed(place: Place) -> set[str]:
+    """Return UUIDs of GPUs and MIG instances whose daemon, compute mode or time slice a supervisor has still to end.
+
+    Args:
+        place: the group's directories.
+    """
+    files = (place.modes, place.slices)
+    return {*ensure.own(place.state).get("gpus", ()), *(uuid for path in files for uuid in ensure.own(path))}
+
+
 def missing(state_dir: str, groups: Iterable[str]) -> list[str]:
     """List the units of groups without a supervisor.
 

@@ -79,3 +79,8 @@ def test_health_has_a_sentence_as_long_as_kubelet_reads() -> None:
     assert (sick["health"], well["health"], well["message"]) == (2, 1, "")
     assert sick["device"] == {"pool_name": "n", "device_name": "gpu-0"}
     assert len(sick["message"].encode()) == taints.LENGTH
+
+
+def test_what_a_claim_that_is_over_has_left_is_not_scheduled_whatever_the_effect() -> None:
+    row = taints.taints({}, snapshot([gpu(0), gpu(1)]), None, "None", owed={GPU})
+    assert row == {GPU: [{"key": KEY + "problem", "effect": "NoSchedule"}]}
