@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from machine.trials.cri_engines import IMAGE
-from machine.trials.looks import LOOK, SELINUX, looked
+from machine.trials.looks import GIVEN, LOOK, OTHER, SELINUX, looked
 from machine.trials.rows import case, note, run, sh, until
 
 KUBELET = Path("/var/lib/kubelet")
@@ -64,7 +64,9 @@ def consumer(name: str, giver: str) -> None:
     box = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/usr/bin/sh", "-c", script]}
     pod(name, {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
     until(lambda: "the end" in log(name))
-    looked(f"a pod with a GPU of {giver}", log(name))
+    said = log(name)
+    given, other = (GIVEN, OTHER) if GIVEN[1] in said else (OTHER, GIVEN)  # kubelet chooses
+    looked(f"a pod with a GPU of {giver}", said, given=given, other=other)
     removed(name, IDLE)
 
 
