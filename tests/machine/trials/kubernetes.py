@@ -17,15 +17,11 @@ CHECKPOINT = KUBELET / "device-plugins/kubelet_internal_checkpoint"
 MANIFESTS = Path("/etc/kubernetes/manifests")
 GPU = "nvidia.com/gpu"
 IDLE = "sleep 12345678"
-SERVES = 90.0  # seconds until a plugin that starts has registered
 PLUGIN = "gpushim-device-plugin.service"
-# From the least; values.yaml names the one that is enough.
-TYPES = ("container_t", "container_device_plugin_t", "spc_t")
+TYPE = "spc_t" if SELINUX else ""  # as values.yaml has it
 PROGRAMS = "docker.io/library/plugin:local"
 IMAGES = ("box", "plugin")  # archives of them
 PROC = "/srv/gpus/proc"  # the simulated host's kernel
-# What a domain that is less than spc_t would need of the files that the plugin writes.
-OPENED = "chcon -R -t container_file_t /run/gpushim /var/lib/gpushim/device-plugin"
 SERVER = {"name": "KUBERNETES_SERVICE_HOST", "value": "10.250.0.1"}  # which kubelet adds where there is an API server
 
 
@@ -98,8 +94,8 @@ def on_the_host() -> None:
     run("systemctl", "stop", PLUGIN)
 
 
-def chart(kind: str) -> dict[str, Any]:
-    """Return the chart's pod of the plugin, of an SELinux type, as one that needs no API server."""
+def chart() -> dict[str, Any]:
+    """Return the chart's pod of the plugin as one that needs no API server."""
     spec: dict[str, Any] = copy.deepcopy(json.loads(Path("/srv/plugin.json").read_text()))
     for name in ("affinity", "nodeSelector", "priorityClassName", "runtimeClassName", "serviceAccountName"):
         spec.pop(name, None)
@@ -110,37 +106,23 @@ def chart(kind: str) -> dict[str, Any]:
     box["env"].append(SERVER)
     box["volumeMounts"].append({"name": "proc", "mountPath": PROC, "readOnly": True})
     spec["volumes"].append({"name": "proc", "hostPath": {"path": PROC}})
-    if kind:
-        spec["securityContext"] = {"seLinuxOptions": {"type": kind}}
+    if TYPE:
+        spec["securityContext"] = {"seLinuxOptions": {"type": TYPE}}
     return spec
 
 
 def in_a_pod() -> None:
     """The plugin as the chart has it, beside a refresh that the node keeps up."""
     run("systemd-run", "--unit=keep", "/usr/bin/gpushim", "refresh", "--keep")
-    if not SELINUX:
-        served("", "plugin")
-        return
-    for kind in TYPES:
-        served(kind, f"plugin-{kind.replace('_', '-')}")
-    note("labels", sh(OPENED))
-    served(TYPES[1], "plugin-opened")
-    run("systemctl", "stop", "keep")
-
-
-def served(kind: str, name: str) -> None:
-    """Run the plugin's pod as an SELinux type, and see whether kubelet has the GPUs; a pod gets one of the last's."""
     run("systemctl", "stop", "kubelet.service")
     CHECKPOINT.unlink(missing_ok=True)
-    pod(name, chart(kind))
+    pod("plugin", chart())
     run("systemctl", "start", "kubelet.service")
-    serves = until(lambda: len(offered()) > 0, SERVES)
-    if kind in ("", TYPES[-1]):
-        case(f"the chart's pod {kind}: kubelet has the GPUs", serves, log(name) + kubelets())
-        consumer("consumer-pod", f"the chart's pod {kind}".strip())
-    else:
-        note(f"{name}: {'serves' if serves else 'does not serve'}", log(name))
-    removed(name, "gpushim-device-plugin")
+    serves = until(lambda: len(offered()) > 0)
+    case("the chart's pod: kubelet has the GPUs", serves, log("plugin") + kubelets())
+    consumer("consumer-pod", "the chart's pod")
+    removed("plugin", "gpushim-device-plugin")
+    run("systemctl", "stop", "keep")
 
 
 def kubernetes() -> None:
