@@ -25,6 +25,12 @@ CONTEXTS = "etc/selinux/targeted/contexts/files"
 MODULE = "usr/share/gpushim/selinux/gpushim.cil"
 FILECON = re.compile(r'\(filecon "(\S+)" (\w+) \(system_u object_r (\w+)')
 KINDS = {"any": "", "file": "--", "dir": "-d"}
+# What the machine's Python and its modules need; it has no shell that ldd runs in.
+LIBRARIES = """
+for each in /usr/bin/python3 /usr/lib/python3.13/lib-dynload/*.so /usr/lib/python3/dist-packages/grpc/_cython/*.so; do
+  /lib64/ld-linux-x86-64.so.2 --list "$each"
+done
+"""
 LABEL = "security.selinux"
 # Of the simulated host's directories that are file systems of their own on a real one, so that no policy names them.
 KERNEL = {"proc": "proc_t", "sys": "sysfs_t"}
@@ -49,6 +55,7 @@ def prepare(root: Path, cache: Path) -> None:
     _crio(root)
     _kubelet(root)
     subprocess.run([str(trees.TOP / "packaging/install"), str(root), "device-plugin"], check=True)
+    _plugin(root)
     (version,) = os.listdir(root / "usr/lib/modules")
     shutil.copy(_module(version, cache), root / "usr/lib/modules" / version / "nvproc.ko")
     reach = root / "usr/local/bin/reach"
@@ -57,9 +64,29 @@ def prepare(root: Path, cache: Path) -> None:
     for path in (root / "etc/apparmor.d").iterdir():
         if path.is_file() and path.name not in PROFILES:
             path.unlink()
-    subprocess.run(
-        ["/usr/sbin/chroot", str(root), "/bin/systemctl", "--quiet", "enable", "apparmor.service"], check=True
-    )
+    _chroot(root, "/bin/systemctl", "--quiet", "enable", "apparmor.service")
+
+
+def _plugin(root: Path) -> None:
+    """Make an image of the device plugin, of the machine's Python and the image of others."""
+    tree = root / "srv/plugin"
+    shutil.copytree(root / "srv/rootfs", tree, symlinks=True)
+    for folder in ("python3", "python3.13", "gpushim"):
+        shutil.copytree(root / "usr/lib" / folder, tree / "usr/lib" / folder, symlinks=True)
+    for name in ("python3", "python3.13", "gpushim-device-plugin"):
+        shutil.copy2(root / "usr/bin" / name, tree / "usr/bin", follow_symlinks=False)
+    for path in {word for word in _chroot(root, "/bin/sh", "-euc", LIBRARIES).split() if word.startswith("/lib/")}:
+        shutil.copy(root / path[1:], tree / "usr" / path[1:])
+    _chroot(tree, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib")
+    trees.image(tree, "plugin:local", ["/usr/bin/sleep", "1000000"]).rename(root / "srv/plugin.tar")
+    shutil.rmtree(tree)
+
+
+def _chroot(root: Path, *command: str) -> str:
+    words = ["/usr/sbin/chroot", str(root), *command]
+    return subprocess.run(
+        words, check=True, capture_output=True, text=True, env={"PATH": "/usr/sbin:/usr/bin"}
+    ).stdout
 
 
 def _crio(root: Path) -> None:

@@ -26,6 +26,7 @@ from machine.trials.looks import (
     boolean,
     closed,
     container,
+    looked,
     types,
 )  # fmt: skip
 from machine.trials.rows import case, end, note, run, sh, until
@@ -38,6 +39,8 @@ EVERYTHING = (
     *("/etc/gpushim", "/etc/cdi", "/run/gpushim", "/run/cdi", "/var/log/gpushim.log", "/var/lib/gpushim"),
     *("/usr/bin", "/usr/lib/gpushim", "/usr/lib/gpushim-driver", "/usr/share/gpushim", "/srv/gpus"),
 )
+# But for what is a file system of its own on a real host.
+RELABEL = ("restorecon", "-R", "-e", "/srv/gpus/proc", "-e", "/srv/gpus/sys")
 # Of the state: the boot, a create, an administrator or a package, and the chart's privileged pod.
 MAKERS = (
     ("systemctl", "start", SERVICE),
@@ -142,7 +145,8 @@ def rootless() -> None:
     if SELINUX:
         closed("rootless podman cdi", run(*words, CDI, "box", "sh", "-c", LOOK))
         boolean("on")
-    container("rootless podman cdi", *words, CDI)
+    # AppArmor's profiles are root's to load, so a user's Podman has none.
+    looked("rootless podman cdi", run(*words, CDI, "box", "sh", "-c", LOOK), confined=SELINUX)
     if SELINUX:
         boolean("off")
 
@@ -161,7 +165,7 @@ def state() -> None:
     same = bool(found[0]) and all(each == found[0] for each in found)
     case("labels of the state are the same, whoever made it", same, repr(found))
     note("labels", repr(found[0]))
-    said = run("restorecon", "-nRv", *(path for path in EVERYTHING if os.path.exists(path)))
+    said = run(*RELABEL, "-nv", *(path for path in EVERYTHING if os.path.exists(path)))
     case("labels are those of the policy: restorecon -R would change nothing", "Would" not in said, said[:4000])
 
 
@@ -175,9 +179,7 @@ def relabelled() -> None:
         container(f"library-directory {folder}, after restorecon -R there", *SHIM)
         note("restorecon", said[:600])
     run("sed", "-i", 's#^library-directory.*#library-directory = "/usr/lib/gpushim-driver"#', CONFIG)
-    said = run("gpushim", "refresh") + run(
-        "restorecon", "-RFv", *(path for path in EVERYTHING if os.path.exists(path))
-    )
+    said = run("gpushim", "refresh") + run(*RELABEL, "-Fv", *(path for path in EVERYTHING if os.path.exists(path)))
     note("restorecon", said[:2000])
     container("docker shim, after restorecon -R of everything", *SHIM)
     container("docker cdi, after restorecon -R of everything", *DOCKER, CDI)

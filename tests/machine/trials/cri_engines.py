@@ -13,6 +13,11 @@ from machine.trials.rows import case, note, run
 
 IMAGE = "docker.io/library/box:local"
 REQUEST, DEVICE = {"NVIDIA_VISIBLE_DEVICES": "0"}, ("nvidia.com/gpu=0",)
+WAIT = [
+    "/usr/bin/sh",
+    "-c",
+    "trap exit TERM; sleep 1000000 & wait",
+]  # the first process ignores what it does not trap
 LOGS = Path("/var/log/pods/trial")
 CONTAINERD, CRIO = Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock")
 
@@ -32,7 +37,7 @@ def seen(client: cri.Client, handler: str, image: str, env: dict[str, str], devi
     """Return what LOOK says in a container of a pod of its own; or why there is none."""
     try:
         pod = client.run_pod(handler)
-        container = client.create(pod, image, ["/usr/bin/sleep", "1000000"], env=env, cdi=devices)
+        container = client.create(pod, image, WAIT, env=env, cdi=devices)
         client.start(container)
         return client.execute(container, "/usr/bin/sh", "-c", f"({LOOK}) 2>&1; true")
     except cri.RefusedError as error:
@@ -53,6 +58,9 @@ def crio() -> None:
     """CRI-O, as `gpushim configure` sets it up: a handler, CDI, and its hooks directory."""
     if not os.path.exists("/usr/bin/crio"):
         note("crio", "skipped: GPUSHIM_ENGINES names an archive with it")
+        return
+    if not SELINUX and "AppArmorEnabled:  true" not in run("crio", "version"):
+        note("crio", "skipped: this one is built without AppArmor")
         return
     said = run("podman", "tag", "box", "localhost/box:local") + run("systemctl", "start", "crio.service")
     said += run("gpushim", "configure", "crio", "--restart")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from machine.trials.cri_engines import IMAGE
-from machine.trials.looks import LOOK, SELINUX, looked
+from machine.trials.looks import GIVEN, LOOK, OTHER, SELINUX, looked
 from machine.trials.rows import case, note, run, sh, until
 
 KUBELET = Path("/var/lib/kubelet")
@@ -17,19 +17,11 @@ CHECKPOINT = KUBELET / "device-plugins/kubelet_internal_checkpoint"
 MANIFESTS = Path("/etc/kubernetes/manifests")
 GPU = "nvidia.com/gpu"
 IDLE = "sleep 12345678"
-SERVES = 90.0  # seconds until a plugin that starts has registered
 PLUGIN = "gpushim-device-plugin.service"
-# From the least; values.yaml names the one that is enough.
-TYPES = ("container_t", "container_device_plugin_t", "spc_t")
-# Of the node, by where the plugin's pod has it: programs, labelled as an image's layers are, for there is no image.
-PROGRAMS = "/srv/usr" if SELINUX else "/usr"
-FROM_NODE = {"/usr": PROGRAMS, "/srv/gpus/proc": "/srv/gpus/proc"}  # the latter is the simulated host's kernel
-AS_LAYERS = """
-mkdir -p "$1" /srv/none
-mount -t overlay overlay -o lowerdir=/usr:/srv/none,context=system_u:object_r:container_ro_file_t:s0 "$1"
-"""
-# What a domain that is less than spc_t would need of the files that the plugin writes.
-OPENED = "chcon -R -t container_file_t /run/gpushim /var/lib/gpushim/device-plugin"
+TYPE = "spc_t" if SELINUX else ""  # as values.yaml has it
+PROGRAMS = "docker.io/library/plugin:local"
+IMAGES = ("box", "plugin")  # archives of them
+PROC = "/srv/gpus/proc"  # the simulated host's kernel
 SERVER = {"name": "KUBERNETES_SERVICE_HOST", "value": "10.250.0.1"}  # which kubelet adds where there is an API server
 
 
@@ -68,13 +60,15 @@ def consumer(name: str, giver: str) -> None:
     box = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/usr/bin/sh", "-c", script]}
     pod(name, {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
     until(lambda: "the end" in log(name))
-    looked(f"a pod with a GPU of {giver}", log(name))
+    said = log(name)
+    given, other = (GIVEN, OTHER) if GIVEN[1] in said else (OTHER, GIVEN)  # kubelet chooses
+    looked(f"a pod with a GPU of {giver}", said, given=given, other=other)
     removed(name, IDLE)
 
 
 def started() -> None:
     """Start kubelet, and wait until it takes plugins."""
-    said = run("ctr", "--namespace=k8s.io", "images", "import", "/srv/box.tar")
+    said = "".join(run("ctr", "--namespace=k8s.io", "images", "import", f"/srv/{name}.tar") for name in IMAGES)
     said += run("gpushim", "configure", "containerd", "--set-as-default", "--restart")
     said += sh("mkdir -p /var/lib/kubelet /etc/kubernetes/manifests; restorecon -R /var/lib/kubelet")
     run("systemctl", "start", "kubelet.service")
@@ -100,51 +94,35 @@ def on_the_host() -> None:
     run("systemctl", "stop", PLUGIN)
 
 
-def chart(kind: str) -> dict[str, Any]:
-    """Return the chart's pod of the plugin, of an SELinux type, as one that needs no API server."""
+def chart() -> dict[str, Any]:
+    """Return the chart's pod of the plugin as one that needs no API server."""
     spec: dict[str, Any] = copy.deepcopy(json.loads(Path("/srv/plugin.json").read_text()))
     for name in ("affinity", "nodeSelector", "priorityClassName", "runtimeClassName", "serviceAccountName"):
         spec.pop(name, None)
     (box,) = spec["containers"]
     for name in ("livenessProbe", "readinessProbe", "ports"):  # its network is one without anything in it
         box.pop(name, None)
-    box |= {"image": IMAGE, "imagePullPolicy": "Never"}
+    box |= {"image": PROGRAMS, "imagePullPolicy": "Never"}
     box["env"].append(SERVER)
-    for number, (place, path) in enumerate(FROM_NODE.items()):
-        box["volumeMounts"].append({"name": f"node-{number}", "mountPath": place, "readOnly": True})
-        spec["volumes"].append({"name": f"node-{number}", "hostPath": {"path": path}})
-    if kind:
-        spec["securityContext"] = {"seLinuxOptions": {"type": kind}}
+    box["volumeMounts"].append({"name": "proc", "mountPath": PROC, "readOnly": True})
+    spec["volumes"].append({"name": "proc", "hostPath": {"path": PROC}})
+    if TYPE:
+        spec["securityContext"] = {"seLinuxOptions": {"type": TYPE}}
     return spec
 
 
 def in_a_pod() -> None:
     """The plugin as the chart has it, beside a refresh that the node keeps up."""
     run("systemd-run", "--unit=keep", "/usr/bin/gpushim", "refresh", "--keep")
-    if not SELINUX:
-        served("", "plugin")
-        return
-    note("an image's labels", sh(AS_LAYERS, PROGRAMS) + sh("ls -dZ /srv/usr/bin/python3"))
-    for kind in TYPES:
-        served(kind, f"plugin-{kind.replace('_', '-')}")
-    note("labels", sh(OPENED))
-    served(TYPES[1], "plugin-opened")
-    run("systemctl", "stop", "keep")
-
-
-def served(kind: str, name: str) -> None:
-    """Run the plugin's pod as an SELinux type, and see whether kubelet has the GPUs; a pod gets one of the last's."""
     run("systemctl", "stop", "kubelet.service")
     CHECKPOINT.unlink(missing_ok=True)
-    pod(name, chart(kind))
+    pod("plugin", chart())
     run("systemctl", "start", "kubelet.service")
-    serves = until(lambda: len(offered()) > 0, SERVES)
-    if kind in ("", TYPES[-1]):
-        case(f"the chart's pod {kind}: kubelet has the GPUs", serves, log(name) + kubelets())
-        consumer("consumer-pod", f"the chart's pod {kind}".strip())
-    else:
-        note(f"{name}: {'serves' if serves else 'does not serve'}", log(name))
-    removed(name, "gpushim-device-plugin")
+    serves = until(lambda: len(offered()) > 0)
+    case("the chart's pod: kubelet has the GPUs", serves, log("plugin") + kubelets())
+    consumer("consumer-pod", "the chart's pod")
+    removed("plugin", "gpushim-device-plugin")
+    run("systemctl", "stop", "keep")
 
 
 def kubernetes() -> None:

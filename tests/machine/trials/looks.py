@@ -12,8 +12,9 @@ with open("/sys/kernel/security/lsm") as _file:
     SELINUX = "selinux" in _file.read()
 OPENS = "No such device or address"
 LOOK = (
-    f"head -c1 /dev/nvidia{GIVEN[0]}; head -c1 /dev/nvidiactl; nvidia-smi -L; cat /proc/driver/nvidia/params; "
-    "ls /proc/driver/nvidia/gpus; cat /proc/self/attr/current"
+    "for each in /dev/nvidia[0-9]* /dev/nvidiactl; do head -c1 $each; done; nvidia-smi -L; "
+    "cat /proc/driver/nvidia/params; "
+    "for each in /proc/driver/nvidia/gpus/*/information; do echo $each; done; cat /proc/self/attr/current"
 )
 ENV = "--env=NVIDIA_VISIBLE_DEVICES=0"
 DOCKER = ("docker", "run", "--rm", "--network=none")
@@ -28,11 +29,27 @@ def allowed(said: str) -> bool:
     return said.count(OPENS) == 2 and "GPU 0: " in said
 
 
-def looked(name: str, said: str) -> None:
-    """Judge what LOOK said in a container that has one of the two GPUs."""
-    case(f"{name}: nodes open, nvidia-smi works", allowed(said), said)
-    case(f"{name}: confined", ":container_t:" in said or "(enforce)" in said, said)
-    alone = GIVEN[1] in said and OTHER[1] not in said
+def looked(
+    name: str,
+    said: str,
+    *,
+    confined: bool = True,
+    given: tuple[str, str] = GIVEN,
+    other: tuple[str, str] = OTHER,
+) -> None:
+    """Judge what LOOK said in a container with one GPU.
+
+    Args:
+        name: of the case.
+        said: by LOOK.
+        confined: whether its engine confines it.
+        given: the GPU's number and address, and `other` those of the other one.
+    """
+    opens = allowed(said) and f"/dev/nvidia{given[0]}:" in said
+    case(f"{name}: nodes open, nvidia-smi works", opens, said)
+    if confined:
+        case(f"{name}: confined", ":container_t:" in said or "(enforce)" in said, said)
+    alone = given[1] in said and other[1] not in said
     case(f"{name}: parameters of the driver and its GPU alone", "ModifyDeviceFiles: 0" in said and alone, said)
 
 

@@ -14,7 +14,7 @@ OURS = re.compile(
     r"scontext=\S+:(container\w*|kubelet_t|spc_t|unconfined_service_t|initrc_t|udev_t|gpushim\w*):|apparmor="
 )
 NOISE = ("module_request",)  # a node without a driver; with one, the kernel asks for no module
-VOLATILE = re.compile(r"^\[[^]]*\] |audit: type=\d+ |audit\([^)]*\): *|\b(pid|ino)=\d+ ?|:c\d+,c\d+")
+VOLATILE = re.compile(r"^\[[^]]*\] |audit: type=\d+ |audit\([^)]*\): *|\b(pid|ino)=\d+ ?")
 
 _begun, _seen, _failed = time.monotonic(), 0, 0
 

@@ -97,7 +97,13 @@ def driver_container() -> None:
     """A driver that a privileged container brings, below /run/nvidia/driver."""
     binds = ("--volume=/run/nvidia:/run/nvidia:shared", f"--volume={HOST}:{HOST}:ro")
     run("mkdir", "-p", "/run/nvidia/driver")
-    said = run("docker", "run", "--detach", "--name=driver", "--privileged", *binds, "box", "sh", "-c", DRIVER)
+    # Else its files have categories that no other container has; the GPU operator asks for this level, too.
+    shared = (
+        ("--privileged", "--security-opt=label=type:spc_t", "--security-opt=label=level:s0")
+        if SELINUX
+        else ("--privileged",)
+    )
+    said = run("docker", "run", "--detach", "--name=driver", *shared, *binds, "box", "sh", "-c", DRIVER)
     until(lambda: os.path.exists("/run/nvidia/driver/usr/bin/nvidia-smi"))
     text = CONFIG.read_text().replace(f'root = "{HOST}"', 'root = "/run/nvidia/driver"')
     with Settings("".join(line for line in text.splitlines(True) if not line.startswith("library-directory"))) as why:
