@@ -77,7 +77,7 @@ class Plugin:
 
     @property
     def _folder(self) -> str:
-        return str(self._settings.values["kubelet-dir"]) + "/device-plugins"
+        return self._questions.folder()
 
     @property
     def _usable(self) -> bool:
@@ -161,8 +161,6 @@ class Plugin:
         before, self._settings, self._seen = self._folder, settings, None
         if asked and before == self._folder:
             self._registry.forgotten()
-        for name in [*self._registry.served] if before != self._folder else ():
-            self._registry.retire(name)
         self._wake.set()
 
     def _note(self, notes: list[str]) -> None:
@@ -183,7 +181,7 @@ class Plugin:
         self._started |= held
         if self._turns != self._commands.turns:
             self._turns, self._seen = self._commands.turns, None
-        seen = self._questions.news(ensure.SNAPSHOT)  # first: it may be replaced meanwhile
+        seen = (self._folder, self._questions.news(ensure.SNAPSHOT))  # first: it may be replaced meanwhile
         if (found := self._read(held)) is None:
             return WAIT
         self._snapshot = found

@@ -12,8 +12,8 @@ import signal
 from functools import partial
 from pathlib import Path
 
-from e2e.leftovers import groups, processes, removed, until
-from e2e.plane import Cluster
+from e2e.leftovers import groups, removed, until
+from e2e.worker import Worker, unit
 
 SECONDS = 30.0
 BOOK, BOOT = "/var/lib/gpushim/device-plugin/book.json", re.compile('"boot":"[^"]*"')
@@ -27,21 +27,25 @@ rm -rf /run/containerd/io.containerd.* /run/containerd/runc /run/netns /run/gpus
 """
 
 
-def boot(cluster: Cluster) -> None:
-    """Have the node boot; kubelet runs afterwards, and knows what it had on disk.
+def boot(cluster: Worker) -> None:
+    """Have a node boot; kubelet runs afterwards, and knows what it had on disk.
 
     Args:
-        cluster: whose control plane goes on, as if it were elsewhere.
+        cluster: the node, whose control plane goes on, as if it were elsewhere.
     """
-    state = cluster.node.engine.state
-    cluster.node.stop(signal.SIGKILL)
-    cluster.containerd.stop(signal.SIGKILL)
+    off(cluster)
+    on(cluster)
+
+
+def off(worker: Worker) -> None:
+    """End all that a node runs, without a word."""
+    state = worker.node.engine.state
+    worker.node.stop(signal.SIGKILL)
+    worker.containerd.stop(signal.SIGKILL)
 
     def left() -> list[int]:
-        inside = [
-            pid for top in Path("/sys/fs/cgroup").glob(f"*/{state.name}") for _, pids in groups(top) for pid in pids
-        ]
-        return [*processes(state, "/containerd-shim"), *inside]
+        tops = [*Path("/sys/fs/cgroup").glob(f"*/{state.name}"), unit(state)]
+        return [pid for top in tops for _, pids in groups(top) for pid in pids]
 
     def ended() -> bool:
         for pid in left():
@@ -52,10 +56,14 @@ def boot(cluster: Cluster) -> None:
     assert until(ended, SECONDS), left()
     for top in Path("/sys/fs/cgroup").glob(f"*/{state.name}/kubepods"):
         assert until(partial(removed, top), SECONDS), f"{top} is busy"
-    cluster.run(f"set -- {cluster.node.kubelet_dir}; {EMPTY}")
-    found = cluster.run(f"cat {BOOK}")
+
+
+def on(worker: Worker) -> None:
+    """Start a node that is off; kubelet runs afterwards."""
+    worker.run(f"set -- {worker.node.kubelet_dir}; {EMPTY}")
+    found = worker.run(f"cat {BOOK}")
     assert BOOT.search(found), found
-    cluster.write(BOOK, BOOT.sub(f'"boot":"{OTHER}"', found))
-    cluster.containerd.start()
-    assert cluster.containerd.answers(), cluster.containerd.log.read_text()[-3000:]
-    cluster.node.start()
+    worker.write(BOOK, BOOT.sub(f'"boot":"{OTHER}"', found))
+    worker.containerd.start()
+    assert worker.containerd.answers(), worker.containerd.log.read_text()[-3000:]
+    worker.node.start()

@@ -47,11 +47,14 @@ RPM = (
     *("dash", "findutils", "grep", "gzip", "sed", "tar"),
     *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),
 )
+# Another init than systemd; it goes below one of the others.
+OPENRC = ("openrc", "init-system-helpers", "sed", "base-files")
 RECIPES = {
     "trixie": ("trixie", PACKAGES),
     "sid": ("sid", PACKAGES),
     "plane": ("sid", PLANE),
     "rpm": ("trixie", RPM),
+    "openrc": ("trixie", OPENRC),
 }
 # The packages' scripts do not run, which would take half the time again. This is what is missed of their work.
 FILES = {
@@ -89,8 +92,9 @@ pivot_root . .old
 umount -l /.old
 mount --make-rshared /
 echo ready
-trap '' CHLD # what daemons leave behind becomes a child of this process, and the kernel reaps it
-exec cat # until the pipe is closed
+# Until the pipe is closed; what daemons leave behind becomes its child, and the kernel reaps it. No trap of dash's
+# outlasts exec for this signal.
+exec env --ignore-signal=CHLD cat
 """
 
 

@@ -101,5 +101,5 @@ def remove(cluster: Cluster, *names: str) -> None:
 
 def left(cluster: Cluster, *names: str) -> list[str]:
     """List those of these pods and claims that are still there."""
-    rows = cluster.get("pods,resourceclaims").get("items", [])
+    rows = [row for kind in ("pods", "resourceclaims") for row in cluster.get(kind)["items"]]
     return [json.dumps(row["metadata"]["name"]) for row in rows if row["metadata"]["name"] in names]

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from e2e import kube
@@ -40,15 +40,16 @@ def _key() -> str:
     return f"-----BEGIN EC PRIVATE KEY-----\n{base64.b64encode(der).decode()}\n-----END EC PRIVATE KEY-----\n"
 
 
-def credentials(work: Path) -> None:
-    """Write keys, tokens, and files for clients: `admin` and `kubelet`."""
+def credentials(work: Path, nodes: Collection[str] = (NAME,)) -> None:
+    """Write keys, tokens, and files for clients: `admin`, and `kubelet-NODE` for each node."""
     (work / "pki").mkdir(parents=True)
     (work / "key").write_text(_key())
-    users = {"admin": ("admin", "system:masters"), "kubelet": (f"system:node:{NAME}", "system:nodes")}
+    users = {"admin": ("admin", "system:masters")}
+    users.update((f"kubelet-{name}", (f"system:node:{name}", "system:nodes")) for name in nodes)
     tokens = {name: os.urandom(16).hex() for name in users}
     rows = (f'{tokens[name]},{user},{name},"{group}"\n' for name, (user, group) in users.items())
     (work / "tokens").write_text("".join(rows))
-    server = {"server": "https://localhost", "certificate-authority": f"{work}/pki/apiserver.crt"}
+    server = {"server": f"https://{API}", "certificate-authority": f"{work}/pki/apiserver.crt"}
     for name, token in tokens.items():
         said = {
             "apiVersion": "v1",
@@ -79,19 +80,20 @@ def daemon(place: Chroot, work: Path, command: str, *ready: str, before: tuple[s
 
 
 @contextlib.contextmanager
-def api_server(place: Chroot, work: Path, flags: str = "") -> Iterator[Daemon]:
+def api_server(place: Chroot, work: Path, flags: str = "", nodes: Collection[str] = (NAME,)) -> Iterator[Daemon]:
     """Run etcd and the API server with an empty store for the block, without waiting for anything but addresses.
 
     Args:
         place: the Debian, with a network of its own.
         work: absent directory for credentials and logs; `admin` in it is what kubectl wants.
         flags: more of the API server's.
+        nodes: that have credentials.
 
     Yields:
         The API server.
     """
     run([*place.prefix, "/bin/sh", "-euc", NETWORK, "sh", NODE, API])
-    credentials(work)
+    credentials(work, nodes)
     with daemon(place, work, ETCD), daemon(place, work, f"{APISERVER} {flags}") as server:
         yield server
 

@@ -62,6 +62,10 @@ CreateContainer pod_sandbox_id=1:string config=2:Container sandbox_config=3:Pod
 StopContainer container_id=1:string timeout=2:int64
 Status id=1:string state=3:int32 exit_code=7:int32 log_path=15:string
 ContainerStatus status=1:Status
+Listed id=1:string
+List items=1:*Listed
+OfPod pod=3:string
+ListContainers filter=1:OfPod
 UpdateContainerResources container_id=1:string linux=2:Resources
 ExecSync container_id=1:string cmd=2:*string timeout=3:int64
 Output stdout=1:bytes stderr=2:bytes exit_code=3:int32
@@ -151,6 +155,16 @@ class Client:
     def version(self) -> str:
         """Ask the engine for its version."""
         return str(self._call("Version", M["Version"](), "Version").runtime_version)
+
+    def pods(self) -> list[str]:
+        """Ask for the ids of all pods, whoever has made them."""
+        return [str(each.id) for each in self._call("ListPodSandbox", M["Empty"](), "List").items]
+
+    def kill(self, pod: str) -> None:
+        """Kill what runs in a pod; CRI-O gives what does not heed SIGTERM all the time that a call may take."""
+        of_pod = M["ListContainers"](filter=M["OfPod"](pod=pod))
+        for each in self._call("ListContainers", of_pod, "List").items:
+            self._call("StopContainer", M["StopContainer"](container_id=each.id, timeout=0), "Empty")
 
     def run_pod(self, handler: str, annotations: dict[str, str] | None = None, first: int = 0) -> str:
         """Start a pod under a runtime class's handler and return its id.

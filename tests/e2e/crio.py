@@ -2,6 +2,7 @@
 
 The low-level runtimes and the monitor lie where CRI-O's packages have them: in /usr/libexec/crio and nowhere else.
 No registry is needed: images come from a store of Podman's.
+Out of scope: CRI-O as a cluster's engine (crioplane.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from e2e.engines import SYSTEM_PATH, Done, run
 from fakehost import Host
 
 CRIO = "/usr/bin/crio"
+READY = (CRIO, "status", "info")
 TOML = "/etc/gpushim/config.toml"
 SETTINGS = """
 [crio.runtime]
@@ -26,10 +28,10 @@ disable_hostport_mapping = true
 # Its own, and that with which the tests' program makes nodes: the rules of devices must forbid what it tries.
 default_capabilities = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETPCAP", "SETUID", "MKNOD"]
 [crio.image]
-pause_image = "localhost/pause:local"
+pause_image = "{pause}"
 pause_command = "/bin/sleep 1000000"
 [crio.network]
-plugin_dirs = ["/etc/cni/bin"]
+plugin_dirs = ["{plugins}"]
 [crio.nri]
 enable_nri = false
 """
@@ -39,9 +41,8 @@ RUNTIME = """
 runtime_path = "/usr/libexec/crio/{name}"
 runtime_root = "/run/{name}"
 monitor_path = "/usr/libexec/crio/conmon"
-monitor_cgroup = "pod"
 """
-PACKAGED = '[crio.runtime]\ndefault_runtime = "crun"\n' + RUNTIME.format(name="crun") + RUNTIME.format(name="runc")
+MONITOR = 'monitor_cgroup = "pod"\n'
 CONFIG = """[driver]
 root = "{root}"
 dev-root = "{root}"
@@ -54,11 +55,14 @@ driver = "overlay"
 additionalimagestores = {stores}
 """
 LAY_OUT = """
-state=$1 top=$2
+state=$1
 mkdir -p /usr/libexec/crio /run/crio
 for name in runc crun conmon; do mv "$(command -v $name)" /usr/libexec/crio; done
 mount --bind "$state/socket" /run/crio
 cp -r "$state/etc/." /etc
+"""
+LINK = """
+top=$1
 ln -s "$top/bin/gpushim-runtime" "$top/bin/gpushim-hook" /usr/bin
 umount "$top/vendor" # for the command line; as it knows engines of its own mount namespace only, nobody else hides it
 """
@@ -97,6 +101,19 @@ class Crio:
         self.sh("printf '[runtime]\\n%s\\n' \"$1\" >>$2", line[1], line[2])
         self.gpushim("refresh")
 
+    @property
+    def command(self) -> list[str]:
+        """The program with its arguments, there."""
+        return [CRIO, f"--root={self.state}/root", f"--runroot={self.state}/run"]
+
+    def kept(self) -> dict[str, bool]:
+        """List what it keeps, by id: pods, all of which is in one of them."""
+        client = cri.Client(self.socket, self.state)
+        try:
+            return dict.fromkeys(client.pods(), True)
+        finally:
+            client.close()
+
     def doctor(self) -> list[dict[str, str]]:
         """Return what the doctor says of CRI-O."""
         found = json.loads(self.gpushim("doctor", "crio", "--format=json", check=False).stdout)["findings"]
@@ -116,9 +133,8 @@ class Crio:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Run CRI-O for the block."""
-        command = [CRIO, f"--root={self.state}/root", f"--runroot={self.state}/run"]
-        ready = [*self.prefix, CRIO, "status", "info"]
-        with engines._daemon([*self.prefix, *command], self.log, {"PATH": SYSTEM_PATH}, ready):
+        ready = [*self.prefix, *READY]
+        with engines._daemon([*self.prefix, *self.command], self.log, {"PATH": SYSTEM_PATH}, ready):
             yield
 
     @contextlib.contextmanager
@@ -143,16 +159,40 @@ def entered(host: Host, stores: list[Path], view: str) -> Iterator[Crio]:
     """
     with leftovers.state() as state, engines29.entered(Path(host.root), *stores, view=view) as place:
         engine = Crio(state, place.prefix, view)
-        (state / "socket").mkdir()
-        for path, text in {
-            "crio/crio.conf": SETTINGS,
-            "crio/crio.conf.d/10-crio.conf": PACKAGED,
-            "containers/policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}',
-            "containers/storage.conf": STORAGE.format(stores=[str(store) for store in stores]),
-            "gpushim/config.toml": CONFIG.format(root=host.root),
-        }.items():
-            (state / "etc" / path).parent.mkdir(parents=True, exist_ok=True)
-            (state / "etc" / path).write_text(text)
         cri.network(state / "etc/cni/bin", state / "etc/cni/net.d")
-        engine.sh(LAY_OUT, str(state), str(trees.TOP))
+        lay_out(engine, stores, {"gpushim/config.toml": CONFIG.format(root=host.root)})
+        engine.sh(LINK, str(trees.TOP))
         yield engine
+
+
+def lay_out(
+    engine: Crio,
+    stores: list[Path],
+    more: dict[str, str],
+    *,
+    pause: str = "localhost/pause:local",
+    plugins: str = "/etc/cni/bin",
+    monitor: str = MONITOR,
+) -> None:
+    """Put settings and programs where CRI-O's packages have them.
+
+    Args:
+        engine: that is to read them.
+        stores: of images, Podman's.
+        more: files of others by their path below /etc.
+        pause: the image of pods.
+        plugins: directory of the programs that make networks.
+        monitor: what the runtimes' entries say of the monitor's cgroup.
+    """
+    entries = (RUNTIME.format(name=name) + monitor for name in ("crun", "runc"))
+    (engine.state / "socket").mkdir()
+    for path, text in {
+        "crio/crio.conf": SETTINGS.format(pause=pause, plugins=plugins),
+        "crio/crio.conf.d/10-crio.conf": '[crio.runtime]\ndefault_runtime = "crun"\n' + "".join(entries),
+        "containers/policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}',
+        "containers/storage.conf": STORAGE.format(stores=[str(store) for store in stores]),
+        **more,
+    }.items():
+        (engine.state / "etc" / path).parent.mkdir(parents=True, exist_ok=True)
+        (engine.state / "etc" / path).write_text(text)
+    engine.sh(LAY_OUT, str(engine.state))

@@ -19,14 +19,14 @@ IMAGE: Values = {"repository": REPOSITORY, "pullPolicy": "Never"}  # which is on
 GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 
 
-def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
-    """Wait until the API says that the node has these devices; say how long that took."""
+def serves(cluster: Cluster, wanted: dict[str, int], node: str = NAME) -> float:
+    """Wait until the API says that a node has these devices; say how long that took."""
 
     def said() -> bool:
-        found = cluster.allocatable()
+        found = cluster.allocatable(node)
         return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")} == wanted
 
-    return cluster.wait_for(said, f"{wanted}")
+    return cluster.wait_for(said, f"{node}: {wanted}")
 
 
 def rolled_out(cluster: Cluster) -> None:
@@ -36,9 +36,9 @@ def rolled_out(cluster: Cluster) -> None:
         cluster.kubectl(*words, "--timeout=90s")
 
 
-def metrics(cluster: Cluster) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Scrape the device plugin as Prometheus does; return labels and value of each series, by name."""
-    text = kube.fetch(cluster.place, f"http://{plugin(cluster)['status']['podIP']}:9400/metrics")
+def metrics(cluster: Cluster, node: str = NAME) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Scrape a node's device plugin as Prometheus does; return labels and value of each series, by name."""
+    text = kube.fetch(cluster.place, f"http://{plugin(cluster, node)['status']['podIP']}:9400/metrics")
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for row in text_string_to_metric_families(text):
         for sample in row.samples:
@@ -57,15 +57,15 @@ def plugins(cluster: Cluster) -> list[dict[str, Any]]:
     return [*cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()]
 
 
-def plugin(cluster: Cluster) -> dict[str, Any]:
-    """Return the pod of the device plugin, of which there is one."""
-    (found,) = plugins(cluster)
+def plugin(cluster: Cluster, node: str = NAME) -> dict[str, Any]:
+    """Return the pod of a node's device plugin, of which there is one."""
+    (found,) = (pod for pod in plugins(cluster) if pod["spec"].get("nodeName") == node)
     return found
 
 
-def labelled(cluster: Cluster) -> bool:
-    """Say whether gpushim-node has labelled the node."""
-    found: dict[str, str] = cluster.get("node", NAME)["metadata"]["labels"]
+def labelled(cluster: Cluster, node: str = NAME) -> bool:
+    """Say whether gpushim-node has labelled a node."""
+    found: dict[str, str] = cluster.get("node", node)["metadata"]["labels"]
     return found.get("gpushim/installed") == "true"
 
 

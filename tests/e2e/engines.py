@@ -230,6 +230,11 @@ class Containerd:
         if "k8s.io" in namespaces:  # CRI learns of it a moment later, and marks it
             assert until(self._cri_has_all, READY_SECONDS), "CRI does not see the image that was imported"
 
+    def kept(self) -> dict[str, bool]:
+        """List the containers that CRI has, by id, and whether each is a pod's own."""
+        rows = self.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()[1:]
+        return {row.split()[0]: "pause" in row for row in rows}
+
     def _cri_has_all(self) -> bool:
         rows = self.ctr("images", "ls", namespace="k8s.io").stdout.splitlines()[1:]
         return bool(rows) and all("io.cri-containerd.image=managed" in row for row in rows)

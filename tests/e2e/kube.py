@@ -75,10 +75,11 @@ SETTINGS = {
     ),
 }
 PREPARE = """
-kubelet=$1 settings=$2
-shift 2
-mkdir -p /var/lib/kubelet
-mount --bind "$kubelet" /var/lib/kubelet
+kubelet=$1 usual=$2 root=$3 settings=$4
+shift 4
+mkdir -p "$root" /var/lib/kubelet
+mount --bind "$usual" /var/lib/kubelet
+if [ "$root" != /var/lib/kubelet ]; then mount --bind "$kubelet" "$root"; fi
 for path do mount --bind "$settings/$path" "/proc/sys/$path"; done
 rm -f /etc/resolv.conf
 : > /etc/resolv.conf
@@ -125,7 +126,9 @@ class Node:
     work: Path
     ports: list[int]
     kubelet_dir: Path
+    usual: Path  # which stands for /var/lib/kubelet, where device plugins are whatever kubelet's directory is
     flags: tuple[str, ...] = ()
+    name: str = NAME
     _process: subprocess.Popen[bytes] | None = None
     _pods: dict[str, int] = field(default_factory=dict)
 
@@ -137,13 +140,13 @@ class Node:
     def start(self) -> None:
         """Start kubelet, and wait until it answers."""
         command = [*self.place.prefix, str(program()), "kubelet", f"--config={self.work}/kubelet.json"]
-        command += [f"--hostname-override={NAME}", "--v=2", *self.flags]
+        command += [f"--hostname-override={self.name}", "--v=2", *self.flags]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             )  # fmt: skip
-        socket_path = self.kubelet_dir / "device-plugins" / "kubelet.sock"
+        socket_path = self.usual / "device-plugins" / "kubelet.sock"
         up = until(lambda: self._ended() or (socket_path.exists() and bool(self._get("/healthz", 2))), SECONDS)
         assert up, f"kubelet does not come up: {self.said()}"
         assert not self._ended(), self.said()
@@ -227,7 +230,7 @@ class Node:
         """What kubelet says of a pod, if it knows it as it was asked for last."""
         for pod in json.loads(self._get("/pods") or "{}").get("items") or ():
             again = pod["metadata"].get("annotations", {}).get("again")
-            if pod["metadata"]["name"] == f"{name}-{NAME}" and again == str(self._pods.get(name)):
+            if pod["metadata"]["name"] == f"{name}-{self.name}" and again == str(self._pods.get(name)):
                 status = pod["status"]
                 states = (status.get("containerStatuses") or [{}])[0]
                 running = "running" in states.get("state", {})
@@ -255,7 +258,7 @@ class Node:
         """Remove pods, and wait until they have given back what they had."""
         for name in names or tuple(self._pods):
             (self.work / "manifests" / f"{name}.json").unlink(missing_ok=True)
-        left = {f"{name}-{NAME}" for name in names or self._pods}
+        left = {f"{name}-{self.name}" for name in names or self._pods}
 
         def gone() -> bool:
             text = self._get("/pods")  # what it knows of, and then what has devices
@@ -270,12 +273,13 @@ class Node:
 
         def remove(pod: str) -> None:
             with contextlib.suppress(cri.RefusedError):  # a container of it is being started just now
+                client.kill(pod)
                 client.remove_pod(pod)
 
         def gone() -> bool:  # what kubelet asked for last may still be under way
-            rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()[1:]
-            [*several.map(remove, [row.split()[0] for row in rows if "pause" in row])]
-            return not rows
+            found = self.engine.kept()
+            [*several.map(remove, [identity for identity, is_pod in found.items() if is_pod])]
+            return not found
 
         with ThreadPoolExecutor(8) as several:  # each waits for processes to end
             assert until(gone, SECONDS), processes(self.engine.state)
@@ -332,14 +336,14 @@ class Node:
     def healths(self, name: str) -> dict[str, str]:
         """How a pod's status says that its devices are, by id."""
         rows = json.loads(self._get("/pods") or "{}").get("items") or ()
-        boxes = [one for row in rows if row["metadata"]["name"] == f"{name}-{NAME}" for one in _boxes(row)]
+        boxes = [one for row in rows if row["metadata"]["name"] == f"{name}-{self.name}" for one in _boxes(row)]
         listed = [one for box in boxes for row in box.get("allocatedResourcesStatus", ()) for one in row["resources"]]
         return {one["resourceID"]: one["health"] for one in listed}
 
     def containers(self) -> dict[str, str]:
         """The pods of containers that run, by container."""
         rows = json.loads(self._get("/pods") or "{}").get("items") or ()
-        listed = [(row["metadata"]["name"].removesuffix(f"-{NAME}"), box) for row in rows for box in _boxes(row)]
+        listed = [(row["metadata"]["name"].removesuffix(f"-{self.name}"), box) for row in rows for box in _boxes(row)]
         return {
             box["containerID"].rpartition("/")[2]: name for name, box in listed if "running" in box.get("state", {})
         }
@@ -351,7 +355,7 @@ class Node:
 
     def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
         """Read what kubelet would know after a restart: ids by resource, and what it has given out."""
-        text = (self.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint").read_text()
+        text = (self.usual / "device-plugins" / "kubelet_internal_checkpoint").read_text()
         data: dict[str, Any] = json.loads(text)["Data"]
         return data["RegisteredDevices"] or {}, data["PodDeviceEntries"] or []
 
@@ -370,7 +374,7 @@ class Node:
             names = {one["name"].rpartition("=")[2] for row in claims for one in row["cdi_devices"]}
             for name, ids in [*rows, (CLAIMS, sorted(names))]:
                 if ids:
-                    found.setdefault(pod["name"].removesuffix(f"-{NAME}"), {}).setdefault(name, []).extend(ids)
+                    found.setdefault(pod["name"].removesuffix(f"-{self.name}"), {}).setdefault(name, []).extend(ids)
         return found
 
 
@@ -408,7 +412,14 @@ def _ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, object] | None = None) -> Iterator[Node]:
+def node(
+    engine: Containerd,
+    place: Chroot,
+    *flags: str,
+    settings: dict[str, object] | None = None,
+    name: str = NAME,
+    root: str = "/var/lib/kubelet",
+) -> Iterator[Node]:
     """Make a node of a containerd, and run its kubelet.
 
     Args:
@@ -416,14 +427,17 @@ def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, obj
         place: the Debian that it runs in.
         flags: more of kubelet's.
         settings: more of kubelet's, or others than SETTINGS.
+        name: of the node.
+        root: kubelet's directory.
     """
     work = Path(tempfile.mkdtemp(prefix="k", dir=engine.state))
     ports, kubelet = _ports(3), work / "k"  # short, for sockets lie in it
-    for folder in ("k", "manifests", "settings", "logs"):
+    usual = kubelet if root == "/var/lib/kubelet" else work / "u"
+    for folder in ("k", "u", "manifests", "settings", "logs"):
         (work / folder).mkdir()
-    for name, value in KERNEL.items():
-        (work / "settings" / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / "settings" / name).write_text(value + "\n")
+    for key, value in KERNEL.items():
+        (work / "settings" / key).parent.mkdir(parents=True, exist_ok=True)
+        (work / "settings" / key).write_text(value + "\n")
     settings = {
         **SETTINGS,
         **(settings or {}),
@@ -434,22 +448,23 @@ def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, obj
         **dict(zip(("port", "readOnlyPort", "healthzPort"), ports)),
     }
     (work / "kubelet.json").write_text(json.dumps(settings))
-    script = [*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(kubelet), str(work / "settings"), *KERNEL]
+    script = [*place.prefix, "/bin/sh", "-euc", PREPARE, "sh"]
+    script += [str(kubelet), str(usual), root, str(work / "settings"), *KERNEL]
     subprocess.run(script, check=True)
     for group in Path("/sys/fs/cgroup").glob("*/cgroup.procs"):
         mine = group.parent / engine.state.name
         mine.mkdir(exist_ok=True)
-        for name in ("cpuset.mems", "cpuset.cpus"):
-            if (mine / name).exists():
-                (mine / name).write_text((group.parent / name).read_text())
-    found = Node(engine, place, work, ports, kubelet, flags)
+        for file in ("cpuset.mems", "cpuset.cpus"):
+            if (mine / file).exists():
+                (mine / file).write_text((group.parent / file).read_text())
+    found = Node(engine, place, work, ports, kubelet, usual, (f"--root-dir={root}", *flags), name)
     found.start()
     try:
         yield found
     finally:
         found.stop()
         found.clean()
-        unmount = [*place.prefix, "/bin/umount", "-R", "/var/lib/kubelet"]
+        unmount = [*place.prefix, "/bin/umount", "-R", *{"/var/lib/kubelet", root}]
         gone = until(lambda: subprocess.run(unmount, check=False).returncode == 0, SECONDS)
         assert gone, "something holds a mount of kubelet's"  # what ends with the last pod may, for a moment
         for top in Path("/sys/fs/cgroup").glob(f"*/{engine.state.name}"):

@@ -87,11 +87,17 @@ def _facts(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def node(suite: str) -> Iterator[Node]:
-    """Set a node up, with three GPUs, whose containerd runs."""
+def node(suite: str, below: str = "") -> Iterator[Node]:
+    """Set a node up, with three GPUs, whose containerd runs.
+
+    Args:
+        suite: one of chroots.SUITES.
+        below: one more root filesystem, of which it has what the suite's has not.
+    """
+    lower = f"{chroots.tree(suite)}:{below}" if below else ""
     with leftovers.state() as state:
         host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
-        with chroots.entered(suite, view="v1") as place:
+        with chroots.entered(suite, view="v1", lower=lower) as place:
             subprocess.run([*place.prefix, "/bin/sh", "-euc", MOUNT, "sh", str(state)], check=True)
             found = Node(place.prefix, state, host, lower=chroots.tree(suite))
             found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')

@@ -16,12 +16,12 @@ import grpc
 from gpuplugin.kubelet.v1beta1 import (
     DEVICE_PLUGIN,
     HEALTHY,
-    KUBELET_SOCKET,
     REGISTER,
     VERSION,
     reader,
     writer,
 )
+from gpushim.containers.kubelet import KUBELET_SOCKET
 
 DEVICE, SOCKET = "somebody-elses", "somebody-elses.sock"
 CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))

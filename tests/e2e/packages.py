@@ -64,7 +64,9 @@ def root(suite: str) -> str:
 
 
 @contextlib.contextmanager
-def machine(suite: str, containers: Path, layer: Path | None = None, *, view: str = "v1") -> Iterator[Machine]:
+def machine(
+    suite: str, containers: Path, layer: Path | None = None, *, view: str = "v1", below: str = ""
+) -> Iterator[Machine]:
     """Set a machine up, with three GPUs, on which nothing of gpushim is installed.
 
     Args:
@@ -72,8 +74,9 @@ def machine(suite: str, containers: Path, layer: Path | None = None, *, view: st
         containers: root filesystem for those of `bundle`.
         layer: what `changed` has kept of another machine of the suite, to go on from there.
         view: of the cgroup file systems; Docker works in "v1", Podman in "v2".
+        below: one more root filesystem, of which it has what is in no other.
     """
-    lower = f"{layer}:{root(suite)}" if layer else root(suite)
+    lower = ":".join(filter(None, (str(layer or ""), root(suite), below)))
     with leftovers.state() as state:
         host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
         with chroots.entered(suite, view=view, lower=lower) as place:

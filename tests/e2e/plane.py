@@ -1,8 +1,8 @@
-"""A Kubernetes cluster of one node: etcd, API server, scheduler, controller-manager, kubelet, containerd, networks.
+"""A Kubernetes cluster: etcd, API server, scheduler, controller-manager, a node beside them, and others that join it.
 
-All of it has mount, PID and network namespaces of its own (chroots.py), so that its ports and addresses are no one
-else's. The programs are those of kube.py's archive and Debian's. There is no kube-proxy: the API server answers at
-the address that is its service's. Nothing can be pulled: images come from archives.
+Each node has mount, PID and network namespaces of its own (worker.py), so that its ports and addresses are no one
+else's; those of the first have the control plane, too. The programs are those of kube.py's archive and Debian's.
+There is no kube-proxy: the API server answers at the address that is its service's.
 Out of scope: gpushim, and GPUs.
 """
 
@@ -13,81 +13,53 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e import chroots, helm, kube, leftovers
+from e2e import asked, chroots, helm, kube, leftovers, worker
 from e2e.chroots import Chroot
 from e2e.controlplane import NODE, api_server, daemon, served
-from e2e.engines import CONTAINERD, CTR, SYSTEM_PATH, Containerd, Daemon, run
-from e2e.installed import CONTAINERD as CONFIG
-from e2e.kube import NAME, Node
+from e2e.engines import SYSTEM_PATH, Daemon, run
+from e2e.kube import NAME
 from e2e.leftovers import until
+from e2e.worker import Worker
 
 SECONDS = 60.0
-LOOK = 0.25  # seconds between looks, each of which takes a tenth of a processor's
-SETTINGS: dict[str, object] = {"address": "0.0.0.0", "nodeStatusUpdateFrequency": "2s"}  # kubelet's; not after 10 s
-PODS = "10.244.0.0/16"
-NETWORK = """
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "/usr/lib/cni"
-conf_dir = "/etc/cni/net.d"
-"""
-CNI = {
-    "cniVersion": "1.0.0",
-    "name": "pods",
-    "plugins": [
-        {
-            "type": "ptp",
-            "ipMasq": False,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
-        }
-    ],
-}
-# The argument: a directory for what an overlay cannot hold.
-PREPARE = """
-state=$1
-mkdir -p /etc/containerd /etc/cni/net.d /run/containerd /var/lib/containerd /var/lib/cni "$state/root"
-mount --bind "$state" /run/containerd
-mount --bind "$state/root" /var/lib/containerd
-cp "$state/containerd.toml" /etc/containerd/config.toml
-cp "$state/cni.json" /etc/cni/net.d/pods.conflist
-mkdir -p /run/systemd/system
-cp "$state/systemctl" /usr/bin/systemctl
-chmod 755 /usr/bin/systemctl
-"""
-# What systemd does for gpushim's sake: it has containerd in a unit, and restarts it. The rest succeeds.
-SYSTEMCTL = """#!/bin/sh
-[ "$1" = restart ] || exit 0
-cd /run/containerd
-echo "$*" >systemctl.$$
-mv systemctl.$$ systemctl.asked
-while [ -e systemctl.asked ]; do sleep 0.05; done
-"""
-UNIT = 'echo 0 >"/sys/fs/cgroup/systemd/$1/cgroup.procs"; shift; exec "$@"'
+LOOK = 0.1  # seconds between looks
+PODS = "10.244.{}.0/24"  # addresses of a node's pods, by its number
+ADDRESS = "10.249.0.{}"  # a node's, by its number; the first one's is NODE
 CONTROLLERS = """kube-controller-manager --kubeconfig={work}/admin --leader-elect=false
     --root-ca-file={work}/pki/apiserver.crt --service-account-private-key-file={work}/key"""
 SCHEDULER = "kube-scheduler --kubeconfig={work}/admin --leader-elect=false"
+# The arguments: the other node's network, the link's name, addresses of that node and its pods, and one's own.
+LINK = """
+ip link add "$2" type veth peer name first netns "$1"
+ip link set "$2" up
+ip route add "$3" dev "$2" src "$5"
+ip route add "$4" via "$3" dev "$2" src "$5"
+"""
+# The arguments: the address of the node and of the first.
+UP = """
+mkdir -p /root
+ip link set lo up
+ip address add "$1/32" dev lo
+ip link set first up
+ip route add "$2" dev first src "$1"
+ip route add default via "$2" dev first src "$1"
+"""
 
 
 @dataclass
-class Cluster:
-    """The cluster; it runs until its block ends.
+class Cluster(Worker):
+    """The cluster, and its first node; it runs until its block ends.
 
     Attributes:
-        node: its node.
-        work: directory with credentials and logs, seen inside and outside.
-        containerd: its engine's process, which may be restarted.
         server: the API server's process.
     """
 
-    node: Node
-    work: Path
-    containerd: Daemon
     server: Daemon
 
     @property
@@ -95,35 +67,9 @@ class Cluster:
         """An administrator's credentials, for clients in the node's network."""
         return self.work / "admin"
 
-    @property
-    def place(self) -> Chroot:
-        """The Debian that is the node."""
-        return self.node.place
-
-    def run(self, line: str, *, check: bool = True) -> str:
-        """Run a line of shell as root on the node, and return what it prints."""
-        env = {"PATH": SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
-        done = run([*self.place.prefix, "/bin/sh", "-c", f"cd /root; {line}"], check=check, env=env)
-        return done.stdout + done.stderr
-
     def helm(self, action: str, *words: Any, **more: Any) -> Any:
         """Change a release, as helm.release."""
         return helm.release(self.place.network, self.kubeconfig, action, *words, **more)
-
-    def write(self, path: str, text: str) -> None:
-        """Write a file of the node."""
-        script = 'mkdir -p "${1%/*}"; printf %s "$2" >"$1"'
-        run([*self.place.prefix, "/bin/sh", "-euc", script, "sh", path, text])
-
-    def restart_containerd(self) -> None:
-        """Restart containerd, as systemd does; containers go on."""
-        self.containerd.stop()
-        self.containerd.start()
-        assert self.containerd.answers(), self.containerd.log.read_text()[-3000:]
-
-    def load(self, archive: Path) -> None:
-        """Import an image archive for pods."""
-        self.node.engine.load(archive, ("k8s.io",))
 
     def kubectl(self, *words: str, said: str = "", check: bool = True) -> str:
         """Run kubectl as an administrator.
@@ -151,9 +97,11 @@ class Cluster:
 
     def get(self, *words: str) -> dict[str, Any]:
         """Return what `kubectl get` finds; nothing if there is no such object."""
+        found = asked.get(self.work / "proxy", *words)
+        if found is not None:
+            return found
         text = self.kubectl("get", "--output=json", "--ignore-not-found", *words)
-        found: dict[str, Any] = json.loads(text) if text else {}
-        return found
+        return dict(json.loads(text)) if text else {}
 
     @contextlib.contextmanager
     def watching(self, file: Path, *words: str) -> Iterator[None]:
@@ -175,9 +123,9 @@ class Cluster:
         rows = self.get("pods", f"--namespace={namespace}", *words).get("items", ())
         return {row["metadata"]["name"]: row for row in rows}
 
-    def allocatable(self) -> dict[str, str]:
-        """Say what the API says that the node can give."""
-        found: dict[str, str] = self.get("node", NAME)["status"]["allocatable"]
+    def allocatable(self, node: str = NAME) -> dict[str, str]:
+        """Say what the API says that a node can give."""
+        found: dict[str, str] = self.get("node", node)["status"]["allocatable"]
         return found
 
     def wait_for(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> float:
@@ -204,86 +152,97 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def _unit(name: str) -> Iterator[str]:
-    """Make the cgroup of a unit, and remove it once what was in it has ended."""
-    group = Path("/sys/fs/cgroup/systemd", name)
-    group.mkdir(parents=True)
-    try:
-        yield name
-    finally:
-        assert until(lambda: not (group / "cgroup.procs").read_text(), SECONDS), f"{name} has processes"
-        group.rmdir()
-        with contextlib.suppress(OSError):
-            group.parent.rmdir()  # the machine's own, or another test's
-
-
-@contextlib.contextmanager
-def _restarting(found: Cluster, asked: Path) -> Iterator[None]:
-    """Restart containerd during the block whenever `systemctl` is run for it on the node."""
-    ended = threading.Event()
-
-    def serve() -> None:
-        while not ended.wait(0.05):
-            if asked.exists():
-                found.restart_containerd()
-                asked.unlink()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def cluster(*images: Path, directories: tuple[Path, ...] = (), flags: str = "") -> Iterator[Cluster]:
+def cluster(
+    *images: Path,
+    directories: tuple[Path, ...] = (),
+    flags: str = "",
+    controllers: str = "",
+    nodes: Collection[str] = (NAME,),
+) -> Iterator[Cluster]:
     """Run a cluster.
 
     Args:
         images: archives of pods' images; `docker.io/library/pause:local` must be among them.
         directories: to be seen on the node under their own paths, read-only.
         flags: more of the API server's.
+        controllers: more of the controller-manager's.
+        nodes: with others that may be `joined`.
 
     Yields:
         The cluster, whose node is ready and has the service account of namespace default.
     """
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
-        unit = stack.enter_context(_unit(f"system.slice/{state.name}.service"))
+        stack.enter_context(worker.unit_made(state))
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
-        _prepare(place, state)
+        worker.prepare(place, state, PODS.format(1))
         work = state / "plane"
-        server = stack.enter_context(api_server(place, work, flags))
-        in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
-        containerd = stack.enter_context(daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
-        assert containerd.answers(), containerd.log.read_text()[-3000:]
-        engine = Containerd(state, place.prefix)
-        for archive in images:
-            engine.load(archive, ("k8s.io",))
-        served(place, work)
-        for command in (CONTROLLERS, SCHEDULER):
-            stack.enter_context(daemon(place, work, command))
-        own = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
-        node = stack.enter_context(kube.node(engine, place, *own, settings=SETTINGS))
+        server = stack.enter_context(api_server(place, work, flags, nodes))
+        containerd = stack.enter_context(worker.engine(place, state, work, images))
+        stack.enter_context(controlling(place, work, controllers))
+        node = stack.enter_context(worker.kubelet(place, state, work / f"kubelet-{NAME}", NAME, NODE))
         found = Cluster(node, work, containerd, server)
-        stack.enter_context(_restarting(found, state / "systemctl.asked"))
-        found.wait_for(lambda: _usable(found), "the node is ready")
+        found.wait_for(lambda: usable(found, NAME), "the node is ready")
         yield found
 
 
-def _prepare(place: Chroot, state: Path) -> None:
-    """Write what containerd and systemctl's callers read."""
-    (state / "containerd.toml").write_text(CONFIG + NETWORK)
-    (state / "cni.json").write_text(json.dumps(CNI))
-    (state / "systemctl").write_text(SYSTEMCTL)
-    run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state)])
+@contextlib.contextmanager
+def controlling(place: Chroot, work: Path, more: str = "") -> Iterator[None]:
+    """Run what makes a cluster of an API server that has been started, for the block.
+
+    Args:
+        place: the Debian that it runs in.
+        work: as for `api_server`.
+        more: flags of the controller-manager's.
+    """
+    served(place, work)
+    with contextlib.ExitStack() as stack:
+        for command in (f"{CONTROLLERS} {more}", SCHEDULER, asked.PROXY):
+            stack.enter_context(daemon(place, work, command))
+        assert until((work / "proxy").exists, SECONDS)
+        yield
 
 
-def _usable(found: Cluster) -> bool:
+@contextlib.contextmanager
+def joined(found: Cluster, name: str, number: int, *images: Path) -> Iterator[Worker]:
+    """Have one more node during the block.
+
+    Args:
+        found: the cluster, which has credentials of this node.
+        name: of the node.
+        number: of the node: 2 or more.
+        images: as for `cluster`.
+
+    Yields:
+        The node, which is ready.
+    """
+    with leftovers.state() as state, contextlib.ExitStack() as stack:
+        work = state / "plane"
+        work.mkdir()
+        stack.enter_context(worker.unit_made(state))
+        place = stack.enter_context(chroots.entered("plane", kube.program().parent, view="v1", network=True))
+        worker.prepare(place, state, PODS.format(number))
+        _link(found.place, place, number)
+        containerd = stack.enter_context(worker.engine(place, state, work, images))
+        credentials, address = found.work / f"kubelet-{name}", ADDRESS.format(number)
+        node = stack.enter_context(worker.kubelet(place, state, credentials, name, address))
+        found.wait_for(lambda: usable(found, name), f"{name} is ready")
+        yield Worker(node, work, containerd)
+
+
+def _link(first: Chroot, other: Chroot, number: int) -> None:
+    """Join the networks of the first node and another, so that each reaches the other's pods."""
+    there, pods = ADDRESS.format(number), PODS.format(number)
+    with open(other.network, "rb") as network:  # which has no name that both see
+        fd = network.fileno()
+        words = ["/bin/sh", "-euc", LINK, "sh", f"/proc/self/fd/{fd}", f"node{number}", there, pods, NODE]
+        subprocess.run([*first.prefix, *words], check=True, pass_fds=[fd], env={"PATH": SYSTEM_PATH})
+    run([*other.prefix, "/bin/sh", "-euc", UP, "sh", there, NODE])
+
+
+def usable(found: Cluster, name: str) -> bool:
     """Say whether pods can run: the node is ready and without a taint, and they can have an account."""
-    node = found.get("node", NAME)
+    node = found.get("node", name)
     states = {row["type"]: row["status"] for row in node.get("status", {}).get("conditions", ())}
     account = found.get("serviceaccount", "default")
     return states.get("Ready") == "True" and not node["spec"].get("taints") and bool(account)

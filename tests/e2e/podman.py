@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -104,11 +105,31 @@ def store(directory: Path, archive: Path, prefix: tuple[str, ...] = ()) -> Path:
     Returns:
         directory.
     """
+    with _client(directory, prefix) as command:
+        run([*command, "load", "--quiet", f"--input={archive}"])
+    return directory
+
+
+def tag(directory: Path, name: str, other: str) -> None:
+    """Give an image of a store another name, too; nothing is done if there is no such image.
+
+    Args:
+        directory: from `store`.
+        name: of the image.
+        other: name that it is to have.
+    """
+    with _client(directory, ()) as command:
+        if run([*command, "image", "exists", name], check=False).returncode == 0:
+            run([*command, "tag", name, other])
+
+
+@contextlib.contextmanager
+def _client(directory: Path, prefix: tuple[str, ...]) -> Iterator[list[str]]:
     # Podman takes no run root whose path has more than 50 characters.
     with tempfile.TemporaryDirectory(prefix="podman-", dir="/tmp") as scratch:
-        command = [*prefix, PODMAN, f"--root={directory}", f"--runroot={scratch}/run", f"--tmpdir={scratch}/tmp"]
-        run([*command, "--storage-driver=overlay", "load", "--quiet", f"--input={archive}"])
-    return directory
+        places = f"--root={directory}", f"--runroot={scratch}/run", f"--tmpdir={scratch}/tmp"
+        yield [*prefix, PODMAN, *places, "--storage-driver=overlay"]
+    shutil.rmtree(directory / "libpod", ignore_errors=True)  # which would want the same run root the next time
 
 
 @contextlib.contextmanager

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from e2e import claims, plane
+from e2e import claims, worker
 from e2e.allocated import built
 from e2e.dradeployed import ALONE, becomes, install, runs
 from e2e.plane import Cluster
 from e2e.test_device_plugin_mps import CLIENT
 from fakehost import Host
 
-# Beside what plane's does: units of MPS are started; each ends by itself.
+# Beside what worker.py's does: units of MPS are started; each ends by itself.
 STARTS = """#!/bin/sh
 [ "$1" != start ] || for unit; do
   case $unit in gpushim-mps@*)
@@ -38,7 +38,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 @pytest.fixture(scope="module")
 def cluster(cluster: Cluster) -> Cluster:
     """A cluster with the chart's DRA driver alone."""
-    cluster.write("/usr/bin/systemctl", plane.SYSTEMCTL.replace("#!/bin/sh\n", STARTS))
+    cluster.write("/usr/bin/systemctl", worker.SYSTEMCTL.replace("#!/bin/sh\n", STARTS))
     install(cluster, ALONE)
     return cluster
 

@@ -20,7 +20,6 @@ from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed, is_ou
 from gpuplugin.processes import tasks
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
-from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
 from gpushim.ground.logs import logger
@@ -134,7 +133,7 @@ async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
 
 def _served(kubelet_dir: str, resource: str) -> bool:
     """Say whether an instance of this plugin serves a resource."""
-    path = f"{kubelet_dir}/{PLUGINS}/{sockets.PREFIX}{resource[len(PREFIX) :]}{sockets.SUFFIX}"
+    path = f"{kubelet.plugins(kubelet_dir)}/{sockets.PREFIX}{resource[len(PREFIX) :]}{sockets.SUFFIX}"
     return resource.startswith(PREFIX) and believed(path)
 
 
@@ -192,8 +191,9 @@ class Allocators:
             whether it may be a device plugin's, which may have the same resource.
         """
         kubelet_dir, registry = self.folders()
+        ours = kubelet.plugins(kubelet_dir)
         places = [path.rpartition("/") for path in paths]
-        found = any(folder == f"{kubelet_dir}/{PLUGINS}" and sockets.foreign(name) for folder, _, name in places)
+        found = any(folder == ours and sockets.foreign(name) for folder, _, name in places)
         for folder, _, name in places:
             if found or folder == registry or (folder == kubelet_dir and name in (kubelet.CLAIMS, REGISTRY)):
                 self._wake.set()

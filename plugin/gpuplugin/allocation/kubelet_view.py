@@ -17,11 +17,10 @@ from gpuplugin.book import book, by_device, checkpoints, claimed, evidence, list
 from gpuplugin.book.evidence import Evidence
 from gpuplugin.devices.changes import changing
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET
 from gpuplugin.processes.tasks import until
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
-from gpushim.containers.kubelet import PLUGINS
+from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
@@ -69,12 +68,12 @@ class Questions:
 
         Sooner when a plugin's socket has come or gone: it may be a stranger with the same resource.
         """
-        self._wake, self._others = asyncio.Event(), sockets.others(self._folder())
+        self._wake, self._others = asyncio.Event(), sockets.others(self.folder())
         while True:
             await until(self._wake, self._rest())
             self._wake.clear()
             await asyncio.sleep(TICK)
-            found = sockets.others(self._folder())
+            found = sockets.others(self.folder())
             if found != self._others:  # inotify may not have told
                 self._others = found
                 self.doubt()
@@ -210,7 +209,7 @@ class Questions:
         return str(sockets.identity(self._path()))
 
     def _path(self) -> str:
-        return f"{self._folder()}/{KUBELET_SOCKET}"
+        return f"{self.folder()}/{KUBELET_SOCKET}"
 
     async def _meet(self) -> None:
         """Have the book know another kubelet if it can be written; nothing is given out where it cannot."""
@@ -278,8 +277,9 @@ class Questions:
         new = [one["time"] for *_, one in entries if one["source"] == by_device.ALLOCATED]
         self._named = seen if all(since < asked - TICK for since in new) else None  # kubelet may not have it yet
 
-    def _folder(self) -> str:
-        return f"{self._kubelet_dir()}/{PLUGINS}"
+    def folder(self) -> str:
+        """Return kubelet's directory of device plugins."""
+        return plugins(self._kubelet_dir())
 
 
 def _divisions(page: Page) -> object:

@@ -15,11 +15,11 @@ from gpuplugin.allocation import allocation
 from gpuplugin.allocation.allocation import Ways
 from gpuplugin.book.by_device import Given
 from gpuplugin.devices import changes, division, preferred
-from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET, check, listed
+from gpuplugin.kubelet.v1beta1 import check, listed
 from gpuplugin.mps import mps
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device
-from gpushim.containers.kubelet import PLUGINS
+from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.ground.logs import logger
@@ -232,7 +232,7 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
 
 def absent(settings: Settings) -> list[str]:
     """Say that kubelet is not there, or elsewhere; one that starts makes its socket then."""
-    path = f"{settings.values['kubelet-dir']}/{PLUGINS}/{KUBELET_SOCKET}"
+    path = f"{plugins(str(settings.values['kubelet-dir']))}/{KUBELET_SOCKET}"
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

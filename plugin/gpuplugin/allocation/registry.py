@@ -88,6 +88,8 @@ class Registry:
         """
         self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
+            if name in self.served and self.served[name].endpoint.folder != folder:  # kubelet has come up elsewhere
+                self.retire(name)
             one = self.served.get(name) or self._serve(name, Resource(name, settings, ways, self.give), folder)
             one.resource.obey(settings, ways)
             row = found.get(name, [])

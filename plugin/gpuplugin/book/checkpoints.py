@@ -62,7 +62,7 @@ def read(folder: str, snapshot: Snapshot, units: Units) -> Promised:
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        found.there, found.damaged = True, _damaged(f"{folder}/{kubelet.CHECKPOINT}", error)
+        found.there, found.damaged = True, _damaged(f"{kubelet.plugins(folder)}/{kubelet.CHECKPOINT}", error)
     else:
         found.there = True
         _take(found, checkpoint, units)

@@ -2,7 +2,7 @@
 
 It has no GPU, is not root, and alone has the service account's token. RBAC cannot limit a DaemonSet's pods to their
 own nodes: whoever has the token may read all nodes, and write the NodeFeature object of each.
-The container beside gpushim-node works by `serve`, too. Out of scope: what it does there (installed_label.py); the
+The container beside gpushim-node works by `watching`, too. Out of scope: what it does there (installed_label.py); the
 plugin, which reads and writes the files (profiles.py, labels_file.py).
 """
 
@@ -20,6 +20,8 @@ from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from gpuplugin.cluster.parts import Part
 
 FILES = ("profile-file", "labels-file")  # settings that --cluster goes by
 LOOK = 1.0  # seconds between looks at a file
@@ -40,17 +42,22 @@ def run(
     Raises:
         GpushimError: this is no pod, or there is nothing to do.
     """
+    parts.run(half(environment, profile_file, "" if once else labels_file, folder), once)
+
+
+def half(environment: Mapping[str, str], profile_file: str, labels_file: str, folder: str = FOLDER) -> list[Part]:
+    """Return the parts that `run` does; arguments and errors are the same."""
     api, node = Api(environment, folder), named(environment.get("NODE_NAME", ""), "NODE_NAME")
-    work: list[Callable[[], Iterator[None]]] = []
+    work: list[Part] = []
     if profile_file:
         work.append(NodeLabel(api, node, profile_file).follow)
-    if labels_file and not once:
+    if labels_file:
         work.append(watching(NodeFeature(api, node, labels_file, environment).look))
     if not work:
         raise GpushimError(
             "--cluster has nothing to do; say --profile-file, or --node-feature and --labels-file", FAILED
         )
-    parts.run(work, once)
+    return work
 
 
 def watching(look: Callable[[], None]) -> Callable[[], Iterator[None]]:

@@ -8,16 +8,16 @@ policy lets nothing else be changed. Out of scope: when gpushim is installed (gp
 from __future__ import annotations
 
 import os
-import random
 import time
 
+from gpuplugin.cluster import pause
 from gpuplugin.cluster.cluster import MERGE, METADATA, Api, ApiError
 from gpuplugin.cluster.node_label import NODES
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.ground.logs import logger
 
 MANAGER = "gpushim-node"
-AGAIN = 300.0  # seconds, roughly, after which it is said again: not all nodes at once
+AGAIN = 300.0  # seconds, roughly, after which it is said again
 MISSING = 404
 
 
@@ -52,7 +52,7 @@ class InstalledLabel:
             logger.info("the node %s has %s label %s", self._node, "the" if installed else "no", self._label)
         self._note()
         self._state = installed
-        self._again = time.monotonic() + AGAIN * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+        self._again = time.monotonic() + pause.roughly(AGAIN)
 
     def _set(self, installed: bool) -> None:
         body = {"metadata": {"labels": {self._label: "true" if installed else None}}}

@@ -10,6 +10,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.cluster import pause
 from gpuplugin.cluster.cluster import Api, ApiError, named
 from gpuplugin.cluster.labels_file import read
 from gpushim.paths import trust
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 API = "nfd.k8s-sigs.io/v1alpha1"
 NODE_NAME = "nfd.node.kubernetes.io/node-name"  # the label by which node-feature-discovery knows whose object it is
 MANAGER = "gpushim"
-AGAIN = 300.0  # seconds after which it is looked for though nothing has changed: somebody may have removed it
+AGAIN = 300.0  # seconds, roughly, after which it is looked for anyway: somebody may have removed it
 MOST = 2000  # labels
 # A label of nvidia.com, and its value (Kubernetes, "Labels and Selectors").
 KEY = re.compile(r"nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -62,7 +63,7 @@ class NodeFeature:
         namespace, name = self._api.namespace, f"gpushim-{self._node}"
         path = f"/apis/{API}/namespaces/{namespace}/nodefeatures/{name}"
         if seen == self._seen and self._is_there(path):
-            self._again = time.monotonic() + AGAIN
+            self._again = time.monotonic() + pause.roughly(AGAIN)
             return
         found = {
             name: value for name, value in read(self._path).items() if KEY.fullmatch(name) and VALUE.fullmatch(value)
@@ -78,7 +79,7 @@ class NodeFeature:
                     404,
                 ) from None
             raise
-        self._seen, self._again = seen, time.monotonic() + AGAIN
+        self._seen, self._again = seen, time.monotonic() + pause.roughly(AGAIN)
 
     def _is_there(self, path: str) -> bool:
         try:

@@ -1,6 +1,6 @@
-"""How long to wait before the next try at the API server, so that not all nodes come at once.
+"""How long to wait before the next request to the API server, so that not all nodes come at once.
 
-Out of scope: what is tried.
+Out of scope: what is asked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,15 @@ import time
 
 LEAST, MOST = 1.0, 30.0  # seconds between tries
 SPREAD = 5.0  # seconds in which nodes come back whose watches have ended together
+
+
+def roughly(seconds: float) -> float:
+    """Return a time to wait that differs on each node, and each time: nodes that began at once do not stay together.
+
+    Args:
+        seconds: what it is on average.
+    """
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
 
 class Pause:

@@ -26,6 +26,7 @@ from gpuplugin.kubelet.service import Service
 from gpuplugin.kubelet.sockets import Listener, identity, is_socket, listening
 from gpuplugin.kubelet.v1beta1 import reader, writer
 from gpuplugin.processes import counts, tasks
+from gpushim.containers.kubelet import KUBELET_SOCKET
 from gpushim.ground.errors import FAILED, GpushimError, visible
 from gpushim.ground.logs import logger
 
@@ -147,7 +148,7 @@ class Endpoint:
         self._service.set_quiet(self._away)
         if self._away:
             return POLL
-        path = f"{self.folder}/{v1beta1.KUBELET_SOCKET}"
+        path = f"{self.folder}/{KUBELET_SOCKET}"
         kubelet = identity(path)
         known = kubelet is not None and kubelet == self._kubelet and self._service.read
         if known and not self._detached and self.watched():

@@ -22,7 +22,7 @@ import grpc.aio
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
 from gpuplugin.kubelet.v1beta1 import GET_INFO, reader, writer
-from gpushim.containers.kubelet import PLUGINS
+from gpushim.containers import kubelet
 from gpushim.containers.protobuf import WireError
 from gpushim.ground.logs import logger
 
@@ -107,14 +107,13 @@ class Plugins:
 
 def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:
     """List sockets of root's that listen, and directories of which not all was looked at."""
-    found, crowded = [], []
-    for folder, deep in ((f"{kubelet_dir}/{REGISTRY}", DEEPEST), (f"{kubelet_dir}/{PLUGINS}", 1)):
+    found, crowded, own = [], [], kubelet.plugins(kubelet_dir)
+    for folder, deep in ((f"{kubelet_dir}/{REGISTRY}", DEEPEST), (own, 1)):
         entries = [*islice(_entries(folder, deep), sockets.NAMES)]
         found += [path for path in entries if sockets.is_socket(path)]
         crowded += [folder] * (len(entries) == sockets.NAMES)
-    own = f"{kubelet_dir}/{PLUGINS}/"
     found = [path for path in found if not _SURROGATE.search(path)]  # no name of kubelet's, and none that grpc takes
-    strange = (path for path in found if not path.startswith(own) or sockets.foreign(path[len(own) :]))
+    strange = (path for path in found if not path.startswith(f"{own}/") or sockets.foreign(path[len(own) + 1 :]))
     return [*filter(believed, strange)], crowded
 
 

@@ -21,7 +21,6 @@ REGISTER = "/v1beta1.Registration/Register"
 POD_RESOURCES = "/v1.PodResourcesLister/"
 GET_INFO = "/pluginregistration.Registration/GetInfo"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
-KUBELET_SOCKET = "kubelet.sock"
 LIST_LIMIT = 4 << 20  # bytes of one list that kubelet takes (grpc-go's default)
 
 _STRINGS = ("string", True)

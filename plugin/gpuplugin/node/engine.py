@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from gpushim.cli.show import say
-from gpushim.engines.processes import ask, running
+from gpushim.engines.processes import ask, running, table, units
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.replace import content, replace
 
@@ -29,13 +29,25 @@ def running_one() -> str:
     Raises:
         GpushimError: there is none, or there are several.
     """
-    found = running.find()
-    dockers = {engine.pid for engine in found if engine.name == "dockerd"}
-    names = {CRI[engine.name] for engine in found if engine.name in CRI and engine.parent not in dockers}
+    names = {CRI[engine.name] for engine in _engines()}
     if len(names) == 1:
         return names.pop()
     which = "containerd and CRI-O both run" if names else "neither containerd nor CRI-O runs"
     raise GpushimError(f"{which} on this node; choose one with --engine, or none")
+
+
+def _engines() -> list[running.Engine]:
+    found = running.find()
+    dockers = {engine.pid for engine in found if engine.name == "dockerd"}
+    return [engine for engine in found if engine.name in CRI and engine.parent not in dockers]
+
+
+def _by_hand(name: str) -> list[str]:
+    """Say how an engine is restarted that is not systemd's; nothing of one that is, or would be."""
+    engine, unit = next((each for each in _engines() if CRI[each.name] == name), None), table.ENGINES[name].unit
+    if units.systemctl("restart", unit, engine):
+        return []
+    return [f"systemd does not run {name} here, so do this on the node: {units.fix('restart', unit, engine)}"]
 
 
 def configure(words: list[str], restart: bool) -> bool:
@@ -43,7 +55,8 @@ def configure(words: list[str], restart: bool) -> bool:
 
     Args:
         words: the engine, and options of `gpushim configure`.
-        restart: restart it, if its settings have changed or it does not know them.
+        restart: restart it, if its settings have changed or it does not know them, and systemd runs it: this process
+            is in a pod, with which would end what an init's script starts here.
 
     Returns:
         whether its settings have changed.
@@ -55,6 +68,8 @@ def configure(words: list[str], restart: bool) -> bool:
     report = json.loads(_gpushim(words, SECONDS).out)
     for change in report["changes"]:
         say(f"gpushim-node: {change['done']} {change['path']}")
+    by_hand = _by_hand(words[0]) if restart else []
+    restart = restart and not by_hand
     asking = [word for word in words if word not in _NOT_ASKED]
     known = ask.program([PROGRAM, "configure", *asking, "--verify"], SECONDS)
     if not known.code:
@@ -70,7 +85,7 @@ def configure(words: list[str], restart: bool) -> bool:
             say(f"gpushim-node: {line}")
         _forget()
     elif known.code:
-        for note in report["notes"] or [known.last]:
+        for note in (report["notes"] or [known.last]) + by_hand:
             say(f"gpushim-node: note: {note}", error=True)
     return bool(report["changed"])
 

@@ -69,7 +69,8 @@ def _configure(record: records.Record, name: str, options: list[str], restart: b
         name = engine.running_one()
     words = [] if name == "none" else [name, *options]
     if record.engine and record.engine != words:
-        engine.configure([*named(record.engine), "--remove"], restart and not words)
+        stays = ["--force"] if words and named(words) == named(record.engine) else []  # it is there again at once
+        engine.configure([*named(record.engine), "--remove", *stays], restart and not words)
     if words:
         record.engine, before = words, record.engine
         if before != words:

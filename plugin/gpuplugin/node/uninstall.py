@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 from gpuplugin.node import engine, host, install, lay, owners, remains
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
-from gpushim.engines.processes import ask
+from gpushim.engines.processes import ask, monitors
 from gpushim.ground.errors import GpushimError
 
 LABELS = "/etc/kubernetes/node-feature-discovery/features.d"  # labels.directory of the chart
 SECONDS = 120
+LET_END, POLL = 10.0, 0.5  # seconds
 STEPS = """
 link_stub gpushim-runtime
 if [ -d /run/systemd/system ]; then systemctl stop 'gpushim-mps@*.service' 2>/dev/null || true; fi
@@ -58,11 +60,21 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
             os.unlink(records.PATH)
             return
         if record.engine:
+            _let_end(record.engine[0])
             engine.configure([*install.named(record.engine), "--remove"], restart)
             record.engine = []
             record.save()
         remains.keep(shell, record)
         _remove(record, shell, labels)
+
+
+def _let_end(name: str) -> None:
+    """Wait a moment for containers without whose end CRI-O keeps its handler: the device plugin's goes with this."""
+    end = time.monotonic() + LET_END
+    while name == "crio" and monitors.calling(lambda program: program.endswith("/gpushim-runtime")):
+        if time.monotonic() > end:
+            return
+        time.sleep(POLL)
 
 
 def _remove(record: records.Record, shell: str, labels: str) -> None:

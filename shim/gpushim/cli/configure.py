@@ -57,7 +57,7 @@ def _command(name: str, row: table.Row) -> None:
         click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
         click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
         *([HOOKS_OPTION] if row.hooks else []),
-        click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
+        click.option("--force", is_flag=True, help=FORCE),
         click.option("--remove", is_flag=True, help="Take back what gpushim added."),
         click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
         click.option("--files-only", is_flag=True, help="Read the usual files, and look at no running process."),
@@ -269,6 +269,7 @@ def _print(form: str, title: str, options: Options, report: dict[str, Any], dry_
         show.say(f"verified: {title} {gone} the runtime {options.name}")
 
 
+FORCE = "Replace a runtime of this name that is not gpushim's; with --remove: remove one that containers need."
 _NOT_WITH_VERIFY = {
     "files_only": "asks the engine that runs, and --files-only looks at none",
     "dry_run": "changes nothing in any case",

@@ -38,7 +38,8 @@ DRIVERS = (OWN_DRIVER,)  # drivers whose devices are GPUs of this host, whatever
 _MINOR = re.compile("gpu-([0-9]{1,5})(-mig-.*)?", re.ASCII)
 _UUID = re.compile("(gpu|mig)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PLUGINS, CLAIMS = "device-plugins", "dra_manager_state"  # in kubelet's directory
-CHECKPOINT = f"{PLUGINS}/kubelet_internal_checkpoint"
+USUAL = "/var/lib/kubelet"  # kubelet's directory without --root-dir
+KUBELET_SOCKET, CHECKPOINT = "kubelet.sock", "kubelet_internal_checkpoint"  # in that of device plugins
 LIMIT = 16 << 20  # bytes; 60 000 replicas need some 6 MiB
 _ENTRIES = "ClaimInfoStateList"
 _UNLIKE = (KeyError, TypeError, AttributeError, RecursionError)
@@ -148,11 +149,33 @@ class Checkpoint:
     given: list[Given]
 
 
-def checkpoint(folder: str) -> Checkpoint:
+def plugins(folder: str, top: str = "") -> str:
+    """Return kubelet's directory of device plugins, which has its checkpoint, too.
+
+    It is below USUAL whatever kubelet's --root-dir is: a constant (DevicePluginPath) in Kubernetes' package
+    kubelet/pkg/apis/deviceplugin/v1beta1. Only a kubelet that sees other files there, as a snap's, has it elsewhere.
+
+    Args:
+        folder: kubelet's directory.
+        top: what stands before the host's directories: "" but for tests.
+    """
+    places = (f"{folder}/{PLUGINS}", f"{top}{USUAL}/{PLUGINS}")
+    for there in (_is_used, os.path.isdir):  # one that is empty may be somebody's mount or attempt
+        if found := next(filter(there, places), ""):
+            return found
+    return places[0]
+
+
+def _is_used(folder: str) -> bool:
+    return any(os.path.lexists(f"{folder}/{name}") for name in (KUBELET_SOCKET, CHECKPOINT))
+
+
+def checkpoint(folder: str, top: str = "") -> Checkpoint:
     """Read kubelet's checkpoint.
 
     Args:
         folder: kubelet's directory.
+        top: as `plugins` takes it.
 
     Raises:
         FileNotFoundError: there is none.
@@ -160,7 +183,7 @@ def checkpoint(folder: str) -> Checkpoint:
         ValueError: it is not what kubelet writes; the text says why.
     """
     try:
-        found = _json(f"{folder}/{CHECKPOINT}")["Data"]
+        found = _json(f"{plugins(folder, top)}/{CHECKPOINT}")["Data"]
         registered = {str(name): _texts(ids) for name, ids in (found["RegisteredDevices"] or {}).items()}
         return Checkpoint(registered, [_given(entry) for entry in found["PodDeviceEntries"] or ()])
     except _UNLIKE as error:

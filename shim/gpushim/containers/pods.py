@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpushim.config import policy
 from gpushim.containers import holders, kubelet, names
-from gpushim.containers.kubelet import CLAIMS, PLUGINS, Given, checkpoint
+from gpushim.containers.kubelet import CLAIMS, Given, checkpoint, plugins
 from gpushim.containers.kubelet import claims as saved_claims
 from gpushim.explain import explain
 from gpushim.ground import system
@@ -201,7 +201,7 @@ def _behind(how: str) -> str:
 
 
 def _given(folder: str, notes: list[str]) -> list[Given] | None:
-    path = f"kubelet's checkpoint in {folder}/{PLUGINS}"
+    path = f"kubelet's checkpoint in {plugins(folder)}"
     try:
         return checkpoint(folder).given
     except FileNotFoundError:

@@ -14,7 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
-from gpushim.containers.kubelet import PLUGINS
+from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
 from gpushim.doctor import (
     REFRESH,
     Finding,
@@ -48,7 +48,7 @@ ACCEPT = "accept-volume-mounts = true"
 
 def registered(host: Host) -> Iterator[Finding]:
     """Check that a device plugin for GPUs listens and has registered, and that there is one for each resource."""
-    folder = f"{host.kubelet}/{PLUGINS}"
+    folder = plugins(host.kubelet, host.top)
     if not seen.exists(folder):
         return
     names = [path for path in listing(folder) if stat.S_ISSOCK(os.lstat(path).st_mode)]
@@ -147,7 +147,7 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
         serves = host.settings["device-plugin"]["other-givers"] == "serve"
         then_what = "two pods may get one GPU" if serves else "gpushim-device-plugin gives out none beside it"
         yield (warning if serves else broken)(f"{visible(str(giver))}: {then_what}", _one(host))
-    if missing and ask.listens(f"{host.kubelet}/{PLUGINS}/kubelet.sock"):  # else that is what to mend
+    if missing and ask.listens(f"{plugins(host.kubelet, host.top)}/{KUBELET_SOCKET}"):  # else that is what to mend
         evidence = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
         yield warning(evidence, plugin_again(host))
     if answer.get("problem") and host.problem:

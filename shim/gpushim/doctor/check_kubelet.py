@@ -65,7 +65,7 @@ def _elsewhere(host: Host) -> list[str]:
 
 def listens(host: Host) -> Iterator[Finding]:
     """Check that kubelet listens where device plugins register."""
-    path = f"{host.kubelet}/{kubelet.PLUGINS}/kubelet.sock"
+    path = f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.KUBELET_SOCKET}"
     if not os.path.isdir(host.kubelet):
         return
     if not seen.exists(path):
@@ -81,12 +81,12 @@ def listens(host: Host) -> Iterator[Finding]:
 
 def checkpoint(host: Host) -> Iterator[Finding]:
     """Check that kubelet gives out, and has given out, what the snapshot has."""
-    path = f"{host.kubelet}/{kubelet.CHECKPOINT}"
+    path = f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.CHECKPOINT}"
     if not os.path.isdir(host.kubelet):
         return
     inventory, stale = ensure.last(host.config, host.state)
     try:
-        found = kubelet.checkpoint(host.kubelet)
+        found = kubelet.checkpoint(host.kubelet, host.top)
     except FileNotFoundError:
         yield skipped(f"kubelet has not written {path} yet: no device plugin has registered")
     except PermissionError:

@@ -265,7 +265,10 @@ def units(host: Host) -> Iterator[Finding]:
             pods("node"),
         )
     elif not os.path.isdir(host.top + system.SYSTEMD):
-        yield skipped("systemd does not run here, nor gpushim refresh --keep")
+        yield skipped(
+            "neither systemd runs here nor gpushim refresh --keep, which another init could run: CDI specs are not "
+            "renewed, and containers list the GPUs"
+        )
     else:
         yield warning(
             "gpushim-refresh.service is not installed: CDI specs are not renewed after a boot or a driver upgrade",

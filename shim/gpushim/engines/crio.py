@@ -17,7 +17,7 @@ from typing import Any
 
 from gpushim.config import policy
 from gpushim.engines import hooksd
-from gpushim.engines.processes import ask, programs, running
+from gpushim.engines.processes import ask, monitors, programs, running
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
@@ -31,11 +31,14 @@ CONFIG, DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 FILE = "99-gpushim.toml"
 HOOKS = hooksd.DIRECTORY
 STATUS_SECONDS = 20
+SHOWN = 8  # containers
 RUNTIMES = ("crio", "runtime", "runtimes")
 DEFAULT = ("crio", "runtime", "default_runtime")
 KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
 # Settings of the default runtime that another runtime needs too.
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
+# Of these, texts that CRI-O checks at each start, against its other settings and what is installed.
+_FOLLOWED = ("monitor_path", "monitor_cgroup")
 
 
 def plan(options: Options) -> Plan:
@@ -63,8 +66,26 @@ def plan(options: Options) -> Plan:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
     if options.cdi:
         notes.append("CRI-O always does CDI: there is nothing to turn on")
-    check = partial(ENGINE.check_left, read, list(changes)) if options.remove else lambda: None
-    return Plan(path, changes, notes, engine, check=check)
+    check = partial(_check_removal, options, read, [change for change in changes if change not in hook])
+    return Plan(path, changes, notes, engine, check=check if options.remove else lambda: None)
+
+
+def _check_removal(options: Options, read: list[str], changes: list[Change]) -> None:
+    """Refuse to take back what CRI-O needs: to start, or to end containers.
+
+    Raises:
+        GpushimError: it is the default runtime of others' settings, or the handler of containers that are there.
+    """
+    ENGINE.check_left(read, changes)
+    goes = not options.force and any(change.new != change.old for change in changes)
+    used = monitors.calling(is_ours) if goes else []
+    if used:
+        shown = ", ".join(identity[:12] for identity in used[:SHOWN])
+        more = f" and {len(used) - SHOWN} more" if len(used) > SHOWN else ""
+        raise GpushimError(
+            f"CRI-O could neither stop nor remove containers that run under gpushim's handler: {shown}{more}; end "
+            "their pods, then try again"
+        )
 
 
 def places(engine: Engine | None) -> tuple[str, str]:
@@ -175,6 +196,10 @@ def _change(options: Options, path: str, known: dict[str, Any]) -> Change:
     settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, options.name, "runtime_path"): options.program}
     if now is not None and not is_ours(now):
         settings = {(*RUNTIMES, options.name): entry}
+    elif now is not None and like:  # one that is there may be as it was before the default's was changed
+        mine = dropin.table(runtimes, options.name)
+        both = {key: (str(like.get(key) or ""), mine.get(key) or "") for key in _FOLLOWED}
+        settings.update({(*RUNTIMES, options.name, key): its for key, (its, own) in both.items() if its != own})
     if options.default:
         settings[DEFAULT] = options.name
     return dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry})

@@ -47,7 +47,7 @@ def serve(state: str) -> bool:
     if not found or not isinstance(found.get("refresh", False), bool) or not _well_formed(units):
         logger.warning("%s is ignored: it is no request of gpushim-device-plugin's that root alone has written", path)
         return False
-    if units and os.path.isdir(system.SYSTEMD):
+    if units:
         _start(units)
     return bool(found.get("refresh", False))
 
@@ -74,6 +74,9 @@ def _well_formed(units: Any) -> bool:
 
 def _start(units: list[str]) -> None:
     """Have systemd start units; its journal says what becomes of them."""
+    if not os.path.isdir(system.SYSTEMD):
+        logger.warning("%s: systemd does not run here; have your init run what they run", " ".join(units))
+        return
     words, env = [SYSTEMCTL, "start", "--no-block", *units], {"PATH": policy.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
     try:
         done = subprocess.run(

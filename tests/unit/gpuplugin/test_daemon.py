@@ -27,6 +27,7 @@ from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.settings import settings
 from gpuplugin.settings.sources import Sources
 from gpuplugin.snapshot import node_requests, node_snapshot
+from gpushim.containers import kubelet
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import procfs
 from unit.gpuplugin.kubelet.fake import Kubelet, until
@@ -428,6 +429,25 @@ def test_kubelet_moves(top: Path, host: Host) -> None:
             await until(lambda: other.lists.get(GPU) == health(uuid(0), uuid(1)))
             assert not (kubelet.folder / "gpushim-gpu.sock").exists()
         await other.stop()
+
+    asyncio.run(run())
+
+
+def test_kubelet_comes_up_in_the_usual_place_whatever_its_directory(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As k0s' does, after the plugin."""
+
+    async def run() -> None:
+        monkeypatch.setattr(kubelet, "USUAL", str(top / "usual"))
+        async with running(top, having=told(top / "k0s")):
+            await until(lambda: "kubelet does not listen at" in caplog.text)
+            found = Kubelet(top / "usual" / "device-plugins")
+            found.folder.mkdir(parents=True)
+            await found.start()
+            await until(lambda: found.lists.get(GPU) == health(uuid(0), uuid(1)))
+            assert (await found.allocate(GPU, uuid(0)))["envs"]
+            await found.stop()
 
     asyncio.run(run())
 

@@ -117,6 +117,12 @@ runAsGroup: {{ index . 1 }}
 {{- .Values.kubeletDir | required "kubeletDir is empty; write where kubelet keeps its files, as in /var/lib/kubelet" -}}
 {{- end -}}
 
+{{- /* Where kubelet registers device plugins: a constant of its own, whatever its directory; a snap's has it there. */ -}}
+{{- define "gpushim.devicePlugins" -}}
+{{- $dir := include "gpushim.kubeletDir" . -}}
+{{ ternary $dir "/var/lib/kubelet" (hasPrefix "/var/snap/" $dir) }}/device-plugins
+{{- end -}}
+
 {{- /* Of a list: context, component. As a JSON object: that of the values, and in each of its terms the labels of
 node-feature-discovery, for those that give out GPUs that of gpushim-node, and for the device plugin beside the DRA
 driver that it goes without nodes which an administrator has labelled so. */ -}}

@@ -79,12 +79,14 @@ def verify(options: Options, found: Plan) -> list[str]:
     if not daemon.engine:
         start = f"; start {daemon.stopped}" if daemon.stopped else ""
         return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
-    if daemon.engine.before(found.config, running.TICKS):
+    own = daemon.seen(daemon.config)  # if a service has just made it, its time tells nothing
+    made = found.config == own and generated.at_each_start(daemon.config, own)
+    if not made and daemon.engine.before(found.config, running.TICKS):
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
         return missing
     program, problem = process.asked(daemon, settings, options.name)
-    if program is None and daemon.engine.before(found.config, -running.TICKS) and not problem:
+    if program is None and not made and daemon.engine.before(found.config, -running.TICKS) and not problem:
         missing.append(
             f"containerd (process {daemon.engine.pid}) started as {found.config} was changed, and which of the two "
             "came first cannot be told apart; restart it"
@@ -138,12 +140,7 @@ def _change(options: Options, daemon: Daemon, tree: list[File], notes: list[str]
     main, merges = tree[0], daemon.merges
     if any(imports.disabled(file.data) for file in tree):
         notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
-    path = _target(options.name, daemon, tree)
-    if path.startswith("/run/") and path != main.path:
-        raise GpushimError(
-            f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
-            "give the file that it is made of with --config (k0s: one in /etc/k0s/containerd.d)"
-        )
+    path = _lasting(options.name, daemon, tree, notes)
     template = generated.of(main.path, main.version)
     if template and path == main.path:
         return _in_template(options, daemon, tree, template, notes)
@@ -217,6 +214,25 @@ def _target(name: str, daemon: Daemon, tree: list[File]) -> str:
         return ([path for path, table in tables if table] or [tree[0].path])[-1]
     holders = [path for path, table in tables if name in table.get("containerd", {}).get("runtimes", {})]
     return (holders or [imports.directory(daemon, tree) or tree[0].path])[-1]
+
+
+def _lasting(name: str, daemon: Daemon, tree: list[File], notes: list[str]) -> str:
+    """Choose the file for the runtime as `_target`, or what that is made of.
+
+    Raises:
+        GpushimError: a service makes it at each start, and of what is not known.
+    """
+    path, main = _target(name, daemon, tree), tree[0].path
+    source = generated.dropped_in(main, daemon.seen(main))
+    if source and os.path.dirname(path) != os.path.dirname(source):
+        notes.append(f"k0s makes {main} again at each start, so {source} is changed, which it reads then")
+        return source
+    if path.startswith("/run/") and path != main:
+        raise GpushimError(
+            f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
+            "give the file that it is made of with --config"
+        )
+    return path
 
 
 def _entry(options: Options, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

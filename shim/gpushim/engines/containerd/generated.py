@@ -1,8 +1,10 @@
-"""containerd's settings where a service writes them again at each start: k3s and rke2, and MicroK8s.
+"""containerd's settings where a service writes them again at each start: k3s and rke2, k0s, and MicroK8s.
 
 k3s and rke2 make config.toml from a Go template: config-v3.toml.tmpl for version 3, config.toml.tmpl for version 2,
 or a built-in one, for which `{{ template "base" . }}` stands (since k3s 1.24.17, 1.25.13, 1.26.8, 1.27.5; see its
 documentation under "Configuring containerd"). What goes into a template is text at its end.
+k0s makes them of the files in a directory beside its own, which it imports, or before its containerd was 2.0 merged
+into one in /run (since 1.27.1; see its documentation under "k0s managed dynamic runtime configuration").
 MicroK8s fills in the variables of containerd-template.toml, which is TOML itself.
 """
 
@@ -22,6 +24,9 @@ BASE = '{{ template "base" . }}\n'
 BEGIN = "# gpushim: `gpushim configure containerd --remove` takes this away, down to the end mark"
 END = "# gpushim: end"
 MICROK8S = "containerd-template.toml"
+K0S = (
+    "# k0s_managed=true"  # its first line; without it k0s leaves the file alone. Before 1.30 an empty one comes first
+)
 _BLOCK = re.compile(rf"(?:\r?\n)?{re.escape(BEGIN)}\r?\n(.*?){re.escape(END)}[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _GENERATED = "/agent/etc/containerd/config.toml"
 
@@ -43,6 +48,23 @@ def source(config: str, place: str) -> str:
     ):
         return posixpath.join(posixpath.dirname(config), MICROK8S)
     return config
+
+
+def dropped_in(config: str, place: str) -> str:
+    """Return the file that k0s takes gpushim's settings from; "" if it does not make these.
+
+    Args:
+        config: their path within containerd's root.
+        place: the same as this process opens it.
+    """
+    if K0S not in decoded(files.read(place) or b"", place).splitlines()[:2]:
+        return ""
+    return posixpath.join(config.removesuffix(".toml") + ".d", "99-gpushim.toml")
+
+
+def at_each_start(config: str, place: str) -> bool:
+    """Say whether a service writes settings before it starts containerd; arguments as of `dropped_in`."""
+    return bool(of(config, 2) or dropped_in(config, place))
 
 
 def service(config: str) -> str:

@@ -5,6 +5,7 @@ Out of scope: what is put in (__init__.py); templates (generated.py).
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,18 @@ def changes(daemon: Daemon, tree: list[File]) -> list[Change]:
     """Take our settings out of all files of a tree, or out of the templates where its first file is made of one."""
     templates = [generated.of(tree[0].path, version) for version in (2, 3)]
     found = [generated.take_out(daemon.seen(template)) for template in templates if template]
+    own = generated.dropped_in(tree[0].path, daemon.seen(tree[0].path))
     for file in tree[1:] if found else tree:
+        if own and file is not tree[0] and os.path.dirname(file.path) != os.path.dirname(own):
+            continue  # k0s makes it again when the other is gone
         others = _runtimes([each for each in tree if each is not file], daemon.merges, imports.is_ours)
         found.append(undo.take_out(kind(imports.keys(tree, file, daemon.merges), others), daemon.seen(file.path)))
     # One that was imported when it was written, and is not any more.
     for path in records.led(daemon.seen(tree[0].path), [change.path for change in found]):
         found.append(undo.take_out(kind(imports.keys(tree, File(path, {}), daemon.merges)), path))
-    own = imports.directory(daemon, tree)
+    if own and daemon.seen(own) not in [change.path for change in found]:
+        found.append(undo.take_out(kind(imports.keys(tree, File(own, {}), daemon.merges)), daemon.seen(own)))
+    own = "" if own else imports.directory(daemon, tree)
     if own and own not in [file.path for file in tree]:  # records may be there all the same
         found.append(Change(daemon.seen(own), None, None))
     return found

@@ -1,4 +1,4 @@
-"""k3s, rke2 and MicroK8s, which run a containerd of their own: where its settings and its program are.
+"""k3s, rke2, k0s and MicroK8s, which run a containerd of their own: where its settings and its program are.
 
 Each writes the settings at each start, from what generated.py knows.
 Out of scope: those that run, whose command lines tell (running.py); installations in other directories, which only a
@@ -18,6 +18,7 @@ RANCHER = ("k3s", "rke2")
 CONFIGS = {
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "k0s": "/etc/k0s/containerd.toml",
     "microk8s": "/var/snap/microk8s/current/args/containerd.toml",
 }
 _PROGRAMS = {name: f"{ENGINES[name]}/containerd" for name in CONFIGS}
@@ -25,11 +26,8 @@ _PROGRAMS = {name: f"{ENGINES[name]}/containerd" for name in CONFIGS}
 
 def installed(top: str = "") -> list[str]:
     """List the services that are installed here, running or not; `top` stands before the host's directories."""
-    return [
-        name
-        for name, config in CONFIGS.items()
-        if os.path.isdir(top + posixpath.dirname(config)) or programs.lying(name, top)
-    ]
+    places = {name: config if name == "k0s" else posixpath.dirname(config) for name, config in CONFIGS.items()}
+    return [name for name, place in places.items() if os.path.exists(top + place) or programs.lying(name, top)]
 
 
 def of(config: str) -> str:
@@ -42,6 +40,9 @@ def of(config: str) -> str:
 
 def unit(name: str, top: str = "") -> str:
     """Return the systemd unit of a service: that of a server, unless the one of an agent is enabled."""
+    if name == "k0s":
+        controls = os.path.lexists(f"{top}/etc/systemd/system/k0scontroller.service")
+        return "k0scontroller.service" if controls else "k0sworker.service"
     if name not in RANCHER:
         return "snap.microk8s.daemon-containerd.service"
     agent = f"{name}-agent.service"

@@ -44,7 +44,7 @@ class Options:
         cdi: whether the engine is to inject CDI devices.
         hook: absolute path of the hook to register too; "" for none.
         remove: take back instead.
-        force: change an entry of the same name that somebody else made.
+        force: change an entry of the same name that somebody else made, or remove one that containers need.
         files_only: look at no process: the settings are in the usual files.
     """
 

@@ -141,7 +141,7 @@ class Scene:
             for name, ids in given.items()
         ]
         data = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered or given}, "Checksum": 1}
-        (self.top / kubelet.CHECKPOINT).write_text(json.dumps(data))
+        (self.top / kubelet.PLUGINS / kubelet.CHECKPOINT).write_text(json.dumps(data))
 
     def started(self) -> Instance:
         return Instance(self)
@@ -382,7 +382,9 @@ def test_after_a_boot_what_the_checkpoint_promises_holds_and_the_rest_is_free(
 @pytest.mark.parametrize("what", ["book", "checkpoint"])
 def test_what_is_damaged_says_nothing(scene: Scene, what: str) -> None:
     scene.kubelet_ends()
-    (scene.top / kubelet.CHECKPOINT if what == "checkpoint" else book_of(scene)).write_text('{"form": 1, "b')
+    (scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT if what == "checkpoint" else book_of(scene)).write_text(
+        '{"form": 1, "b'
+    )
     one = scene.started()
     for _ in range(3):
         assert one.look(whole()) == set()

@@ -136,7 +136,7 @@ class Node:
         self.scene.passes(kubelet_view.TICK + 0.1)
         asyncio.run(plugin.questions._note())  # it knows whose that is by then
         self.forgotten = {*self.had}
-        (self.scene.top / kubelet.CHECKPOINT).unlink(missing_ok=True)
+        (self.scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT).unlink(missing_ok=True)
         self.kubelet_restarts()
         asyncio.run(plugin.registry.meet())
 
@@ -155,14 +155,16 @@ class Node:
         there = [which for which in (0, 1) if self.plugins[which]]
         if self.scene.pods is not None and there:  # one that has noticed kubelet: no pod is given back without it
             self.looks(there[0])
-            (self.scene.top / kubelet.CHECKPOINT).unlink(missing_ok=True)
+            (self.scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT).unlink(missing_ok=True)
 
     def boots(self) -> None:
         self.scene.kubelet_ends()
         for which in (0, 1):
             self.ends(which)
         self.boot += 1
-        kept = (self.scene.top / kubelet.CHECKPOINT).exists()  # what is in it is given back to its pods, where it is
+        kept = (
+            self.scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT
+        ).exists()  # what is in it is given back to its pods, where it is
         self.had = {
             key: one
             for key, one in self.had.items()

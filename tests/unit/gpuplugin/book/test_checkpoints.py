@@ -34,7 +34,7 @@ def write(folder: Path, given: Rows, registered: Rows, answer: dict[str, str] | 
     data = writer("ContainerAllocateResponse")({"envs": answer}) if answer else b""
     entry = {"PodUID": "u", "ContainerName": "c", "AllocResp": base64.b64encode(data).decode()}
     entries = [{**entry, "ResourceName": name, "DeviceIDs": {"-1": ids}} for name, ids in given.items()]
-    path = folder / kubelet.CHECKPOINT
+    path = folder / kubelet.PLUGINS / kubelet.CHECKPOINT
     path.parent.mkdir()
     path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}}))
     return str(folder)
@@ -101,7 +101,7 @@ def test_without_files_nothing_is_promised(tmp_path: Path) -> None:
     assert checkpoints.remembered(str(tmp_path)) == frozenset()
 
 
-@pytest.mark.parametrize("name", [kubelet.CHECKPOINT, kubelet.CLAIMS])
+@pytest.mark.parametrize("name", [f"{kubelet.PLUGINS}/{kubelet.CHECKPOINT}", kubelet.CLAIMS])
 def test_a_file_that_is_damaged_says_that_it_is_there(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)

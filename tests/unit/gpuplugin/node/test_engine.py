@@ -9,6 +9,7 @@ import pytest
 from gpuplugin.node import engine
 from gpushim.engines.processes import running
 from gpushim.engines.processes.running import Engine
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
 SCRIPT = """#!/bin/sh
@@ -27,6 +28,8 @@ def gpushim(folder: Path, monkeypatch: pytest.MonkeyPatch, knows: bool, changed:
     program.chmod(0o755)
     monkeypatch.setattr(engine, "PROGRAM", str(program))
     monkeypatch.setattr(engine, "TRIED", str(folder / "tried"))
+    monkeypatch.setattr(running, "find", list)
+    monkeypatch.setattr(system, "SYSTEMD", str(folder))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,26 @@ def test_an_engine_that_does_not_come_to_know_it_is_restarted_once(
         engine.configure(["containerd", "--cdi"], True)  # which is another wish
     gpushim(tmp_path, monkeypatch, True, False)
     engine.configure(["containerd", "--cdi"], True)
+    assert not (tmp_path / "tried").exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_engine_that_is_not_systemds_is_left_to_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
+) -> None:
+    """The container that installs has done its work; run again, it says the same."""
+    gpushim(tmp_path, monkeypatch, False, False)
+    monkeypatch.setattr(running, "find", lambda: [Engine("containerd", 7)])
+    if not there:
+        monkeypatch.setattr(system, "SYSTEMD", str(tmp_path / "none"))
+    for _ in range(2):
+        assert not engine.configure(["containerd"], True)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith(
+            "gpushim-node: note: systemd does not run containerd here, so do this on the node: restart "
+        )
+        assert said.endswith("containerd (process 7) the way it was started")
+    assert "--restart" not in (tmp_path / "calls").read_text()
     assert not (tmp_path / "tried").exists()
 
 

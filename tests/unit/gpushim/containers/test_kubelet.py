@@ -41,11 +41,33 @@ ENTRY = {
 
 def write(folder: Path, entries: Any = None, registered: Any = None, text: str | None = None) -> str:
     """Write a checkpoint; return kubelet's directory."""
-    path = folder / kubelet.CHECKPOINT
+    path = folder / kubelet.PLUGINS / kubelet.CHECKPOINT
     path.parent.mkdir(exist_ok=True)
     data = {"PodDeviceEntries": entries, "RegisteredDevices": registered}
     path.write_text(json.dumps({"Data": data, "Checksum": 1}) if text is None else text)
     return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        ([], "own"),  # no kubelet has run
+        (["own/"], "own"),
+        (["usual/"], "usual"),
+        (["own/", "usual/"], "own"),
+        (["own/", f"usual/{kubelet.KUBELET_SOCKET}"], "usual"),  # somebody has made the other one
+        (["own/", f"usual/{kubelet.CHECKPOINT}"], "usual"),  # between two kubelets
+        ([f"own/{kubelet.KUBELET_SOCKET}", f"usual/{kubelet.CHECKPOINT}"], "own"),
+    ],
+)
+def test_the_directory_of_device_plugins(tmp_path: Path, there: list[str], found: str) -> None:
+    """Not in kubelet's own directory, if that is another than the usual one."""
+    own, usual = tmp_path / "own", Path(f"{tmp_path}/top{kubelet.USUAL}")
+    folders = {"own": own / kubelet.PLUGINS, "usual": usual / kubelet.PLUGINS}
+    for name, _, file in (each.partition("/") for each in there):
+        folders[name].mkdir(parents=True)
+        (folders[name] / (file or "other")).touch()
+    assert kubelet.plugins(str(own), f"{tmp_path}/top") == str(folders[found])
 
 
 def test_what_kubelet_writes(tmp_path: Path) -> None:
@@ -100,8 +122,8 @@ def test_what_would_hang_or_fill_memory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(kubelet, "LIMIT", 10)
     with pytest.raises(ValueError, match="more than 10 bytes"):
         kubelet.checkpoint(write(tmp_path))
-    (tmp_path / kubelet.CHECKPOINT).unlink()
-    os.mkfifo(tmp_path / kubelet.CHECKPOINT)
+    (tmp_path / kubelet.PLUGINS / kubelet.CHECKPOINT).unlink()
+    os.mkfifo(tmp_path / kubelet.PLUGINS / kubelet.CHECKPOINT)
     with pytest.raises(ValueError, match="not a regular file"):
         kubelet.checkpoint(str(tmp_path))
 

@@ -101,7 +101,7 @@ def checkpoint(patient: Patient, *given: str, registered: list[str] | None = Non
         {"PodUID": "u", "ContainerName": "c", "ResourceName": GPU, "DeviceIDs": {"0": [*given]}, "AllocResp": ""}
     ]
     data = {"PodDeviceEntries": entries if given else None, "RegisteredDevices": {GPU: known, "amd.com/gpu": ["0"]}}
-    patient.write(f"{KUBELET}/{CHECKPOINT}", json.dumps({"Data": data, "Checksum": 1}))
+    patient.write(f"{PLUGINS}/{CHECKPOINT}", json.dumps({"Data": data, "Checksum": 1}))
 
 
 def configure(patient: Patient, section: str, line: str) -> None:
@@ -245,7 +245,7 @@ def a_pod_has_a_gpu_that_is_gone(patient: Patient) -> None:
 @fault("kubernetes-checkpoint", "warning", "cannot be used: it is not as kubelet writes it")
 def the_checkpoint_is_damaged(patient: Patient) -> None:
     patient.listed()
-    patient.write(f"{KUBELET}/{CHECKPOINT}", '{"Data": 3}')
+    patient.write(f"{PLUGINS}/{CHECKPOINT}", '{"Data": 3}')
 
 
 @fault("kubernetes-strategy", "broken", "accept-volume-mounts is false")

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from gpushim.config import policy
 from gpushim.engines import crio
-from gpushim.engines.processes import programs
+from gpushim.engines.processes import monitors, programs
 from gpushim.engines.processes.running import Engine
 
 Call = Callable[..., Result]
@@ -66,12 +66,48 @@ def test_the_drop_in_has_what_the_default_runtime_has(etc: Path, call: Call, pro
     assert (etc / "crio.conf").read_text() == MAIN
 
 
+@pytest.mark.parametrize("now", ['monitor_cgroup = "pod"\nmonitor_path = "/usr/bin/conmon"\n', ""])
+def test_the_drop_in_follows_the_monitor_of_the_default_runtime(etc: Path, call: Call, now: str) -> None:
+    """CRI-O does not start with what its packages have no longer, or with what its cgroup manager cannot do."""
+    before = MAIN.replace(MAIN.splitlines(keepends=True)[-1], "")
+    (etc / "crio.conf").write_text(f'{before}monitor_cgroup = "system.slice"\nmonitor_path = "/usr/old/conmon"\n')
+    ok(call("crio", None))
+    (etc / "crio.conf").write_text(before + now)
+    ok(call("crio", None))
+    file = etc / "crio.conf.d" / "99-gpushim.toml"
+    (has, like) = (runtime(path)["runtimes"] for path in (file, etc / "crio.conf"))
+    for key in ("monitor_cgroup", "monitor_path"):
+        assert has["nvidia"].get(key, "") == like["crun"].get(key, "")
+    assert "nothing to change" in ok(call("crio", None)).output
+    ok(call("crio", None, "--remove"))
+    assert not file.exists()
+
+
 def test_remove_leaves_nothing(etc: Path, call: Call) -> None:
     ok(call("crio", None, "--set-as-default"))
     ok(call("crio", None))
     ok(call("crio", None, "--remove"))
     assert os.listdir(etc / "crio.conf.d") == []
     assert os.listdir(etc) in (["crio.conf", "crio.conf.d"], ["crio.conf.d", "crio.conf"])
+
+
+def test_a_handler_stays_as_long_as_containers_run_under_it(
+    etc: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRI-O asks for it by name, to end them, too."""
+    ids = [f"{number:064x}" for number in range(10)]
+    monkeypatch.setattr(monitors, "calling", lambda _: ids)
+    ok(call("crio", None, "--remove"))  # there is nothing to take back
+    ok(call("crio", None))
+    refusal = str(call("crio", None, "--remove").exception)
+    assert "neither stop nor remove containers that run under gpushim's handler: 000000000000, " in refusal
+    assert "and 2 more; end their pods" in refusal
+    assert (etc / "crio.conf.d" / "99-gpushim.toml").exists()
+    ok(call("crio", None, "--remove", "--force"))
+    ok(call("crio", None))
+    ids.clear()
+    ok(call("crio", None, "--remove"))
+    assert not (etc / "crio.conf.d" / "99-gpushim.toml").exists()
 
 
 def test_defect_the_drop_in_is_made_anew_and_loses_the_default(etc: Path, call: Call) -> None:
