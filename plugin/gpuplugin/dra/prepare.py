@@ -110,7 +110,7 @@ class Claims:
                 raise GpushimError(offer.problem, INVENTORY)
             uuids = _uuids(claim, offer)
             shared = groups(claim, uuids)
-            self._shared.check(shared)
+            self._shared.check(shared, [uuids[one.device] for one in claim.results if not one.admin])
             await self._give(claim, offer, uuids, shared)
             await self._shared.begin(claim, shared, late)
         except GpushimError as error:

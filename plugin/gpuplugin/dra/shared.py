@@ -35,6 +35,7 @@ IN_CONTAINER = "/run/gpushim/mps"  # of pipes, as the device plugin's
 LOOK = 2.0  # seconds between looks
 POLL = 0.05  # seconds between looks at what is waited for
 END = 20.0  # seconds for a claim's groups to end
+LONG_AGO = float("-inf")  # of time.monotonic()
 _FILE = re.compile(r"gpushim-claim-([0-9a-f-]{36})\.json")
 _OPTIONS = ("nosuid", "nodev", "noexec", "bind")
 
@@ -57,16 +58,22 @@ class Sharing:
     ) -> None:
         self._ledger, self._known, self._units = ledger, known, mps.Units(start)
         self._begins: set[str] = set()  # uids of claims that are being prepared
-        self._over: dict[str, float] = {}  # time.monotonic() since when groups are of no claim, by name
+        self._over: dict[str, float] | None = None  # time.monotonic() since when groups are of no claim, by name
         self.problems: dict[str, str] = {}
         self.owed: frozenset[str] = frozenset()
 
-    def check(self, groups: Sequence[MpsGroup]) -> None:
-        """Refuse what this node's driver has no program for.
+    def check(self, groups: Sequence[MpsGroup], uuids: Collection[str]) -> None:
+        """Refuse what this node's driver has no program for, and what is still as a claim that is over had it.
+
+        Args:
+            groups: of a claim.
+            uuids: of what it is to have for itself.
 
         Raises:
             GpushimError: it is so.
         """
+        for uuid in sorted(self.owed.intersection(uuids)):
+            raise GpushimError(self.problems[uuid], INVENTORY)
         if snapshot := self._known():
             for group in groups:
                 (time_slice.program if group.interval else control_daemon.program_of)(snapshot)
@@ -113,6 +120,8 @@ class Sharing:
         while names := _left(state, uids):
             if time.monotonic() > late:
                 logger.error("%s", _unfinished(names[0]))
+                self._over = {**(self._over or {}), **dict.fromkeys(names, LONG_AGO)}
+                self._tell(self._late(), self.problems)
                 return
             self._units.need(names)
             await asyncio.sleep(POLL)
@@ -139,8 +148,11 @@ class Sharing:
         known = {group.name for groups in there.values() for group in groups}
         over = [name for name, uid in left.items() if name not in known and there.get(uid) != []]
         self._units.need(over)
-        problems = self._late(over)
-        self.owed = frozenset(problems)
+        # What a driver finds when it begins, one before it has waited for.
+        since = dict.fromkeys(over, LONG_AGO) if self._over is None else self._over
+        self._over = {name: since.get(name, time.monotonic()) for name in over}
+        owed = self._late()
+        problems: dict[str, str] = {}
         for uid in files - there.keys():
             _remove(_path(uid))
         for uid, groups in there.items():
@@ -152,13 +164,15 @@ class Sharing:
                 _remove(_path(uid))
             else:
                 _write(_path(uid), groups)
-        self.problems = problems
+        self._tell(owed, problems)
 
-    def _late(self, over: Collection[str]) -> dict[str, str]:
+    def _tell(self, owed: Mapping[str, str], problems: Mapping[str, str]) -> None:
+        self.problems, self.owed = {**problems, **owed}, frozenset(owed)
+
+    def _late(self) -> dict[str, str]:
         """Say which GPUs wait too long for what they were before, and why: groups that are of no claim."""
         now, state = time.monotonic(), system.state_dir()
-        self._over = {name: self._over.get(name, now) for name in over}
-        late = [mps.Place(state, name) for name, since in self._over.items() if now - since > END]
+        late = [mps.Place(state, name) for name, since in (self._over or {}).items() if now - since > END]
         return {uuid: _unfinished(place.group) for place in late for uuid in mps.owed(place)}
 
 

@@ -35,6 +35,7 @@ POLL = 0.05  # seconds between looks at a daemon that starts or ends
 ASKED = "get_default_active_thread_percentage"  # of all drivers' commands, the one that changes nothing
 TAIL = 300  # bytes at the end of what it says that a sentence has
 _UNKNOWN = re.compile("unknown|invalid|error|not supported|usage", re.IGNORECASE)
+RUNCON = "/usr/bin/runcon"
 UNSHARED = ("--mount", "--propagation", "slave")
 # The shell's arguments: the group's directory, and a command line.
 _WITH_SHM = 'cd / && mount --bind "$1" /dev/shm && shift && exec "$@"'
@@ -178,7 +179,7 @@ def for_clients(pipe: str) -> list[str]:
     """
     if not selinux.type_of(pipe):
         return []
-    words = [word for domain in (selinux.ENGINE, selinux.DAEMON) for word in (program("runcon"), f"--type={domain}")]
+    words = [word for domain in (selinux.ENGINE, selinux.DAEMON) for word in (RUNCON, f"--type={domain}")]
     done = ask.program([*words, program("true")])
     if done.code == 0:
         return words

@@ -84,8 +84,8 @@ def ready(state_dir: str, group: MpsGroup) -> str:
             f"{unit(group.name)} why it has ended"
         )
     found = ensure.own(place.state)
-    if not found:
-        return f"{which} is starting; journalctl -u {unit(group.name)} says what it waits for"
+    if "group" not in found:
+        return f"{which} is starting or ending; journalctl -u {unit(group.name)} says what it waits for"
     if {key: found.get(key) for key in described(group)} != described(group):
         return (
             f"{which} has other GPUs or limits than the settings; it follows them as soon as "

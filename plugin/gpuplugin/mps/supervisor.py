@@ -116,10 +116,11 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
             logger.info("%s", f"{what} {group.name}: GPU {', '.join(gpu.uuid for gpu in group.gpus)}")
             _watch(daemon, snapshot, group, place, read, stopped)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(place.state)
+        _leave(place)
         if daemon:
             daemon.end()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(place.state)
         try:
             _put_back(snapshot, place, seconds)
         except GpushimError as error:  # the file stays, for the next supervisor
@@ -184,6 +185,13 @@ def _clear(place: Place) -> None:
     """Remove what a group has left, that is no more: first the GPUs are what they were."""
     _put_back(_snapshot(), place, policy.load(system.config_path())["refresh"]["deadline-seconds"])
     folders.remove(place)
+
+
+def _leave(place: Place) -> None:
+    """Let no new client use the group; what has still to end stays written for the next supervisor."""
+    found = ensure.own(place.state)
+    if found:
+        replace(place.state, json.dumps({key: found[key] for key in ("gpus", "pid", "daemon")}).encode())
 
 
 def _end_left(place: Place) -> None:

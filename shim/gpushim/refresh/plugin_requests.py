@@ -8,6 +8,7 @@ Out of scope: who starts that refresh (keep.py, gpushim-refresh-cdi.path).
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -72,10 +73,15 @@ def _well_formed(units: Any) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=UNITS)  # it is asked for again and again
+def _leave_to_init(units: tuple[str, ...]) -> None:
+    logger.warning("%s: systemd does not run here; have your init run what they run", " ".join(units))
+
+
 def _start(units: list[str]) -> None:
     """Have systemd start units; its journal says what becomes of them."""
     if not os.path.isdir(system.SYSTEMD):
-        logger.warning("%s: systemd does not run here; have your init run what they run", " ".join(units))
+        _leave_to_init(tuple(units))
         return
     words, env = [SYSTEMCTL, "start", "--no-block", *units], {"PATH": policy.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
     try:

@@ -258,8 +258,12 @@ def _directory(path: str) -> Any:
     directory = os.path.dirname(path) or "."
     try:
         os.makedirs(directory)
-        os.chmod(directory, 0o755)  # noqa: S103 - engines of all users read it; makedirs minds the umask
-        selinux.as_above(directory, os.path.dirname(directory))
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # whatever is there now
+        try:
+            os.fchmod(fd, 0o755)  # engines of all users read it; makedirs minds the umask
+            selinux.as_above(fd, os.path.dirname(directory) or ".")
+        finally:
+            os.close(fd)
     except FileExistsError:
         pass
     except OSError as error:

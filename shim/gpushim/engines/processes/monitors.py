@@ -25,10 +25,10 @@ def calling(is_meant: Callable[[str], bool], proc: str = "/proc") -> list[str]:
 
     Args:
         is_meant: says it of a program's absolute path.
-        proc: where procfs is mounted.
+        proc: where procfs is mounted, if it is.
     """
-    found = []
-    for entry in filter(str.isdigit, os.listdir(proc)):
+    found, entries = [], os.listdir(proc) if os.path.isdir(proc) else []
+    for entry in filter(str.isdigit, entries):
         folder = f"{proc}/{entry}"
         if origin.program(folder, proc, (PROGRAM,), service=False) != PROGRAM:
             continue
