@@ -12,8 +12,8 @@ import pytest
 from fuzz import harness
 
 TESTS = Path(__file__).parents[1]
-RUNS = {"cdi_json": 300, "config_json": 400, "proc_files": 400}  # those that are slow
-USUAL = 1500
+RUNS = {"cdi_json": 150, "config_json": 200, "proc_files": 200}  # those that are slow
+USUAL = 600
 SAVED = [(name, path.name) for name in harness.names() for path in harness.regressions(name)]
 
 
