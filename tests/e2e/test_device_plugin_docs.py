@@ -56,7 +56,7 @@ def test_the_pages_commands(
             held = node.held("gpu")
             said.update({line: do(line, running) for line in lines[2:]})
             assert node.held("gpu") == held
-            whole = set(node.allocatable(GPU))
+            whole = {gpu.uuid for gpu in gpu_host.gpus}
             for line in lines_of(HEALTH):
                 said[line] = do(line, running)
             assert held[GPU][0] in said["gpushim device-plugin release"]

@@ -50,7 +50,10 @@ def called(folder: Path, function: str, modules: str, code: int = 0, **more: str
     for name in ("semodule", "restorecon"):
         (folder / name).write_text(FAKE.format(log=folder / f"{name}.log", modules=modules, code=code))
         (folder / name).chmod(0o755)
-    script = f"set -e\n{(PACKAGING / 'deb/debian/selinux.sh').read_text()}\n{function}"
+    (folder / "targeted/policy").mkdir(parents=True, exist_ok=True)
+    (folder / "targeted/policy/policy.33").touch()
+    functions = (PACKAGING / "deb/debian/selinux.sh").read_text().replace("/etc/selinux", str(folder))
+    script = f"set -e\n{functions}\n{function}"
     environment = {"PATH": f"{folder}:/usr/bin:/bin", **more}
     done = subprocess.run(["/bin/sh", "-c", script], check=True, capture_output=True, text=True, env=environment)
     log = folder / "semodule.log"
@@ -80,6 +83,14 @@ def test_the_module_comes_and_goes_where_there_is_a_policy(
 def test_a_policy_that_does_not_take_it_fails_no_package(tmp_path: Path) -> None:
     assert "restorecon undoes its labels" in called(tmp_path, "keep_labels", r"base\n", 1)[1]
     assert called(tmp_path, "drop_labels", r"gpushim\n", 1)[1] == ""
+
+
+def test_where_there_is_no_policy_semodule_makes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "targeted").touch()
+    script = (PACKAGING / "deb/debian/selinux.sh").read_text().replace("/etc/selinux", str(tmp_path))
+    semodule = f"semodule() {{ echo called >{tmp_path}/called; }}"
+    subprocess.run(["/bin/sh", "-ec", f"{semodule}\n{script}\nkeep_labels; drop_labels"], check=True)
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize("function", ["keep_labels", "drop_labels"])

@@ -12,8 +12,8 @@ by_hand() {
 
 # What does not happen where another init than systemd starts the host. An image, which has none, is told nothing.
 tell_init() {
-  if [ -d /run/systemd/system ] || [ ! -x /sbin/init ]; then return 0; fi
-  case $(readlink -f /sbin/init) in */systemd) return 0 ;; esac
+  if [ -d /run/systemd/system ]; then return 0; fi
+  case $(readlink -e /sbin/init) in '' | */systemd) return 0 ;; esac
   echo 'gpushim: systemd does not run here, so none of its units lists the GPUs or writes CDI specs. Have your init run'
   echo 'gpushim: gpushim refresh --keep instead ("Without systemd" in docs/packages.md).'
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -103,13 +103,19 @@ def test_split_roots(machine: Machine) -> None:
     assert os.listdir(f"{machine.root}/dev") == []
 
 
+def used() -> float:
+    """Return the seconds of a processor that children of this process have used, which other load hardly changes."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
+
+
 def test_eight_gpus_of_seven_instances_take_less_than_a_second(machine: Machine) -> None:
     machine.build(8, mig={index: ["1g.5gb"] * 7 for index in range(8)}, drm=True)
     machine.refreshed()
     times = []
     for _ in range(3):
-        started = time.monotonic()
+        started = used()
         assert machine.refresh("--force")[0] == 0
-        times.append(time.monotonic() - started)
+        times.append(used() - started)
     assert len(machine.saved()["mig"]) == 56
     assert min(times) < 1, times
