@@ -292,13 +292,16 @@ class Node:
         self._end_lost()
 
     def _end_lost(self) -> None:
-        """End what containerd forgets of a sandbox that is being made when kubelet ends."""
-        shims = "/containerd-shim"
-        if until(lambda: not processes(self.engine.state, shims), SHIM_SECONDS):
+        """End what containerd forgets of a sandbox made while kubelet ends: shims, and what has lost its own."""
+
+        def lost() -> set[int]:
+            pods = Path("/sys/fs/cgroup").glob(f"*/{self.engine.state.name}/kubepods")
+            inside = {pid for top in pods for _, pids in groups(top) for pid in pids}
+            return {*processes(self.engine.state, "/containerd-shim"), *inside}
+
+        if until(lambda: not lost(), SHIM_SECONDS):
             return
-        pods = Path("/sys/fs/cgroup").glob(f"*/{self.engine.state.name}/kubepods")
-        inside = {pid for top in pods for _, pids in groups(top) for pid in pids}
-        for pid in {*processes(self.engine.state, shims), *inside}:
+        for pid in lost():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

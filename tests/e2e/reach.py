@@ -172,12 +172,12 @@ class Containers:
     def end(self, *names: str) -> None:
         """Remove pods, and wait for their containers' end: of static pods kubelet knows nothing before that."""
         self.node.remove(*names)
-        ended = {box for box, pod in self.pods.items() if not names or pod in names}
+        assert until(lambda: not self.left(*names), SECONDS), names
 
-        def gone() -> bool:
-            return not ended & {os.path.basename(os.path.dirname(path)) for path in self.running()}
-
-        assert until(gone, SECONDS), names
+    def left(self, *names: str) -> set[str]:
+        """List containers of pods, of all without a name, that run still."""
+        seen = {box for box, pod in self.pods.items() if not names or pod in names}
+        return seen & {os.path.basename(os.path.dirname(path)) for path in self.running()}
 
     def offered(self, view: dict[str, list[str]], running: dict[str, list[Part]]) -> list[str]:
         """List what kubelet would give out though a container that runs excludes it.

@@ -130,6 +130,9 @@ class Walk:
             "delete", "pod", *names, "--ignore-not-found", "--wait=false", "--grace-period=0", *words
         )
         self.cluster.kubectl("delete", "resourceclaim", *names, "--ignore-not-found", "--wait=false")
+        if self.cluster.node.runs and force:
+            # kubelet lets the next pod have a device of the plugin's at once, for some seconds beside this one.
+            self.cluster.wait_for(lambda: not self.inside.left(*names), f"{names} run no more")
         if self.cluster.node.runs and not force:
             self.cluster.wait_for(lambda: not claims.left(self.cluster, *names), f"{names} are gone")
         return " ".join(names)
