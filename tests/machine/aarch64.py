@@ -35,6 +35,7 @@ def install(root: Path, chroot: Callable[..., str]) -> None:
         root: the machine's, whose programs run meanwhile.
         chroot: runs one of them in it.
     """
+    (root / "srv").mkdir(exist_ok=True)
     packages = [shutil.copy(package, root / "srv") for package in built.packages("deb").values()]
     chroot(root, "/usr/bin/dpkg", "--install", *(f"/srv/{Path(package).name}" for package in packages))
 
