@@ -122,12 +122,12 @@ class Containers:
     pods: dict[str, str] = field(default_factory=dict)
 
     def running(self) -> dict[str, int]:
-        """List the containers in which a process runs, and one process of each."""
+        """List the containers in which a process runs, and one process of each: runc's own is not what runs there."""
         found = {}
         top = next(path for path in (Path(place, self.node.engine.state.name) for place in PLACES) if path.is_dir())
         for group, pids in groups(top):
             if len(os.path.basename(group)) == 64:
-                found.update({f"{group}/cgroup.procs": pid for pid in pids[:1]})
+                found.update({f"{group}/cgroup.procs": pid for pid in pids[:1] if not _begins(pid)})
         return found
 
     def opened(self) -> dict[str, set[str]]:
@@ -243,6 +243,14 @@ class Pods(Containers):
         if not {*pods.values()} <= self.namespaces.keys():
             self.namespaces.update(self.node.namespaces())
         return {path: pid for path, pid in found.items() if self.namespaces.get(pods[path], DEFAULT) == DEFAULT}
+
+
+def _begins(pid: int) -> bool:
+    """Say whether a process is runc's first of a container, which has neither its rules nor its /dev yet."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("runc")
+    except OSError:
+        return False
 
 
 def _there(pid: int) -> set[str] | None:

@@ -308,8 +308,9 @@ def test_the_daemon_begins_in_the_domain_to_which_containers_may_connect(
     for name, script in (("runcon", 'shift; exec "$@"'), ("true", "exit 0")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
+    runcon = f"{tmp_path}/runcon"
     monkeypatch.setattr(policy, "SYSTEM_PATH", str(tmp_path))
+    monkeypatch.setattr(control_daemon, "RUNCON", runcon)
     assert control_daemon.for_clients(str(tmp_path)) == []
     labels.label(tmp_path, selinux.WRITABLE)
-    runcon = f"{tmp_path}/runcon"
     assert control_daemon.for_clients(str(tmp_path)) == [runcon, "--type=container_runtime_t", runcon, "--type=spc_t"]
