@@ -19,12 +19,9 @@ The last lines are for 5000 nodes: what is per node, times 5000.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,10 +32,9 @@ TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "hook", "vendor")]
 
 from bench.audit import Audit  # noqa: E402
-from bench.many import ENVIRONMENT, USER, Load, account, halves, until  # noqa: E402
+from bench.many import ENVIRONMENT, Load, halves, measure, until  # noqa: E402
 
-import scratch  # noqa: E402
-from e2e.apiserver import Api, api  # noqa: E402
+from e2e.apiserver import Api  # noqa: E402
 from gpuplugin.cluster import dra_in_cluster, parts  # noqa: E402
 from gpuplugin.dra import offered  # noqa: E402
 from unit.gpuplugin.snapshots import gpu, snapshot  # noqa: E402
@@ -55,22 +51,7 @@ RULES: list[dict[str, Any]] = [
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--rest", type=float, default=600, metavar="SECONDS", help="how long it rests (default 600)")
-    parser.add_argument("--away", type=float, default=30, metavar="SECONDS", help="API server away (default 30)")
-    parser.add_argument("--halves", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.halves:
-        be(*options.halves)
-        return
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch.top()) as folder:
-        os.chmod(folder, 0o755)
-        audit = Audit(Path(folder), USER)
-        with api(audit.flags) as server:
-            names = [f"node-{number}" for number in range(options.nodes)]
-            account(server, Path(folder), names, RULES)
-            asyncio.run(Simulation(server, audit, Path(folder), names).run(options.rest, options.away))
+    measure(__doc__, 600, RULES, be, Simulation)
 
 
 def be(folder: str, *names: str) -> None:

@@ -5,11 +5,14 @@ Out of scope: what the halves do (dra_nodes.py, plugin_nodes.py).
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +21,9 @@ from typing import Any
 from bench.audit import Audit, Request, kinds, peak
 from bench.processes import scheduled, session
 
+import scratch
 from e2e import controlplane
-from e2e.apiserver import Api
+from e2e.apiserver import Api, api
 
 PLACE, ACCOUNT = "many", "half"
 USER = f"system:serviceaccount:{PLACE}:{ACCOUNT}"
@@ -28,6 +32,40 @@ TOGETHER = 25  # halves of a process
 MANY = 5000
 DEADLINE = 120.0  # seconds for anything
 QUIET = 40.0  # seconds after a break in which nodes may still come: the longest pause, and a bit
+
+
+def measure(
+    doc: str | None,
+    rest: float,
+    rules: list[dict[str, Any]],
+    be: Callable[..., None],
+    simulation: Callable[[Api, Audit, Path, list[str]], Any],
+) -> None:
+    """Be the program of a measurement, by its command line.
+
+    Args:
+        doc: what it says of itself.
+        rest: seconds that it rests, by default.
+        rules: rights of the halves' service account.
+        be: is some nodes' cluster halves: by the directory, and their names.
+        simulation: has `run`, which goes through the phases: by seconds of rest, and of the API server's absence.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=100, help="how many (default 100)")
+    parser.add_argument("--rest", type=float, default=rest, metavar="SECONDS", help=f"how long it rests ({rest:g})")
+    parser.add_argument("--away", type=float, default=30, metavar="SECONDS", help="API server away (default 30)")
+    parser.add_argument("--halves", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.halves:
+        be(*options.halves)
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch.top()) as folder:
+        os.chmod(folder, 0o755)
+        audit = Audit(Path(folder), USER)
+        with api(audit.flags) as server:
+            names = [f"node-{number}" for number in range(options.nodes)]
+            account(server, Path(folder), names, rules)
+            asyncio.run(simulation(server, audit, Path(folder), names).run(options.rest, options.away))
 
 
 def account(server: Api, folder: Path, names: list[str], rules: list[dict[str, Any]]) -> None:

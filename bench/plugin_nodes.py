@@ -22,12 +22,9 @@ per node, times 5000.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +32,9 @@ TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "hook", "vendor")]
 
 from bench.audit import Audit  # noqa: E402
-from bench.many import ENVIRONMENT, USER, Load, account, halves, until  # noqa: E402
+from bench.many import ENVIRONMENT, Load, halves, measure, until  # noqa: E402
 
-import scratch  # noqa: E402
-from e2e.apiserver import Api, api  # noqa: E402
+from e2e.apiserver import Api  # noqa: E402
 from e2e.test_chart_rights import definition  # noqa: E402
 from gpuplugin.cluster import in_cluster, parts  # noqa: E402
 from gpuplugin.cluster.cluster import Api as Client  # noqa: E402
@@ -54,24 +50,7 @@ RULES: list[dict[str, Any]] = [
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--rest", type=float, default=660, metavar="SECONDS", help="how long it rests (default 660)")
-    parser.add_argument("--away", type=float, default=30, metavar="SECONDS", help="API server away (default 30)")
-    parser.add_argument("--halves", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.halves:
-        be(*options.halves)
-        return
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch.top()) as folder:
-        os.chmod(folder, 0o755)
-        audit = Audit(Path(folder), USER)
-        with api(audit.flags) as server:
-            names = [f"node-{number}" for number in range(options.nodes)]
-            account(server, Path(folder), names, RULES)
-            done = server.kubectl("create", "--filename=-", objects=[definition(FEATURES)])
-            assert not done.returncode, done.stderr
-            asyncio.run(Simulation(server, audit, Path(folder), names).run(options.rest, options.away))
+    measure(__doc__, 660, RULES, be, Simulation)
 
 
 def be(folder: str, *names: str) -> None:
@@ -105,6 +84,8 @@ class Simulation:
 
     async def run(self, rest: float, away: float) -> None:
         """Go through the phases."""
+        done = self._server.kubectl("create", "--filename=-", objects=[definition(FEATURES)])
+        assert not done.returncode, done.stderr
         for name in self._names:
             (self._folder / name).mkdir()
         self._labels("1")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fakehost
-from e2e import chroots, leftovers, trees
+from e2e import chroots, leftovers, restarts, trees
 from e2e.engines import Containerd, run
 from e2e.leftovers import until
 from e2e.node import Node
@@ -48,17 +48,9 @@ runtime_type = "io.containerd.runc.v2"
 TOP = 'disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs"]\n'
 MARK = "# k0s_managed=true\n"
 # What the service does: end containerd, write its settings, start it in the service's unit.
-SERVICE = """#!/usr/bin/python3 -IB
-import glob, json, os, signal, subprocess, sys, time
+SERVICE = f"""{restarts.LINES}
 layout = json.load(open("/run/layout.json"))
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        if open("/proc/" + pid + "/comm").read() == "containerd\\n":
-            os.kill(int(pid), signal.SIGTERM)
-            while os.path.exists("/proc/" + pid + "/exe"):
-                time.sleep(0.05)
-    except OSError:  # it has ended meanwhile
-        pass
+end()
 base, config = layout["base"], layout["config"]
 if layout["template"]:
     text = open(layout["template"]).read() if os.path.exists(layout["template"]) else layout["mark"]
@@ -71,13 +63,8 @@ else:
     if layout["merged"]:
         open(layout["made"], "w").write(layout["cri"])
 open(config, "w").write(base)
-null, log = subprocess.DEVNULL, open("/run/containerd.log", "a")
-words = [layout["program"], *layout["words"]]
-child = subprocess.Popen(words, stdin=null, stdout=log, stderr=log, start_new_session=True)
-print(child.pid, file=open(layout["group"] + "/cgroup.procs", "w"))
 ready = ["/usr/bin/ctr", "--address=" + layout["address"], "version"]
-while subprocess.run(ready, stdout=null, stderr=null).returncode:
-    time.sleep(0.05)
+begin([layout["program"], *layout["words"]], layout["group"], ready, "/run/containerd.log")
 """
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >>/run/asked

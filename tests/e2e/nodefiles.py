@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from e2e import workload
 from e2e.engines import run
 from e2e.plane import Cluster
 
@@ -42,6 +45,15 @@ def files(cluster: Cluster) -> dict[str, str]:
     """Tell what is on the node, by path."""
     found: dict[str, str] = json.loads(run([*cluster.place.prefix, "/usr/bin/python3", "-IBc", FILES]).stdout)
     return found
+
+
+@pytest.fixture(scope="module")
+def before(cluster: Cluster) -> dict[str, str]:
+    """What the node has before anything is installed, after a first pod of its own network."""
+    workload.create(cluster, "first", {}, runtime="")
+    workload.running(cluster, "first")
+    workload.remove(cluster, "first")
+    return files(cluster)
 
 
 def nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:

@@ -35,10 +35,12 @@ from e2e.dradriver import driver
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.helm import NAMESPACE
 from e2e.kube import NAME
-from e2e.nodefiles import FEATURES, files, nothing_is_left
+from e2e.nodefiles import FEATURES, before, nothing_is_left
 from e2e.plane import Cluster
 from e2e.test_chart_rights import definition
 from fakehost import Host
+
+__all__ = ["before"]
 
 README, KUBERNETES = pages.TOP / "README.md", pages.TOP / "docs/kubernetes.md"
 OPERATING = pages.TOP / "docs/operating.md"
@@ -68,15 +70,6 @@ def cluster(cluster: Cluster) -> Cluster:
     for name in (f"{REPOSITORY}:next", image.NAME.replace("docker.io/library", "registry.example.org")):
         cluster.node.engine.ctr("images", "tag", image.NAME, name, namespace="k8s.io")
     return cluster
-
-
-@pytest.fixture(scope="module")
-def before(cluster: Cluster) -> dict[str, str]:
-    """What the node has before anything is installed, after a first pod of its own network."""
-    workload.create(cluster, "first", {}, runtime="")
-    workload.running(cluster, "first")
-    workload.remove(cluster, "first")
-    return files(cluster)
 
 
 def test_the_quick_start(cluster: Cluster, host: Host, before: dict[str, str]) -> None:

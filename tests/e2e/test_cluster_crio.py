@@ -12,25 +12,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from e2e import crio, crioplane, engines29, helm, image, trees, workload
 from e2e.allocated import built
 from e2e.deployed import CHART, GPU, labelled, rolled_out, serves
 from e2e.expect import sees_exactly, sees_nothing
 from e2e.helm import NAMESPACE
-from e2e.nodefiles import files, nothing_is_left
+from e2e.nodefiles import before, nothing_is_left
 from e2e.plane import Cluster
 from fakehost import Host
 
+__all__ = ["before"]
+
 OURS = "/etc/crio/crio.conf.d/99-gpushim.toml"
 PACKAGED = "/etc/crio/crio.conf.d/10-crio.conf"
+KEPT = "grep -l default_done /opt/gpushim-tests/*/root/overlay-containers/*/userdata/config.json || true"
 # As the node has it after `podman load`. The class of highest priority lowers oom_score_adj, which root may not do
 # on a machine without CAP_SYS_RESOURCE, and CRI-O has no setting that leaves it.
 VALUES: helm.Values = {
     "image": {"repository": image.NAME.rpartition(":")[0], "pullPolicy": "Never"},
     "priorityClassName": "",
 }
-NEXT: helm.Values = {**VALUES, "image": {**VALUES["image"], "tag": "next"}}
+NEXT: helm.Values = {
+    **VALUES,
+    "image": {**VALUES["image"], "tag": "next"},
+    "runtimeClassName": "gpu",
+    "runtimeClass": {"handler": "gpu"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +62,6 @@ def cluster(
     with crioplane.cluster(images, monitor="") as found:
         found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
         yield found
-
-
-@pytest.fixture(scope="module")
-def before(cluster: Cluster) -> dict[str, str]:
-    """What the node has before anything is installed, after a first pod of its own network."""
-    workload.create(cluster, "first", {}, runtime="")
-    workload.running(cluster, "first")
-    workload.remove(cluster, "first")
-    return files(cluster)
 
 
 def held(cluster: Cluster, host: Host, name: str) -> int:
@@ -111,7 +111,10 @@ def test_people_are_told_the_pod(cluster: Cluster, host: Host) -> None:
 
 
 def test_an_upgrade_follows_crio_and_loses_nothing(cluster: Cluster, host: Host) -> None:
-    """Whose runtimes shall have their monitors in the pod's cgroup from now on; it does so on cgroup v2 alone."""
+    """Whose runtimes shall have their monitors in the pod's cgroup from now on; it does so on cgroup v2 alone.
+
+    The handler has another name from now on, and the old one stays for the pods that have it.
+    """
     text = cluster.run(f"cat {PACKAGED}")
     cluster.write(PACKAGED, re.sub(r"(monitor_path = .*\n)", rf"\1{crio.MONITOR}", text))
     was = held(cluster, host, "one")
@@ -119,23 +122,46 @@ def test_an_upgrade_follows_crio_and_loses_nothing(cluster: Cluster, host: Host)
     rolled_out(cluster)
     serves(cluster, {GPU: len(host.gpus)})
     assert crio.MONITOR in cluster.run(f"cat {OURS}")
-    workload.create(cluster, "two", {GPU: 1})
+    assert handlers(cluster) == ["gpu", "nvidia"]
+    workload.create(cluster, "two", {GPU: 1}, runtime="gpu")
     workload.running(cluster, "two")
     for name in ("one", "two"):
         sees_its_own(cluster, host, name)
     assert held(cluster, host, "one") == was
 
 
+def handlers(cluster: Cluster) -> list[str]:
+    """List gpushim's handlers that CRI-O has."""
+    found = tomllib.loads(cluster.run("crio status config 2>/dev/null"))["crio"]["runtime"]["runtimes"]
+    return sorted(name for name, entry in found.items() if entry["runtime_path"].endswith("/gpushim-runtime"))
+
+
+def test_the_old_handler_goes_with_the_last_pod_that_needs_it(cluster: Cluster) -> None:
+    workload.remove(cluster, "one", "none")
+    selector = "--selector=app.kubernetes.io/component=node"
+
+    def gone() -> bool:  # CRI-O's containers go some time after their pod
+        cluster.kubectl("delete", "pod", selector, f"--namespace={NAMESPACE}")
+        rolled_out(cluster)
+        return handlers(cluster) == ["gpu"]
+
+    cluster.wait_for(gone, "it is gone")
+    assert cluster.kubectl("exec", "two", "--", "echo", "here") == "here\n"
+
+
 def test_removal_waits_for_a_pod_that_needs_the_handler(cluster: Cluster) -> None:
-    """CRI-O could not end it otherwise."""
-    workload.remove(cluster, "two", "none")
+    """CRI-O could not remove the containers of one that has ended otherwise."""
+    ends = workload.spec({GPU: 1}, "true", runtime="gpu")
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "done"}, "spec": ends})
+    cluster.wait_for(lambda: cluster.pods()["done"]["status"]["phase"] == "Succeeded", "it has ended")
+    workload.remove(cluster, "two")
     cluster.helm("upgrade", CHART, "gpushim", {**NEXT, "uninstall": True})
     logs = ("logs", "daemonset/gpushim-uninstall", f"--namespace={NAMESPACE}", "--container=uninstall")
-    said = "CRI-O could neither stop nor remove containers that run under gpushim's handler"
+    said = "CRI-O could neither end nor remove the containers of default/done without the handler gpu"
     cluster.wait_for(lambda: said in cluster.kubectl(*logs, check=False), "it says so")
     assert "gpushim-runtime" in cluster.run(f"cat {OURS}")
-    assert cluster.kubectl("exec", "one", "--", "echo", "here") == "here\n"
-    workload.remove(cluster, "one")
+    workload.remove(cluster, "done")
+    cluster.wait_for(lambda: not cluster.run(KEPT), "CRI-O has removed it")
 
 
 def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:

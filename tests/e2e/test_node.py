@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import node, recorder, trees
+from e2e import node, recorder, restarts, trees
 from e2e.leftovers import until
 from e2e.node import Node
 from e2e.test_deb_life import CREATES, beside
@@ -23,23 +23,11 @@ SECONDS = 30.0
 INVENTORY = f"/run/gpushim/{ensure.SNAPSHOT}"
 UNIT = "/sys/fs/cgroup/systemd/system.slice/containerd.service"
 # In systemd's place: of its services there is containerd alone.
-SYSTEMCTL = f"""#!/usr/bin/python3 -IB
-import os, signal, subprocess, sys, time
+SYSTEMCTL = f"""{restarts.LINES}
 print(*sys.argv[1:], file=open("/run/asked", "a"))
 if sys.argv[1] == "restart":
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if open("/proc/" + pid + "/comm").read() == "containerd\\n":
-                os.kill(int(pid), signal.SIGTERM)
-                while os.path.exists("/proc/" + pid + "/exe"):
-                    time.sleep(0.05)
-        except OSError:  # it has ended meanwhile
-            pass
-    null = subprocess.DEVNULL
-    child = subprocess.Popen(["/usr/bin/containerd"], stdin=null, stdout=null, stderr=null, start_new_session=True)
-    print(child.pid, file=open("{UNIT}/cgroup.procs", "w"))
-    while subprocess.run(["/usr/bin/ctr", "version"], stdout=null, stderr=null).returncode:
-        time.sleep(0.05)
+    end()
+    begin(["/usr/bin/containerd"], "{UNIT}", ["/usr/bin/ctr", "version"])
 """
 
 

@@ -50,7 +50,7 @@ def _by_hand(name: str) -> list[str]:
     return [f"systemd does not run {name} here, so do this on the node: {units.fix('restart', unit, engine)}"]
 
 
-def configure(words: list[str], restart: bool) -> bool:
+def configure(words: list[str], restart: bool) -> list[str]:
     """Configure an engine, or take that back.
 
     Args:
@@ -59,7 +59,7 @@ def configure(words: list[str], restart: bool) -> bool:
             is in a pod, with which would end what an init's script starts here.
 
     Returns:
-        whether its settings have changed.
+        names of gpushim's other runtimes, or of all that were to go, that are left because containers need them.
 
     Raises:
         GpushimError: gpushim refuses, or the engine does not know it although it has been restarted, which is done
@@ -68,6 +68,8 @@ def configure(words: list[str], restart: bool) -> bool:
     report = json.loads(_gpushim(words, SECONDS).out)
     for change in report["changes"]:
         say(f"gpushim-node: {change['done']} {change['path']}")
+    for sentence in report["stays"].values():
+        say(f"gpushim-node: {sentence}")
     by_hand = _by_hand(words[0]) if restart else []
     restart = restart and not by_hand
     asking = [word for word in words if word not in _NOT_ASKED]
@@ -87,7 +89,7 @@ def configure(words: list[str], restart: bool) -> bool:
     elif known.code:
         for note in (report["notes"] or [known.last]) + by_hand:
             say(f"gpushim-node: note: {note}", error=True)
-    return bool(report["changed"])
+    return [*report["stays"]]
 
 
 def _tried() -> Any:

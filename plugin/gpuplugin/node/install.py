@@ -1,13 +1,13 @@
 """Put gpushim onto a node: its files, a list of the GPUs, an engine that knows it. A second run changes nothing.
 
-Out of scope: each of these steps (lay.py, engine.py).
+Out of scope: each of these steps (lay.py, configured.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from gpuplugin.node import engine, host, lay, owners, remains
+from gpuplugin.node import configured, engine, host, lay, owners, remains
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
@@ -64,22 +64,6 @@ def _drop(record: records.Record, payload: payloads.Payload) -> None:
 
 
 def _configure(record: records.Record, name: str, options: list[str], restart: bool) -> None:
-    """Configure the engine, and take back what was configured in another way before."""
     if name == "auto":
         name = engine.running_one()
-    words = [] if name == "none" else [name, *options]
-    if record.engine and record.engine != words:
-        stays = ["--force"] if words and named(words) == named(record.engine) else []  # it is there again at once
-        engine.configure([*named(record.engine), "--remove", *stays], restart and not words)
-    if words:
-        record.engine, before = words, record.engine
-        if before != words:
-            record.save()
-        engine.configure(words, restart)
-    record.engine = words
-    record.save()
-
-
-def named(words: list[str]) -> list[str]:
-    """Return what tells which settings are meant, of what an engine was configured with."""
-    return [words[0], *(word for word in words[1:] if word.startswith(("--config=", "--runtime-name=")))]
+    configured.change(record, [] if name == "none" else [name, *options], restart)

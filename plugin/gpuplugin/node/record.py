@@ -26,12 +26,14 @@ class Record:
         files: SHA-256 of each, in hex, by its path; what a killed installer was about to lay down is there too.
         folders: those that were made for them.
         engine: what `gpushim configure` was given to configure an engine; [] if none was.
+        former: what it was given before, of which something is there as long as containers need it.
         form: version of the record.
     """
 
     files: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     engine: list[str] = field(default_factory=list)
+    former: list[list[str]] = field(default_factory=list)
     form: int = FORM
 
     def save(self) -> None:
@@ -74,10 +76,12 @@ def load() -> Record:
 
 
 def _is_well_formed(found: Record) -> bool:
-    lists = found.folders, found.engine
+    lists = [found.folders, found.engine, found.former]
+    lists += found.former if isinstance(found.former, list) else []
     if not isinstance(found.files, dict) or not all(isinstance(each, list) for each in lists):
         return False
-    return all(isinstance(each, str) for each in (*found.files.values(), *found.folders, *found.engine))
+    words = [word for each in (found.folders, found.engine, *found.former) for word in each]
+    return all(isinstance(each, str) for each in (*found.files.values(), *words)) and all(found.former)
 
 
 def digest(data: bytes) -> str:

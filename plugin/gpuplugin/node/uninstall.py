@@ -1,24 +1,22 @@
 """Take gpushim off a node: the engine's settings, then the files by the record, then what gpushim has written.
 
-Out of scope: each of these steps (lay.py, engine.py), and rules for what gpushim has written, which are those of the
-packages (packaging/deb/debian/written.sh), what stays for containers that run too (remains.py).
+Out of scope: each of these steps (lay.py, configured.py), and rules for what gpushim has written, which are those of
+the packages (packaging/deb/debian/written.sh), what stays for containers that run too (remains.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 
-from gpuplugin.node import engine, host, install, lay, owners, remains
+from gpuplugin.node import configured, host, lay, owners, remains
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
-from gpushim.engines.processes import ask, monitors
+from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError
 
 LABELS = "/etc/kubernetes/node-feature-discovery/features.d"  # labels.directory of the chart
 SECONDS = 120
-LET_END, POLL = 10.0, 0.5  # seconds
 STEPS = """
 link_stub gpushim-runtime
 if [ -d /run/systemd/system ]; then systemctl stop 'gpushim-mps@*.service' 2>/dev/null || true; fi
@@ -44,7 +42,7 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
         restart: restart the engine if it has to be.
 
     Raises:
-        GpushimError: containers still need the programs, and nothing can take their place.
+        GpushimError: containers still need the engine's settings, or the programs, whose place nothing can take.
     """
     host.check(place)
     shell = remains.functions(folder)
@@ -59,22 +57,9 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
             say(f"gpushim-node: the package {name} has gpushim's files here now; they are left to it", error=True)
             os.unlink(records.PATH)
             return
-        if record.engine:
-            _let_end(record.engine[0])
-            engine.configure([*install.named(record.engine), "--remove"], restart)
-            record.engine = []
-            record.save()
+        configured.take_back(record, restart)
         remains.keep(shell, record)
         _remove(record, shell, labels)
-
-
-def _let_end(name: str) -> None:
-    """Wait a moment for containers without whose end CRI-O keeps its handler: the device plugin's goes with this."""
-    end = time.monotonic() + LET_END
-    while name == "crio" and monitors.calling(lambda program: program.endswith("/gpushim-runtime")):
-        if time.monotonic() > end:
-            return
-        time.sleep(POLL)
 
 
 def _remove(record: records.Record, shell: str, labels: str) -> None:

@@ -57,6 +57,7 @@ def _command(name: str, row: table.Row) -> None:
         click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
         click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
         *([HOOKS_OPTION] if row.hooks else []),
+        *([ONLY_NEEDED] if row.handlers else []),
         click.option("--force", is_flag=True, help=FORCE),
         click.option("--remove", is_flag=True, help="Take back what gpushim added."),
         click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
@@ -88,7 +89,8 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         "config": plan.config,
         "changes": [] if verify else [_change(each) for each in plan.changed],
         "links": [] if verify else [_link(each) for each in plan.links],
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *plan.stays.values()],
+        "stays": plan.stays,
         "changed": False,
         "missing": None,
     }
@@ -218,6 +220,7 @@ def _options(options: dict[str, Any]) -> Options:
         remove=options["remove"],
         force=options["force"],
         files_only=options["files_only"],
+        only_needed=options.get("only_needed", False),
     )
 
 
@@ -277,6 +280,11 @@ _NOT_WITH_VERIFY = {
     "by_hand": "only asks, and --by-hand prints what is to be done",
     "force": "changes nothing that could be forced",
 }
+ONLY_NEEDED = click.option(
+    "--only-needed",
+    is_flag=True,
+    help="Of gpushim's other runtimes leave only those that containers need; with --remove, of all.",
+)
 HOOKS_OPTION = click.option(
     "--hooks", is_flag=True, help="Register the hook too, for containers whose runtime is not gpushim-runtime."
 )

@@ -37,7 +37,11 @@ def labels(host: Host) -> Iterator[Finding]:
         evidence = f"{ENFORCING}, and its policy has no {BOOLEANS[-1]}, so it knows nothing of containers"
         yield warning(evidence, "install container-selinux")
     elif closed:
-        yield warning(f"{ENFORCING}, and containers may not read {closed}", REFRESH)
+        lacks = (
+            "" if selinux.knows(selinux.READABLE, closed[0], host.top) else f"; its policy has no {selinux.READABLE}"
+        )
+        evidence = f"{ENFORCING}, and containers may not read {closed[0]}, which is {closed[1]}{lacks}"
+        yield warning(evidence, f"install a newer container-selinux; then {REFRESH}" if lacks else REFRESH)
     elif on:
         yield ok(f"{ENFORCING}, and {on[0]} is on")
     elif needing:
@@ -48,13 +52,13 @@ def labels(host: Host) -> Iterator[Finding]:
         yield ok(f"{ENFORCING}, and {known[0]} is off, which only {who}, need")
 
 
-def _closed(host: Host) -> str:
-    """Name a file that containers get and may not read."""
+def _closed(host: Host) -> tuple[str, str] | None:
+    """Name a file that containers get and may not read, and its type."""
     for path in (f"{host.state}/params", f"{host.state}/empty"):
         kind = selinux.type_of(path)
         if kind not in ("", selinux.READABLE, selinux.WRITABLE):
-            return f"{path}, which is {kind}"
-    return ""
+            return path, kind
+    return None
 
 
 def _mounting(host: Host) -> str:

@@ -13,11 +13,11 @@ import re
 import shlex
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpushim.config import policy
-from gpushim.engines import hooksd
-from gpushim.engines.processes import ask, monitors, programs, running
+from gpushim.engines import handlers, hooksd
+from gpushim.engines.processes import ask, programs, running
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin, records, undo
 from gpushim.engines.settings.files import Change
@@ -26,18 +26,21 @@ from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
 PROGRAM = "crio"
 CONFIG, DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 FILE = "99-gpushim.toml"
 HOOKS = hooksd.DIRECTORY
 STATUS_SECONDS = 20
-SHOWN = 8  # containers
 RUNTIMES = ("crio", "runtime", "runtimes")
 DEFAULT = ("crio", "runtime", "default_runtime")
 KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
 # Settings of the default runtime that another runtime needs too.
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
-# Of these, texts that CRI-O checks at each start, against its other settings and what is installed.
+# Of these, texts that CRI-O checks at each start, against its other settings and what is installed; what gpushim has
+# written of them follows the default's, and what somebody else has written stays.
 _FOLLOWED = ("monitor_path", "monitor_cgroup")
 
 
@@ -51,12 +54,13 @@ def plan(options: Options) -> Plan:
     main, folder = places(engine)
     path = options.config or (f"{folder}/{FILE}" if folder else main)
     known, read = settings(engine), [each for each in (main, folder) if each]
-    if options.remove:
-        changes = ENGINE.removal(read, [path, *([] if options.config else records.led(main, [path]))])
-    else:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
-            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; choose another")
-        changes = [replace(_change(options, path, known), main="" if options.config else main)]
+    meant = partial(_meant, options, path, "" if options.config else main, read, known)
+    changes = meant()
+    needed = partial(handlers.needed, KIND, read, changes if not options.force else [], _kept(engine, known))
+    left = needed() if options.only_needed else {}
+    if left:
+        changes = meant({*left})
+    if not options.remove:
         notes += _hints(known)
     hook = _hook_changes(options, known, engine)
     if options.config:
@@ -66,26 +70,43 @@ def plan(options: Options) -> Plan:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
     if options.cdi:
         notes.append("CRI-O always does CDI: there is nothing to turn on")
-    check = partial(_check_removal, options, read, [change for change in changes if change not in hook])
-    return Plan(path, changes, notes, engine, check=check if options.remove else lambda: None)
+    settled = [change for change in changes if change not in hook]
+    check = partial(_check_removal, read, settled, dict if options.only_needed else needed)
+    return Plan(
+        path, changes, notes, engine, stays=handlers.stays(left), check=check if options.remove else lambda: None
+    )
 
 
-def _check_removal(options: Options, read: list[str], changes: list[Change]) -> None:
-    """Refuse to take back what CRI-O needs: to start, or to end containers.
+def _meant(
+    options: Options, path: str, main: str, read: list[str], known: dict[str, Any], stays: Collection[str] = ()
+) -> list[Change]:
+    """Work out the files of settings; `stays` are handlers of gpushim's that are left, where others go."""
+    led = records.led(main, [path]) if main else []
+    if options.remove:
+        return ENGINE.removal(read, [path, *led], stays)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
+        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; choose another")
+    kept = {options.name, *stays} if options.only_needed else None
+    change = replace(_change(options, path, known, kept), main=main)
+    return [change, *(ENGINE.removal(read, led, stays) if options.only_needed else [])]
+
+
+def _kept(engine: Engine | None, known: dict[str, Any]) -> str:
+    """Return where a CRI-O, or else one with these settings, keeps its containers, as this process opens it."""
+    given = [*engine.option("--root", "-r")[-1:], engine.environ.get("CONTAINER_ROOT")] if engine else []
+    seen = engine.seen if engine else str
+    return seen(handlers.root([*given, dropin.table(known, "crio").get("root")], [*map(seen, handlers.STORAGE)]))
+
+
+def _check_removal(read: list[str], changes: list[Change], needed: Callable[[], dict[str, list[str]]]) -> None:
+    """Refuse to take back what CRI-O needs: to start, or to end containers and remove them.
 
     Raises:
         GpushimError: it is the default runtime of others' settings, or the handler of containers that are there.
     """
     ENGINE.check_left(read, changes)
-    goes = not options.force and any(change.new != change.old for change in changes)
-    used = monitors.calling(is_ours) if goes else []
-    if used:
-        shown = ", ".join(identity[:12] for identity in used[:SHOWN])
-        more = f" and {len(used) - SHOWN} more" if len(used) > SHOWN else ""
-        raise GpushimError(
-            f"CRI-O could neither stop nor remove containers that run under gpushim's handler: {shown}{more}; end "
-            "their pods, then try again"
-        )
+    if used := needed():
+        raise GpushimError(f"{handlers.why(used)}; delete these pods, then try again")
 
 
 def places(engine: Engine | None) -> tuple[str, str]:
@@ -161,15 +182,22 @@ def verify(options: Options, found: Plan) -> list[str]:
         program = programs.find(name)
         answer = ask.program([program, *words], STATUS_SECONDS) if program else None
         if answer and answer.code == 0:
-            return _missing(options, Toml.parse(answer.out.encode(), "the answer of CRI-O"))
+            return _missing(
+                options,
+                {*programs_of(settings(found.engine))},
+                Toml.parse(answer.out.encode(), "the answer of CRI-O"),
+            )
     return ["CRI-O does not answer `crio status config`; see its journal"]
 
 
-def _missing(options: Options, text: Text) -> list[str]:
-    has = is_ours(text.get((*RUNTIMES, options.name, "runtime_path")))
+def _missing(options: Options, files: set[str], text: Text) -> list[str]:
+    """Compare what CRI-O has with what is wished; `files` are the names of the runtimes that it would have, anew."""
+    has = {name for name, entry in dict(text.get(RUNTIMES, {})).items() if _ours(entry)}
+    over = has - files if options.only_needed else has & {options.name} if options.remove else set()
+    missing = [f"CRI-O still has the runtime {name}" for name in sorted(over)]
     if options.remove:
-        return [f"CRI-O still has the runtime {options.name}"] if has else []
-    missing = [] if has else [f"CRI-O does not have the runtime {options.name}"]
+        return missing
+    missing += [] if options.name in has else [f"CRI-O does not have the runtime {options.name}"]
     if options.default and text.get(DEFAULT) != options.name:
         missing.append(f"the default runtime is {text.get(DEFAULT)}; a later file of CRI-O's may set it")
     return missing
@@ -184,7 +212,7 @@ def _hints(known: dict[str, Any]) -> list[str]:
     return ["; to hand them to that: ".join(advice)] if advice[0] else []
 
 
-def _change(options: Options, path: str, known: dict[str, Any]) -> Change:
+def _change(options: Options, path: str, known: dict[str, Any], kept: Collection[str] | None) -> Change:
     runtimes = dropin.table(known, *RUNTIMES)
     if options.config:
         runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
@@ -197,12 +225,35 @@ def _change(options: Options, path: str, known: dict[str, Any]) -> Change:
     if now is not None and not is_ours(now):
         settings = {(*RUNTIMES, options.name): entry}
     elif now is not None and like:  # one that is there may be as it was before the default's was changed
-        mine = dropin.table(runtimes, options.name)
-        both = {key: (str(like.get(key) or ""), mine.get(key) or "") for key in _FOLLOWED}
-        settings.update({(*RUNTIMES, options.name, key): its for key, (its, own) in both.items() if its != own})
+        mine, made = dropin.table(runtimes, options.name), _made(path, options.name)
+        follows = {key: str(like.get(key) or "") for key in _FOLLOWED if (mine.get(key) or "") == made.get(key)}
+        settings.update({(*RUNTIMES, options.name, key): its for key, its in follows.items() if its != made[key]})
     if options.default:
         settings[DEFAULT] = options.name
-    return dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry})
+    change = dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry}, kept)
+    return _remembered(change, options.name) if now is not None and is_ours(now) else change
+
+
+def _made(path: str, name: str) -> dict[str, str]:
+    """Return what gpushim wrote last of what follows the default runtime, "" for nothing; {} if that is not known."""
+    try:
+        after = Toml.parse(records.after(path) or b"", path)
+    except GpushimError:
+        return {}
+    entry = after.get((*RUNTIMES, name))
+    return {key: str(entry.get(key) or "") for key in _FOLLOWED} if isinstance(entry, dict) else {}
+
+
+def _remembered(change: Change, name: str) -> Change:
+    """Record of what somebody else has written there what gpushim wrote: else it would be gpushim's the next time."""
+    made, text = _made(change.path, name), Toml.parse(change.new or b"", change.path)
+    entry = text.get((*RUNTIMES, name), {})
+    for key, its in made.items():
+        now = str(entry.get(key) or "")
+        was = Toml.parse(change.old or b"", change.path).get((*RUNTIMES, name, key), "")
+        if now != its and now == was:
+            text = text.put((*RUNTIMES, name, key), its)
+    return replace(change, made=text.encode()) if text.encode() != change.new else change
 
 
 def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None) -> list[Change]:

@@ -9,6 +9,7 @@ Out of scope: what the policy allows (doctor/check_selinux.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 ATTRIBUTE = "security.selinux"
@@ -28,6 +29,23 @@ def type_of(file: str | int) -> str:
         file: a path, or a fd.
     """
     return (_label(file).split(":") + [""] * 3)[2]
+
+
+def knows(kind: str, like: str, top: str = "") -> bool:
+    """Say whether the policy has a type; what cannot be found out does not speak against it.
+
+    Args:
+        kind: the type.
+        like: path of a file whose label it would be in.
+        top: what stands before the host's directories: "" but for tests.
+    """
+    parts = _label(like).split(":")
+    try:
+        with open(f"{top}/sys/fs/selinux/context", "wb", buffering=0) as file:  # as security_check_context(3) does
+            file.write(":".join([*parts[:2], kind, *parts[3:]]).encode() + b"\0")
+    except OSError as error:
+        return error.errno != errno.EINVAL
+    return True
 
 
 def give(file: str | int, kind: str) -> None:

@@ -21,13 +21,24 @@ CONFIGS = {
     "k0s": "/etc/k0s/containerd.toml",
     "microk8s": "/var/snap/microk8s/current/args/containerd.toml",
 }
+# Its units, and those of OpenRC.
+_K0S = [
+    f"/etc/{place}"
+    for role in ("controller", "worker")
+    for place in (f"systemd/system/k0s{role}.service", f"init.d/k0s{role}")
+]
 _PROGRAMS = {name: f"{ENGINES[name]}/containerd" for name in CONFIGS}
 
 
 def installed(top: str = "") -> list[str]:
-    """List the services that are installed here, running or not; `top` stands before the host's directories."""
+    """List the services that are installed here, running or not; `top` stands before the host's directories.
+
+    `k0s reset` leaves its program and /etc/k0s, and takes away its service and its other directories.
+    """
     places = {name: config if name == "k0s" else posixpath.dirname(config) for name, config in CONFIGS.items()}
-    return [name for name, place in places.items() if os.path.exists(top + place) or programs.lying(name, top)]
+    found = [name for name, place in places.items() if os.path.exists(top + place) or programs.lying(name, top)]
+    used = any(os.path.lexists(top + each) for each in (_PROGRAMS["k0s"], *_K0S))
+    return [name for name in found if name != "k0s" or used]
 
 
 def of(config: str) -> str:

@@ -20,6 +20,7 @@ class Row:
         unit: systemd unit of that, unless the process is in another one.
         options: of its command line that name its settings.
         variables: of its environment that do; nothing else of an environment is kept, as it holds secrets.
+        handlers: whether it needs the settings of a runtime as long as a container of it is there.
         hooks: whether it calls what the files of a hooks directory name (oci-hooks(5)).
         states: patterns of the directories where runc and crun keep the state of its containers.
         users_states: the same for a rootless one, below the user's runtime directory.
@@ -32,6 +33,7 @@ class Row:
     unit: str = ""
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    handlers: bool = False
     hooks: bool = False
     states: tuple[str, ...] = ()
     users_states: tuple[str, ...] = ()
@@ -63,7 +65,8 @@ ENGINES = {
         process="crio",
         unit="crio.service",
         options=("--config", "-config", "-c"),
-        variables=("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR"),
+        variables=("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_ROOT"),
+        handlers=True,
         hooks=True,
         annotations=(("io.container.manager=cri-o", "cri-o"), ("io.kubernetes.cri-o.", "cri-o")),
     ),

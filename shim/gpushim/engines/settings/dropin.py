@@ -16,13 +16,17 @@ from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 HEADER = "# Made by `gpushim configure`; `gpushim configure {engine} --remove` takes it away."
 
 
 def put(
-    kind: undo.Kind, path: str, settings: dict[tuple[str, ...], Any], optional: dict[tuple[str, ...], Any]
+    kind: undo.Kind,
+    path: str,
+    settings: dict[tuple[str, ...], Any],
+    optional: dict[tuple[str, ...], Any],
+    kept: Collection[str] | None = None,
 ) -> Change:
     """Work out a file with settings.
 
@@ -31,16 +35,20 @@ def put(
         path: of the file; a new one gets a header that tells whose it is.
         settings: value by key.
         optional: values for keys that are not there yet.
+        kept: names of gpushim's runtimes that stay, "" for the default, where all others are to go.
     """
     base = undo.take_out(kind, path)
-    text = Toml.parse(base.old or b"", path)
+    start = base.old if kept is None else undo.take_out(replace(kind, spared=frozenset(kept)), path).new
+    text = Toml.parse(start or b"", path)
     for keys, value in optional.items():
         if text.get(keys) is None:
             text = text.put(keys, value)
     for keys, value in settings.items():
         text = text.put(keys, value)
-    header = f"{kind.comment}\n" if base.old is None else ""
-    return replace(base, new=(header + text.text).encode(), before=base.new)
+    header = f"{kind.comment}\n" if start is None else ""
+    gone = {".".join(keys) for keys in undo.values_lost(Toml.parse(base.old or b"", path), text)}
+    lost = tuple(name for name in base.lost if name in gone)
+    return replace(base, new=(header + text.text).encode(), before=base.new, lost=lost)
 
 
 @dataclass(frozen=True)
@@ -55,15 +63,16 @@ class Engine:
     title: str
     kind: undo.Kind
 
-    def removal(self, paths: list[str], ours: list[str]) -> list[Change]:
+    def removal(self, paths: list[str], ours: list[str], spared: Collection[str] = ()) -> list[Change]:
         """Work out files without gpushim's settings.
 
         Args:
             paths: that the engine reads, as `merged` takes them.
             ours: files to take them out of.
+            spared: names of gpushim's runtimes that stay, "" for the default.
         """
         others = table(merged(paths, dict.fromkeys(ours)), *self.kind.runtimes)
-        kind = replace(self.kind, others=self.kind.others | {*others})
+        kind = replace(self.kind, others=self.kind.others | {*others}, spared=frozenset(spared))
         return [undo.take_out(kind, path) for path in dict.fromkeys(ours)]
 
     def check_left(self, paths: list[str], changes: list[Change]) -> None:

@@ -36,6 +36,8 @@ class Change:
         before: bytes to record as the file without gpushim; None if it is gpushim's alone.
         lost: settings that go although gpushim did not write them; a copy of the file is kept then.
         main: absolute path of the engine's settings that lead to it; "" if it is those.
+        made: bytes to record as what gpushim made, where `new` keeps what somebody else wrote into its entry.
+        partly: something of gpushim's stays although this takes back, and so do the records.
     """
 
     path: str
@@ -45,6 +47,8 @@ class Change:
     before: bytes | None = None
     lost: tuple[str, ...] = ()
     main: str = ""
+    made: bytes | None = None
+    partly: bool = False
 
 
 def read(path: str) -> bytes | None:
@@ -89,12 +93,13 @@ def apply(changes: list[Change], *, undo: bool = False, first: bool = False) -> 
     notes: list[str] = []
     done: list[Callable[[], object]] = []  # what takes back what is made, in the order in which it was
     with records.locked():
-        there = {change.path: records.found(change.path) for change in changes if undo and change.recorded}
+        whole = [change for change in changes if undo and not change.partly]
+        there = {change.path: records.found(change.path) for change in whole if change.recorded}
         try:
             for change in changes:
                 notes += _settled(change.path)
-                if change.new != change.old or (not undo and (first or _is_recorded(change))):
-                    notes += _made(change, done, recorded=change.recorded and not undo)
+                if change.new != change.old or (change not in whole and (first or _is_recorded(change))):
+                    notes += _made(change, done, recorded=change.recorded and change not in whole)
         except BaseException as error:
             stays = _taken_back(done)
             if isinstance(error, GpushimError) and stays:
@@ -117,7 +122,8 @@ def _made(change: Change, done: list[Callable[[], object]], *, recorded: bool) -
         base, there = rewrite.own(place), records.found(path)
         expected = _copied(base, change, notes)
         if recorded:
-            expected += [(base + records.BEFORE, change.before), (base + records.AFTER, change.new)]
+            after = change.new if change.made is None else change.made
+            expected += [(base + records.BEFORE, change.before), (base + records.AFTER, after)]
         for record, data in expected:
             old = records.read(record)
             if old != data:

@@ -46,6 +46,7 @@ class Options:
         remove: take back instead.
         force: change an entry of the same name that somebody else made, or remove one that containers need.
         files_only: look at no process: the settings are in the usual files.
+        only_needed: of gpushim's other runtimes, leave those that containers need, and no more.
     """
 
     program: str = ""
@@ -57,6 +58,7 @@ class Options:
     remove: bool = False
     force: bool = False
     files_only: bool = False
+    only_needed: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Plan:
         notes: sentences for the user.
         engine: the running engine that reads these settings, if one does.
         stopped: name of the service that will read them once it is started, where that is not the engine's own.
+        stays: by the name of a runtime of gpushim's that is left, because containers need it, the sentence for that.
         check: raises GpushimError if the engine would not start with what these leave; before they are made.
     """
 
@@ -97,6 +100,7 @@ class Plan:
     engine: Engine | None = None
     links: list[Link] = field(default_factory=list)
     stopped: str = ""
+    stays: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = field(default=lambda: None, compare=False)
 
     @property

@@ -8,7 +8,7 @@ Out of scope: replacing files (files.py); which settings gpushim makes (each eng
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.settings import files, records
@@ -48,6 +48,7 @@ class Kind:
         comment: that gpushim puts into files it makes.
         idle: names at the top that are nothing by themselves in such a file.
         others: names of the runtimes that the engine has beside those of the file.
+        spared: names of gpushim's runtimes that stay; with "" the default does, too.
     """
 
     form: type[Text]
@@ -58,20 +59,21 @@ class Kind:
     comment: str = ""
     idle: frozenset[str] = frozenset()
     others: frozenset[str] = frozenset()
+    spared: frozenset[str] = frozenset()
 
     def settings(self, text: Text) -> list[Setting]:
         """List the settings of a text that may be gpushim's."""
         runtimes = text.get(self.runtimes)
         names = [name for name, entry in runtimes.items() if self.ours(entry)] if isinstance(runtimes, dict) else []
-        found = [Setting((*self.runtimes, name), certain=True) for name in names]
-        default = Setting(self.default, certain=text.get(self.default) in names)
-        return [*found, default, *self.more(text, names)]
+        found = [Setting((*self.runtimes, name), certain=True) for name in names if name not in self.spared]
+        default = [] if "" in self.spared else [Setting(self.default, certain=text.get(self.default) in names)]
+        return [*found, *default, *self.more(text, names)]
 
 
 def take_out(kind: Kind, path: str) -> Change:
     """Work out a file without gpushim's settings, from what it is now and its records.
 
-    One that gpushim made goes when nothing else is in it.
+    One that gpushim made goes when nothing else is in it. Where runtimes of gpushim's are spared, the records stay.
 
     Raises:
         GpushimError: the file is not of this format, or cannot be read or edited.
@@ -85,12 +87,14 @@ def take_out(kind: Kind, path: str) -> Change:
     old = old and _edited(kind, old, None, None)
     left = _without_default(kind, text, _edited(kind, text, old, made), old)
     ours = kind.comment in text.comments
-    if left.text == text.text and not (ours and _is_idle(kind, text)):
+    if left.text == text.text and not (kind.spared or (ours and _is_idle(kind, text))):
         return Change(path, current, current)
     for name in kind.idle if set(left.data) <= kind.idle else ():
         if _at(old, (name,)) is MISSING and _at(made, (name,)) == _at(left, (name,)):
             left = left.drop((name,))
-    lost = tuple(".".join(keys) for keys in _lost(text, left, made))
+    lost = tuple(".".join(keys) for keys in values_lost(text, left, made))
+    if kind.spared and any(setting.certain for setting in replace(kind, spared=frozenset()).settings(left)):
+        return Change(path, current, left.encode(), before=before, lost=lost, partly=True)
     if before is None and (after is not None or ours) and _is_idle(kind, left):
         return Change(path, current, None, lost=lost)
     if before is not None and old is not None and current == after and left.same(old):
@@ -168,8 +172,8 @@ def _merged(text: Text, keys: Keys, old: Text, made: Text | None) -> Text:
     return text
 
 
-def _lost(text: Text, left: Text, made: Text | None) -> Iterator[Keys]:
-    """List the values that are gone and that gpushim did not write."""
+def values_lost(text: Text, left: Text, made: Text | None = None) -> Iterator[Keys]:
+    """List the values that a text has, and what is left of it has not, but for those that gpushim made."""
     for keys, value in _leaves(text.data, ()):
         if value != {} and _at(left, keys) != value and _at(made, keys) != value:
             yield keys

@@ -18,7 +18,8 @@ case "$*" in
   *--verify*) echo 'gpushim: containerd is not verified: it has no runtime nvidia' >&2; exit {1} ;;
   *--restart*) echo 'verified: containerd has the runtime nvidia' ;;
   *fails*) echo 'gpushim: warning: x' >&2; echo 'gpushim: config.toml is wrong' >&2; exit 15 ;;
-  *) echo '{{"changes": [{{"done": "changed", "path": "/etc/x"}}], "notes": ["restart it"], "changed": {2}}}' ;;
+  *) echo '{{"changes": [{{"done": "changed", "path": "/etc/x"}}], "notes": ["restart it"], "stays": {{}},'
+     echo '"changed": {2}}}' ;;
 esac
 """
 
@@ -46,7 +47,7 @@ def test_an_engine_is_restarted_only_if_it_has_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool, knows: bool, changed: bool, restarted: bool
 ) -> None:
     gpushim(tmp_path, monkeypatch, knows, changed)
-    assert engine.configure(["containerd", "--cdi", "--force"], restart) == changed
+    assert engine.configure(["containerd", "--cdi", "--force"], restart) == []
     first, asked, *more = (tmp_path / "calls").read_text().splitlines()
     assert (first, asked) == (
         "configure containerd --cdi --force --format=json",
@@ -59,7 +60,7 @@ RESTARTS = """#!/bin/sh
 case "$*" in
   *--restart*) echo restarted >>{0}/calls; echo 'gpushim: containerd is not verified' >&2; exit 1 ;;
   *--verify*) echo 'gpushim: containerd is not verified' >&2; exit 1 ;;
-  *) echo '{{"changes": [], "notes": [], "changed": false}}' ;;
+  *) echo '{{"changes": [], "notes": [], "stays": {{}}, "changed": false}}' ;;
 esac
 """
 
@@ -109,6 +110,18 @@ def test_what_is_to_be_done_is_said(
     gpushim(tmp_path, monkeypatch, False, True)
     engine.configure(["containerd"], False)
     assert capsys.readouterr() == ("gpushim-node: changed /etc/x\n", "gpushim-node: note: restart it\n")
+
+
+def test_what_stays_for_containers_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is no failure, whatever is asked of the engine."""
+    gpushim(tmp_path, monkeypatch, True, False)
+    script = (tmp_path / "gpushim").read_text()
+    (tmp_path / "gpushim").write_text(script.replace('"stays": {}', '"stays": {"old": "old stays for x/y"}'))
+    assert engine.configure(["crio", "--remove", "--only-needed"], True) == ["old"]
+    assert capsys.readouterr().out == "gpushim-node: changed /etc/x\ngpushim-node: old stays for x/y\n"
+    assert "--restart" not in (tmp_path / "calls").read_text()
 
 
 def test_a_refusal_is_passed_on_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

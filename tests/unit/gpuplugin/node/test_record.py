@@ -21,6 +21,9 @@ from gpushim.ground.errors import GpushimError
         '{"folders": 5}',
         '{"folders": [3]}',
         '{"engine": "crio"}',
+        '{"former": ["crio"]}',
+        '{"former": [[]]}',
+        '{"former": [[1]]}',
         '{"form": 2}',
         '{"more": 1}',
         "[" * 100_000,
@@ -38,9 +41,9 @@ def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     known = tmp_path / "lib/node.json"
     monkeypatch.setattr(record, "PATH", str(known))
     assert record.load() == record.Record()
-    wanted = record.Record({"/usr/bin/x": "a"}, ["/etc/x"], ["crio"])
+    wanted = record.Record({"/usr/bin/x": "a"}, ["/etc/x"], ["crio"], [["crio", "--cdi"]])
     wanted.save()
-    assert record.load() == record.Record({"/usr/bin/x": "a"}, ["/etc/x", str(known.parent)], ["crio"])
+    assert record.load() == record.Record(wanted.files, ["/etc/x", str(known.parent)], ["crio"], wanted.former)
     before = known.stat().st_ino
     wanted.save()
     assert known.stat().st_ino == before

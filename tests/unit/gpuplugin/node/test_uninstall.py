@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import install, record, remains, uninstall
-from gpushim.engines.processes import monitors
+from gpuplugin.node import record, remains, uninstall
 from gpushim.ground.errors import GpushimError
 
 
@@ -41,21 +40,3 @@ def test_what_fails_can_be_tried_again(
     monkeypatch.setattr(uninstall, "STEPS", "true")
     uninstall._remove(record.load(), "", str(tmp_path))
     assert not tmp_path.exists()
-
-
-def test_what_tells_which_settings_are_meant() -> None:
-    words = ["containerd", "--config=/etc/x", "--runtime-name=gpu", "--set-as-default", "--cdi"]
-    assert install.named(words) == ["containerd", "--config=/etc/x", "--runtime-name=gpu"]
-
-
-@pytest.mark.parametrize(("name", "looks"), [("crio", 3), ("containerd", 0)])
-def test_containers_that_end_just_then_may_do_so(monkeypatch: pytest.MonkeyPatch, name: str, looks: int) -> None:
-    """CRI-O keeps its handler for them; who stays does not keep this waiting for ever."""
-    left = [["a"], ["a"], []]
-    monkeypatch.setattr(monitors, "calling", lambda _: left.pop(0))
-    monkeypatch.setattr(uninstall, "POLL", 0.01)
-    uninstall._let_end(name)
-    assert len(left) == 3 - looks
-    monkeypatch.setattr(monitors, "calling", lambda _: ["a"])
-    monkeypatch.setattr(uninstall, "LET_END", 0.05)
-    uninstall._let_end(name)

@@ -44,3 +44,15 @@ def test_a_policy_that_knows_no_containers_is_the_first_thing_to_mend(patient: P
     host_states.selinux(patient)
     labels.label(f"{patient.state}/params", labels.RUN)  # no refresh can give it another one
     assert [each.fix for each in patient.said("selinux")] == ["install container-selinux"]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_refresh_is_no_fix_where_the_policy_lacks_the_label_that_it_gives(patient: Patient, knows: bool) -> None:
+    host_states.selinux_hides_the_parameters(patient)
+    context = patient.write("sys/fs/selinux/context", "")
+    if not knows:  # as the kernel answers, here by another file of its own
+        context.unlink()
+        context.symlink_to("/proc/self/oom_score_adj")
+    (found,) = patient.said("selinux")
+    assert ("its policy has no container_ro_file_t" in found.evidence) != knows
+    assert found.fix == ("" if knows else "install a newer container-selinux; then ") + "gpushim refresh"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import tomlkit
 from click.testing import Result
 
 from gpushim.config import policy
-from gpushim.engines import crio
-from gpushim.engines.processes import monitors, programs
+from gpushim.engines import crio, handlers
+from gpushim.engines.processes import programs
 from gpushim.engines.processes.running import Engine
+from unit.gpushim.engines import kept
 
 Call = Callable[..., Result]
 MAIN = """# the cluster's
@@ -38,7 +40,15 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(crio, "DIRECTORY", f"{path}/crio.conf.d")
     monkeypatch.setattr(crio, "HOOKS", f"{tmp_path}/hooks.d")
     monkeypatch.setenv("GPUSHIM_CONFIG", f"{tmp_path}/config.toml")
+    monkeypatch.setattr(handlers, "ROOT", f"{tmp_path}/storage")
+    monkeypatch.setattr(handlers, "STORAGE", ())
     return path
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    """Where CRI-O keeps its containers."""
+    return tmp_path / "storage"
 
 
 def ok(result: Result) -> Result:
@@ -91,23 +101,92 @@ def test_remove_leaves_nothing(etc: Path, call: Call) -> None:
     assert os.listdir(etc) in (["crio.conf", "crio.conf.d"], ["crio.conf.d", "crio.conf"])
 
 
-def test_a_handler_stays_as_long_as_containers_run_under_it(
-    etc: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CRI-O asks for it by name, to end them, too."""
-    ids = [f"{number:064x}" for number in range(10)]
-    monkeypatch.setattr(monitors, "calling", lambda _: ids)
+def test_a_handler_stays_as_long_as_containers_need_it(etc: Path, call: Call, storage: Path) -> None:
+    """CRI-O asks for it by name, to end them, and to remove those that have ended."""
+    for number in range(10):
+        kept.pod(storage, f"pod-{number}", "nvidia")
     ok(call("crio", None, "--remove"))  # there is nothing to take back
     ok(call("crio", None))
-    refusal = str(call("crio", None, "--remove").exception)
-    assert "neither stop nor remove containers that run under gpushim's handler: 000000000000, " in refusal
-    assert "and 2 more; end their pods" in refusal
+    for more in ((), ("--files-only",)):
+        refusal = str(call("crio", None, "--remove", *more).exception)
+        assert "neither end nor remove the containers of default/pod-0, default/pod-1, " in refusal
+        assert "and 2 more without the handler nvidia of gpushim's; delete these pods" in refusal
     assert (etc / "crio.conf.d" / "99-gpushim.toml").exists()
     ok(call("crio", None, "--remove", "--force"))
     ok(call("crio", None))
-    ids.clear()
+    shutil.rmtree(storage)
     ok(call("crio", None, "--remove"))
     assert not (etc / "crio.conf.d" / "99-gpushim.toml").exists()
+
+
+@pytest.mark.parametrize("default", [(), ("--set-as-default",)])
+def test_a_new_handler_takes_the_place_of_others_that_nobody_needs(
+    etc: Path, call: Call, storage: Path, default: tuple[str, ...]
+) -> None:
+    drop_in = etc / "crio.conf.d" / "99-gpushim.toml"
+    ok(call("crio", None, "--set-as-default"))
+    ok(call("crio", None, "--runtime-name=two"))
+    kept.pod(storage, "one", "nvidia")
+    words = ("--runtime-name=gpu", "--only-needed", *default)
+    said = json.loads(ok(call("crio", None, *words, "--format=json")).output)
+    assert [*said["stays"]] == ["nvidia"]
+    assert "containers of default/one without the handler nvidia" in said["stays"]["nvidia"]
+    assert [*runtime(drop_in)["runtimes"]] == ["nvidia", "gpu"]
+    assert runtime(drop_in).get("default_runtime") == ("gpu" if default else None)
+    assert "nothing to change" in ok(call("crio", None, *words)).output
+    shutil.rmtree(storage)
+    ok(call("crio", None, *words))
+    assert [*runtime(drop_in)["runtimes"]] == ["gpu"]
+    ok(call("crio", None, "--remove"))
+    assert os.listdir(etc / "crio.conf.d") == []
+    assert not [*etc.glob("*-gpushim")]
+
+
+def test_what_is_needed_is_left_by_a_removal_that_is_asked_for_that(etc: Path, call: Call, storage: Path) -> None:
+    ok(call("crio", etc / "crio.conf", "--set-as-default"))
+    ok(call("crio", etc / "crio.conf", "--runtime-name=gpu"))
+    kept.pod(storage, "one", "gpu")
+    said = ok(call("crio", etc / "crio.conf", "--remove", "--only-needed")).output
+    assert "note: CRI-O could neither end nor remove the containers of default/one without the handler gpu" in said
+    assert [*runtime(etc / "crio.conf")["runtimes"]] == ["crun", "gpu"]
+    assert runtime(etc / "crio.conf")["default_runtime"] == "crun"
+    ok(call("crio", etc / "crio.conf", "--remove", "--only-needed"))
+    shutil.rmtree(storage)
+    ok(call("crio", etc / "crio.conf", "--remove", "--only-needed"))
+    assert (etc / "crio.conf").read_text() == MAIN
+    assert sorted(os.listdir(etc)) == ["crio.conf", "crio.conf.d"]
+
+
+def test_a_default_stays_where_its_pods_would_get_another_runtime(
+    etc: Path, call: Call, storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin/crun").touch(0o755)
+    (tmp_path / "bin/runc").touch(0o755)
+    (etc / "crio.conf").write_text(MAIN.replace("/usr/bin/crun", f"{tmp_path}/bin/crun"))
+    (tmp_path / "config.toml").write_text(f"[runtime]\nlow-level = ['{tmp_path}/bin/runc']\n")
+    kept.pod(storage, "one", "")
+    ok(call("crio", None, "--set-as-default"))
+    assert "default/one without the default handler" in str(call("crio", None, "--remove").exception)
+    said = json.loads(ok(call("crio", None, "--only-needed", "--format=json")).output)
+    assert ([*said["stays"]], said["changes"]) == ([""], [])
+    (tmp_path / "config.toml").write_text(f"[runtime]\nlow-level = ['{tmp_path}/bin/crun']\n")
+    ok(call("crio", None, "--remove"))
+
+
+def test_what_an_administrator_set_in_the_entry_stays(etc: Path, call: Call) -> None:
+    """However often it is run, and whatever the default runtime's becomes."""
+    drop_in, conf = etc / "crio.conf.d" / "99-gpushim.toml", etc / "crio.conf"
+    ok(call("crio", None))
+    drop_in.write_text(drop_in.read_text() + 'monitor_cgroup = "pod"\nmonitor_env = ["A=B"]\n')
+    for cgroup in ("system.slice", "x.slice", ""):
+        conf.write_text(f'{MAIN}monitor_cgroup = "{cgroup}"\n'.replace("libexec/crio/conmon", f"bin/conmon-{cgroup}"))
+        ok(call("crio", None))
+        mine = runtime(drop_in)["runtimes"]["nvidia"]
+        assert (mine["monitor_cgroup"], mine["monitor_env"]) == ("pod", ["A=B"])
+        assert mine["monitor_path"] == f"/usr/bin/conmon-{cgroup}"
+        assert not [*etc.glob("*.kept-gpushim*")]
+    assert "monitor_cgroup" in ok(call("crio", None, "--remove")).output  # of which there is a copy
+    assert not drop_in.exists()
 
 
 def test_defect_the_drop_in_is_made_anew_and_loses_the_default(etc: Path, call: Call) -> None:

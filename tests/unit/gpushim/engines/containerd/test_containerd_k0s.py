@@ -108,6 +108,8 @@ def test_its_unit_and_that_it_is_installed(unit: str, tmp_path: Path) -> None:
     assert services.installed(str(tmp_path)) == []  # a controller has its settings there
     (tmp_path / services.CONFIGS["k0s"][1:]).touch()
     assert (services.installed(str(tmp_path)), services.unit("k0s", str(tmp_path))) == (["k0s"], unit)
+    (folder / unit).unlink()
+    assert services.installed(str(tmp_path)) == []  # as `k0s reset` leaves it
 
 
 @pytest.mark.parametrize("later", [0.01, 0.2])

@@ -1,0 +1,147 @@
+"""Handlers of CRI-O, and the pods that need them, as the files tell that CRI-O keeps of its containers.
+
+CRI-O asks for a container's handler by name as long as the container is there: without it one that runs can be
+neither stopped nor executed in, and one that has ended, or was never started, cannot be removed, whatever monitor
+(conmon, conmon-rs) it has or had. Pods that name none have the default one.
+Out of scope: which handlers go (crio.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpushim.config import policy
+from gpushim.engines.settings import dropin
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpushim.engines.settings.files import Change
+    from gpushim.engines.settings.undo import Kind
+
+ROOT, STORAGE = "/var/lib/containers/storage", ("/usr/share/containers/storage.conf", "/etc/containers/storage.conf")
+LIMIT = 1 << 22  # bytes of a container's config.json
+DEFAULT = ""  # the handler of pods that name none
+SHOWN = 8  # pods
+_CRIO, _POD = "io.kubernetes.cri-o.", "io.kubernetes.pod."
+_SPOOFED = "spoofed.crio.io"  # a pod's own container that is only written down
+
+
+def root(named: list[object], storage: list[str]) -> str:
+    """Return where CRI-O keeps its containers (crio(8), containers-storage.conf(5)).
+
+    Args:
+        named: what its command line, its environment and its settings say, the first that says something counts.
+        storage: paths of the settings of containers/storage, of which the last that is there counts.
+    """
+    last = [path for path in storage if os.path.exists(path)][-1:]
+    shared = dropin.table(dropin.merged(last), "storage").get("graphroot")
+    return str(next(filter(None, [*named, shared]), ROOT))
+
+
+def needed(kind: Kind, read: list[str], changes: list[Change], kept: str) -> dict[str, list[str]]:
+    """Return the pods that need a handler which changes take away, by its name, DEFAULT for the default.
+
+    Args:
+        kind: of CRI-O's files.
+        read: that CRI-O reads, as `dropin.merged` takes them.
+        changes: of these files, or of others.
+        kept: as for `pods`.
+
+    Raises:
+        GpushimError: it is unknown which pods CRI-O has.
+    """
+    if all(change.new == change.old for change in changes):
+        return {}
+    left = {change.path: change.new for change in changes}
+    had, has = (dropin.table(dropin.merged(read, instead), *kind.default[:-1]) for instead in ({}, left))
+    gone = {*dropin.table(had, "runtimes")} - {*dropin.table(has, "runtimes")} - kind.others
+    gone |= {DEFAULT} if _is_another(kind, had, has) else set()
+    found = pods(kept) if gone else {}
+    return {name: found[name] for name in sorted(gone) if name in found}
+
+
+def _is_another(kind: Kind, had: dict[str, Any], has: dict[str, Any]) -> bool:
+    """Say whether the default is gpushim's no longer, and its containers would get another runtime than they have."""
+    mine, others = (dropin.table(each, "runtimes", str(each.get("default_runtime"))) for each in (had, has))
+    if not kind.ours(mine) or kind.ours(others):
+        return False
+    try:
+        program = policy.low_level([str(others.get("runtime_path") or has.get("default_runtime"))])
+        low = policy.low_level(policy.load(system.config_path())["runtime"]["low-level"])
+    except GpushimError:
+        return True
+    same = os.path.realpath(program) == os.path.realpath(low)
+    return not same or mine.get("runtime_root") != others.get("runtime_root")
+
+
+def why(used: dict[str, list[str]]) -> str:
+    """Say what handlers are needed for, as a clause."""
+    return f"CRI-O could neither end nor remove the containers of {_shown(used)} without {_named(used)} of gpushim's"
+
+
+def stays(used: dict[str, list[str]]) -> dict[str, str]:
+    """Say by the name of each handler that it stays, and how long."""
+    until = "so that stays until a later run finds these pods deleted"
+    return {name: f"{why({name: pods})}, {until}" for name, pods in used.items()}
+
+
+def _named(names: Iterable[str]) -> str:
+    return " and ".join(f"the handler {name}" if name else "the default handler" for name in names)
+
+
+def _shown(used: dict[str, list[str]]) -> str:
+    found = sorted(pod for each in used.values() for pod in each)
+    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+
+
+def pods(kept: str) -> dict[str, list[str]]:
+    """List the pods that have containers, as NAMESPACE/NAME, by the name of their handler.
+
+    Args:
+        kept: absolute path of the directory where CRI-O keeps its containers.
+
+    Raises:
+        GpushimError: it cannot be read.
+    """
+    handlers, names, used = {}, {}, set()
+    for notes in _annotations(kept):
+        identity = notes.get(f"{_CRIO}SandboxID")
+        if notes.get(f"{_CRIO}ContainerType") != "sandbox":
+            used.add(identity)
+            continue
+        handlers[identity] = str(notes.get(f"{_CRIO}RuntimeHandler", DEFAULT))
+        names[identity] = f"{notes.get(f'{_POD}namespace')}/{notes.get(f'{_POD}name')}"
+        if notes.get(_SPOOFED) != "true":
+            used.add(identity)
+    found: dict[str, list[str]] = {}
+    for identity in used & handlers.keys():
+        found.setdefault(handlers[identity], []).append(names[identity])
+    return {handler: sorted(each) for handler, each in found.items()}
+
+
+def _annotations(kept: str) -> list[dict[str, Any]]:
+    """Return the annotations of each of CRI-O's containers; Podman's lie beside them."""
+    try:
+        folders = [f"{kept}/{name}" for name in os.listdir(kept) if name.endswith("-containers")]
+        paths = [f"{folder}/{name}/userdata/config.json" for folder in folders for name in os.listdir(folder)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise GpushimError(
+            f"{kept} cannot be read, so it is unknown which handlers CRI-O needs: {error.strerror}"
+        ) from None
+    return [notes for notes in map(_of, paths) if notes.get("io.container.manager") == "cri-o"]
+
+
+def _of(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(replace.content(path, LIMIT) or b"{}").get("annotations")
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,100 @@
+"""In which order a node's engines are configured and given back, and what of that is still known after a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuplugin.node import configured, engine, record
+from gpushim.ground.errors import GpushimError
+
+OLD, NEW, MORE = ["crio", "--runtime-name=old"], ["crio", "--runtime-name=new"], ["crio", "--config=/etc/x"]
+CONTAINERD = ["containerd", "--runtime-name=nvidia", "--cdi"]
+NEEDED, REMOVE = "--only-needed", "--remove"
+
+
+class Node:
+    """What is asked of the node's gpushim, in that order, and what it answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.stays: list[str] = []
+        self.refuses: list[str] = []  # what is configured so, once for each
+
+    def configure(self, words: list[str], restart: bool) -> list[str]:
+        self.asked.append(" ".join(words))
+        if self.asked[-1] in self.refuses:
+            self.refuses.remove(self.asked[-1])
+            raise GpushimError("refused")
+        return self.stays if REMOVE in words else []
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    there = Node()
+    monkeypatch.setattr(engine, "configure", there.configure)
+    monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
+    monkeypatch.setattr(configured, "POLL", 0.001)
+    return there
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "asked"),
+    [
+        ([], NEW, [[*NEW, NEEDED]]),
+        (OLD, NEW, [[*NEW, NEEDED]]),  # in one step: the old one is in the same settings
+        (MORE, NEW, [[*NEW, NEEDED], [*MORE, REMOVE, NEEDED]]),
+        (OLD, [], [[*OLD, REMOVE, NEEDED]]),
+        (OLD, CONTAINERD, [CONTAINERD, [*OLD, REMOVE, NEEDED]]),
+        (CONTAINERD, NEW, [[*CONTAINERD[:2], REMOVE], [*NEW, NEEDED]]),
+        (CONTAINERD, CONTAINERD[:2], [[*CONTAINERD[:2], REMOVE], CONTAINERD[:2]]),
+        (CONTAINERD, CONTAINERD, [CONTAINERD]),
+    ],
+)
+def test_the_new_comes_before_the_old_goes_that_containers_may_need(
+    node: Node, before: list[str], words: list[str], asked: list[list[str]]
+) -> None:
+    configured.change(record.Record(engine=before), words, restart=True)
+    assert node.asked == [" ".join(each) for each in asked]
+    assert (record.load().engine, record.load().former) == (words, [])
+
+
+@pytest.mark.parametrize("words", [[], NEW, CONTAINERD])
+def test_what_stays_is_asked_again_until_it_goes(node: Node, words: list[str]) -> None:
+    """No run fails for it, and none forgets it."""
+    node.stays = ["old"]
+    configured.change(record.Record(engine=MORE), words, restart=True)
+    configured.change(record.load(), words, restart=True)
+    assert (record.load().engine, record.load().former) == (words, [MORE])
+    node.stays = []
+    configured.change(record.load(), words, restart=True)
+    assert node.asked.count(" ".join([*MORE, REMOVE, NEEDED])) == 3
+    assert record.load().former == []
+
+
+@pytest.mark.parametrize("failing", [[*NEW, NEEDED], [*MORE, REMOVE, NEEDED]])
+def test_what_fails_is_known_to_the_next_run(node: Node, failing: list[str]) -> None:
+    node.refuses = [" ".join(failing)]
+    with pytest.raises(GpushimError):
+        configured.change(record.Record(engine=MORE), NEW, restart=True)
+    assert (record.load().engine, record.load().former) == (NEW, [MORE])
+    configured.take_back(record.load(), restart=True)
+    assert node.asked[-2:] == [" ".join([*each, REMOVE]) for each in (MORE, NEW)]
+    assert (record.load().engine, record.load().former) == ([], [])
+
+
+@pytest.mark.parametrize(("words", "tries"), [(OLD, 3), (CONTAINERD, 1)])
+def test_containers_that_end_just_then_may_do_so(node: Node, words: list[str], tries: int) -> None:
+    """CRI-O keeps its handler for them; who stays does not keep this waiting for ever."""
+    removal = " ".join([*configured.named(words), REMOVE])
+    node.refuses = [removal] * (tries - 1)
+    configured.take_back(record.Record(engine=words), restart=True)
+    assert node.asked == [removal] * tries
+
+
+def test_who_stays_ends_the_removal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configured, "LET_END", 0.01)
+    node.refuses = [" ".join([*OLD, REMOVE])] * 1000
+    with pytest.raises(GpushimError):
+        configured.take_back(record.Record(engine=OLD), restart=True)
