@@ -56,7 +56,7 @@ def plan(options: Options) -> Plan:
     known, read = settings(engine), [each for each in (main, folder) if each]
     meant = partial(_meant, options, path, "" if options.config else main, read, known)
     changes = meant()
-    needed = partial(handlers.needed, KIND, read, changes if not options.force else [], _kept(engine, known))
+    needed = partial(handlers.needed, KIND, read, changes if not options.force else [], _storage(engine, known))
     left = needed() if options.only_needed else {}
     if left:
         changes = meant({*left})
@@ -86,12 +86,12 @@ def _meant(
         return ENGINE.removal(read, [path, *led], stays)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
         raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; choose another")
-    kept = {options.name, *stays} if options.only_needed else None
-    change = replace(_change(options, path, known, kept), main=main)
+    left = {options.name, *stays} if options.only_needed else None
+    change = replace(_change(options, path, known, left), main=main)
     return [change, *(ENGINE.removal(read, led, stays) if options.only_needed else [])]
 
 
-def _kept(engine: Engine | None, known: dict[str, Any]) -> str:
+def _storage(engine: Engine | None, known: dict[str, Any]) -> str:
     """Return where a CRI-O, or else one with these settings, keeps its containers, as this process opens it."""
     given = [*engine.option("--root", "-r")[-1:], engine.environ.get("CONTAINER_ROOT")] if engine else []
     seen = engine.seen if engine else str
@@ -212,7 +212,7 @@ def _hints(known: dict[str, Any]) -> list[str]:
     return ["; to hand them to that: ".join(advice)] if advice[0] else []
 
 
-def _change(options: Options, path: str, known: dict[str, Any], kept: Collection[str] | None) -> Change:
+def _change(options: Options, path: str, known: dict[str, Any], left: Collection[str] | None) -> Change:
     runtimes = dropin.table(known, *RUNTIMES)
     if options.config:
         runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
@@ -230,7 +230,7 @@ def _change(options: Options, path: str, known: dict[str, Any], kept: Collection
         settings.update({(*RUNTIMES, options.name, key): its for key, its in follows.items() if its != made[key]})
     if options.default:
         settings[DEFAULT] = options.name
-    change = dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry}, kept)
+    change = dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry}, left)
     return _remembered(change, options.name) if now is not None and is_ours(now) else change
 
 
@@ -247,13 +247,11 @@ def _made(path: str, name: str) -> dict[str, str]:
 def _remembered(change: Change, name: str) -> Change:
     """Record of what somebody else has written there what gpushim wrote: else it would be gpushim's the next time."""
     made, text = _made(change.path, name), Toml.parse(change.new or b"", change.path)
-    entry = text.get((*RUNTIMES, name), {})
-    for key, its in made.items():
-        now = str(entry.get(key) or "")
-        was = Toml.parse(change.old or b"", change.path).get((*RUNTIMES, name, key), "")
-        if now != its and now == was:
-            text = text.put((*RUNTIMES, name, key), its)
-    return replace(change, made=text.encode()) if text.encode() != change.new else change
+    old, lost = Toml.parse(change.old or b"", change.path), {*change.lost}
+    for keys, its in (((*RUNTIMES, name, key), its) for key, its in made.items()):
+        if text.get(keys, "") == old.get(keys, "") != its:
+            text, lost = text.put(keys, its), lost - {".".join(keys)}
+    return replace(change, made=text.encode(), lost=tuple(sorted(lost))) if text.encode() != change.new else change
 
 
 def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None) -> list[Change]:

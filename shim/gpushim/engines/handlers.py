@@ -44,14 +44,14 @@ def root(named: list[object], storage: list[str]) -> str:
     return str(next(filter(None, [*named, shared]), ROOT))
 
 
-def needed(kind: Kind, read: list[str], changes: list[Change], kept: str) -> dict[str, list[str]]:
+def needed(kind: Kind, read: list[str], changes: list[Change], storage: str) -> dict[str, list[str]]:
     """Return the pods that need a handler which changes take away, by its name, DEFAULT for the default.
 
     Args:
         kind: of CRI-O's files.
         read: that CRI-O reads, as `dropin.merged` takes them.
         changes: of these files, or of others.
-        kept: as for `pods`.
+        storage: as for `pods`.
 
     Raises:
         GpushimError: it is unknown which pods CRI-O has.
@@ -62,7 +62,7 @@ def needed(kind: Kind, read: list[str], changes: list[Change], kept: str) -> dic
     had, has = (dropin.table(dropin.merged(read, instead), *kind.default[:-1]) for instead in ({}, left))
     gone = {*dropin.table(had, "runtimes")} - {*dropin.table(has, "runtimes")} - kind.others
     gone |= {DEFAULT} if _is_another(kind, had, has) else set()
-    found = pods(kept) if gone else {}
+    found = pods(storage) if gone else {}
     return {name: found[name] for name in sorted(gone) if name in found}
 
 
@@ -100,17 +100,17 @@ def _shown(used: dict[str, list[str]]) -> str:
     return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
 
 
-def pods(kept: str) -> dict[str, list[str]]:
+def pods(storage: str) -> dict[str, list[str]]:
     """List the pods that have containers, as NAMESPACE/NAME, by the name of their handler.
 
     Args:
-        kept: absolute path of the directory where CRI-O keeps its containers.
+        storage: absolute path of the directory where CRI-O keeps its containers.
 
     Raises:
         GpushimError: it cannot be read.
     """
     handlers, names, used = {}, {}, set()
-    for notes in _annotations(kept):
+    for notes in _annotations(storage):
         identity = notes.get(f"{_CRIO}SandboxID")
         if notes.get(f"{_CRIO}ContainerType") != "sandbox":
             used.add(identity)
@@ -125,16 +125,16 @@ def pods(kept: str) -> dict[str, list[str]]:
     return {handler: sorted(each) for handler, each in found.items()}
 
 
-def _annotations(kept: str) -> list[dict[str, Any]]:
+def _annotations(storage: str) -> list[dict[str, Any]]:
     """Return the annotations of each of CRI-O's containers; Podman's lie beside them."""
     try:
-        folders = [f"{kept}/{name}" for name in os.listdir(kept) if name.endswith("-containers")]
+        folders = [f"{storage}/{name}" for name in os.listdir(storage) if name.endswith("-containers")]
         paths = [f"{folder}/{name}/userdata/config.json" for folder in folders for name in os.listdir(folder)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise GpushimError(
-            f"{kept} cannot be read, so it is unknown which handlers CRI-O needs: {error.strerror}"
+            f"{storage} cannot be read, so it is unknown which handlers CRI-O needs: {error.strerror}"
         ) from None
     return [notes for notes in map(_of, paths) if notes.get("io.container.manager") == "cri-o"]
 

@@ -26,7 +26,7 @@ def put(
     path: str,
     settings: dict[tuple[str, ...], Any],
     optional: dict[tuple[str, ...], Any],
-    kept: Collection[str] | None = None,
+    stays: Collection[str] | None = None,
 ) -> Change:
     """Work out a file with settings.
 
@@ -35,10 +35,10 @@ def put(
         path: of the file; a new one gets a header that tells whose it is.
         settings: value by key.
         optional: values for keys that are not there yet.
-        kept: names of gpushim's runtimes that stay, "" for the default, where all others are to go.
+        stays: names of gpushim's runtimes that stay, "" for the default, where all others are to go.
     """
     base = undo.take_out(kind, path)
-    start = base.old if kept is None else undo.take_out(replace(kind, spared=frozenset(kept)), path).new
+    start = base.old if stays is None else undo.take_out(replace(kind, spared=frozenset(stays)), path).new
     text = Toml.parse(start or b"", path)
     for keys, value in optional.items():
         if text.get(keys) is None:
@@ -46,9 +46,7 @@ def put(
     for keys, value in settings.items():
         text = text.put(keys, value)
     header = f"{kind.comment}\n" if start is None else ""
-    gone = {".".join(keys) for keys in undo.values_lost(Toml.parse(base.old or b"", path), text)}
-    lost = tuple(name for name in base.lost if name in gone)
-    return replace(base, new=(header + text.text).encode(), before=base.new, lost=lost)
+    return replace(base, new=(header + text.text).encode(), before=base.new)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def take_out(kind: Kind, path: str) -> Change:
     for name in kind.idle if set(left.data) <= kind.idle else ():
         if _at(old, (name,)) is MISSING and _at(made, (name,)) == _at(left, (name,)):
             left = left.drop((name,))
-    lost = tuple(".".join(keys) for keys in values_lost(text, left, made))
+    lost = tuple(".".join(keys) for keys in _lost(text, left, made))
     if kind.spared and any(setting.certain for setting in replace(kind, spared=frozenset()).settings(left)):
         return Change(path, current, left.encode(), before=before, lost=lost, partly=True)
     if before is None and (after is not None or ours) and _is_idle(kind, left):
@@ -172,8 +172,8 @@ def _merged(text: Text, keys: Keys, old: Text, made: Text | None) -> Text:
     return text
 
 
-def values_lost(text: Text, left: Text, made: Text | None = None) -> Iterator[Keys]:
-    """List the values that a text has, and what is left of it has not, but for those that gpushim made."""
+def _lost(text: Text, left: Text, made: Text | None) -> Iterator[Keys]:
+    """List the values that are gone and that gpushim did not write."""
     for keys, value in _leaves(text.data, ()):
         if value != {} and _at(left, keys) != value and _at(made, keys) != value:
             yield keys
