@@ -15,7 +15,7 @@ from click.testing import Result
 
 from gpushim.config import policy
 from gpushim.engines import crio, handlers
-from gpushim.engines.processes import programs
+from gpushim.engines.processes import programs, running
 from gpushim.engines.processes.running import Engine
 from unit.gpushim.engines import kept
 
@@ -117,6 +117,20 @@ def test_a_handler_stays_as_long_as_containers_need_it(etc: Path, call: Call, st
     shutil.rmtree(storage)
     ok(call("crio", None, "--remove"))
     assert not (etc / "crio.conf.d" / "99-gpushim.toml").exists()
+
+
+@pytest.mark.parametrize("words", [("--remove",), ("--only-needed", "--runtime-name=gpu")])
+def test_with_files_only_no_process_is_looked_at(
+    etc: Path, call: Call, storage: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    ok(call("crio", None))
+    kept.pod(storage, "one", "nvidia")
+    listed, real = list[str](), os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path=".": (listed.append(str(path)), real(path))[1])
+    monkeypatch.setattr(running, "look", lambda: listed.append("/proc"))
+    said = call("crio", None, *words, "--files-only")
+    assert "without the handler nvidia" in f"{said.exception}{said.output}"
+    assert not [path for path in listed if path.startswith("/proc")]
 
 
 @pytest.mark.parametrize("default", [(), ("--set-as-default",)])
