@@ -215,7 +215,8 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
     found = division.divide(there, snapshot, settings.sharing, notes)
     daemons = {one.name: mps.ready(system.state_dir(), one) for one in division.mps_groups(snapshot, settings)}
-    found = {name: [_served(device, daemons) for device in devices] for name, devices in found.items()}
+    owed = mps.unrestored(system.state_dir())
+    found = {name: [_served(device, daemons, owed) for device in devices] for name, devices in found.items()}
     ways = _ways(settings, snapshot)
     notes += allocation.clash(ways, found)
     notes += allocation.unheard(ways, snapshot["policy"]["requests"])
@@ -282,7 +283,7 @@ def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
     return [one for one in asked if one not in missing]
 
 
-def _served(device: Device, daemons: Mapping[str, str]) -> Device:
-    """Take note of a device whose daemon of MPS does not run."""
-    why = daemons.get(device.share.group, "") if device.share and not device.problem else ""
-    return replace(device, problem=why) if why else device
+def _served(device: Device, daemons: Mapping[str, str], owed: Mapping[str, str]) -> Device:
+    """Take note of a device whose daemon of MPS does not run, or that is as a claim has left it."""
+    why = (daemons.get(device.share.group, "") if device.share else "") or owed.get(device.uuid, "")
+    return replace(device, problem=why) if why and not device.problem else device

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
+from gpuplugin.mps import of_claims
 from gpuplugin.mps.of_claims import described
 from gpuplugin.processes import spawn
 from gpuplugin.snapshot import node_requests
@@ -104,6 +105,27 @@ def owed(place: Place) -> set[str]:
     return {*ensure.own(place.state).get("gpus", ()), *(uuid for path in files for uuid in ensure.own(path))}
 
 
+def unfinished(group: str) -> str:
+    """Say that the group of a claim that is over is still there.
+
+    Args:
+        group: its name.
+    """
+    return (
+        f"{unit(group)} has not ended with its claim, and its GPUs may have another compute mode or time slice; "
+        f"journalctl -u {unit(group)} says what it waits for"
+    )
+
+
+def unrestored(state_dir: str) -> dict[str, str]:
+    """Say which GPUs and MIG instances claims that share nothing any more have left as they had them, by UUID.
+
+    Args:
+        state_dir: gpushim's state directory.
+    """
+    return {uuid: unfinished(name) for name in of_claims.over(state_dir) for uuid in owed(Place(state_dir, name))}
+
+
 def missing(state_dir: str, groups: Iterable[str]) -> list[str]:
     """List the units of groups without a supervisor.
 
@@ -123,15 +145,15 @@ class Units:
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
-        self._ready: list[str] = []
+        self._found: object = [], {}
         self._next: dict[str, float] = {}  # time.monotonic() of the next start, by unit
 
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
         """Have units started that are missing, and say whether what clients find has changed."""
         groups, state = _groups(snapshot, settings), system.state_dir()
         self.need(group.name for group in groups)
-        before, self._ready = self._ready, [ready(state, group) for group in groups]
-        return self._ready != before
+        before, self._found = self._found, ([ready(state, group) for group in groups], unrestored(state))
+        return self._found != before
 
     def need(self, groups: Iterable[str]) -> None:
         """Have units started that are missing, each once in a while.

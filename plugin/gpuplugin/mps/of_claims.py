@@ -74,6 +74,20 @@ def left(state_dir: str) -> dict[str, str]:
     return {name: found[1] for name in names if (found := NAME.fullmatch(name))}
 
 
+def over(state_dir: str) -> list[str]:
+    """List groups with, or once with, a supervisor that no claim shares; all, if it is not known what is shared.
+
+    Args:
+        state_dir: gpushim's state directory.
+    """
+    found = left(state_dir)
+    try:
+        shares = shared() if found else {}
+    except GpushimError:
+        shares = {}
+    return [name for name, uid in found.items() if uid not in shares]
+
+
 def described(group: MpsGroup) -> dict[str, Any]:
     """Return what there is to know of a group, as the file and a supervisor's state have it."""
     more: dict[str, Any] = {"each": [*group.each]} if group.each else {}
