@@ -190,8 +190,11 @@ def _clear(place: Place) -> None:
 def _leave(place: Place) -> None:
     """Let no new client use the group; what has still to end stays written for the next supervisor."""
     found = ensure.own(place.state)
-    if found:
-        replace(place.state, json.dumps({key: found[key] for key in ("gpus", "pid", "daemon")}).encode())
+    try:
+        if found:
+            replace(place.state, json.dumps({key: found[key] for key in ("gpus", "pid", "daemon")}).encode())
+    except OSError:  # /run is full, which keeps nothing from its end
+        os.unlink(place.state)
 
 
 def _end_left(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -220,6 +221,25 @@ def test_a_daemon_that_ends_ends_the_supervisor(group: Group) -> None:
     assert group.ended() == 12
     assert "nvidia-cuda-mps-control has ended: no output" in group.said.read_text()
     assert (group.mode(), group.serves()) == (DEFAULT, False)
+
+
+def test_a_daemon_ends_where_nothing_can_be_written_any_more(group: Group) -> None:
+    """As in a /run that somebody has filled."""
+    os.mkdir(group.place.state_dir)
+    full = ["/bin/mount", "-t", "tmpfs", "-o", "nr_inodes=200,mode=755", "full", group.place.state_dir]
+    subprocess.run(full, check=True)
+    try:
+        group.start()
+        assert until(group.serves, 30), group.said.read_text()
+        pid = group.state()["pid"]
+        with contextlib.suppress(OSError):
+            for number in range(200):
+                Path(group.place.state_dir, str(number)).touch()
+        assert group.stop() == 0, group.said.read_text()
+        assert (lives(pid), group.mode(), group.serves()) == (False, DEFAULT, False)
+    finally:
+        group.clean()
+        subprocess.run(["/bin/umount", "--lazy", group.place.state_dir], check=True)
 
 
 def test_a_daemon_that_hangs_is_killed_in_the_end(group: Group) -> None:
