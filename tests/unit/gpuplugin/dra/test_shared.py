@@ -69,8 +69,8 @@ def test_a_gpu_that_waits_too_long_for_its_former_state_is_tainted(
     assert (sharing.owed, sharing.problems) == ({}, {})
     clock.now += LATE
     assert sharing.owed.keys() == {uuid(0)}
-    assert "has not ended with its claim" in sharing.problems[uuid(0)]
-    with pytest.raises(GpushimError, match="has not ended with its claim"):
+    assert "has not ended yet" in sharing.problems[uuid(0)]
+    with pytest.raises(GpushimError, match="has not ended yet"):
         sharing.check([], [uuid(0)])
     place.unlink()
     assert (sharing.owed, sharing.problems) == ({}, {})
@@ -83,7 +83,7 @@ def test_no_moment_is_between_the_end_and_the_taint(tmp_path: Path, sharing: Sha
         sharing._look()
     left_behind(tmp_path)
     assert sharing.owed.keys() == sharing.problems.keys() == {uuid(0)}
-    with pytest.raises(GpushimError, match="has not ended with its claim"):
+    with pytest.raises(GpushimError, match="has not ended yet"):
         sharing.check([], [uuid(0)])
 
 
