@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import signal
@@ -58,7 +59,10 @@ class Group:
 
     def ask(self, **row: Any) -> None:
         """Write the configuration file; without anything there is no group."""
-        rows = [{"name": "gpu", "devices": [0], **row}] if row else []
+        self.share([{"name": "gpu", "devices": [0], **row}] if row else [])
+
+    def share(self, rows: list[dict[str, Any]]) -> None:
+        """Write groups into it."""
         self.file.write_text(json.dumps({"version": "v1", "sharing": {"mps": {"resources": rows}}}))
 
     def start(self, name: str = "gpu") -> None:
@@ -270,6 +274,28 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     group.process.send_signal(signal.SIGHUP)
     assert group.ended() == 0
     assert (group.mode(), os.path.exists(group.place.top)) == (DEFAULT, False)
+
+
+def test_a_gpu_goes_from_one_group_to_another(group: Group, tmp_path: Path) -> None:
+    """The other begins when the one has ended: what the GPU was before it is what it is after both."""
+    row = {"name": "gpu", "devices": [0], "replicas": 2}
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    other = copy.copy(group)
+    other.place, other.said, other.process = mps.Place(group.place.state_dir, "other"), tmp_path / "other", None
+    group.share([{**row, "rename": "other"}])
+    try:
+        other.start("other")
+        assert until(lambda: "other waits: gpushim-mps@gpu.service has not ended" in other.said.read_text(), 30)
+        assert group.process is not None
+        group.process.send_signal(signal.SIGHUP)
+        assert group.ended() == 0
+        assert other.process is not None
+        other.process.send_signal(signal.SIGHUP)
+        assert until(other.serves, 30), other.said.read_text()
+        assert (other.mode(), other.stop(), other.mode()) == (EXCLUSIVE, 0, DEFAULT)
+    finally:
+        other.clean()
 
 
 def test_a_driver_without_limits_is_told_apart(group: Group) -> None:
