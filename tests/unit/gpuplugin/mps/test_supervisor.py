@@ -86,6 +86,11 @@ class Group:
         self.process.send_signal(number)
         return self.ended()
 
+    def look(self) -> None:
+        """Have it look at the settings at once."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
+
     def serves(self) -> bool:
         return os.path.exists(self.place.state)
 
@@ -174,8 +179,7 @@ def test_logs_do_not_fill_the_memory_that_they_are_in(group: Group, tmp_path: Pa
         path.write_bytes(b"New client\n" * (1 << 19))
     Path(group.place.log, "link").symlink_to(other)
     os.mkfifo(f"{group.place.log}/pipe")
-    assert group.process is not None
-    group.process.send_signal(signal.SIGHUP)
+    group.look()
     assert until(lambda: log.stat().st_size == 0, 30)
     assert (other.stat().st_size, group.stop()) == (11 << 19, 0)
 
@@ -261,17 +265,16 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     client = Path(group.place.log, "client")
     client.touch()
     group.ask(replicas=2)
-    assert group.process is not None
-    group.process.send_signal(signal.SIGHUP)
+    group.look()
     assert until(lambda: "get_client_list 4242" in group.described(), 30)
     assert group.state()["threads"] == 25
     client.unlink()
-    group.process.send_signal(signal.SIGHUP)
+    group.look()
     assert until(lambda: group.serves() and group.state()["threads"] == 50, 30), group.said.read_text()
     described = [group.notified.recv(4096).partition(b"\n")[0] for _ in range(2)]
     assert described == [b"READY=1"] * 2  # STOPPING=1 would have systemd kill it after TimeoutStopSec
     group.ask()
-    group.process.send_signal(signal.SIGHUP)
+    group.look()
     assert group.ended() == 0
     assert (group.mode(), os.path.exists(group.place.top)) == (DEFAULT, False)
 
@@ -287,11 +290,8 @@ def test_a_gpu_goes_from_one_group_to_another(group: Group, tmp_path: Path) -> N
     try:
         other.start("other")
         assert until(lambda: "other waits: gpushim-mps@gpu.service has not ended" in other.said.read_text(), 30)
-        assert group.process is not None
-        group.process.send_signal(signal.SIGHUP)
-        assert group.ended() == 0
-        assert other.process is not None
-        other.process.send_signal(signal.SIGHUP)
+        assert group.stop(signal.SIGHUP) == 0
+        other.look()
         assert until(other.serves, 30), other.said.read_text()
         assert (other.mode(), other.stop(), other.mode()) == (EXCLUSIVE, 0, DEFAULT)
     finally:
