@@ -318,6 +318,22 @@ def test_nvml_that_hangs_ends_at_its_deadline(group: Group) -> None:
     assert "NVML has not set the compute mode of the GPUs of MPS after 1 s" in group.said.read_text()
 
 
+def test_a_claims_group_goes_by_no_settings(group: Group) -> None:
+    """Which may be wrong: what a claim that is over has left is put back nevertheless."""
+    name = "claim-12345678-1234-4234-8234-123456789012-0"
+    group.place = mps.Place(group.place.state_dir, name)
+    os.makedirs(group.place.top)
+    group.set_mode(EXCLUSIVE)
+    Path(group.place.modes).write_text(json.dumps({group.host.gpus[0].uuid: PROHIBITED}))
+    group.file.write_text("nonsense")
+    group.start(name)
+    assert group.ended() == 0, group.said.read_text()
+    assert (group.mode(), os.path.exists(group.place.top)) == (PROHIBITED, False)
+    group.start()
+    assert group.ended() == 15
+    assert "is not a YAML or JSON mapping" in group.said.read_text()
+
+
 def test_there_is_one_supervisor(group: Group) -> None:
     group.start()
     assert until(group.serves, 30), group.said.read_text()
