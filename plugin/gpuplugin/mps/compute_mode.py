@@ -9,6 +9,7 @@ Out of scope: when (supervisor.py), how time slices are set (time_slice.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -84,11 +85,11 @@ def take(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds: floa
 
 
 def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but: Collection[str] = ()) -> None:
-    """Put back what the file has; GPUs that the host has lost are left out.
+    """Put back what the file has; GPUs that the host has lost are left out, and one that fails keeps no other.
 
     Args:
         snapshot: of this host.
-        path: of the file, which is removed.
+        path: of the file, which is removed, or has what failed.
         seconds: how long it may take.
         ask: as for `take`.
         but: UUIDs of GPUs that keep theirs.
@@ -99,8 +100,17 @@ def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but
     here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
     values = {uuid: value for uuid, value in before(path).items() if uuid in here}
     others = _others(path, values, alive=True)
-    if mine := {uuid: value for uuid, value in values.items() if uuid not in others}:
-        ask(snapshot, seconds, mine)
+    mine = {uuid: value for uuid, value in values.items() if uuid not in others}
+    try:
+        if mine:
+            ask(snapshot, seconds, mine)
+    except GpushimError:
+        for uuid, value in mine.items() if len(mine) > 1 else ():
+            with contextlib.suppress(GpushimError):
+                ask(snapshot, seconds, {uuid: value})
+                left = {one: was for one, was in before(path).items() if one != uuid}
+                replace(path, json.dumps(left).encode(), 0o600)
+        raise
     if not but and os.path.lexists(path):
         os.unlink(path)
     if ended := others.keys() - _others(path, values, alive=True):  # meanwhile, and have left it to this one

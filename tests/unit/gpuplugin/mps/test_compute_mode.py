@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.mps import compute_mode
+from gpushim.ground.errors import GpushimError
 from gpushim.paths import lock
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
@@ -25,12 +26,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "group" / "modes"
 
 
-def take(path: Path, here: dict[str, int], values: dict[str, int]) -> list[Mapping[str, Any]]:
+def take(path: Path, here: dict[str, int], values: dict[str, int], lost: str = "") -> list[Mapping[str, Any]]:
     """Take values where the driver has some, and return what it is asked."""
     asked: list[Mapping[str, Any]] = []
 
     def ask(_: Any, seconds: float, given: Mapping[str, Any]) -> dict[str, int]:
         asked.append(dict(given))
+        if lost in given:
+            raise GpushimError("it is lost", 12)
         was = {one: here[one] for one in given}
         here.update({one: value for one, value in given.items() if value is not None})
         return was
@@ -89,3 +92,15 @@ def test_of_two_that_end_together_one_puts_it_back(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "unlink", together)
     take(paths[0], here, {})
     assert here == {uuid(0): 0}
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_gpu_that_is_lost_keeps_no_other_from_its_mode(path: Path, lost: int) -> None:
+    here = {uuid(0): 1, uuid(1): 1}
+    take(path, here, dict.fromkeys(here, 3))
+    with pytest.raises(GpushimError, match="it is lost"):
+        take(path, here, {}, lost=uuid(lost))
+    assert here == {uuid(lost): 3, uuid(1 - lost): 1}
+    assert json.loads(path.read_text()) == {uuid(lost): 1}
+    take(path, here, {})
+    assert (here[uuid(lost)], path.exists()) == (1, False)
