@@ -26,16 +26,21 @@ def change(record: records.Record, words: list[str], restart: bool) -> None:
         words: the engine, and options of `gpushim configure`; [] for none.
         restart: as for engine.configure.
     """
-    former = [*record.former, record.engine] if record.engine != words else record.former
-    record.former = [each for each in former if each and not _in_place(each, words)]
+    if record.engine not in ([], words):
+        record.former.append(record.engine)
     record.engine = words
     record.save()
+    in_place = [each for each in record.former if _in_place(each, words)]
     for each in [each for each in record.former if not _needs(each)]:
         engine.configure([*named(each), "--remove"], restart and not words)
         record.former.remove(each)
-    if words:
-        engine.configure([*words, NEEDED] if _needs(words) else words, restart)
-    record.former = [each for each in record.former if engine.configure([*named(each), "--remove", NEEDED], restart)]
+    if words and not engine.configure([*words, NEEDED] if in_place else words, restart):
+        record.former = [each for each in record.former if each not in in_place]
+    record.former = [
+        each
+        for each in record.former
+        if each in in_place or engine.configure([*named(each), "--remove", NEEDED], restart)
+    ]
     record.save()
 
 

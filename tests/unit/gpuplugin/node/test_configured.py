@@ -27,7 +27,7 @@ class Node:
         if self.asked[-1] in self.refuses:
             self.refuses.remove(self.asked[-1])
             raise GpushimError("refused")
-        return self.stays if REMOVE in words else []
+        return self.stays if NEEDED in words else []
 
 
 @pytest.fixture
@@ -42,12 +42,13 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 @pytest.mark.parametrize(
     ("before", "words", "asked"),
     [
-        ([], NEW, [[*NEW, NEEDED]]),
+        ([], NEW, [NEW]),  # what somebody else has configured is left alone
+        (NEW, NEW, [NEW]),
         (OLD, NEW, [[*NEW, NEEDED]]),  # in one step: the old one is in the same settings
-        (MORE, NEW, [[*NEW, NEEDED], [*MORE, REMOVE, NEEDED]]),
+        (MORE, NEW, [NEW, [*MORE, REMOVE, NEEDED]]),
         (OLD, [], [[*OLD, REMOVE, NEEDED]]),
         (OLD, CONTAINERD, [CONTAINERD, [*OLD, REMOVE, NEEDED]]),
-        (CONTAINERD, NEW, [[*CONTAINERD[:2], REMOVE], [*NEW, NEEDED]]),
+        (CONTAINERD, NEW, [[*CONTAINERD[:2], REMOVE], NEW]),
         (CONTAINERD, CONTAINERD[:2], [[*CONTAINERD[:2], REMOVE], CONTAINERD[:2]]),
         (CONTAINERD, CONTAINERD, [CONTAINERD]),
     ],
@@ -73,7 +74,17 @@ def test_what_stays_is_asked_again_until_it_goes(node: Node, words: list[str]) -
     assert record.load().former == []
 
 
-@pytest.mark.parametrize("failing", [[*NEW, NEEDED], [*MORE, REMOVE, NEEDED]])
+def test_what_stays_in_the_same_settings_is_asked_again_too(node: Node) -> None:
+    node.stays = ["old"]
+    configured.change(record.Record(engine=OLD), NEW, restart=True)
+    assert (record.load().engine, record.load().former) == (NEW, [OLD])
+    node.stays = []
+    for _ in range(2):
+        configured.change(record.load(), NEW, restart=True)
+    assert node.asked == [" ".join(each) for each in ([*NEW, NEEDED], [*NEW, NEEDED], NEW)]
+
+
+@pytest.mark.parametrize("failing", [NEW, [*MORE, REMOVE, NEEDED]])
 def test_what_fails_is_known_to_the_next_run(node: Node, failing: list[str]) -> None:
     node.refuses = [" ".join(failing)]
     with pytest.raises(GpushimError):

@@ -127,7 +127,7 @@ def test_with_files_only_no_process_is_looked_at(
     kept.pod(storage, "one", "nvidia")
     listed, real = list[str](), os.listdir
     monkeypatch.setattr(os, "listdir", lambda path=".": (listed.append(str(path)), real(path))[1])
-    monkeypatch.setattr(running, "look", lambda: listed.append("/proc"))
+    monkeypatch.setattr(running, "look", lambda: os.listdir("/proc"))
     said = call("crio", None, *words, "--files-only")
     assert "without the handler nvidia" in f"{said.exception}{said.output}"
     assert not [path for path in listed if path.startswith("/proc")]
