@@ -27,7 +27,7 @@ __all__ = ["before"]
 
 OURS = "/etc/crio/crio.conf.d/99-gpushim.toml"
 PACKAGED = "/etc/crio/crio.conf.d/10-crio.conf"
-KEPT = "grep -l default_done /opt/gpushim-tests/*/root/overlay-containers/*/userdata/config.json || true"
+KEPT = "grep -l _done_default_ /opt/gpushim-tests/*/root/overlay-containers/*/userdata/config.json || true"
 # As the node has it after `podman load`. The class of highest priority lowers oom_score_adj, which root may not do
 # on a machine without CAP_SYS_RESOURCE, and CRI-O has no setting that leaves it.
 VALUES: helm.Values = {
@@ -157,9 +157,10 @@ def test_removal_waits_for_a_pod_that_needs_the_handler(cluster: Cluster) -> Non
     workload.remove(cluster, "two")
     cluster.helm("upgrade", CHART, "gpushim", {**NEXT, "uninstall": True})
     logs = ("logs", "daemonset/gpushim-uninstall", f"--namespace={NAMESPACE}", "--container=uninstall")
-    said = "CRI-O could neither end nor remove the containers of default/done without the handler gpu"
+    said = "CRI-O could neither end nor remove the containers of default/done"
     cluster.wait_for(lambda: said in cluster.kubectl(*logs, check=False), "it says so")
     assert "gpushim-runtime" in cluster.run(f"cat {OURS}")
+    assert cluster.run(KEPT)
     workload.remove(cluster, "done")
     cluster.wait_for(lambda: not cluster.run(KEPT), "CRI-O has removed it")
 

@@ -126,7 +126,12 @@ def test_with_files_only_no_process_is_looked_at(
     ok(call("crio", None))
     kept.pod(storage, "one", "nvidia")
     listed, real = list[str](), os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path=".": (listed.append(str(path)), real(path))[1])
+
+    def listing(path: str = ".") -> list[str]:
+        listed.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listing)
     monkeypatch.setattr(running, "look", lambda: os.listdir("/proc"))
     said = call("crio", None, *words, "--files-only")
     assert "without the handler nvidia" in f"{said.exception}{said.output}"
