@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CGROUPS = "/sys/fs/cgroup"
-_V1 = ("devices", "memory", "pids", "cpu")  # controllers, in each of which a container of cgroup v1 is
+# Controllers of cgroup v1, in each of which a container is. The first one counts processes also for who is in another
+# PID namespace, whose cgroup.procs is empty.
+_V1 = ("pids", "devices", "memory")
 _TOP, _SLICE = "kubepods", ".slice"
 _CLASSES = ("", "burstable", "besteffort")  # of service; pods of the first have no directory of their own
 DEPTH, MOST = 3, 4096  # of directories above kubelet's, as --cgroup-root names them, and how many are looked into
@@ -99,16 +101,17 @@ def _folders(folder: str) -> list[str]:
 
 def _populated(folder: str) -> bool:
     """Say whether a process is in a cgroup, or below it."""
-    try:
-        with open(f"{folder}/cgroup.events") as file:
-            return "populated 1" in file.read().splitlines()
-    except OSError:  # of cgroup v1, or it has ended
-        return any(_has(place) for place, *_ in os.walk(folder))
+    if events := _text(f"{folder}/cgroup.events"):  # of cgroup v2
+        return "populated 1" in events.splitlines()
+    if count := _text(f"{folder}/pids.current"):
+        return count.strip() != "0"
+    return any(_text(f"{place}/cgroup.procs") for place, *_ in os.walk(folder))
 
 
-def _has(folder: str) -> bool:
+def _text(path: str) -> str:
+    """Read a file; nothing of one that is not there, or has ended."""
     try:
-        with open(f"{folder}/cgroup.procs") as file:
-            return bool(file.read(1))
+        with open(path) as file:
+            return file.read()
     except OSError:
-        return False
+        return ""
