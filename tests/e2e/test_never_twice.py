@@ -27,8 +27,7 @@ from gpuplugin.book.by_device import FORMER, LISTED
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0
-# A command of a container that does not end before it is killed, and for how many seconds kubelet lets it be.
-STUBBORN, GRACE = ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], 3
+GRACE = 3  # seconds that kubelet gives a container to end by itself
 STAYS = 2.6  # seconds in which all is looked at again at least once
 WHOLE: dict[str, Any] = {"version": "v1"}
 Set = Callable[[dict[str, Any]], None]
@@ -177,9 +176,9 @@ def test_a_start_beside_a_kubelet_that_has_just_started(
 
 
 def test_a_container_waits_for_those_that_kubelet_has_forgotten(node: Node, one: Plugin, inside: Containers) -> None:
-    """As of a pod that is deleted by force: kubelet gives its GPU to the next one at once, and then ends its container."""
+    """As of a pod that is deleted by force: kubelet gives its GPU to the next one at once, and ends it then."""
     for name in ("old0", "old1"):
-        node.create(name, {GPU: 1}, command=STUBBORN, spec={"terminationGracePeriodSeconds": GRACE})
+        node.create(name, {GPU: 1}, spec={"terminationGracePeriodSeconds": GRACE})
     assert all(node.wait(name).container for name in ("old0", "old1"))
     assert len(inside.look()) == 2
     for name in ("old0", "old1"):

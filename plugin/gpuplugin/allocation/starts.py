@@ -12,9 +12,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from gpuplugin.book import started
+from gpuplugin.book import claimed, started
 from gpuplugin.book.pod_cgroups import CGROUPS, PodCgroups
 from gpuplugin.book.started import Started
+from gpuplugin.processes import instances
+from gpuplugin.snapshot import release
 from gpushim.containers import kubelet
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpuplugin.book.book import Book
+    from gpuplugin.book.started import Row
 
 LONGEST = 10.0  # seconds that a container waits; kubelet waits for the call 30 s, and tries again after 10 to 20 s
 EACH = 0.1  # seconds between looks meanwhile
@@ -81,6 +84,16 @@ class Starts:
             self._doubt(f"{CGROUPS} has no cgroup of the pod that starts")
             return ""
         self.problem = ""
+        return self._by_pod(mine, keys, rows) or self._by_claim(mine, keys, rows)
+
+    def _by_pod(self, mine: str, keys: Sequence[str], rows: Mapping[str, Row]) -> str:
+        """Say which pod runs that kubelet lists no more.
+
+        Args:
+            mine: uid of the pod that starts.
+            keys: of the devices of its container.
+            rows: of the file.
+        """
         for uid, row in rows.items():
             uuid, theirs = started.excludes(rows[mine], keys, row) if uid not in self._given else ("", "")
             if uuid:
@@ -88,6 +101,23 @@ class Starts:
                 return (
                     f"{new} cannot use {uuid} yet: {old}, which kubelet does not list any more, runs with "
                     f"{theirs if theirs != uuid else 'it'} until its processes have ended; kubelet tries again"
+                )
+        return ""
+
+    def _by_claim(self, mine: str, keys: Sequence[str], rows: Mapping[str, Row]) -> str:
+        """Say which claim the DRA driver has not taken back yet: that is asked to when its containers have ended."""
+        if not instances.anyone(release.folder(), name=instances.DRIVERS):  # none that is away takes anything back
+            return ""
+        page = self._book.now(self._book.read())
+        homes = {uuid: gpu for gpu, one in page["gpus"].items() for uuid in (gpu, *one["divisions"])}
+        for claim in claimed.read()[1].values():
+            had = {uuid: {"uuid": uuid, "gpu": homes.get(uuid, ""), "division": ()} for uuid in claimed.held(claim)}
+            uuid, theirs = started.excludes(rows[mine], keys, {"had": had})
+            if uuid:
+                new, name = quote(started.named(mine, rows)), quote(f"{claim['namespace']}/{claim['name']}")
+                return (
+                    f"{new} cannot use {uuid} yet: claim {name} has {theirs if theirs != uuid else 'it'}, which ends "
+                    "with its containers; kubelet tries again"
                 )
         return ""
 
@@ -106,7 +136,7 @@ class Starts:
             self._seen = seen
         return seen
 
-    def _note(self) -> Mapping[str, started.Row]:
+    def _note(self) -> Mapping[str, Row]:
         """Have the file know what kubelet's checkpoint has; return it."""
         with self._book.locked() as before:
             page, rows = self._book.now(before), self._file.read()

@@ -151,9 +151,9 @@ class Ledger:
         """Refuse what a pod runs with that kubelet may list no more, as one that was deleted by force."""
         pod, uuid, had = started.holder(self._started.read(), uuids, homes, self._cgroups.runs)
         if pod:
+            what = "it" if had == uuid else had
             raise GpushimError(
-                f"claim {claim} cannot have {uuid} yet: {quote(pod)} runs with {'it' if had == uuid else had} until its "
-                "processes have ended",
+                f"claim {claim} cannot have {uuid} yet: {quote(pod)} runs with {what} until its processes have ended",
                 REQUEST,
             )
 
