@@ -10,10 +10,12 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import book, by_device, claimed
-from gpuplugin.dra import offered, spec, taints
+from gpuplugin.dra import offered, shared, spec, taints
+from gpuplugin.mps import of_claims
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
     devices, lacks, why = spec.devices(snapshot, values)
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
-    _list(devices, lacks, taints.problems(snapshot))
+    _list(devices, lacks, {**_owed(), **taints.problems(snapshot)})
     show.say(book.summary(book.Book()))
     if values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(values['exclude'])}.")
@@ -77,15 +79,24 @@ def _list(devices: Sequence[Offered], lacks: Collection[str], problems: Mapping[
     show.say()
 
 
+def _owed() -> dict[str, str]:
+    """Say what is still as a claim that is over had it, by UUID, as far as this user may read that."""
+    left = of_claims.left(system.state_dir())
+    try:
+        return shared.unfinished(of_claims.over(left, of_claims.shared()))
+    except (GpushimError, OSError):
+        return {}
+
+
 def _held() -> dict[str, str]:
     """Say who has devices, by UUID, as far as this user may read that."""
     found: dict[str, str] = {}
     try:
-        shared = book.Book()
-        page, (_, rows, _) = shared.read(), claimed.read()
+        everything = book.Book()
+        page, (_, rows, _) = everything.read(), claimed.read()
     except (GpushimError, OSError):
         return found
-    if page and page["boot"] == shared.boot:
+    if page and page["boot"] == everything.boot:
         for *_, one in by_device.entries(page):
             found[one["uuid"]] = "device plugin" if one["giver"] == by_device.PLUGIN else one["to"]
     claims = {uuid: f"claim {row['namespace']}/{row['name']}" for row in rows.values() for uuid in claimed.held(row)}

@@ -23,7 +23,7 @@ from gpushim.ground.logs import logger
 from gpushim.paths.replace import content, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
@@ -144,9 +144,8 @@ class Sharing:
         state, folder = system.state_dir(), publish.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
         files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.left(state)
-        there = {uid: of_claims.of(row) for uid, row in of_claims.shared().items()}
-        known = {group.name for groups in there.values() for group in groups}
-        over = [name for name, uid in left.items() if name not in known and there.get(uid) != []]
+        rows = of_claims.shared()
+        there, over = {uid: of_claims.of(row) for uid, row in rows.items()}, of_claims.over(left, rows)
         self._units.need(over)
         # What a driver finds when it begins, one before it has waited for.
         since = dict.fromkeys(over, LONG_AGO) if self._over is None else self._over
@@ -171,9 +170,18 @@ class Sharing:
 
     def _late(self) -> dict[str, str]:
         """Say which GPUs wait too long for what they were before, and why: groups that are of no claim."""
-        now, state = time.monotonic(), system.state_dir()
-        late = [mps.Place(state, name) for name, since in (self._over or {}).items() if now - since > END]
-        return {uuid: _unfinished(place.group) for place in late for uuid in mps.owed(place)}
+        now = time.monotonic()
+        return unfinished(name for name, since in (self._over or {}).items() if now - since > END)
+
+
+def unfinished(groups: Iterable[str]) -> dict[str, str]:
+    """Say which GPUs are not what they were before claims that are over, and why, by UUID.
+
+    Args:
+        groups: names of those claims' groups.
+    """
+    places = [mps.Place(system.state_dir(), name) for name in groups]
+    return {uuid: _unfinished(place.group) for place in places for uuid in mps.owed(place)}
 
 
 def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:

@@ -74,6 +74,19 @@ def left(state_dir: str) -> dict[str, str]:
     return {name: found[1] for name in names if (found := NAME.fullmatch(name))}
 
 
+def over(names: Mapping[str, str], there: Mapping[str, Row]) -> list[str]:
+    """List the groups that are of no claim any more.
+
+    Args:
+        names: as `left` has listed them, before the file was read: it has a claim first.
+        there: as `shared` returns them.
+    """
+    groups = {uid: of(row) for uid, row in there.items()}
+    known = {group.name for row in groups.values() for group in row}
+    # What is not understood is of another version.
+    return [name for name, uid in names.items() if name not in known and groups.get(uid) != []]
+
+
 def described(group: MpsGroup) -> dict[str, Any]:
     """Return what there is to know of a group, as the file and a supervisor's state have it."""
     more: dict[str, Any] = {"each": [*group.each]} if group.each else {}
