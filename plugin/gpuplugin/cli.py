@@ -43,6 +43,11 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         _beside(given, **cluster)
         return
     sources = Sources(given, os.environ)
+    if mps is not None:
+        from gpuplugin.mps import supervisor
+
+        supervisor.supervise(mps, sources.read)
+        return
     found = sources.read()
     if explain:
         from gpuplugin import preview as explaining  # with much of gpushim, which the daemon does without
@@ -58,11 +63,6 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         from gpuplugin import check as checking
 
         checking.tell(found, _beside_us)
-        return
-    if mps is not None:
-        from gpuplugin.mps import supervisor
-
-        supervisor.supervise(mps, Sources(given, os.environ).read)
         return
     for note in found.notes:
         logs.logger.warning("%s", note)

@@ -23,7 +23,7 @@ BUILD = ("gcc", "libc6-dev", "make", "dash", "coreutils", "sed", "grep", "mawk",
 PROFILES = ("abi", "abstractions", "tunables", "local", "runc", "crun", "buildah", "podman", "busybox")
 CONTEXTS = "etc/selinux/targeted/contexts/files"
 MODULE = "usr/share/gpushim/selinux/gpushim.cil"
-FILECON = re.compile(r'\(filecon "(\S+)" (\w+) \(system_u object_r (\w+)')
+FILECON = re.compile(r'\(filecon "(\S+)" (\w+) \((?:system_u object_r (\w+))?')
 KINDS = {"any": "", "file": "--", "dir": "-d"}
 # What the machine's Python and its modules need; it has no shell that ldd runs in.
 LIBRARIES = """
@@ -178,7 +178,8 @@ def label(root: Path, policy: Path, driver: Path) -> None:
 def _module_contexts(module: Path) -> str:
     """Return the file contexts of gpushim's module, as semodule would: an archive has no store of modules."""
     found = FILECON.findall(module.read_text())
-    return "".join(f"{path}\t{KINDS[kind]}\tsystem_u:object_r:{label}:s0\n" for path, kind, label in found)
+    labels = {label: f"system_u:object_r:{label}:s0" if label else "<<none>>" for _, _, label in found}
+    return "".join(f"{path}\t{KINDS[kind]}\t{labels[label]}\n" for path, kind, label in found)
 
 
 def _set(path: Path, kind: str) -> None:

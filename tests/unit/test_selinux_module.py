@@ -14,7 +14,7 @@ from gpushim.paths import selinux
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 CONTEXTS = re.findall(
-    r'\(filecon "([^"]+)" (any|file|dir) \(system_u object_r (\w+) \(\(s0\) \(s0\)\)\)\)',
+    r'\(filecon "([^"]+)" (any|file|dir) \((?:system_u object_r (\w+) \(\(s0\) \(s0\)\))?\)\)',
     (PACKAGING / "selinux/gpushim.cil").read_text(),
 )
 PLACE = Place(system.STATE_DIR, "gpu-0.x")
@@ -27,7 +27,9 @@ GIVEN = {
     PLACE.log: selinux.STATE,
     PLACE.pipe: selinux.WRITABLE,
     f"{PLACE.pipe}/control": selinux.WRITABLE,
-    PLACE.shm: selinux.WRITABLE,
+    # What clients write is left alone: they could lead restorecon, which goes by paths, to any file of the host's.
+    PLACE.shm: "",
+    f"{PLACE.shm}/directory/shadow": "",
 }
 FAKE = """#!/bin/sh
 printf '%s\\n' "$*" >>{log}

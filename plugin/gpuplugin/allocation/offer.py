@@ -214,8 +214,10 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
         raise GpushimError(f"the GPUs' health is not known: {why}", INVENTORY)
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
     found = division.divide(there, snapshot, settings.sharing, notes)
-    daemons = {one.name: mps.ready(system.state_dir(), one) for one in division.mps_groups(snapshot, settings)}
-    found = {name: [_served(device, daemons) for device in devices] for name, devices in found.items()}
+    groups = division.mps_groups(snapshot, settings)
+    daemons = {one.name: mps.ready(system.state_dir(), one) for one in groups}
+    owed = mps.unrestored(system.state_dir(), groups)
+    found = {name: [_served(device, daemons, owed) for device in devices] for name, devices in found.items()}
     ways = _ways(settings, snapshot)
     notes += allocation.clash(ways, found)
     notes += allocation.unheard(ways, snapshot["policy"]["requests"])
@@ -282,7 +284,9 @@ def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
     return [one for one in asked if one not in missing]
 
 
-def _served(device: Device, daemons: Mapping[str, str]) -> Device:
-    """Take note of a device whose daemon of MPS does not run."""
-    why = daemons.get(device.share.group, "") if device.share and not device.problem else ""
-    return replace(device, problem=why) if why else device
+def _served(device: Device, daemons: Mapping[str, str], owed: Mapping[str, str]) -> Device:
+    """Take note of a device whose daemon of MPS does not run, or that is as a group that is over has left it."""
+    why = daemons.get(device.share.group, "") if device.share else ""
+    if device.uuid in owed:
+        why = why or mps.unfinished(owed[device.uuid])
+    return replace(device, problem=why) if why and not device.problem else device

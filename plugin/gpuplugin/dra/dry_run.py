@@ -10,8 +10,8 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import book, by_device, claimed
-from gpuplugin.dra import offered, shared, spec, taints
-from gpuplugin.mps import of_claims
+from gpuplugin.dra import offered, spec, taints
+from gpuplugin.mps import mps, of_claims
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -81,22 +81,20 @@ def _list(devices: Sequence[Offered], lacks: Collection[str], problems: Mapping[
 
 def _owed() -> dict[str, str]:
     """Say what is still as a claim that is over had it, by UUID, as far as this user may read that."""
-    left = of_claims.left(system.state_dir())
-    try:
-        return shared.unfinished(of_claims.over(left, of_claims.shared()))
-    except (GpushimError, OSError):
-        return {}
+    state = system.state_dir()
+    claims = of_claims.left(state)
+    return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
 
 
 def _held() -> dict[str, str]:
     """Say who has devices, by UUID, as far as this user may read that."""
     found: dict[str, str] = {}
     try:
-        everything = book.Book()
-        page, (_, rows, _) = everything.read(), claimed.read()
+        shared = book.Book()
+        page, (_, rows, _) = shared.read(), claimed.read()
     except (GpushimError, OSError):
         return found
-    if page and page["boot"] == everything.boot:
+    if page and page["boot"] == shared.boot:
         for *_, one in by_device.entries(page):
             found[one["uuid"]] = "device plugin" if one["giver"] == by_device.PLUGIN else one["to"]
     claims = {uuid: f"claim {row['namespace']}/{row['name']}" for row in rows.values() for uuid in claimed.held(row)}

@@ -8,6 +8,7 @@ Out of scope: which groups a claim has (claim.py), who has the GPUs (ledger.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from gpushim.ground.logs import logger
 from gpushim.paths.replace import content, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
@@ -35,7 +36,6 @@ IN_CONTAINER = "/run/gpushim/mps"  # of pipes, as the device plugin's
 LOOK = 2.0  # seconds between looks
 POLL = 0.05  # seconds between looks at what is waited for
 END = 20.0  # seconds for a claim's groups to end
-LONG_AGO = float("-inf")  # of time.monotonic()
 _FILE = re.compile(r"gpushim-claim-([0-9a-f-]{36})\.json")
 _OPTIONS = ("nosuid", "nodev", "noexec", "bind")
 
@@ -47,10 +47,6 @@ class Sharing:
         ledger: which claims there are, and which groups they have.
         start: starts a task.
         known: returns the snapshot; None while nothing can be given.
-
-    Attributes:
-        problems: why what claims share is not there, by UUID.
-        owed: UUIDs of what claims that are over have shared, and that is not what it was before.
     """
 
     def __init__(
@@ -58,9 +54,27 @@ class Sharing:
     ) -> None:
         self._ledger, self._known, self._units = ledger, known, mps.Units(start)
         self._begins: set[str] = set()  # uids of claims that are being prepared
-        self._over: dict[str, float] | None = None  # time.monotonic() since when groups are of no claim, by name
-        self.problems: dict[str, str] = {}
-        self.owed: frozenset[str] = frozenset()
+        self._over: dict[str, float] = {}  # time.monotonic() since when groups are of no claim, by name
+        self._why: dict[str, str] = {}  # why what claims share is not there, by UUID
+
+    @property
+    def owed(self) -> dict[str, str]:
+        """Why what claims that are over have shared is not what it was before, by UUID; asked of the files each time.
+
+        As long as the ledger has the claim nobody else gets it, and it has END to become that. Then it is owed from
+        the first moment on, and for an instance that begins.
+        """
+        state, now, rows = system.state_dir(), time.monotonic(), {}
+        left = of_claims.left(state).items()
+        with contextlib.suppress(GpushimError):  # while it cannot be read, no claim is known
+            rows = self._ledger.claims() if left else {}
+        late = [name for name, uid in left if uid not in rows or now - self._over.get(name, now) > END]
+        return {uuid: mps.unfinished(name) for name in late for uuid in mps.owed(mps.Place(state, name))}
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why what claims share, or have shared, is not as it is to be, by UUID."""
+        return {**self._why, **self.owed}
 
     def check(self, groups: Sequence[MpsGroup], uuids: Collection[str]) -> None:
         """Refuse what this node's driver has no program for, and what is still as a claim that is over had it.
@@ -72,8 +86,9 @@ class Sharing:
         Raises:
             GpushimError: it is so.
         """
-        for uuid in sorted(self.owed.intersection(uuids)):
-            raise GpushimError(self.problems[uuid], INVENTORY)
+        owed = self.owed
+        for uuid in sorted(owed.keys() & uuids):
+            raise GpushimError(owed[uuid], INVENTORY)
         if snapshot := self._known():
             for group in groups:
                 (time_slice.program if group.interval else control_daemon.program_of)(snapshot)
@@ -119,9 +134,7 @@ class Sharing:
         late = time.monotonic() + END
         while names := _left(state, uids):
             if time.monotonic() > late:
-                logger.error("%s", _unfinished(names[0]))
-                self._over = {**(self._over or {}), **dict.fromkeys(names, LONG_AGO)}
-                self._tell(self._late(), self.problems)
+                logger.error("%s", mps.unfinished(names[0]))
                 return
             self._units.need(names)
             await asyncio.sleep(POLL)
@@ -144,13 +157,11 @@ class Sharing:
         state, folder = system.state_dir(), publish.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
         files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.left(state)
-        rows = of_claims.shared()
-        there, over = {uid: of_claims.of(row) for uid, row in rows.items()}, of_claims.over(left, rows)
+        there = {uid: of_claims.of(row) for uid, row in of_claims.shared().items()}
+        known = {group.name for groups in there.values() for group in groups}
+        over = [name for name, uid in left.items() if name not in known and there.get(uid) != []]
         self._units.need(over)
-        # What a driver finds when it begins, one before it has waited for.
-        since = dict.fromkeys(over, LONG_AGO) if self._over is None else self._over
-        self._over = {name: since.get(name, time.monotonic()) for name in over}
-        owed = self._late()
+        self._over = {name: self._over.get(name, time.monotonic()) for name in over}
         problems: dict[str, str] = {}
         for uid in files - there.keys():
             _remove(_path(uid))
@@ -163,25 +174,7 @@ class Sharing:
                 _remove(_path(uid))
             else:
                 _write(_path(uid), groups)
-        self._tell(owed, problems)
-
-    def _tell(self, owed: Mapping[str, str], problems: Mapping[str, str]) -> None:
-        self.problems, self.owed = {**problems, **owed}, frozenset(owed)
-
-    def _late(self) -> dict[str, str]:
-        """Say which GPUs wait too long for what they were before, and why: groups that are of no claim."""
-        now = time.monotonic()
-        return unfinished(name for name, since in (self._over or {}).items() if now - since > END)
-
-
-def unfinished(groups: Iterable[str]) -> dict[str, str]:
-    """Say which GPUs are not what they were before claims that are over, and why, by UUID.
-
-    Args:
-        groups: names of those claims' groups.
-    """
-    places = [mps.Place(system.state_dir(), name) for name in groups]
-    return {uuid: _unfinished(place.group) for place in places for uuid in mps.owed(place)}
+        self._why = problems
 
 
 def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:
@@ -230,13 +223,6 @@ def _edits(group: MpsGroup) -> dict[str, Any]:
 def _why(groups: Sequence[MpsGroup]) -> str:
     """Say why groups do not serve now; "" if they do."""
     return next(filter(None, (mps.ready(system.state_dir(), group) for group in groups)), "")
-
-
-def _unfinished(name: str) -> str:
-    return (
-        f"{mps.unit(name)} has not ended with its claim, and its GPUs may have another compute mode or time slice; "
-        f"journalctl -u {mps.unit(name)} says what it waits for"
-    )
 
 
 def _left(state: str, uids: Collection[str]) -> list[str]:

@@ -2,11 +2,14 @@
 
 NVML is loaded in a child with a deadline, for it can hang, and an open NVML keeps a GPU from being reset.
 What the modes were is in a file, so that they are put back also after a kill; the same is done for time slices, which
-are numbers, too. Out of scope: when (supervisor.py), how time slices are set (time_slice.py).
+are numbers, too. Where two groups have a GPU, as one of the settings and a claim, the files of both have what it was
+before either, and the last one puts that back.
+Out of scope: when (supervisor.py), how time slices are set (time_slice.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,7 @@ from gpuplugin.health import nvml_child
 from gpushim.engines.processes import ask as processes
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, failure, nvml
+from gpushim.paths import lock
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -75,16 +79,17 @@ def take(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds: floa
         return
     stored = {uuid: value for uuid, value in saved.items() if uuid in values}
     found = ask(snapshot, seconds, dict.fromkeys(values))
-    replace(path, json.dumps({**found, **stored}).encode(), 0o600)
+    others = _others(path, values)  # after that: what they have set is in their files before
+    replace(path, json.dumps({**found, **others, **stored}).encode(), 0o600)
     ask(snapshot, seconds, values)
 
 
 def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but: Collection[str] = ()) -> None:
-    """Put back what the file has; GPUs that the host has lost are left out.
+    """Put back what the file has; GPUs that the host has lost are left out, and one that fails keeps no other.
 
     Args:
         snapshot: of this host.
-        path: of the file, which is removed.
+        path: of the file, which is removed, or has what failed.
         seconds: how long it may take.
         ask: as for `take`.
         but: UUIDs of GPUs that keep theirs.
@@ -94,15 +99,38 @@ def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but
     """
     here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
     values = {uuid: value for uuid, value in before(path).items() if uuid in here}
-    if values:
-        ask(snapshot, seconds, values)
+    others = _others(path, values, alive=True)
+    mine = {uuid: value for uuid, value in values.items() if uuid not in others}
+    try:
+        if mine:
+            ask(snapshot, seconds, mine)
+    except GpushimError:
+        for uuid, value in mine.items() if len(mine) > 1 else ():
+            with contextlib.suppress(GpushimError):
+                ask(snapshot, seconds, {uuid: value})
+                left = {one: was for one, was in before(path).items() if one != uuid}
+                replace(path, json.dumps(left).encode(), 0o600)
+        raise
     if not but and os.path.lexists(path):
         os.unlink(path)
+    if ended := others.keys() - _others(path, values, alive=True):  # meanwhile, and have left it to this one
+        ask(snapshot, seconds, {uuid: values[uuid] for uuid in ended})
 
 
 def before(path: str) -> dict[str, int]:
     """Return what is in the file, by UUID."""
     return {str(uuid): mode for uuid, mode in ensure.own(path).items() if type(mode) is int and 0 <= mode <= 3}
+
+
+def _others(path: str, uuids: Collection[str], alive: bool = False) -> dict[str, int]:
+    """Return what is in other groups' files about some; with `alive`, of those that have a supervisor."""
+    folder, name = os.path.split(path)
+    top = os.path.dirname(folder)
+    found: dict[str, int] = {}
+    for other in (f"{top}/{group}" for group in os.listdir(top)):
+        if other != folder and (not alive or lock.is_held(f"{other}/lock")):
+            found.update((uuid, value) for uuid, value in before(f"{other}/{name}").items() if uuid in uuids)
+    return found
 
 
 def main(library: str, given: str) -> None:

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
+from gpuplugin.mps import of_claims
 from gpuplugin.mps.of_claims import described
 from gpuplugin.processes import spawn
 from gpuplugin.snapshot import node_requests
@@ -20,7 +21,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
 from gpushim.paths import lock, trust
-from gpushim.refresh.plugin_requests import SYSTEMCTL
+from gpushim.refresh import plugin_requests
 
 if TYPE_CHECKING:
     import asyncio
@@ -104,6 +105,33 @@ def owed(place: Place) -> set[str]:
     return {*ensure.own(place.state).get("gpus", ()), *(uuid for path in files for uuid in ensure.own(path))}
 
 
+def unfinished(group: str) -> str:
+    """Say that a group that is over is still there.
+
+    Args:
+        group: its name.
+    """
+    return (
+        f"{unit(group)} has not ended yet, and its GPUs may have another compute mode or time slice; "
+        f"journalctl -u {unit(group)} says what it waits for"
+    )
+
+
+def unrestored(state_dir: str, groups: Iterable[MpsGroup]) -> dict[str, str]:
+    """Return the groups that have left GPUs and MIG instances as they had them, by UUID of these.
+
+    Args:
+        state_dir: gpushim's state directory.
+        groups: those of the settings, which have their GPUs still; as claims have that share something.
+    """
+    has = {group.name: {gpu.uuid for gpu in group.gpus} for group in groups}
+    return {
+        uuid: name
+        for name in of_claims.over(state_dir)
+        for uuid in owed(Place(state_dir, name)) - has.get(name, set())
+    }
+
+
 def missing(state_dir: str, groups: Iterable[str]) -> list[str]:
     """List the units of groups without a supervisor.
 
@@ -123,15 +151,16 @@ class Units:
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
-        self._ready: list[str] = []
+        self._found: object = [], {}
         self._next: dict[str, float] = {}  # time.monotonic() of the next start, by unit
 
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
         """Have units started that are missing, and say whether what clients find has changed."""
         groups, state = _groups(snapshot, settings), system.state_dir()
-        self.need(group.name for group in groups)
-        before, self._ready = self._ready, [ready(state, group) for group in groups]
-        return self._ready != before
+        left = unrestored(state, groups)
+        self.need({*(group.name for group in groups), *left.values()})
+        before, self._found = self._found, ([ready(state, group) for group in groups], left)
+        return self._found != before
 
     def need(self, groups: Iterable[str]) -> None:
         """Have units started that are missing, each once in a while.
@@ -141,14 +170,15 @@ class Units:
         """
         now = time.monotonic()
         self._next = {name: at for name, at in self._next.items() if at > now}
-        units = [name for name in missing(system.state_dir(), groups) if name not in self._next]
+        names = [name for name in missing(system.state_dir(), groups) if name not in self._next]
+        units = [*filter(plugin_requests.UNIT.fullmatch, sorted(names))]
         if units:
             self._next.update(dict.fromkeys(units, now + AGAIN))
             self._begin(units)
 
     def _begin(self, units: list[str]) -> None:
         if os.path.isdir(system.SYSTEMD):
-            self._start(_run([SYSTEMCTL, "start", "--no-block", *units]))
+            self._start(_run([plugin_requests.SYSTEMCTL, "start", "--no-block", *units]))
             return
         try:
             node_requests.ask(units=units)

@@ -6,6 +6,7 @@ Out of scope: what a claim asks for (gpuplugin.dra), that file (gpuplugin.book.c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -67,24 +68,26 @@ def left(state_dir: str) -> dict[str, str]:
     Args:
         state_dir: gpushim's state directory.
     """
-    try:
-        names = os.listdir(f"{state_dir}/mps")
-    except OSError:
-        return {}
-    return {name: found[1] for name in names if (found := NAME.fullmatch(name))}
+    return {name: found[1] for name in _names(state_dir) if (found := NAME.fullmatch(name))}
 
 
-def over(names: Mapping[str, str], there: Mapping[str, Row]) -> list[str]:
-    """List the groups that are of no claim any more.
+def over(state_dir: str) -> list[str]:
+    """List groups with, or once with, a supervisor that no claim has now; all, if it is not known what claims share.
 
     Args:
-        names: as `left` has listed them, before the file was read: it has a claim first.
-        there: as `shared` returns them.
+        state_dir: gpushim's state directory.
     """
-    groups = {uid: of(row) for uid, row in there.items()}
-    known = {group.name for row in groups.values() for group in row}
-    # What is not understood is of another version.
-    return [name for name, uid in names.items() if name not in known and groups.get(uid) != []]
+    claims, shares = left(state_dir), {}
+    with contextlib.suppress(GpushimError):
+        shares = shared() if claims else {}
+    return [name for name in _names(state_dir) if claims.get(name) not in shares]
+
+
+def _names(state_dir: str) -> list[str]:
+    try:
+        return os.listdir(f"{state_dir}/mps")
+    except OSError:
+        return []
 
 
 def described(group: MpsGroup) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.devices.division import mps_groups
-from gpuplugin.mps import compute_mode, folders, of_claims, time_slice
+from gpuplugin.mps import compute_mode, folders, mps, of_claims, time_slice
 from gpuplugin.mps.compute_mode import EXCLUSIVE_PROCESS
 from gpuplugin.mps.control_daemon import ControlDaemon
 from gpuplugin.mps.mps import Place
@@ -100,6 +100,8 @@ def _unknown(name: str, read: Callable[[], Settings]) -> GpushimError:
 
 def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped: Callable[[float], bool]) -> None:
     """Run the daemon until a signal comes, or the group is another one and has no client."""
+    if not _is_free(group, place, read, stopped):
+        return
     snapshot, seconds = _snapshot(), policy.load(system.config_path())["refresh"]["deadline-seconds"]
     daemon = None if group.interval else ControlDaemon(snapshot, group, place)
     slices = {gpu.uuid: group.interval for gpu in group.gpus if group.interval}
@@ -125,6 +127,25 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
             _put_back(snapshot, place, seconds)
         except GpushimError as error:  # the file stays, for the next supervisor
             logger.warning("%s", f"{error}; the next start of {group.name} tries again to put it back")
+
+
+def _is_free(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped: Callable[[float], bool]) -> bool:
+    """Wait until its GPUs are what they were before another group of the settings had them; say whether to go on.
+
+    Of claims the ledger knows who has what.
+    """
+    last = ""
+    while not of_claims.NAME.fullmatch(group.name):
+        left = mps.unrestored(place.state_dir, [group])
+        other = next((left[gpu.uuid] for gpu in group.gpus if gpu.uuid in left), "")
+        if not other:
+            break
+        if other != last:
+            logger.warning("%s", f"{group.name} waits: {mps.unfinished(other)}")
+        last = other
+        if stopped(WATCH) or _group(group.name, read, _snapshot()) != group:
+            return False
+    return True
 
 
 def _watch(
@@ -190,8 +211,11 @@ def _clear(place: Place) -> None:
 def _leave(place: Place) -> None:
     """Let no new client use the group; what has still to end stays written for the next supervisor."""
     found = ensure.own(place.state)
-    if found:
-        replace(place.state, json.dumps({key: found[key] for key in ("gpus", "pid", "daemon")}).encode())
+    try:
+        if found:
+            replace(place.state, json.dumps({key: found[key] for key in ("gpus", "pid", "daemon")}).encode())
+    except OSError:  # /run is full, which keeps nothing from its end
+        os.unlink(place.state)
 
 
 def _end_left(place: Place) -> None:

@@ -51,7 +51,7 @@ def test_a_gpu_that_a_claim_has_left_as_it_is_not_to_be(tmp_path: Path, capsys: 
     dry_run.tell(settings.resolve({}, {}, {}), lambda _: "")
     said = capsys.readouterr().out
     assert "2 of 3 can be given out" in said
-    rows = [line for line in said.splitlines() if "has not ended with its claim" in line]
+    rows = [line for line in said.splitlines() if "has not ended yet" in line]
     assert [row.split()[0] for row in rows] == [uuid(1).lower()]
 
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuplugin.mps import compute_mode
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import lock
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 HOST = snapshot([gpu(0), gpu(1)])
 
 
-def take(path: Path, here: dict[str, int], values: dict[str, int]) -> list[Mapping[str, Any]]:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a group."""
+    (tmp_path / "group").mkdir()
+    return tmp_path / "group" / "modes"
+
+
+def take(path: Path, here: dict[str, int], values: dict[str, int], lost: str = "") -> list[Mapping[str, Any]]:
     """Take values where the driver has some, and return what it is asked."""
     asked: list[Mapping[str, Any]] = []
 
     def ask(_: Any, seconds: float, given: Mapping[str, Any]) -> dict[str, int]:
         asked.append(dict(given))
+        if lost in given:
+            raise GpushimError("it is lost", 12)
         was = {one: here[one] for one in given}
         here.update({one: value for one, value in given.items() if value is not None})
         return was
@@ -27,17 +42,65 @@ def take(path: Path, here: dict[str, int], values: dict[str, int]) -> list[Mappi
     return asked
 
 
-def test_what_is_no_longer_taken_is_put_back_and_what_is_still_taken_stays(tmp_path: Path) -> None:
-    path, here = tmp_path / "modes", {uuid(0): 0, uuid(1): 1}
+def test_what_is_no_longer_taken_is_put_back_and_what_is_still_taken_stays(path: Path) -> None:
+    here = {uuid(0): 0, uuid(1): 1}
     take(path, here, dict.fromkeys(here, 3))
     take(path, here, {uuid(1): 3})
     assert here == {uuid(0): 0, uuid(1): 3}
     assert json.loads(path.read_text()) == {uuid(1): 1}
 
 
-def test_where_nothing_is_taken_any_more_nothing_is_asked_and_kept_but_what_was(tmp_path: Path) -> None:
-    path, here = tmp_path / "modes", {uuid(0): 0}
+def test_where_nothing_is_taken_any_more_nothing_is_asked_and_kept_but_what_was(path: Path) -> None:
+    here = {uuid(0): 0}
     assert take(path, here, {}) == []
     take(path, here, {uuid(0): 3})
     assert take(path, here, {}) == [{uuid(0): 0}]
     assert not path.exists()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("lives", [True, False])
+def test_the_last_of_two_puts_back_what_was_before_either(tmp_path: Path, first: int, lives: bool) -> None:
+    """One that was killed does not count: the GPU is what it was when the other ends."""
+    paths, here = [tmp_path / name / "modes" for name in ("a", "b")], {uuid(0): 0}
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            path.parent.mkdir()
+            path.parent.chmod(0o755)
+            if lives or path == paths[first]:
+                stack.enter_context(lock.held(f"{path.parent}/lock"))
+            take(path, here, {uuid(0): 3})
+        take(paths[first], here, {})
+        assert here == {uuid(0): 3 if lives else 0}
+        take(paths[1 - first], here, {})
+        assert here == {uuid(0): 0}
+
+
+def test_of_two_that_end_together_one_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, here = [tmp_path / name / "modes" for name in ("a", "b")], {uuid(0): 0}
+    monkeypatch.setattr(lock, "is_held", lambda _: True)
+    for path in paths:
+        path.parent.mkdir()
+        take(path, here, {uuid(0): 3})
+    real = os.unlink
+
+    def together(path: str) -> None:
+        monkeypatch.setattr(os, "unlink", real)
+        take(paths[1], here, {})  # sees the file of the first, and leaves it to that
+        real(path)
+
+    monkeypatch.setattr(os, "unlink", together)
+    take(paths[0], here, {})
+    assert here == {uuid(0): 0}
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_gpu_that_is_lost_keeps_no_other_from_its_mode(path: Path, lost: int) -> None:
+    here = {uuid(0): 1, uuid(1): 1}
+    take(path, here, dict.fromkeys(here, 3))
+    with pytest.raises(GpushimError, match="it is lost"):
+        take(path, here, {}, lost=uuid(lost))
+    assert here == {uuid(lost): 3, uuid(1 - lost): 1}
+    assert json.loads(path.read_text()) == {uuid(lost): 1}
+    take(path, here, {})
+    assert (here[uuid(lost)], path.exists()) == (1, False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import os
 import signal
@@ -57,7 +59,10 @@ class Group:
 
     def ask(self, **row: Any) -> None:
         """Write the configuration file; without anything there is no group."""
-        rows = [{"name": "gpu", "devices": [0], **row}] if row else []
+        self.share([{"name": "gpu", "devices": [0], **row}] if row else [])
+
+    def share(self, rows: list[dict[str, Any]]) -> None:
+        """Write groups into it."""
         self.file.write_text(json.dumps({"version": "v1", "sharing": {"mps": {"resources": rows}}}))
 
     def start(self, name: str = "gpu") -> None:
@@ -81,11 +86,18 @@ class Group:
         self.process.send_signal(number)
         return self.ended()
 
+    def look(self) -> None:
+        """Have it look at the settings at once."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
+
     def serves(self) -> bool:
-        return os.path.exists(self.place.state)
+        return "group" in self.state()  # one that ends has less
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(Path(self.place.state).read_text())
+        found: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError):
+            found = json.loads(Path(self.place.state).read_text())
         return found
 
     def described(self) -> list[str]:
@@ -103,8 +115,9 @@ class Group:
     def clean(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.stop(signal.SIGKILL)
-        if self.serves():
-            os.kill(self.state()["pid"], signal.SIGKILL)
+        if pid := self.state().get("pid"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         subprocess.run(["/bin/umount", "--lazy", self.place.shm], check=False, stderr=subprocess.DEVNULL)
         self.notified.close()
 
@@ -169,8 +182,7 @@ def test_logs_do_not_fill_the_memory_that_they_are_in(group: Group, tmp_path: Pa
         path.write_bytes(b"New client\n" * (1 << 19))
     Path(group.place.log, "link").symlink_to(other)
     os.mkfifo(f"{group.place.log}/pipe")
-    assert group.process is not None
-    group.process.send_signal(signal.SIGHUP)
+    group.look()
     assert until(lambda: log.stat().st_size == 0, 30)
     assert (other.stat().st_size, group.stop()) == (11 << 19, 0)
 
@@ -193,7 +205,7 @@ def test_modes_are_put_back_after_a_kill(group: Group) -> None:
     assert (group.mode(), lives(left)) == (EXCLUSIVE, True)
     assert "does not run" in mps.ready(group.place.state_dir, group_of(group.host))
     group.start()
-    assert until(lambda: group.serves() and group.state()["pid"] != left, 30), group.said.read_text()
+    assert until(lambda: group.serves() and group.state().get("pid") != left, 30), group.said.read_text()
     assert not lives(left)
     assert group.stop() == 0
     assert group.mode() == PROHIBITED
@@ -222,6 +234,25 @@ def test_a_daemon_that_ends_ends_the_supervisor(group: Group) -> None:
     assert (group.mode(), group.serves()) == (DEFAULT, False)
 
 
+def test_a_daemon_ends_where_nothing_can_be_written_any_more(group: Group) -> None:
+    """As in a /run that somebody has filled."""
+    os.mkdir(group.place.state_dir)
+    full = ["/bin/mount", "-t", "tmpfs", "-o", "nr_inodes=200,mode=755", "full", group.place.state_dir]
+    subprocess.run(full, check=True)
+    try:
+        group.start()
+        assert until(group.serves, 30), group.said.read_text()
+        pid = group.state()["pid"]
+        with contextlib.suppress(OSError):
+            for number in range(200):
+                Path(group.place.state_dir, str(number)).touch()
+        assert group.stop() == 0, group.said.read_text()
+        assert (lives(pid), group.mode(), group.serves()) == (False, DEFAULT, False)
+    finally:
+        group.clean()
+        subprocess.run(["/bin/umount", "--lazy", group.place.state_dir], check=True)
+
+
 def test_a_daemon_that_hangs_is_killed_in_the_end(group: Group) -> None:
     group.start()
     assert until(group.serves, 30), group.said.read_text()
@@ -237,19 +268,37 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     client = Path(group.place.log, "client")
     client.touch()
     group.ask(replicas=2)
-    assert group.process is not None
-    group.process.send_signal(signal.SIGHUP)
+    group.look()
     assert until(lambda: "get_client_list 4242" in group.described(), 30)
     assert group.state()["threads"] == 25
     client.unlink()
-    group.process.send_signal(signal.SIGHUP)
-    assert until(lambda: group.serves() and group.state()["threads"] == 50, 30), group.said.read_text()
+    group.look()
+    assert until(lambda: group.state().get("threads") == 50, 30), group.said.read_text()
     described = [group.notified.recv(4096).partition(b"\n")[0] for _ in range(2)]
     assert described == [b"READY=1"] * 2  # STOPPING=1 would have systemd kill it after TimeoutStopSec
     group.ask()
-    group.process.send_signal(signal.SIGHUP)
+    group.look()
     assert group.ended() == 0
     assert (group.mode(), os.path.exists(group.place.top)) == (DEFAULT, False)
+
+
+def test_a_gpu_goes_from_one_group_to_another(group: Group, tmp_path: Path) -> None:
+    """The other begins when the one has ended: what the GPU was before it is what it is after both."""
+    row = {"name": "gpu", "devices": [0], "replicas": 2}
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    other = copy.copy(group)
+    other.place, other.said, other.process = mps.Place(group.place.state_dir, "other"), tmp_path / "other", None
+    group.share([{**row, "rename": "other"}])
+    try:
+        other.start("other")
+        assert until(lambda: "other waits: gpushim-mps@gpu.service has not ended" in other.said.read_text(), 30)
+        assert group.stop(signal.SIGHUP) == 0
+        other.look()
+        assert until(other.serves, 30), other.said.read_text()
+        assert (other.mode(), other.stop(), other.mode()) == (EXCLUSIVE, 0, DEFAULT)
+    finally:
+        other.clean()
 
 
 def test_a_driver_without_limits_is_told_apart(group: Group) -> None:
@@ -270,6 +319,22 @@ def test_nvml_that_hangs_ends_at_its_deadline(group: Group) -> None:
     group.start()
     assert group.ended() == 12
     assert "NVML has not set the compute mode of the GPUs of MPS after 1 s" in group.said.read_text()
+
+
+def test_a_claims_group_goes_by_no_settings(group: Group) -> None:
+    """Which may be wrong: what a claim that is over has left is put back nevertheless."""
+    name = "claim-12345678-1234-4234-8234-123456789012-0"
+    group.place = mps.Place(group.place.state_dir, name)
+    os.makedirs(group.place.top)
+    group.set_mode(EXCLUSIVE)
+    Path(group.place.modes).write_text(json.dumps({group.host.gpus[0].uuid: PROHIBITED}))
+    group.file.write_text("nonsense")
+    group.start(name)
+    assert group.ended() == 0, group.said.read_text()
+    assert (group.mode(), os.path.exists(group.place.top)) == (PROHIBITED, False)
+    group.start()
+    assert group.ended() == 15
+    assert "is not a YAML or JSON mapping" in group.said.read_text()
 
 
 def test_there_is_one_supervisor(group: Group) -> None:

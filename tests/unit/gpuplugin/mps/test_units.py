@@ -64,3 +64,24 @@ def test_where_systemd_is_not_the_node_is_asked(top: Path, host: Host, monkeypat
     Units(lambda work: work.close()).look(host.found, by_mps(top))
     asked = json.loads((top / "state/device-plugin/wanted").read_text())
     assert (asked["refresh"], asked["units"]) == (False, ["gpushim-mps@gpu.service"])
+
+
+@pytest.mark.parametrize("group", ["claim-12345678-1234-4234-8234-123456789012-0", "former"])
+def test_what_a_group_has_left_as_it_had_it_is_not_given_out(
+    top: Path, host: Host, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its unit is started, which puts that back."""
+    started: list[str] = []
+    monkeypatch.setattr(Units, "_begin", lambda _, units: started.extend(units))
+    place = top / f"state/mps/{group}/compute-modes.json"
+    place.parent.mkdir(parents=True)
+    well, left = health(uuid(0), uuid(1)), f'{{"{uuid(1)}": 0}}'
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            for content, then in ((left, health(uuid(0), sick=(uuid(1),))), ("{}", well)):
+                place.write_text(content)
+                await until(lambda then=then: kubelet.lists.get(GPU) == then)  # type: ignore[misc]
+
+    asyncio.run(run())
+    assert {*started} == {f"gpushim-mps@{group}.service"}
