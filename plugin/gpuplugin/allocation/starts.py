@@ -2,7 +2,8 @@
 
 kubelet gives on what a pod has as soon as that is deleted by force, or its static manifest removed, though its
 containers run until they have been ended. An Allocate cannot wait, as the whole node would, and one that is refused
-fails its pod for good. This call is of the pod's own worker; if it fails, kubelet makes the container later.
+fails its pod for good. This call is of the pod's own worker; if it fails, kubelet makes the container later. Where a
+plugin has it, kubelet starts no container of a pod whose devices it has forgotten, instead of allocating others.
 Out of scope: which pods run (pod_cgroups.py), who excludes whom (started.py), the call itself (kubelet/service.py).
 """
 
