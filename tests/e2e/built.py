@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -33,26 +32,6 @@ def packages(kind: str, version: str = "") -> dict[str, Path]:
         version: that they shall have instead of this checkout's.
     """
     return _found(kind, _built(kind, version) / "out")
-
-
-def packages_again(kind: str, directory: Path, **env: str) -> dict[str, Path]:
-    """Build the same sources in another place, from files checked out at another time, with another umask.
-
-    Args:
-        kind: "deb" or "rpm".
-        directory: empty.
-        env: what else is different.
-    """
-    top = checkout(_built(kind, "") / "top", directory / "elsewhere")
-    times = (top / "CHANGELOG.md").stat()
-    for path in top.rglob("*"):
-        os.utime(path, (1, 1), follow_symlinks=False)
-    os.utime(top / "CHANGELOG.md", (times.st_atime, times.st_mtime))
-    before = os.umask(0o077)
-    try:
-        return build(kind, top, directory / "out", **env)
-    finally:
-        os.umask(before)
 
 
 def checkout(top: Path, directory: Path, version: str = "") -> Path:

@@ -25,7 +25,7 @@ CACHE = trees.TOP / ".cache" / "release"
 EPOCH = 1700000000
 SECONDS = 600.0
 GIT = ("/usr/bin/git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main")
-ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8"}
+ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "HOME": "/nonexistent"}
 
 
 def releases() -> tuple[Path, Path]:
@@ -76,8 +76,9 @@ def make(top: Path, directory: Path, *words: str, **env: str) -> None:
     """Let a checkout's tools/release make a release, whose image begins as that of the other tests."""
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "GPUSHIM_BUNDLED": str(built.bundled()), **env}
     command: list[str | Path] = [top / "tools/release", "--base", image.base("x86_64"), *words, directory]
+    umask = 0o077 if words else 0o022
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS, umask=0o077
+        command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS, umask=umask
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("NOT signed" in done.stdout) != bool(words)

@@ -15,6 +15,8 @@ from gpushim.ground.errors import INVENTORY
 from gpushim.inventory import earlier, procfs, survey
 from unit.gpushim.inventory.machine import Machine, told
 
+pytestmark = pytest.mark.slow
+
 MIGS = [{}, {"mig": ["1g.5gb", "1g.5gb"]}, {}]
 
 

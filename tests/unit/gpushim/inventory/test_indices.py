@@ -14,6 +14,8 @@ from gpushim.ground import system
 from gpushim.inventory import earlier, ensure, procfs
 from unit.gpushim.inventory.machine import Machine
 
+pytestmark = pytest.mark.slow
+
 A, B, C = [{"index": number, "uuid": f"GPU-{number}", "pci": f"pci{number}"} for number in range(3)]
 
 

@@ -38,9 +38,9 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "etc").mkdir()
-    return tmp_path / "etc" / "daemon.json"
+def place(near: Path) -> Path:
+    (near / "etc").mkdir()
+    return near / "etc" / "daemon.json"
 
 
 KINDS = pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_magic_link_is_text(tmp_path: Path) -> None:
     os.close(proc)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["/", "../../..", "../../../../..", "/proc/self/root", "CANARY"])
 def test_another_process_swaps_directory_and_link(tmp_path: Path, text: str) -> None:
     canary, top = tmp_path / "canary", tmp_path / "root"
@@ -186,6 +187,7 @@ def test_another_process_swaps_directory_and_link(tmp_path: Path, text: str) -> 
     assert len(found) > 1
 
 
+@pytest.mark.slow
 def test_another_process_moves_the_directory_we_are_in(tmp_path: Path) -> None:
     """A directory that wanders up while `..` follows: a kernel that trusts it would leave the root."""
     top = tmp_path / "root"

@@ -443,7 +443,9 @@ def test_a_full_disk_makes_no_spec_a_strangers(
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True], ids=["", "killed then"])
 @pytest.mark.parametrize("policy", [{}, NONE], ids=["replaced", "removed"])
-def test_what_somebody_puts_there_at_any_call_is_kept(directory: Path, policy: dict[str, Any], kill: bool) -> None:
+def test_what_somebody_puts_there_at_any_call_is_kept(near: Path, policy: dict[str, Any], kill: bool) -> None:
+    directory = near / "cdi"
+
     def theirs() -> None:
         (directory / "new").write_bytes(meanwhile.THEIRS)
         (directory / "new").rename(directory / OURS)

@@ -14,7 +14,7 @@ from gpushim.ground.errors import GpushimError
 from unit.gpuhook.sandbox import bind, mount
 from unit.gpushim.engines.settings.meanwhile import THEIRS, contents, in_place, kills, rename, states
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")]
 
 
 def of_memory(top: Path) -> Path:
