@@ -31,6 +31,7 @@ SECURITY = {
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
             "/var/run/cdi=/var/run/cdi",
+            "/sys/fs/cgroup=/sys/fs/cgroup",
         },
     ),
     "gpushim-dra-driver cluster": (OWN, False, set()),
@@ -46,6 +47,7 @@ SECURITY = {
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
             "!/var/run/cdi=/var/run/cdi",
+            "/sys/fs/cgroup=/sys/fs/cgroup",
         },
     ),
 }

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import offered, spec, taints
+from gpuplugin.mps import mps, of_claims
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
     devices, lacks, why = spec.devices(snapshot, values)
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
-    _list(devices, lacks, taints.problems(snapshot))
+    _list(devices, lacks, {**_owed(), **taints.problems(snapshot)})
     show.say(book.summary(book.Book()))
     if values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(values['exclude'])}.")
@@ -75,6 +77,13 @@ def _list(devices: Sequence[Offered], lacks: Collection[str], problems: Mapping[
         rows.append([one.name, product, profile, held.get(one.uuid, ""), why.get(one.uuid, "")])
     show.table(COLUMNS, rows)
     show.say()
+
+
+def _owed() -> dict[str, str]:
+    """Say what is still as a claim that is over had it, by UUID, as far as this user may read that."""
+    state = system.state_dir()
+    claims = of_claims.left(state)
+    return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
 
 
 def _held() -> dict[str, str]:

@@ -64,5 +64,5 @@ async def until(event: asyncio.Event, seconds: float) -> None:
         waiter.cancel()
 
 
-async def nothing() -> None:
+async def nothing(*_: object) -> None:
     """Do nothing."""

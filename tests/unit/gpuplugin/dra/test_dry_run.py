@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,17 @@ def test_who_has_what(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-")}
     for number, words in enumerate(("device plugin", "claim d/theirs of other.org", "claim d/ours")):
         assert words in rows[uuid(number).lower()]
+
+
+def test_a_gpu_that_a_claim_has_left_as_it_is_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "mps/claim-12345678-1234-4234-8234-123456789012-0"
+    place.mkdir(parents=True)
+    (place / "compute-modes.json").write_text(json.dumps({uuid(1): 0}))
+    dry_run.tell(settings.resolve({}, {}, {}), lambda _: "")
+    said = capsys.readouterr().out
+    assert "2 of 3 can be given out" in said
+    rows = [line for line in said.splitlines() if "has not ended yet" in line]
+    assert [row.split()[0] for row in rows] == [uuid(1).lower()]
 
 
 def test_another_driver_is_named() -> None:
