@@ -127,8 +127,8 @@ def test_with_files_only_no_process_is_looked_at(
     kept.pod(storage, "one", "nvidia")
     listed, real = list[str](), os.listdir
 
-    def listing(path: str = ".") -> list[str]:
-        listed.append(path)
+    def listing(path: str | int = ".") -> list[str]:
+        listed.append(str(path))
         return real(path)
 
     monkeypatch.setattr(os, "listdir", listing)
