@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LONG = bool(os.environ.get("GPUSHIM_LONG"))
+from sample import LONG
+
 KILL = "signal=SIGKILL"
 CHANGES = ("write", "renameat", "rename", "mkdirat", "mkdir", "symlinkat", "unlinkat", "unlink", "fchmod", "chmod")
 SECONDS = 60.0

@@ -25,7 +25,7 @@ CACHE = trees.TOP / ".cache" / "release"
 EPOCH = 1700000000
 SECONDS = 600.0
 GIT = ("/usr/bin/git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main")
-ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "HOME": "/nonexistent"}
+ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8"}
 
 
 def releases() -> tuple[Path, Path]:

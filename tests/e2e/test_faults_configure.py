@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from e2e.engines import SYSTEM_PATH
-from e2e.faults import CHANGES, KILL, LONG, Call, Done, calls, split, strike, tree
+from e2e.faults import CHANGES, KILL, Call, Done, calls, split, strike, tree
 from e2e.trees import TOP
+from sample import LONG
 
 OLD = b'{\n    "debug": true\n}\n'
 THEIRS = b'{"theirs": 1}\n'

@@ -17,12 +17,13 @@ import pytest
 
 from e2e import recorder
 from e2e.engines import SYSTEM_PATH
-from e2e.faults import KILL, LONG, Call, Done, calls, shorten, some, split, strike, tree
+from e2e.faults import KILL, Call, Done, calls, shorten, some, split, strike, tree
 from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings
 from fakehost import Host
 from gpushim.ground.errors import BUNDLE, INVENTORY, NOT_EXECUTABLE, NOT_FOUND
+from sample import LONG
 
 RUNTIME = TOP / "bin" / "gpushim-runtime"
 ERRORS = ("ENOSPC", "EIO", "EMFILE", "ENFILE", "ENOMEM", "EDQUOT", "EINTR", "EROFS", "EACCES")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from e2e import engines, test_fresh, trees
-from e2e.faults import LONG
 from e2e.hostile import Trap
 from e2e.hostile_places import Place
 from e2e.test_hostile_code import arm
@@ -21,12 +20,11 @@ from e2e.test_shared_volumes import host as host
 from e2e.test_shared_volumes import place as place
 from e2e.test_shared_volumes import shared_by as shared_by
 from fakehost import Host
+from sample import share
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("vulnerable*.py"))
 BUILDS = {name: build for each in MODULES for name, build in importlib.import_module(f"e2e.{each}").BUILDS.items()}
-TRIED = [*BUILDS][
-    :: 1 if LONG else 3
-]  # all of them in five minutes; that each can be made says unit/test_vulnerable_builds
+TRIED = share(BUILDS, 3)  # all of them in five minutes; that each can be made says unit/test_vulnerable_builds
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,9 @@ from typing import NamedTuple, Optional
 import pytest
 
 from e2e.changing import Node, Scene, gpus
-from e2e.faults import LONG
 from fakehost import ci_cap, gi_cap
 from gpushim.ground.errors import DRIVER, INVENTORY, REQUEST
+from sample import LONG
 
 SECONDS = 8.0  # for one seed
 WORKERS = 3

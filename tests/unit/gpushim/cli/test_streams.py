@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpushim.cli.program import Program
+from sample import share
 from unit.gpushim.cli import every, streamed
 from unit.gpushim.inventory.machine import Machine
 
@@ -29,9 +30,10 @@ def well(machine: Machine) -> Outcomes:
 
 
 def outcomes(machine: Machine, way: str) -> Outcomes:
-    found = every.run(machine, way, [each.words(machine) for each in ALL.values()])
+    names = [*ALL] if way == "well" else share(ALL, 2)
+    found = every.run(machine, way, [ALL[name].words(machine) for name in names])
     moment = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z|(?<=gfd.timestamp=)\d+")
-    return {name: (code, moment.sub("TIME", out), said) for name, (code, out, said) in zip(ALL, found)}
+    return {name: (code, moment.sub("TIME", out), said) for name, (code, out, said) in zip(names, found)}
 
 
 def test_no_command_is_left_out() -> None:
