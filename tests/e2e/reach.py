@@ -249,7 +249,7 @@ class Pods(Containers):
 def _begins(pid: int) -> bool:
     """Say whether a process is runc's first of a container, which has neither its rules nor its /dev yet."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith("runc")
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"runc\0init\0"
     except OSError:
         return False
 

@@ -12,7 +12,7 @@ CONFIG = "/etc/gpushim/config.toml"
 BUNDLE, SPEC = "/srv/bundle-of-hosts", "/srv/bundle-of-hosts/config.json"
 # Nodes that every container has.
 COMMON = {"console", "full", "null", "pts/ptmx", "random", "tty", "urandom", "zero"}
-LOOK = "busybox find /dev -type c; ls /usr/bin/nvidia-smi /lib/firmware/*/*; /sbin/ldconfig -p; {load}"
+LOOK = "busybox find /dev -type c; ls /usr/bin/nvidia-smi /lib/firmware/*/* 2>/dev/null; /sbin/ldconfig -p; {load}"
 LOAD = "/lib/ld-linux-aarch64.so.1 --preload libcuda.so.1 /usr/bin/getconf PAGESIZE && echo loaded"
 
 
