@@ -116,13 +116,13 @@ def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but
                 ask(snapshot, min(seconds, share), {uuid: value})
                 _write(path, {one: was for one, was in before(path).items() if one != uuid})
         raise
-    kept = {uuid: value for uuid, value in saved.items() if uuid in but}
-    _write(path, kept)
+    left = {uuid: value for uuid, value in saved.items() if uuid in but}
+    _write(path, left)
     if ended := others.keys() - _others(path, values, alive=True):  # meanwhile, and have left it to this one
         theirs = {uuid: values[uuid] for uuid in ended}
-        _write(path, {**kept, **theirs})  # nobody else's file has it any more
+        _write(path, {**left, **theirs})  # nobody else's file has it any more
         ask(snapshot, min(seconds, late - time.monotonic()), theirs)
-        _write(path, kept)
+        _write(path, left)
 
 
 def before(path: str) -> dict[str, int]:

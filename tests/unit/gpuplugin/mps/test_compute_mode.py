@@ -139,7 +139,8 @@ def test_where_nothing_can_be_written_modes_are_put_back(path: Path, monkeypatch
 @pytest.mark.parametrize("hung", [1, 7, 15])
 def test_gpus_that_hang_leave_the_others_time(path: Path, monkeypatch: pytest.MonkeyPatch, hung: int) -> None:
     """And the unit, which systemd kills after 90 s."""
-    host, clock, healthy = snapshot([gpu(number) for number in range(16)]), SimpleNamespace(now=0.0), set()
+    host, clock = snapshot([gpu(number) for number in range(16)]), SimpleNamespace(now=0.0)
+    healthy: set[str] = set()
     monkeypatch.setattr("gpuplugin.mps.compute_mode.time.monotonic", lambda: clock.now)
     path.write_text(json.dumps({uuid(number): 0 for number in range(16)}))
 
