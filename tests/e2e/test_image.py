@@ -17,6 +17,7 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 from e2e import built, image, leftovers, trees
 from e2e.podman import Podman, podman, store
 from gpuplugin.snapshot import node_snapshot
+from sample import turn
 
 # What the manifests ask for.
 POD = ("--rm", "--cap-drop=all", "--read-only", "--read-only-tmpfs=false", "--security-opt=no-new-privileges")
