@@ -52,7 +52,8 @@ def needed(
         kind: of CRI-O's files.
         read: that CRI-O reads, as `dropin.merged` takes them.
         changes: of these files, or of others.
-        storage: as for `pods`, as is `there`.
+        storage: as for `pods`.
+        there: as for `pods`.
 
     Raises:
         GpushimError: it is unknown which pods CRI-O has.
