@@ -252,7 +252,6 @@ class Plugin:
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
         problems = [self._sources.problem if self._sources else "", self._exporter.problem, self._labels.problem]
-        problems.append(self._questions.starts.problem)
         everything = [
             *problems,
             *self._settings.notes,

@@ -24,8 +24,7 @@ from fakehost import Host, ci_cap, gi_cap
 
 SECONDS = 30.0
 DEFAULT = "default"  # a namespace
-# A container's command that ends when it is told; a first process without a trap is killed after a while.
-ENDING = ["sh", "-c", "trap exit TERM; sleep 100000 & wait"]
+ENDING = ["sh", "-c", "trap exit TERM; sleep 100000 & wait"]  # a container's command that ends when it is told
 PLACES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # of the controller of devices: cgroup v1, v2
 MPS, BY_MPS = b"\0CUDA_MPS_PIPE_DIRECTORY=", " by MPS"
 # The arguments: a directory of nodes; files to join cgroups by, by container, as JSON.

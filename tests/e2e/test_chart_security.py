@@ -31,7 +31,6 @@ SECURITY = {
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
             "/var/run/cdi=/var/run/cdi",
-            "/sys/fs/cgroup=/sys/fs/cgroup",
         },
     ),
     "gpushim-dra-driver cluster": (OWN, False, set()),
@@ -47,7 +46,6 @@ SECURITY = {
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
             "!/var/run/cdi=/var/run/cdi",
-            "/sys/fs/cgroup=/sys/fs/cgroup",
         },
     ),
 }

@@ -84,7 +84,6 @@ def deploy(node: Node, host: Host, env: dict[str, str], name: str) -> None:
         "state": (env["GPUSHIM_STATE"], "/run/gpushim", False),
         "book": (f"{env['GPUSHIM_STATE']}/book", "/var/lib/gpushim/device-plugin", False),
         "settings": (os.path.dirname(env["GPUSHIM_CONFIG"]), "/etc/gpushim", True),
-        "cgroups": ("/sys/fs/cgroup", "/sys/fs/cgroup", True),
         "proc": (f"{host.root}/proc", f"{host.root}/proc", True),
     }
     (port,) = kube._ports(1)

@@ -132,16 +132,15 @@ class Walk:
         resource, most = self.chance.choice(view)
         name, number = next(self.names), self.chance.choice((1, 1, min(2, most)))
         self.made[name] = resource, number
-        command = self.chance.choice((ENDING, ["sleep", "100000"]))
-        self.node.create(name, {resource: number}, command=command)
+        self.node.create(name, {resource: number}, command=ENDING)
         return f"{name} {number} of {resource}"
 
     def end(self, *names: str) -> str:
-        """Remove pods, or any; their containers may end later than kubelet gives on what they have."""
+        """Remove pods, or any."""
         gone = names or (self.chance.choice(sorted(self.made)),)
         for name in gone:
             del self.made[name]
-        self.node.remove(*gone)
+        self.inside.end(*gone)
         return " ".join(gone)
 
     def kubelet(self, number: int, lose: bool = False) -> None:
@@ -221,8 +220,7 @@ class Walk:
                 # Each GPU in the way that it is given out: of several, one may still have the old way.
                 shared = {(resource, "::" in one) for one in held[resource]}
                 assert shared <= forms | {(resource, False)} - {("nvidia.com/gpu.dev", False)}, held
-        running = {name: had for name, had in self.inside.look().items() if self.inside.pods[name] in self.made}
-        bad = self.inside.offered(self.node.everything(), running)
+        bad = self.inside.offered(self.node.everything(), self.inside.look())
         assert not bad, f"{bad} can be had"
 
     def finish(self) -> float:

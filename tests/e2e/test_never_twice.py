@@ -27,7 +27,6 @@ from gpuplugin.book.by_device import FORMER, LISTED
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0
-GRACE = 3  # seconds that kubelet gives a container to end by itself
 STAYS = 2.6  # seconds in which all is looked at again at least once
 WHOLE: dict[str, Any] = {"version": "v1"}
 Set = Callable[[dict[str, Any]], None]
@@ -173,20 +172,6 @@ def test_a_start_beside_a_kubelet_that_has_just_started(
     os.kill(pid, signal.SIGKILL)  # kubelet starts the container again, and asks nobody for its GPU
     assert until(lambda: "holder" in {pod for name, pod in node.containers().items() if name != before}, SECONDS)
     assert "holder" in {inside.pods[name] for name in inside.look()}
-
-
-def test_a_container_waits_for_those_that_kubelet_has_forgotten(node: Node, one: Plugin, inside: Containers) -> None:
-    """As of a pod that is deleted by force: kubelet gives its GPU to the next one at once, and ends it then."""
-    for name in ("old0", "old1"):
-        node.create(name, {GPU: 1}, spec={"terminationGracePeriodSeconds": GRACE})
-    assert all(node.wait(name).container for name in ("old0", "old1"))
-    assert len(inside.look()) == 2
-    for name in ("old0", "old1"):
-        (node.work / "manifests" / f"{name}.json").unlink()
-    for number in range(2):
-        node.create(f"takes{number}", {GPU: 1}, command=ENDING)
-    assert until(lambda: {"takes0", "takes1"} <= {inside.pods[name] for name in inside.look()}, SECONDS), node.said()
-    assert not inside.left("old0", "old1")
 
 
 def test_what_kubelet_has_promised_is_offered_after_its_start(

@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import reconcile
-from gpuplugin.allocation.starts import Starts
 from gpuplugin.book import book, by_device, checkpoints, claimed, evidence, listed
 from gpuplugin.book.evidence import Evidence
 from gpuplugin.devices.changes import changing
@@ -48,9 +47,6 @@ class Questions:
         registry: what kubelet was told.
         kubelet_dir: returns kubelet's directory, which settings may change.
         heeds: says whether what DRA drivers gave counts.
-
-    Attributes:
-        starts: the containers that are about to start.
     """
 
     def __init__(
@@ -58,8 +54,6 @@ class Questions:
     ) -> None:
         self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
         registry.meet, registry.met = self._meet, self._is_met
-        self.starts = Starts(registry.book, kubelet_dir)
-        registry.start = self.starts.start
         self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
         self._stands: object = None  # of what the last decision was made, if it stands
         self._lost: tuple[object, object] = None, None  # the book, and what kubelet has forgotten of it
@@ -90,7 +84,6 @@ class Questions:
                 self._named = None
             with contextlib.suppress(GpushimError):  # a book that cannot be written: `settled` tells of it
                 await self._note()
-                await self.starts.look()
 
     def look(self) -> None:
         """See soon whether there is something to ask."""

@@ -52,7 +52,6 @@ class Registry:
         instances: of this plugin on the node.
         book: of who has what, which they share.
         meet: takes note of another kubelet, before it is told of anything.
-        start: waits until a container may start with devices of a resource.
         met: says whether the book has the kubelet that is there, and so what that has forgotten.
         news: is called when something was given out, or offered.
         watched: somebody tells what comes and goes in kubelet's directory (`changed`).
@@ -63,7 +62,6 @@ class Registry:
         self.instances, self.book = Instances(), Book()
         self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
         self.met: Callable[[], bool] = lambda: True
-        self.start: Callable[[str, Sequence[str]], Coroutine[Any, Any, None]] = tasks.nothing
         self.news: Callable[[], object] = lambda: None
         self.watched = False
         self._problems: Problems = {}
@@ -116,8 +114,7 @@ class Registry:
         resource.mark_unhealthy(self._problems)
         self.instances.serve(name)
         others = partial(self.instances.others, name)
-        start, meet = (lambda ids: self.start(name, ids)), (lambda: self.meet())
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, meet, start)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, lambda: self.meet())
         endpoint.watched = lambda: self.watched
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]

@@ -94,7 +94,7 @@ class Book:
             if trust.ours(place) and os.stat(place).st_mode & 0o777 != 0o700:
                 os.chmod(place, 0o700)  # who mounts it may have made it
         except OSError as error:
-            raise unwritable(error) from None
+            raise _unwritable(error) from None
         if not trust.ours(place):
             sentence = f"{place} cannot be trusted: it must be a directory that only root can write to; remove it"
             raise GpushimError(sentence, FAILED)
@@ -170,7 +170,7 @@ class Book:
             replace(self.path, data + b"\n", 0o600, durable=False)
         except OSError as error:
             self._seen, self.stuck = None, True
-            raise unwritable(error) from None
+            raise _unwritable(error) from None
         if damaged:
             logger.warning("%s is damaged: %s. It is put aside (%s), %s", self.path, self.found, aside, INSTEAD)
         self._page, self._seen, self._more, self.stuck = page, trust.identity(self.path), 0, False
@@ -207,7 +207,7 @@ class Book:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise unwritable(error) from None
+            raise _unwritable(error) from None
         self._page, self._seen, self._more = page, trust.identity(self.path), self._more + len(data)
 
     def give(self, given: Sequence[Given], giver: str = by_device.PLUGIN, to: str = "") -> None:
@@ -248,8 +248,7 @@ def content(path: str) -> bytes | None:
         return None
 
 
-def unwritable(error: OSError) -> GpushimError:
-    """Say that something cannot be written in the book's directory."""
+def _unwritable(error: OSError) -> GpushimError:
     return GpushimError(
         f"{folder()}, which has who has which GPU, cannot be written: {error.strerror}; without it a GPU could be "
         "given out twice. Make it a directory of root's on a disk with room",

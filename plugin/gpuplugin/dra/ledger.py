@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuplugin.book import by_device, checkpoints, claimed, listed, started
+from gpuplugin.book import by_device, checkpoints, claimed, listed
 from gpuplugin.book.claimed import held
-from gpuplugin.book.pod_cgroups import PodCgroups
 from gpuplugin.mps import of_claims
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
@@ -59,7 +58,7 @@ class Ledger:
     """
 
     def __init__(self, shared: Book) -> None:
-        self._book, self._started, self._cgroups = shared, started.Started(), PodCgroups()
+        self._book = shared
         self.sure, self._problem = False, ""  # the last is of the file, and is logged once
         self.unnoted: frozenset[str] = frozenset()
 
@@ -134,7 +133,6 @@ class Ledger:
             if holders:
                 _refuse_listed(claim, held(row), holders, homes)
                 page = self._heard(page, holders, rows, homes)
-            self._refuse_running(claim, held(row), homes)
             mine = {uuid: homes[uuid] for uuid in held(row)}
             page = by_device.claim(page, mine, _named(row), system.clock())
             if holders is None and self._asks(before):
@@ -146,16 +144,6 @@ class Ledger:
             if rows.get(claim.uid) != row:
                 claimed.write({**rows, claim.uid: {**rows.get(claim.uid, {}), **row}})
             self._book.write(page)
-
-    def _refuse_running(self, claim: Claim, uuids: Collection[str], homes: Mapping[str, str]) -> None:
-        """Refuse what a pod runs with that kubelet may list no more, as one that was deleted by force."""
-        pod, uuid, had = started.holder(self._started.read(), uuids, homes, self._cgroups.runs)
-        if pod:
-            what = "it" if had == uuid else had
-            raise GpushimError(
-                f"claim {claim} cannot have {uuid} yet: {quote(pod)} runs with {what} until its processes have ended",
-                REQUEST,
-            )
 
     def _asks(self, page: Page | None) -> bool:
         """Say whether kubelet has to be asked who has what before anything is given.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 
-from gpuplugin.processes.instances import DRIVERS, Instances, anyone
+from gpuplugin.processes.instances import Instances, anyone
 from gpushim.paths.replace import replace
 
+LOCK = ".lock"  # after the name
 NAME = "dra-newest"  # in the directory of what the plugin keeps
 
 
@@ -28,7 +29,7 @@ class Newest:
             folder: directory of what the plugin keeps, root's alone.
         """
         self._path = f"{folder}/{NAME}"
-        self._instances.join(folder, DRIVERS)
+        self._instances.join(folder, NAME + LOCK)
 
     def become(self) -> None:
         """Take note that kubelet has registered this one just now."""
@@ -55,4 +56,4 @@ def runs(folder: str) -> bool:
     Args:
         folder: as for `Newest.join`.
     """
-    return anyone(folder, name=DRIVERS)
+    return anyone(folder, name=NAME + LOCK)

@@ -33,7 +33,7 @@ from gpushim.ground.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from gpuplugin.kubelet.service import Answer, Start
+    from gpuplugin.kubelet.service import Answer
     from gpuplugin.kubelet.sockets import Identity
 
 REGISTERING = 15.0  # seconds; kubelet dials us within that call, and has up to 10 s for it
@@ -56,7 +56,6 @@ class Endpoint:
         prefer: answers a ContainerPreferredAllocationRequest.
         others: says whether another instance of this plugin serves the same resource.
         meet: is awaited before another kubelet is told of this resource.
-        start: as `Service` takes it.
 
     Attributes:
         changed: set when `attend` has something to do.
@@ -73,12 +72,11 @@ class Endpoint:
         prefer: Answer,
         others: Callable[[], bool] = lambda: False,
         meet: Callable[[], Awaitable[object]] = tasks.nothing,
-        start: Start | None = None,
     ) -> None:
         self.resource, self.folder = resource, folder
         self.path = f"{folder}/{sockets.PREFIX}{resource.partition('/')[2]}{sockets.SUFFIX}"
         self.changed, self.doubted = asyncio.Event(), False
-        self._service = Service(resource, allocate, prefer, self.changed.set, start)
+        self._service = Service(resource, allocate, prefer, self.changed.set)
         self._listeners: list[Listener] = []  # the last is found at the path
         self._kubelet: Identity | None = None  # that has accepted us
         self._away = False  # another instance is found at the path
@@ -213,7 +211,7 @@ class Endpoint:
             "version": v1beta1.VERSION,
             "endpoint": self.path.rpartition("/")[2],
             "resource_name": self.resource,
-            "options": self._service.options,
+            "options": {"get_preferred_allocation_available": True},
         }
         async with grpc.aio.insecure_channel("unix:" + kubelet, options=CHANNEL) as channel:
             call = channel.unary_unary(v1beta1.REGISTER, writer("RegisterRequest"), reader("Empty"))

@@ -19,18 +19,14 @@ from gpushim.ground.errors import REQUEST, GpushimError
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
     from gpuplugin.kubelet.sockets import Listener
 
     Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of one container's request
-    Start = Callable[[list[str]], Awaitable[object]]  # waits until a container may start with devices of these ids
 
 # Who read the list at the same time, most: kubelet keeps the streams of former registrations. The oldest has to go.
 READERS = 16
-# Containers that wait for their start at one time, most: kubelet's other calls come by the same connection, which has
-# 32 streams.
-STARTING = 16
 CONTAINERS = 100  # of one call, most; kubelet asks for one at a time, and an answer is larger than its request
 
 
@@ -62,7 +58,6 @@ class Service:
         allocate: answers a ContainerAllocateRequest.
         prefer: answers a ContainerPreferredAllocationRequest.
         ended: is called when a stream has ended.
-        start: is awaited before a container starts; None: kubelet is not to call.
 
     Attributes:
         readers: of the list, in the order of their coming.
@@ -70,11 +65,8 @@ class Service:
         refusing: why kubelet is refused, if it is, when it asks for options, which is when it registers a plugin.
     """
 
-    def __init__(
-        self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None], start: Start | None = None
-    ) -> None:
+    def __init__(self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None]) -> None:
         self._resource, self._allocate, self._prefer, self._ended = resource, allocate, prefer, ended
-        self._start, self._starting = start, 0
         self.readers: list[Reader] = []
         self.newest: Reader | None = None
         self.refusing = ""
@@ -145,11 +137,14 @@ class Service:
         async def options(_: Any, context: Any) -> dict[str, Any]:
             if self.refusing:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusing)
-            return self.options
+            return {"get_preferred_allocation_available": True}
+
+        async def nothing(_: Any, context: Any) -> dict[str, Any]:
+            return {}
 
         # Partials of functions: in one of a bound method, Python 3.9 and so grpc see nothing asynchronous.
         prefer = partial(Service._serve, self, self._prefer)
-        allocate, begin = partial(Service._serve, self, self._allocate), partial(Service._begin, self)
+        allocate = partial(Service._serve, self, self._allocate)
         rows = {
             "GetDevicePluginOptions": unary(options, "Empty", "DevicePluginOptions"),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
@@ -157,31 +152,9 @@ class Service:
             ),
             "GetPreferredAllocation": unary(prefer, "PreferredAllocationRequest", "PreferredAllocationResponse"),
             "Allocate": unary(allocate, "AllocateRequest", "AllocateResponse"),
-            "PreStartContainer": unary(begin, "PreStartContainerRequest", "Empty"),
+            "PreStartContainer": unary(nothing, "PreStartContainerRequest", "Empty"),
         }
         return grpc.method_handlers_generic_handler(v1beta1.DEVICE_PLUGIN, rows)
-
-    @property
-    def options(self) -> dict[str, bool]:
-        """What kubelet may call beside the rest: a DevicePluginOptions message."""
-        return {"pre_start_required": self._start is not None, "get_preferred_allocation_available": True}
-
-    async def _begin(self, request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, Any]:
-        """Answer PreStartContainer."""
-        self._starting += 1
-        try:
-            if self._starting > STARTING:
-                raise GpushimError(
-                    f"{STARTING} containers wait for their devices already; kubelet tries again", REQUEST
-                )
-            if self._start:
-                await self._start(request["devices_ids"])
-        except GpushimError as error:
-            logger.error("%s: %s", self._resource, error)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        finally:
-            self._starting -= 1
-        return {}
 
     async def _serve(
         self, answer: Answer, request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]

@@ -15,7 +15,6 @@ import zlib
 from gpushim.ground.logs import logger
 
 NAME = "instances"  # in the directory of what the plugin keeps
-DRIVERS = "dra-newest.lock"  # the same of the DRA driver's instances
 METRICS = "metrics"  # is served as a resource is
 NAMES = 1 << 48  # below are the bytes of instances, above those of resources
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid

@@ -64,5 +64,5 @@ async def until(event: asyncio.Event, seconds: float) -> None:
         waiter.cancel()
 
 
-async def nothing(*_: object) -> None:
+async def nothing() -> None:
     """Do nothing."""

@@ -123,17 +123,6 @@ runAsGroup: {{ index . 1 }}
 {{ ternary $dir "/var/lib/kubelet" (hasPrefix "/var/snap/" $dir) }}/device-plugins
 {{- end -}}
 
-{{- /* By kubelet's cgroups it is seen which pods still run; those of cgroup v1 are mounts below, read-only as well. */ -}}
-{{- define "gpushim.cgroupsMount" -}}
-{{- $below := ternary ", recursiveReadOnly: IfPossible" "" (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}
-- {name: cgroups, mountPath: /sys/fs/cgroup, readOnly: true{{ $below }}}
-{{- end -}}
-
-{{- define "gpushim.cgroups" -}}
-- name: cgroups
-  hostPath: {path: /sys/fs/cgroup, type: Directory}
-{{- end -}}
-
 {{- /* Of a list: context, component. As a JSON object: that of the values, and in each of its terms the labels of
 node-feature-discovery, for those that give out GPUs that of gpushim-node, and for the device plugin beside the DRA
 driver that it goes without nodes which an administrator has labelled so. */ -}}

@@ -11,8 +11,6 @@ import pytest
 from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import Given
-from gpuplugin.book.pod_cgroups import PodCgroups
-from gpuplugin.book.started import Started
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra.claim import Claim, Result
 from gpuplugin.dra.ledger import Holders, Ledger
@@ -75,23 +73,6 @@ def test_the_same_again_changes_nothing(ledger: Ledger) -> None:
     ledger.forget(["a"])
     ledger.forget(["a"])
     assert ledger.claims() == {}
-
-
-@pytest.mark.parametrize(("had", "uuid"), [(GPU, GPU), (GPU, SLICE), (SLICE, GPU)])
-def test_what_a_pod_runs_with_that_is_listed_no_more_is_refused(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, had: str, uuid: str
-) -> None:
-    """As one that is deleted by force, which had it by the device plugin."""
-    row = {"to": "pod d/p", "had": {f"gpu {had}": {"gpu": GPU, "uuid": had, "division": [*WAY]}}}
-    running = {"uid"}
-    monkeypatch.setattr(PodCgroups, "runs", lambda _, uid: uid in running)
-    Started().write({"uid": row})
-    what = "it" if had == uuid else had
-    with pytest.raises(GpushimError, match=f"claim d/a cannot have {uuid} yet: pod d/p runs with {what} until"):
-        give(ledger, claim("a", uuid))
-    give(ledger, claim("b", OTHER))
-    running.clear()
-    give(ledger, claim("a", uuid))
 
 
 TAKEN = {

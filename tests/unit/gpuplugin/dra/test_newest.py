@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.dra.newest import NAME, Newest, runs
-from gpuplugin.processes.instances import DRIVERS, Instances
+from gpuplugin.dra.newest import LOCK, NAME, Newest, runs
+from gpuplugin.processes.instances import Instances
 
 
 def joined(folder: Path) -> Newest:
@@ -40,7 +40,7 @@ def test_what_says_nothing_silences_nobody(tmp_path: Path, text: str | None) -> 
 
 def test_whether_one_runs(tmp_path: Path) -> None:
     assert not runs(str(tmp_path))
-    assert not (tmp_path / f"{DRIVERS}").exists()
+    assert not (tmp_path / f"{NAME}{LOCK}").exists()
     one = joined(tmp_path)
     assert runs(str(tmp_path))
     one.leave()

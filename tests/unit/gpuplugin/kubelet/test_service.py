@@ -15,7 +15,6 @@ from gpuplugin.kubelet import service
 from gpuplugin.kubelet.service import Service
 from gpuplugin.kubelet.sockets import Listener
 from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, reader, writer
-from gpushim.ground.errors import REQUEST, GpushimError
 from unit.gpuplugin.kubelet.fake import OPTIONS, until
 
 LIST = [{"ID": "GPU-0", "health": "Healthy"}]
@@ -103,44 +102,5 @@ def test_no_news_while_another_instance_speaks(path: str) -> None:
             assert not late.done()
             served.set_quiet(False)
             assert (await late)["devices"] == []
-
-    asyncio.run(run())
-
-
-async def started(channel: grpc.aio.Channel, *ids: str) -> Any:
-    names = writer("PreStartContainerRequest"), reader("Empty")
-    call = channel.unary_unary(f"/{DEVICE_PLUGIN}/PreStartContainer", *names)
-    return await call({"devices_ids": ids}, timeout=5)
-
-
-def test_containers_that_wait_hold_up_no_other_call(path: str) -> None:
-    async def run() -> None:
-        async with serving(path) as (served, channel):
-            go = asyncio.Event()
-            served._start = lambda ids: go.wait()
-            assert served.options["pre_start_required"]
-            waiting = [asyncio.create_task(started(channel, "GPU-0")) for _ in range(service.STARTING)]
-            await until(lambda: served._starting == service.STARTING)
-            with pytest.raises(grpc.aio.AioRpcError, match="wait for their devices already; kubelet tries again"):
-                await started(channel, "GPU-0")
-            assert (await allocated(channel, "GPU-0"))["container_responses"]
-            go.set()
-            assert await asyncio.gather(*waiting) == [{}] * service.STARTING
-            assert served._starting == 0
-
-    asyncio.run(run())
-
-
-def test_why_a_container_does_not_start_is_said_to_kubelet(path: str) -> None:
-    async def refuse(ids: list[str]) -> None:
-        raise GpushimError(f"pod a/b cannot use {ids[0]} yet", REQUEST)
-
-    async def run() -> None:
-        async with serving(path) as (served, channel):
-            assert await started(channel, "GPU-0") == {}
-            served._start = refuse
-            with pytest.raises(grpc.aio.AioRpcError, match="pod a/b cannot use GPU-0 yet") as caught:
-                await started(channel, "GPU-0")
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
     asyncio.run(run())
