@@ -19,3 +19,8 @@ def share(cases: Iterable[T], parts: int) -> list[T]:
     """Take one of so many parts of the cases."""
     found = list(cases)
     return found if LONG else found[SHARE % parts :: parts]
+
+
+def turn(parts: int) -> bool:
+    """Say whether this run does what one of so many does."""
+    return LONG or SHARE % parts == 0
