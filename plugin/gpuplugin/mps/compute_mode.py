@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import nvml_child
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     Ask = Callable[[Snapshot, float, Mapping[str, "int | None"]], dict[str, int]]
 
 EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
+# Seconds to put back what GPUs had: of all together, and with what follows where that fails. With the daemon's end it
+# is less than the unit has to stop.
+TOGETHER, WHOLE = 30.0, 50.0
 
 
 def ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> dict[str, int]:
@@ -89,37 +93,50 @@ def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but
 
     Args:
         snapshot: of this host.
-        path: of the file, which is removed, or has what failed.
-        seconds: how long it may take.
+        path: of the file, which has what is kept or failed, and is removed where that is nothing.
+        seconds: how long it may take, WHOLE at most.
         ask: as for `take`.
         but: UUIDs of GPUs that keep theirs.
 
     Raises:
         GpushimError: the driver refuses, or takes longer.
     """
+    late, saved = time.monotonic() + WHOLE, before(path)
     here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
-    values = {uuid: value for uuid, value in before(path).items() if uuid in here}
+    values = {uuid: value for uuid, value in saved.items() if uuid in here}
     others = _others(path, values, alive=True)
     mine = {uuid: value for uuid, value in values.items() if uuid not in others}
     try:
         if mine:
-            ask(snapshot, seconds, mine)
+            ask(snapshot, min(seconds, TOGETHER), mine)
     except GpushimError:
-        for uuid, value in mine.items() if len(mine) > 1 else ():
+        for number, (uuid, value) in enumerate(mine.items() if len(mine) > 1 else ()):
+            share = (late - time.monotonic()) / (len(mine) - number)  # one that hangs takes no other's
             with contextlib.suppress(GpushimError):
-                ask(snapshot, seconds, {uuid: value})
-                left = {one: was for one, was in before(path).items() if one != uuid}
-                replace(path, json.dumps(left).encode(), 0o600)
+                ask(snapshot, min(seconds, share), {uuid: value})
+                _write(path, {one: was for one, was in before(path).items() if one != uuid})
         raise
-    if not but and os.path.lexists(path):
-        os.unlink(path)
+    left = {uuid: value for uuid, value in saved.items() if uuid in but}
+    _write(path, left)
     if ended := others.keys() - _others(path, values, alive=True):  # meanwhile, and have left it to this one
-        ask(snapshot, seconds, {uuid: values[uuid] for uuid in ended})
+        theirs = {uuid: values[uuid] for uuid in ended}
+        _write(path, {**left, **theirs})  # nobody else's file has it any more
+        ask(snapshot, min(seconds, late - time.monotonic()), theirs)
+        _write(path, left)
 
 
 def before(path: str) -> dict[str, int]:
     """Return what is in the file, by UUID."""
     return {str(uuid): mode for uuid, mode in ensure.own(path).items() if type(mode) is int and 0 <= mode <= 3}
+
+
+def _write(path: str, values: Mapping[str, int]) -> None:
+    """Have values in the file, or no file; where /run is full, it stays as it is, and so has too much."""
+    if values:
+        with contextlib.suppress(OSError):
+            replace(path, json.dumps(values).encode(), 0o600)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def _others(path: str, uuids: Collection[str], alive: bool = False) -> dict[str, int]:

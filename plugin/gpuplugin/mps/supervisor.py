@@ -34,7 +34,7 @@ from gpushim.inventory.procfs import sysfs_name
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.settings.settings import Settings
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 WATCH = 5.0  # seconds between questions to the daemon, and looks at the settings
 POLL = 0.2  # seconds between looks at the file of claims
 GONE = 5.0  # seconds that a killed process has to be gone
+START = 300  # seconds that systemd gives a start, TimeoutStartSec of the unit
 
 
 def supervise(name: str, read: Callable[[], Settings]) -> None:
@@ -100,9 +101,11 @@ def _unknown(name: str, read: Callable[[], Settings]) -> GpushimError:
 
 def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped: Callable[[float], bool]) -> None:
     """Run the daemon until a signal comes, or the group is another one and has no client."""
+    snapshot, seconds = _snapshot(), policy.load(system.config_path())["refresh"]["deadline-seconds"]
+    _put_back(snapshot, place, seconds, {gpu.uuid for gpu in group.gpus})  # others may wait for it
     if not _is_free(group, place, read, stopped):
         return
-    snapshot, seconds = _snapshot(), policy.load(system.config_path())["refresh"]["deadline-seconds"]
+    snapshot = _snapshot()
     daemon = None if group.interval else ControlDaemon(snapshot, group, place)
     slices = {gpu.uuid: group.interval for gpu in group.gpus if group.interval}
     try:
@@ -140,8 +143,10 @@ def _is_free(group: MpsGroup, place: Place, read: Callable[[], Settings], stoppe
         other = next((left[gpu.uuid] for gpu in group.gpus if gpu.uuid in left), "")
         if not other:
             break
+        why = mps.unfinished(other)
+        notify(f"EXTEND_TIMEOUT_USEC={START}000000", f"STATUS=waits: {why}")
         if other != last:
-            logger.warning("%s", f"{group.name} waits: {mps.unfinished(other)}")
+            logger.warning("%s", f"{group.name} waits: {why}")
         last = other
         if stopped(WATCH) or _group(group.name, read, _snapshot()) != group:
             return False
@@ -196,10 +201,12 @@ def _waits_for_claims(stopped: Callable[[float], bool]) -> bool:
     return True
 
 
-def _put_back(snapshot: Snapshot, place: Place, seconds: float) -> None:
-    """Let GPUs have the compute modes and time slices that they had before."""
-    compute_mode.give_back(snapshot, place.modes, seconds)
-    compute_mode.give_back(snapshot, place.slices, seconds, time_slice.ask)
+def _put_back(snapshot: Snapshot, place: Place, seconds: float, but: Collection[str] = ()) -> None:
+    """Let GPUs have the compute modes and time slices that they had before, but some."""
+    try:
+        compute_mode.give_back(snapshot, place.modes, seconds, but=but)
+    finally:
+        compute_mode.give_back(snapshot, place.slices, seconds, time_slice.ask, but)
 
 
 def _clear(place: Place) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.health import nvml_child
@@ -30,7 +31,7 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
 
     Args:
         snapshot: of this host.
-        seconds: how long each may take.
+        seconds: how long each listing may take, and all of the setting.
         values: numbers of VALUES by UUID.
 
     Raises:
@@ -39,10 +40,11 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
     words = [program(snapshot), "compute-policy", "-i"]
     library = os.path.dirname(nvml_child.library(snapshot))
     more = {"LD_LIBRARY_PATH": library} if library and snapshot["driver"]["root"] != "/" else {}
-    found = {}
+    found, late = {}, time.monotonic() + seconds
     for uuid, value in values.items():
         what = ["-l"] if value is None else ["--set-timeslice", str(value)]
-        done = processes.program([*words, uuid, *what], seconds, more=more)
+        left = seconds if value is None else late - time.monotonic()
+        done = processes.program([*words, uuid, *what], left, more=more)
         listed = _LISTED.search(done.out)
         # Where it cannot be listed, it is taken to be what it is unless somebody has set it.
         found[uuid] = VALUES.index(listed[1].lower()) if listed else 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuplugin.mps import compute_mode
+from gpuplugin.mps import compute_mode, mps, supervisor
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import lock
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
@@ -76,7 +78,11 @@ def test_the_last_of_two_puts_back_what_was_before_either(tmp_path: Path, first:
         assert here == {uuid(0): 0}
 
 
-def test_of_two_that_end_together_one_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", ["", uuid(0)])
+def test_of_two_that_end_together_one_puts_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Where that fails, as where it is killed then, it stays written."""
     paths, here = [tmp_path / name / "modes" for name in ("a", "b")], {uuid(0): 0}
     monkeypatch.setattr(lock, "is_held", lambda _: True)
     for path in paths:
@@ -90,8 +96,12 @@ def test_of_two_that_end_together_one_puts_it_back(tmp_path: Path, monkeypatch: 
         real(path)
 
     monkeypatch.setattr(os, "unlink", together)
+    with pytest.raises(GpushimError, match="it is lost") if lost else contextlib.nullcontext():
+        take(paths[0], here, {}, lost)
+    assert here == {uuid(0): 3 if lost else 0}
+    assert [path.exists() for path in paths] == [bool(lost), False]
     take(paths[0], here, {})
-    assert here == {uuid(0): 0}
+    assert (here, paths[0].exists()) == ({uuid(0): 0}, False)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -104,3 +114,58 @@ def test_a_gpu_that_is_lost_keeps_no_other_from_its_mode(path: Path, lost: int) 
     assert json.loads(path.read_text()) == {uuid(lost): 1}
     take(path, here, {})
     assert (here[uuid(lost)], path.exists()) == (1, False)
+
+
+def test_what_is_put_back_is_not_owed_any_more(path: Path) -> None:
+    """Before the group has another GPU, for which it may wait."""
+    take(path, dict.fromkeys((uuid(0), uuid(1)), 1), dict.fromkeys((uuid(0), uuid(1)), 3))
+    compute_mode.give_back(HOST, str(path), 1.0, lambda *_: {}, [uuid(1), uuid(2)])
+    assert json.loads(path.read_text()) == {uuid(1): 1}
+
+
+def test_where_nothing_can_be_written_modes_are_put_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {uuid(0): 1, uuid(1): 1}
+    take(path, here, dict.fromkeys(here, 3))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(compute_mode, "replace", full)
+    with pytest.raises(GpushimError, match="it is lost"):
+        take(path, here, {}, lost=uuid(0))
+    assert here == {uuid(0): 3, uuid(1): 1}
+
+
+@pytest.mark.parametrize("hung", [1, 7, 15])
+def test_gpus_that_hang_leave_the_others_time(path: Path, monkeypatch: pytest.MonkeyPatch, hung: int) -> None:
+    """And the unit, which systemd kills after 90 s."""
+    host, clock = snapshot([gpu(number) for number in range(16)]), SimpleNamespace(now=0.0)
+    healthy: set[str] = set()
+    monkeypatch.setattr("gpuplugin.mps.compute_mode.time.monotonic", lambda: clock.now)
+    path.write_text(json.dumps({uuid(number): 0 for number in range(16)}))
+
+    def ask(_: Any, seconds: float, given: Mapping[str, Any]) -> dict[str, int]:
+        if any(uuid(number) in given for number in range(hung)):
+            clock.now += seconds
+            raise GpushimError("it hangs", 12)
+        assert seconds >= 1  # what a child takes
+        healthy.update(given)
+        return {}
+
+    with pytest.raises(GpushimError, match="it hangs"):
+        compute_mode.give_back(host, str(path), 100.0, ask)
+    assert healthy == {uuid(number) for number in range(hung, 16)}
+    assert clock.now <= compute_mode.WHOLE
+
+
+def test_modes_that_are_not_put_back_keep_no_time_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, asked = mps.Place("/state", "group"), []
+
+    def fails(_: object, path: str, *__: object, **___: object) -> None:
+        asked.append(path)
+        raise GpushimError("it is lost", 12)
+
+    monkeypatch.setattr(compute_mode, "give_back", fails)
+    with pytest.raises(GpushimError, match="it is lost"):
+        supervisor._put_back(HOST, place, 1.0)
+    assert asked == [place.modes, place.slices]

@@ -49,6 +49,7 @@ class Group:
         self.said = folder / "said"
         self.notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notified.bind(str(folder / "notify"))
+        self.notified.settimeout(30)
         self.env = {
             "PATH": os.environ["PATH"],
             "GPUSHIM_CONFIG": str(self.config),
@@ -282,23 +283,50 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     assert (group.mode(), os.path.exists(group.place.top)) == (DEFAULT, False)
 
 
-def test_a_gpu_goes_from_one_group_to_another(group: Group, tmp_path: Path) -> None:
+@pytest.fixture
+def other(group: Group, tmp_path: Path) -> Iterator[Group]:
+    """Another group of that host."""
+    found = copy.copy(group)
+    found.place, found.said, found.process = mps.Place(group.place.state_dir, "other"), tmp_path / "other", None
+    try:
+        yield found
+    finally:
+        found.clean()
+
+
+def test_a_gpu_goes_from_one_group_to_another(group: Group, other: Group) -> None:
     """The other begins when the one has ended: what the GPU was before it is what it is after both."""
-    row = {"name": "gpu", "devices": [0], "replicas": 2}
     group.start()
     assert until(group.serves, 30), group.said.read_text()
-    other = copy.copy(group)
-    other.place, other.said, other.process = mps.Place(group.place.state_dir, "other"), tmp_path / "other", None
-    group.share([{**row, "rename": "other"}])
-    try:
-        other.start("other")
-        assert until(lambda: "other waits: gpushim-mps@gpu.service has not ended" in other.said.read_text(), 30)
-        assert group.stop(signal.SIGHUP) == 0
+    assert b"READY=1" in group.notified.recv(4096)
+    group.share([{"name": "gpu", "devices": [0], "replicas": 2, "rename": "other"}])
+    other.start("other")
+    waits = "waits: gpushim-mps@gpu.service has not ended"
+    assert until(lambda: f"other {waits}" in other.said.read_text(), 30)
+    for _ in range(2):  # again and again: systemd waits so long from the last one on
+        more, status = group.notified.recv(4096).decode().split("\n")
+        assert (more, status.startswith(f"STATUS={waits}")) == ("EXTEND_TIMEOUT_USEC=300000000", True)
         other.look()
-        assert until(other.serves, 30), other.said.read_text()
-        assert (other.mode(), other.stop(), other.mode()) == (EXCLUSIVE, 0, DEFAULT)
-    finally:
-        other.clean()
+    assert group.stop(signal.SIGHUP) == 0
+    other.look()
+    assert until(other.serves, 30), other.said.read_text()
+    assert (other.mode(), other.stop(), other.mode()) == (EXCLUSIVE, 0, DEFAULT)
+
+
+def test_groups_whose_supervisors_were_killed_swap_their_gpus(group: Group, other: Group) -> None:
+    """Each waits for the other's GPU, and has put back its own before."""
+    for index, one in enumerate((group, other)):
+        os.makedirs(one.place.top)
+        Path(one.place.modes).write_text(json.dumps({group.host.gpus[index].uuid: PROHIBITED}))
+        group.set_mode(EXCLUSIVE, index)
+    rows = [{"name": "gpu", "devices": [1]}, {"name": "gpu", "devices": [0], "rename": "other"}]
+    group.share([{**row, "replicas": 2} for row in rows])
+    group.start()
+    other.start("other")
+    assert until(lambda: group.serves() and other.serves(), 30), other.said.read_text()
+    assert (group.mode(0), group.mode(1)) == (EXCLUSIVE, EXCLUSIVE)
+    assert (group.stop(), other.stop()) == (0, 0)
+    assert (group.mode(0), group.mode(1)) == (PROHIBITED, PROHIBITED)
 
 
 def test_a_driver_without_limits_is_told_apart(group: Group) -> None:

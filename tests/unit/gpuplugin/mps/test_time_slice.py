@@ -49,6 +49,11 @@ def test_what_it_refuses(tmp_path: Path, script: str) -> None:
         time_slice.ask(snapshot(tmp_path, script), 0.5, {"GPU-1": 3})
 
 
+def test_setting_those_of_several_has_one_deadline(tmp_path: Path) -> None:
+    with pytest.raises(GpushimError, match="nvidia-smi does not set the time slice of GPU-2: "):
+        time_slice.ask(snapshot(tmp_path, "sleep 1.1"), 2, {"GPU-1": 3, "GPU-2": 3})
+
+
 def test_without_it(tmp_path: Path) -> None:
     found = snapshot(tmp_path, "")
     found["files"] = {}
