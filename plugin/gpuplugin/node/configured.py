@@ -28,6 +28,7 @@ def change(record: records.Record, words: list[str], restart: bool) -> None:
     """
     if record.engine not in ([], words):
         record.former.append(record.engine)
+    record.former = [each for each in record.former if each != words]  # put back before it was taken back
     record.engine = words
     record.save()
     in_place = [each for each in record.former if _in_place(each, words)]
@@ -50,11 +51,12 @@ def take_back(record: records.Record, restart: bool) -> None:
     Raises:
         GpushimError: some are still there; what they need is as it was.
     """
-    for words in [each for each in (*record.former, record.engine) if each]:
+    asked = [named(each) for each in (*record.former, record.engine) if each]
+    for words in [each for place, each in enumerate(asked) if each not in asked[:place]]:
         end = time.monotonic() + (LET_END if _needs(words) else 0)
         while True:
             try:
-                engine.configure([*named(words), "--remove"], restart)
+                engine.configure([*words, "--remove"], restart)
                 break
             except GpushimError:
                 if time.monotonic() >= end:

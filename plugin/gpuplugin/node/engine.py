@@ -68,7 +68,8 @@ def configure(words: list[str], restart: bool) -> list[str]:
     report = json.loads(_gpushim(words, SECONDS).out)
     for change in report["changes"]:
         say(f"gpushim-node: {change['done']} {change['path']}")
-    for sentence in report["stays"].values():
+    stays = report.get("stays", {})  # which a gpushim of an earlier build, that this one takes back, does not tell
+    for sentence in stays.values():
         say(f"gpushim-node: {sentence}")
     by_hand = _by_hand(words[0]) if restart else []
     restart = restart and not by_hand
@@ -89,7 +90,7 @@ def configure(words: list[str], restart: bool) -> list[str]:
     elif known.code:
         for note in (report["notes"] or [known.last]) + by_hand:
             say(f"gpushim-node: note: {note}", error=True)
-    return [*report["stays"]]
+    return [*stays]
 
 
 def _tried() -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.replace import content, replace
@@ -40,7 +40,10 @@ class Record:
         """Write it, if it is another than the one that is there."""
         self.note(os.path.dirname(PATH))
         os.makedirs(os.path.dirname(PATH), 0o755, exist_ok=True)
-        text = json.dumps(asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+        members = asdict(self)
+        if not self.former:  # which earlier versions do not read
+            del members["former"]
+        text = json.dumps(members, indent=1, sort_keys=True).encode() + b"\n"
         if content(PATH) != text:
             replace(PATH, text)
 
@@ -67,10 +70,11 @@ def load() -> Record:
     if data is None:
         return Record()
     try:
-        found = Record(**json.loads(data))
+        known = {each.name for each in fields(Record)}  # other versions may have more
+        found = Record(**{name: its for name, its in json.loads(data).items() if name in known})
         if found.form == FORM and _is_well_formed(found):
             return found
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     raise GpushimError(f"{PATH} cannot be understood; use the version of gpushim that wrote it, or remove it")
 

@@ -56,7 +56,9 @@ def plan(options: Options) -> Plan:
     known, read = settings(engine), [each for each in (main, folder) if each]
     meant = partial(_meant, options, path, "" if options.config else main, read, known)
     changes = meant()
-    needed = partial(handlers.needed, KIND, read, changes if not options.force else [], _storage(engine, known))
+    needed = partial(
+        handlers.needed, KIND, read, changes if not options.force else [], _storage(engine, known), bool(engine)
+    )
     left = needed() if options.only_needed else {}
     if left:
         changes = meant({*left})
@@ -94,8 +96,10 @@ def _meant(
 def _storage(engine: Engine | None, known: dict[str, Any]) -> str:
     """Return where a CRI-O, or else one with these settings, keeps its containers, as this process opens it."""
     given = [*engine.option("--root", "-r")[-1:], engine.environ.get("CONTAINER_ROOT")] if engine else []
+    shared = engine.environ.get("CONTAINERS_STORAGE_CONF") if engine else None  # alone, even if it is not there
+    paths = handlers.STORAGE if shared is None else [shared] if shared else []
     seen = engine.seen if engine else str
-    return seen(handlers.root([*given, dropin.table(known, "crio").get("root")], [*map(seen, handlers.STORAGE)]))
+    return seen(handlers.root([*given, dropin.table(known, "crio").get("root")], [*map(seen, paths)]))
 
 
 def _check_removal(read: list[str], changes: list[Change], needed: Callable[[], dict[str, list[str]]]) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.config import policy
 from gpushim.engines.settings import dropin
-from gpushim.ground import system
-from gpushim.ground.errors import GpushimError
-from gpushim.paths import replace
+from gpushim.ground import bounds, system
+from gpushim.ground.errors import GpushimError, quote
+from gpushim.paths import mountinfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpushim.engines.settings.undo import Kind
 
 ROOT, STORAGE = "/var/lib/containers/storage", ("/usr/share/containers/storage.conf", "/etc/containers/storage.conf")
-LIMIT = 1 << 22  # bytes of a container's config.json
 DEFAULT = ""  # the handler of pods that name none
 SHOWN = 8  # pods
 _CRIO, _POD = "io.kubernetes.cri-o.", "io.kubernetes.pod."
@@ -44,7 +43,9 @@ def root(named: list[object], storage: list[str]) -> str:
     return str(next(filter(None, [*named, shared]), ROOT))
 
 
-def needed(kind: Kind, read: list[str], changes: list[Change], storage: str) -> dict[str, list[str]]:
+def needed(
+    kind: Kind, read: list[str], changes: list[Change], storage: str, there: bool = False
+) -> dict[str, list[str]]:
     """Return the pods that need a handler which changes take away, by its name, DEFAULT for the default.
 
     Args:
@@ -52,6 +53,7 @@ def needed(kind: Kind, read: list[str], changes: list[Change], storage: str) -> 
         read: that CRI-O reads, as `dropin.merged` takes them.
         changes: of these files, or of others.
         storage: as for `pods`.
+        there: as for `pods`.
 
     Raises:
         GpushimError: it is unknown which pods CRI-O has.
@@ -62,7 +64,7 @@ def needed(kind: Kind, read: list[str], changes: list[Change], storage: str) -> 
     had, has = (dropin.table(dropin.merged(read, instead), *kind.default[:-1]) for instead in ({}, left))
     gone = {*dropin.table(had, "runtimes")} - {*dropin.table(has, "runtimes")} - kind.others
     gone |= {DEFAULT} if _is_another(kind, had, has) else set()
-    found = pods(storage) if gone else {}
+    found = pods(storage, there) if gone else {}
     return {name: found[name] for name in sorted(gone) if name in found}
 
 
@@ -100,23 +102,24 @@ def _shown(used: dict[str, list[str]]) -> str:
     return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
 
 
-def pods(storage: str) -> dict[str, list[str]]:
+def pods(storage: str, there: bool = False) -> dict[str, list[str]]:
     """List the pods that have containers, as NAMESPACE/NAME, by the name of their handler.
 
     Args:
         storage: absolute path of the directory where CRI-O keeps its containers.
+        there: it has to be there, as a CRI-O that runs has made it.
 
     Raises:
-        GpushimError: it cannot be read.
+        GpushimError: it, or what is said of a container there, cannot be read.
     """
     handlers, names, used = {}, {}, set()
-    for notes in _annotations(storage):
+    for notes in _annotations(storage, there):
         identity = notes.get(f"{_CRIO}SandboxID")
         if notes.get(f"{_CRIO}ContainerType") != "sandbox":
             used.add(identity)
             continue
         handlers[identity] = str(notes.get(f"{_CRIO}RuntimeHandler", DEFAULT))
-        names[identity] = f"{notes.get(f'{_POD}namespace')}/{notes.get(f'{_POD}name')}"
+        names[identity] = "/".join(quote(str(notes.get(f"{_POD}{part}"))) for part in ("namespace", "name"))
         if notes.get(_SPOOFED) != "true":
             used.add(identity)
     found: dict[str, list[str]] = {}
@@ -125,23 +128,36 @@ def pods(storage: str) -> dict[str, list[str]]:
     return {handler: sorted(each) for handler, each in found.items()}
 
 
-def _annotations(storage: str) -> list[dict[str, Any]]:
+def _annotations(storage: str, there: bool) -> list[dict[str, Any]]:
     """Return the annotations of each of CRI-O's containers; Podman's lie beside them."""
-    try:
-        folders = [f"{storage}/{name}" for name in os.listdir(storage) if name.endswith("-containers")]
-        paths = [f"{folder}/{name}/userdata/config.json" for folder in folders for name in os.listdir(folder)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise GpushimError(
-            f"{storage} cannot be read, so it is unknown which handlers CRI-O needs: {error.strerror}"
-        ) from None
+    folders = [f"{storage}/{name}" for name in _listed(storage, there) if name.endswith("-containers")]
+    paths = [f"{folder}/{name}/userdata/config.json" for folder in folders for name in _listed(folder)]
     return [notes for notes in map(_of, paths) if notes.get("io.container.manager") == "cri-o"]
 
 
-def _of(path: str) -> dict[str, Any]:
+def _listed(folder: str, there: bool = False) -> list[str]:
     try:
-        found = json.loads(replace.content(path, LIMIT) or b"{}").get("annotations")
-    except (ValueError, AttributeError, RecursionError):
+        return os.listdir(folder)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not there:
+            return []
+        raise _unknown(folder, error.strerror) from None
+
+
+def _of(path: str) -> dict[str, Any]:
+    """Return the annotations of a container by its config.json; none where there is no such file."""
+    try:
+        found = json.loads(mountinfo.read_proc(path, bounds.CONFIG_JSON)).get("annotations", {})
+        if all(isinstance(each, str) for each in found.values()):
+            return dict(found)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return found if isinstance(found, dict) else {}
+    except OSError as error:
+        raise _unknown(path, error.strerror) from None
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise _unknown(path, "it is damaged")
+
+
+def _unknown(path: str, why: str | None) -> GpushimError:
+    return GpushimError(f"{path} cannot be read, so it is unknown which handlers CRI-O needs: {why}")

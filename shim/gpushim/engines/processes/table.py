@@ -65,7 +65,7 @@ ENGINES = {
         process="crio",
         unit="crio.service",
         options=("--config", "-config", "-c"),
-        variables=("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_ROOT"),
+        variables=("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_ROOT", "CONTAINERS_STORAGE_CONF"),
         handlers=True,
         hooks=True,
         annotations=(("io.container.manager=cri-o", "cri-o"), ("io.kubernetes.cri-o.", "cri-o")),

@@ -95,6 +95,22 @@ def test_what_fails_is_known_to_the_next_run(node: Node, failing: list[str]) -> 
     assert (record.load().engine, record.load().former) == ([], [])
 
 
+def test_options_that_are_put_back_undo_a_change_that_was_refused(node: Node) -> None:
+    """Else what cannot be taken back would end each start of gpushim-node."""
+    node.refuses = [" ".join([*CONTAINERD[:2], REMOVE])] * 9
+    with pytest.raises(GpushimError):
+        configured.change(record.Record(engine=CONTAINERD), NEW, restart=True)
+    configured.change(record.load(), CONTAINERD, restart=True)
+    assert node.asked[-2:] == [" ".join(CONTAINERD), " ".join([*NEW, REMOVE, NEEDED])]
+    assert (record.load().engine, record.load().former) == (CONTAINERD, [])
+
+
+def test_what_is_taken_back_is_asked_and_waited_for_once(node: Node) -> None:
+    former = [[*OLD, "--cdi"], [*OLD, "--set-as-default"], NEW]
+    configured.take_back(record.Record(engine=OLD, former=former), restart=True)
+    assert node.asked == [" ".join([*each, REMOVE]) for each in (OLD, NEW)]
+
+
 @pytest.mark.parametrize(("words", "tries"), [(OLD, 3), (CONTAINERD, 1)])
 def test_containers_that_end_just_then_may_do_so(node: Node, words: list[str], tries: int) -> None:
     """CRI-O keeps its handler for them; who stays does not keep this waiting for ever."""

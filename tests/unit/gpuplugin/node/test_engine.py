@@ -124,6 +124,13 @@ def test_what_stays_for_containers_is_said(
     assert "--restart" not in (tmp_path / "calls").read_text()
 
 
+def test_an_earlier_build_does_not_tell_what_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpushim(tmp_path, monkeypatch, True, False)
+    script = (tmp_path / "gpushim").read_text()
+    (tmp_path / "gpushim").write_text(script.replace(', "stays": {}', ""))
+    assert engine.configure(["crio", "--remove"], False) == []
+
+
 def test_a_refusal_is_passed_on_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpushim(tmp_path, monkeypatch, True, True)
     with pytest.raises(GpushimError) as told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ from gpushim.ground.errors import GpushimError
         '{"former": [[]]}',
         '{"former": [[1]]}',
         '{"form": 2}',
-        '{"more": 1}',
         "[" * 100_000,
         "\xff",
     ],
@@ -35,6 +35,17 @@ def test_what_cannot_be_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "node.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(GpushimError, match="cannot be understood"):
         record.load()
+
+
+def test_other_versions_read_it_and_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `helm rollback` goes back to one that knows less."""
+    path = tmp_path / "node.json"
+    monkeypatch.setattr(record, "PATH", str(path))
+    record.Record({"/usr/bin/x": "a"}, engine=["crio"]).save()
+    known = json.loads(path.read_text())
+    assert {*known} == {"files", "folders", "engine", "form"}
+    path.write_text(json.dumps({**known, "more": 1}))
+    assert record.load() == record.Record({"/usr/bin/x": "a"}, engine=["crio"])
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

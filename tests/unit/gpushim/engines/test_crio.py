@@ -119,6 +119,23 @@ def test_a_handler_stays_as_long_as_containers_need_it(etc: Path, call: Call, st
     assert not (etc / "crio.conf.d" / "99-gpushim.toml").exists()
 
 
+def test_its_containers_are_where_the_running_crio_has_them(
+    etc: Path, call: Call, storage: Path, tmp_path: Path, engines: list[Engine]
+) -> None:
+    ok(call("crio", None))
+    (tmp_path / "own.conf").write_text(f'[storage]\ngraphroot = "{tmp_path}/own"\n')
+    variables = {"CONTAINERS_STORAGE_CONF": f"{tmp_path}/own.conf"}
+    engines.append(Engine("crio", 12, config=f"{etc}/crio.conf", uid=os.geteuid(), environ=variables))
+    storage.mkdir()
+    assert f"{tmp_path}/own cannot be read, so it is unknown" in str(call("crio", None, "--remove").exception)
+    kept.pod(tmp_path / "own", "one", "nvidia")
+    assert "default/one without the handler nvidia" in str(call("crio", None, "--remove").exception)
+    for file in ("", f"{tmp_path}/none"):  # of which it takes the usual place
+        variables["CONTAINERS_STORAGE_CONF"] = file
+        ok(call("crio", None, "--remove"))
+        ok(call("crio", None))
+
+
 @pytest.mark.parametrize("words", [("--remove",), ("--only-needed", "--runtime-name=gpu")])
 def test_with_files_only_no_process_is_looked_at(
     etc: Path, call: Call, storage: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpushim.engines import handlers
+from gpushim.ground import bounds
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.engines import kept
+
+UNKNOWN = "cannot be read, so it is unknown which handlers CRI-O needs: "
 
 
 def test_pods_with_containers_need_their_handler(tmp_path: Path) -> None:
@@ -22,18 +25,48 @@ def test_pods_with_containers_need_their_handler(tmp_path: Path) -> None:
     assert handlers.pods(str(tmp_path / "none")) == {}
 
 
-def test_what_is_podmans_and_what_is_damaged_is_nobodys(tmp_path: Path) -> None:
-    kept.pod(tmp_path, "one", "nvidia", more={"io.container.manager": "libpod"})
-    for number, text in enumerate((b"", b"{", b"[]", b'{"annotations": 1}', b"[" * 100_000, b"\xff")):
-        kept.container(tmp_path, f"c{number}", "one")
-        (tmp_path / f"overlay-containers/c{number}/userdata/config.json").write_bytes(text)
-    assert handlers.pods(str(tmp_path)) == {}
+def test_what_is_podmans_or_goes_meanwhile_is_nobodys(tmp_path: Path) -> None:
+    kept.pod(tmp_path, "theirs", "nvidia", more={"io.container.manager": "libpod"})
+    kept.pod(tmp_path, "ours", "gpu")
+    (tmp_path / "overlay-containers/containers.json").touch()
+    (tmp_path / "overlay-containers/new").mkdir()
+    for name in ("a", "z"):
+        (tmp_path / f"{name}-containers").symlink_to("gone")
+    assert handlers.pods(str(tmp_path)) == {"gpu": ["default/ours"]}
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"annotations": 1}', b'{"annotations": {"x": []}}', b"[" * 100_000, b"\xff"]
+)
+def test_a_container_whose_file_is_damaged_may_need_any_handler(tmp_path: Path, text: bytes) -> None:
+    kept.container(tmp_path, "one", "pod")
+    (tmp_path / "overlay-containers/one/userdata/config.json").write_bytes(text)
+    with pytest.raises(GpushimError, match=f"one/userdata/config.json {UNKNOWN}it is damaged"):
+        handlers.pods(str(tmp_path))
+
+
+def test_a_container_may_not_hide_behind_what_it_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as gpushim-runtime reads of a container, such as its variables."""
+    kept.pod(tmp_path, "one", "nvidia")
+    path = tmp_path / "overlay-containers/one/userdata/config.json"
+    path.write_text(path.read_text().ljust(5 << 20))
+    assert handlers.pods(str(tmp_path)) == {"nvidia": ["default/one"]}
+    monkeypatch.setattr(bounds, "CONFIG_JSON", 4 << 20)
+    with pytest.raises(GpushimError, match=f"{UNKNOWN}File too large"):
+        handlers.pods(str(tmp_path))
+
+
+def test_names_of_pods_bring_nothing_to_a_terminal(tmp_path: Path) -> None:
+    kept.pod(tmp_path, "one", "nvidia", more={"io.kubernetes.pod.name": "\x1b[2Jx\n"})
+    assert r"the containers of default/\x1b[2Jx\n without" in handlers.why(handlers.pods(str(tmp_path)))
 
 
 def test_what_cannot_be_read_is_no_proof_that_nobody_needs_a_handler(tmp_path: Path) -> None:
     (tmp_path / "overlay-containers").touch()
-    with pytest.raises(GpushimError, match="cannot be read, so it is unknown which handlers CRI-O needs"):
+    with pytest.raises(GpushimError, match=UNKNOWN):
         handlers.pods(str(tmp_path))
+    with pytest.raises(GpushimError, match=f"none {UNKNOWN}No such file"):
+        handlers.pods(str(tmp_path / "none"), there=True)
 
 
 def test_where_they_are_kept(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Proc:
         uids = "\t".join(map(str, facts.get("uids", [ME] * 4)))
         (folder / "status").write_text(f"Name:\tx\nPPid:\t{facts.get('parent', 1)}\nUid:\t{uids}\n")
         (folder / "stat").write_text(f"{pid} (odd) name) S " + " ".join(["0"] * 18) + f" {pid * 100} 0 0\n")
-        (folder / "environ").write_bytes(b"PATH=/usr/bin\0SECRET=x\0HOME=/root\0")
+        (folder / "environ").write_bytes(b"PATH=/usr/bin\0SECRET=x\0HOME=/root\0CONTAINERS_STORAGE_CONF=/x\0")
         (folder / "cgroup").write_text(facts.get("cgroup", "0::/\n").lstrip())
 
 
@@ -77,7 +77,7 @@ def test_dockerd(proc: Proc) -> None:
     assert (engine.name, engine.pid, engine.config, engine.root) == ("dockerd", 40, "/srv/daemon.json", "")
     assert engine.option("--host", "-H") == ["fd://", "unix:///x"]
     assert (engine.unit, engine.started) == ("docker.service", 1700000000 + 4000 / os.sysconf("SC_CLK_TCK"))
-    assert engine.environ == {"PATH": "/usr/bin", "HOME": "/root"}
+    assert engine.environ == {"PATH": "/usr/bin", "HOME": "/root", "CONTAINERS_STORAGE_CONF": "/x"}
 
 
 @pytest.mark.parametrize(
