@@ -238,7 +238,8 @@ class Plugin:
         """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
         if self._snapshot is not None:
             self._reasons = self._allocators.added(self._watchers.problems(self._snapshot), self._snapshot)
-            self._registry.mark_unhealthy(reason.texts(self._reasons, self._snapshot))
+            sick, held = reason.texts(self._reasons, self._snapshot), self._questions.starts.held(self._snapshot)
+            self._registry.mark_unhealthy({**held, **sick})
 
     def _stale(self) -> None:
         """Have the snapshot renewed, though nothing but NVML tells that it is not true."""

@@ -148,6 +148,7 @@ CHANGES: dict[str, Values] = {
         "image": {"tag": "x", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "x"}],
         "visibleDevices": "volume-mounts",
+        "nodeCgroups": False,
         "node": {
             "engine": "crio",
             "restart": False,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from e2e import charts
+import pytest
+
+from e2e import charts, helm
 from e2e.charts import ALL, CLAIMS, containers
 
 OWN = 61017  # of nobody else on the node, whose processes the pod sees: 65532 is what many images have
@@ -78,6 +82,27 @@ def test_what_containers_may() -> None:
             assert rights == ({"readOnlyRootFilesystem": True} if privileged else {**DROPPED, **nobody}), name
             found[f"{each['metadata']['name']} {name}"] = (user, privileged, seen)
     assert found == SECURITY
+
+
+CGROUPS = [
+    (None, "1.34.9", 0),
+    (None, "1.35.0-gke.5", 4),
+    ("auto", "1.36.1", 4),
+    (True, "1.29.0", 4),
+    (False, "1.36.0", 0),
+]
+
+
+@pytest.mark.parametrize(("value", "version", "lines"), CGROUPS)
+def test_cgroups_are_seen_where_kubelet_refuses_the_first_version(
+    tmp_path: Path, value: bool | str | None, version: str, lines: int
+) -> None:
+    chart = tmp_path / "chart"
+    shutil.copytree(charts.CHART, chart)
+    rules = chart / "templates/_helpers.tpl"
+    rules.write_text(rules.read_text().replace(".Capabilities.KubeVersion.Version", f'"v{version}"'))
+    found = helm.template(chart, {**CLAIMS, "nodeCgroups": value})
+    assert found.count("/sys/fs/cgroup") == lines
 
 
 def test_the_token_is_where_the_api_server_is_asked() -> None:

@@ -31,7 +31,7 @@ TASKS = [
 SYMPTOMS = pages.TOP / "docs/symptoms.md"
 LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"]
 SOURCES = ("shim", "hook", "plugin", "tests", "packaging", "tools", "bench")
-STATE = {"claims.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
+STATE = {"claims.json", "started.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
 PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 5}  # how many
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).

@@ -58,7 +58,7 @@ class Questions:
     ) -> None:
         self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
         registry.meet, registry.met = self._meet, self._is_met
-        self.starts = Starts(registry.book, kubelet_dir)
+        self.starts = Starts(registry.book, kubelet_dir, heeds)
         registry.start = self.starts.start
         self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
         self._stands: object = None  # of what the last decision was made, if it stands
@@ -88,6 +88,8 @@ class Questions:
                 await reconcile.remind(self._registry, self._kubelet_dir())
                 await reconcile.drop(self._registry, self._kubelet_dir(), QUIET)
                 self._named = None
+                if not self._young(system.clock()):  # else it may not know all
+                    await self.starts.hear()
             with contextlib.suppress(GpushimError):  # a book that cannot be written: `settled` tells of it
                 await self._note()
                 await self.starts.look()

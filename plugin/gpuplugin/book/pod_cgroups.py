@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from typing import TYPE_CHECKING
 
 from gpushim.paths import trust
@@ -24,6 +25,7 @@ _V1 = ("pids", "devices", "memory")
 _TOP, _SLICE = "kubepods", ".slice"
 _CLASSES = ("", "burstable", "besteffort")  # of service; pods of the first have no directory of their own
 DEPTH, MOST = 3, 4096  # of directories above kubelet's, as --cgroup-root names them, and how many are looked into
+AGAIN = 1.0  # seconds between looks for kubelet's cgroups, least, as it may make others
 _UID = re.compile("[0-9A-Za-z-]{1,128}", re.ASCII)  # a static pod's is a hash
 
 
@@ -37,17 +39,28 @@ class PodCgroups:
     def __init__(self, mounted: str = CGROUPS) -> None:
         self._mounted = mounted
         self._tops: list[str] = []
+        self._looked = 0.0  # time.monotonic() of the last look for them
 
     def sees(self, uid: str) -> bool:
         """Say whether there is a cgroup of this pod; kubelet's are looked for where it has none in those known."""
         if not any(self._of(uid)):
-            self._tops = [*_tops(self._mounted)]
+            self._look()
         return any(self._of(uid))
 
     def runs(self, uid: str) -> bool:
         """Say whether a process of this pod is seen."""
-        self._tops = self._tops or [*_tops(self._mounted)]
+        if not any(self._of(uid)) and time.monotonic() - self._looked >= AGAIN:
+            self._look()
         return any(map(_populated, self._of(uid)))
+
+    def there(self) -> bool:
+        """Say whether kubelet's cgroups are seen at all."""
+        if not any(map(os.path.isdir, self._tops)) and time.monotonic() - self._looked >= AGAIN:
+            self._look()
+        return any(map(os.path.isdir, self._tops))
+
+    def _look(self) -> None:
+        self._tops, self._looked = _tops(self._mounted), time.monotonic()
 
     def _of(self, uid: str) -> Iterator[str]:
         """List the cgroups of a pod."""

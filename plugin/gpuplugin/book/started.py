@@ -1,7 +1,7 @@
 """The file beside the book with the pods that were started with devices of the plugin, by uid, until they have ended.
 
 The book has what kubelet lists, which is no pod that was deleted by force; this has it until no process of it runs.
-It is of one boot. What is damaged says nothing, and is written anew with what kubelet's checkpoint has.
+It is of one boot. What is damaged is told, says nothing, and is written anew with what kubelet's checkpoint has.
 Out of scope: its lock, which is the book's; whether a pod runs (pod_cgroups.py); who waits (starts.py, prepare.py).
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.book import book
 from gpuplugin.devices.changes import is_instance
 from gpushim.ground import system
+from gpushim.ground.logs import logger
 from gpushim.paths import trust
 from gpushim.paths.replace import replace
 
@@ -29,11 +30,16 @@ NAME, FORM = "started.json", 1  # in the book's directory
 
 
 class Started:
-    """The file, as this process knows it."""
+    """The file, as this process knows it.
+
+    Attributes:
+        problem: that it was damaged, so that not all who run are known until they have ended; or "".
+    """
 
     def __init__(self) -> None:
         self._seen: object = None  # identity of the file that was read or written last
         self._rows: dict[str, Row] = {}
+        self.problem = ""
 
     @property
     def path(self) -> str:
@@ -48,7 +54,11 @@ class Started:
         """
         seen = trust.identity(self.path)
         if seen is None or seen != self._seen:
-            self._rows, self._seen = _parsed(book.content(self.path)), seen
+            found = _parsed(book.content(self.path)) if seen else {}
+            if found is None:
+                self.problem = f"{self.path} was damaged, or a newer version's, and does not say who runs"
+                logger.warning("%s", self.problem)
+            self._rows, self._seen = found or {}, seen
         return self._rows
 
     def write(self, rows: dict[str, Row]) -> None:
@@ -66,14 +76,15 @@ class Started:
         self._rows, self._seen = rows, trust.identity(self.path)
 
 
-def _parsed(data: bytes | None) -> dict[str, Row]:
+def _parsed(data: bytes | None) -> dict[str, Row] | None:
+    """Return what the file has; None if it cannot be understood."""
     try:
-        found = json.loads(data or b"{}")
-        if found.get("form") != FORM or found["boot"] != system.boot():
+        found = json.loads(data or b"")
+        if found["boot"] != system.boot():
             return {}
-        return {str(uid): _checked(row) for uid, row in found["pods"].items()}
+        return {str(uid): _checked(row) for uid, row in found["pods"].items()} if found["form"] == FORM else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+        return None
 
 
 def _checked(row: Any) -> Row:
@@ -107,9 +118,10 @@ def after(
         ]
         if mine:
             before = rows.get(uid, {"to": "", "had": {}})
+            still = {key: one for key, one in before["had"].items() if key in keys}  # a static pod's uid comes again
             had = {key: {"gpu": gpu, "uuid": one["uuid"], "division": one["division"]} for key, gpu, one in mine}
             to = next((one["to"] for *_, one in mine if one["to"]), before["to"])
-            found[uid] = {"to": to, "had": {**before["had"], **had}}
+            found[uid] = {"to": to, "had": {**still, **had}}
     return found
 
 
@@ -130,7 +142,7 @@ def excludes(row: Row, keys: Collection[str], other: Row) -> tuple[str, str]:
         mine = row["had"][key]
         for had in other["had"].values():
             shared = "::" in key and had["division"] == mine["division"]
-            if _touch(had["uuid"], had["gpu"], mine["uuid"], mine["gpu"]) and not shared:
+            if touch(had["uuid"], had["gpu"], mine["uuid"], mine["gpu"]) and not shared:
                 return mine["uuid"], had["uuid"]
     return "", ""
 
@@ -148,12 +160,12 @@ def holder(
     """
     for uid, row in rows.items():
         for had in row["had"].values():
-            mine = next((one for one in uuids if _touch(had["uuid"], had["gpu"], one, homes.get(one, ""))), "")
+            mine = next((one for one in uuids if touch(had["uuid"], had["gpu"], one, homes.get(one, ""))), "")
             if mine and runs(uid):
                 return named(uid, rows), mine, had["uuid"]
     return "", "", ""
 
 
-def _touch(uuid: str, gpu: str, other: str, its_gpu: str) -> bool:
+def touch(uuid: str, gpu: str, other: str, its_gpu: str) -> bool:
     """Say whether two are one, or one is a MIG instance of the other."""
     return uuid == other or (gpu == its_gpu and is_instance(uuid) != is_instance(other))

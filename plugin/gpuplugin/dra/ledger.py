@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import by_device, checkpoints, claimed, listed, started
 from gpuplugin.book.claimed import held
-from gpuplugin.book.pod_cgroups import PodCgroups
+from gpuplugin.book.pod_cgroups import CGROUPS, PodCgroups
 from gpuplugin.mps import of_claims
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
@@ -60,6 +60,7 @@ class Ledger:
 
     def __init__(self, shared: Book) -> None:
         self._book, self._started, self._cgroups = shared, started.Started(), PodCgroups()
+        self._unseen = False  # kubelet's cgroups are not seen
         self.sure, self._problem = False, ""  # the last is of the file, and is logged once
         self.unnoted: frozenset[str] = frozenset()
 
@@ -149,7 +150,16 @@ class Ledger:
 
     def _refuse_running(self, claim: Claim, uuids: Collection[str], homes: Mapping[str, str]) -> None:
         """Refuse what a pod runs with that kubelet may list no more, as one that was deleted by force."""
-        pod, uuid, had = started.holder(self._started.read(), uuids, homes, self._cgroups.runs)
+        rows = self._started.read()
+        unseen = bool(rows) and not self._cgroups.there()
+        if unseen and not self._unseen:
+            logger.warning(
+                "a GPU of a pod that is deleted by force may go to a claim before that has ended: %s has no cgroup "
+                "of kubelet's",
+                CGROUPS,
+            )
+        self._unseen = unseen
+        pod, uuid, had = started.holder(rows, uuids, homes, self._cgroups.runs)
         if pod:
             what = "it" if had == uuid else had
             raise GpushimError(

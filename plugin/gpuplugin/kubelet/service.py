@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 # Who read the list at the same time, most: kubelet keeps the streams of former registrations. The oldest has to go.
 READERS = 16
-# Containers that wait for their start at one time, most: kubelet's other calls come by the same connection, which has
-# 32 streams.
-STARTING = 16
 CONTAINERS = 100  # of one call, most; kubelet asks for one at a time, and an answer is larger than its request
 
 
@@ -74,7 +71,7 @@ class Service:
         self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None], start: Start | None = None
     ) -> None:
         self._resource, self._allocate, self._prefer, self._ended = resource, allocate, prefer, ended
-        self._start, self._starting = start, 0
+        self._start = start
         self.readers: list[Reader] = []
         self.newest: Reader | None = None
         self.refusing = ""
@@ -168,19 +165,12 @@ class Service:
 
     async def _begin(self, request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, Any]:
         """Answer PreStartContainer."""
-        self._starting += 1
         try:
-            if self._starting > STARTING:
-                raise GpushimError(
-                    f"{STARTING} containers wait for their devices already; kubelet tries again", REQUEST
-                )
             if self._start:
                 await self._start(request["devices_ids"])
         except GpushimError as error:
             logger.error("%s: %s", self._resource, error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        finally:
-            self._starting -= 1
         return {}
 
     async def _serve(

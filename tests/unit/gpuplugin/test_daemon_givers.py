@@ -9,7 +9,11 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from gpuplugin.allocation import allocators
+from gpuplugin import daemon
+from gpuplugin.allocation import allocators, starts
+from gpuplugin.book.book import Book
+from gpuplugin.book.pod_cgroups import PodCgroups
+from gpuplugin.book.started import Started
 from gpushim.containers import kubelet as files
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.kubelet.registrar import driver
@@ -104,6 +108,31 @@ def test_serve_goes_on_and_says_so(top: Path, host: Host, caplog: pytest.LogCapt
 
     asyncio.run(run())
     assert caplog.text.count("it is served all the same") == 1
+
+
+def test_what_a_pod_runs_with_that_kubelet_has_forgotten(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running_pods = {"uid"}
+    monkeypatch.setattr(PodCgroups, "runs", lambda _, uid: uid in running_pods)
+    monkeypatch.setattr(starts, "STAYS", 0.0)
+    monkeypatch.setattr(daemon, "LOOK", 0.1)
+    Book().prepare()
+    had = {"gpu": uuid(0), "uuid": uuid(0), "division": ["", GPU]}
+    Started().write({"uid": {"to": "pod ns/old", "had": {f"{GPU} {uuid(0)}": had}}})
+    checkpoint = top / "device-plugins" / files.CHECKPOINT
+    checkpoint.write_text('{"Data": {"PodDeviceEntries": [], "RegisteredDevices": {}}, "Checksum": 0}')
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(1), sick=(uuid(0),)))
+            with pytest.raises(grpc.aio.AioRpcError, match="pod ns/old, which kubelet does not list any more, runs"):
+                await kubelet.allocate(GPU, uuid(0))
+            running_pods.clear()
+            await until(lambda: kubelet.lists[GPU] == WELL)
+            checkpoint.unlink()
+
+    asyncio.run(run())
 
 
 def test_another_plugin_with_the_same_gpus(top: Path, host: Host) -> None:

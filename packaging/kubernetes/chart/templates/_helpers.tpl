@@ -123,7 +123,14 @@ runAsGroup: {{ index . 1 }}
 {{ ternary $dir "/var/lib/kubelet" (hasPrefix "/var/snap/" $dir) }}/device-plugins
 {{- end -}}
 
-{{- /* By kubelet's cgroups it is seen which pods still run; those of cgroup v1 are mounts below, read-only as well. */ -}}
+{{- /* "true" if pods that give out GPUs see the node's cgroups, and by them which pods still run. Those of cgroup v1 are
+mounts below, which older runtimes leave writable, and kubelet 1.35 refuses cgroup v1. */ -}}
+{{- define "gpushim.seesCgroups" -}}
+{{- $said := toString .Values.nodeCgroups -}}
+{{- $safe := semverCompare ">=1.35-0" .Capabilities.KubeVersion.Version -}}
+{{- if or (eq $said "true") (and $safe (ne $said "false")) }}true{{ end -}}
+{{- end -}}
+
 {{- define "gpushim.cgroupsMount" -}}
 {{- $below := ternary ", recursiveReadOnly: IfPossible" "" (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}
 - {name: cgroups, mountPath: /sys/fs/cgroup, readOnly: true{{ $below }}}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuplugin.book import pod_cgroups
 from gpuplugin.book.pod_cgroups import PodCgroups
 
 UID = "6e0cd0a0-1f4e-4d8c-9a0f-3a1b7b3d2c11"
@@ -55,11 +56,17 @@ def test_a_pod_runs_until_its_last_process_has_ended(tmp_path: Path, make: objec
     assert (found.sees("another"), found.runs("another")) == (False, False)
 
 
-def test_who_looks_before_kubelet_comes_sees_it_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["other", PLACES["systemd, besteffort"]], ids=["nobody", "another kubelet"])
+def test_who_looks_before_kubelet_comes_sees_it_later(
+    tmp_path: Path, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    v2(tmp_path, before.replace(UNDER, "x"), True)
     found = PodCgroups(str(tmp_path))
-    assert (found.runs(UID), found.sees(UID)) == (False, False)
+    assert (found.runs(UID), found.there()) == (False, "kube" in before)
     v2(tmp_path, PLACES["cgroupfs"], True)
-    assert found.runs(UID)
+    assert not found.runs(UID)  # it looked just now
+    monkeypatch.setattr(pod_cgroups, "AGAIN", 0.0)
+    assert (found.runs(UID), found.there()) == (True, True)
 
 
 @pytest.mark.parametrize("uid", ["", "..", f"x/../pod{UID}", "a" * 200])

@@ -94,6 +94,20 @@ def test_what_a_pod_runs_with_that_is_listed_no_more_is_refused(
     give(ledger, claim("a", uuid))
 
 
+def test_without_a_view_of_pods_it_is_said_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = True
+    monkeypatch.setattr(PodCgroups, "there", lambda _: seen)
+    Started().write({"uid": {"to": "pod d/p", "had": {}}})
+    give(ledger, claim("a", GPU))
+    assert "may go to a claim" not in caplog.text
+    seen = False
+    for uid in "ab":
+        give(ledger, claim(uid, {"a": GPU, "b": OTHER}[uid]))
+    assert caplog.text.count("may go to a claim before that has ended: /sys/fs/cgroup has no cgroup") == 1
+
+
 TAKEN = {
     "the same": (GPU, GPU, "has it"),
     "a part of it": (GPU, SLICE, "has GPU-0"),

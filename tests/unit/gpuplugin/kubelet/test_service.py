@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from gpuplugin.allocation import starts
 from gpuplugin.kubelet import service
 from gpuplugin.kubelet.service import Service
 from gpuplugin.kubelet.sockets import Listener
@@ -116,17 +117,19 @@ async def started(channel: grpc.aio.Channel, *ids: str) -> Any:
 def test_containers_that_wait_hold_up_no_other_call(path: str) -> None:
     async def run() -> None:
         async with serving(path) as (served, channel):
-            go = asyncio.Event()
-            served._start = lambda ids: go.wait()
+            go, begun = asyncio.Event(), list[Any]()
+
+            async def wait(ids: list[str]) -> None:
+                begun.append(ids)
+                await go.wait()
+
+            served._start = wait
             assert served.options["pre_start_required"]
-            waiting = [asyncio.create_task(started(channel, "GPU-0")) for _ in range(service.STARTING)]
-            await until(lambda: served._starting == service.STARTING)
-            with pytest.raises(grpc.aio.AioRpcError, match="wait for their devices already; kubelet tries again"):
-                await started(channel, "GPU-0")
+            waiting = [asyncio.create_task(started(channel, "GPU-0")) for _ in range(starts.WAITING)]
+            await until(lambda: len(begun) == starts.WAITING)
             assert (await allocated(channel, "GPU-0"))["container_responses"]
             go.set()
-            assert await asyncio.gather(*waiting) == [{}] * service.STARTING
-            assert served._starting == 0
+            assert await asyncio.gather(*waiting) == [{}] * starts.WAITING
 
     asyncio.run(run())
 
