@@ -39,7 +39,6 @@ IMPORT = f"""
 import importlib, pkgutil, sys
 sys.path[:0] = ["{LIB}", "{LIB}vendor"]
 import grpc.aio, prometheus_client.openmetrics.exposition, yaml, ssl, http.client, gpushim, gpuhook, gpuplugin, pynvml
-from sample import turn
 for package in (gpushim, gpuhook, gpuplugin):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if module.name not in ("gpushim.create.stub", "gpuhook.__main__"):
