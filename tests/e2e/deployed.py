@@ -32,8 +32,11 @@ def serves(cluster: Cluster, wanted: dict[str, int], node: str = NAME) -> float:
 def rolled_out(cluster: Cluster) -> None:
     """Wait until all DaemonSets run as they are wanted."""
     for name in cluster.get("daemonsets", f"--namespace={NAMESPACE}")["items"]:
-        words = ("rollout", "status", f"daemonset/{name['metadata']['name']}", f"--namespace={NAMESPACE}")
-        cluster.kubectl(*words, "--timeout=90s")
+        words = (f"daemonset/{name['metadata']['name']}", f"--namespace={NAMESPACE}")
+        said = cluster.kubectl("rollout", "status", *words, "--timeout=110s", check=False)
+        if "successfully rolled out" not in said:
+            logs = cluster.kubectl("logs", *words, "--all-containers", "--prefix", "--tail=40", check=False)
+            raise AssertionError(f"{said}\n{cluster.events()}\n{logs}")
 
 
 def metrics(cluster: Cluster, node: str = NAME) -> dict[str, list[tuple[dict[str, str], float]]]:
