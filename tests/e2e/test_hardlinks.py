@@ -19,6 +19,7 @@ from e2e.views import view
 from e2e.witness import RUNC, settings
 from fakehost import Host
 from gpushim.decision.plan import HARDLINKS
+from gpushim.inventory import hardlinks
 
 CRUN = "/usr/bin/crun"
 ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"
@@ -79,6 +80,11 @@ def test_each_library_loads_by_its_usual_path_and_by_its_soname(
     bundle.plain["root"]["readonly"] = readonly
     bundle.ask(*ALL, args=["python3", "-c", LOAD, *names])
     assert bundle.call("run", "--bundle", str(bundle.directory), bundle.id).stdout == "loaded\n"
+
+
+def test_an_overlay_is_known_where_a_link_would_be_a_copy(bundle: Bundle, tmp_path: Path) -> None:
+    assert hardlinks._links_are_free(str(tmp_path))
+    assert not hardlinks._links_are_free(str(bundle.rootfs))
 
 
 @pytest.mark.parametrize("script", ["ldconfig -p", "ldconfig; ldconfig -p"])

@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure
-from gpushim.paths import rooted, selinux, trust
+from gpushim.paths import mountinfo, rooted, selinux, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.ground.model import File, Snapshot
 
+AUTO = "auto"  # of library-directory: USUAL where that costs nothing, and no word where it cannot be
+USUAL = "/usr/lib/gpushim-driver"  # most drivers' file system, and to SELinux of their libraries' type
 KINDS = ("library", "library32")
 UNFINISHED = ".gpushim-unfinished-"  # left by a refresh that was killed
 _MADE = re.compile(rf"(?:{re.escape(UNFINISHED)})?([0-9a-f]{{8}})-[0-9a-f]{{16}}")  # the boot, a hash
@@ -37,9 +39,10 @@ _MADE = re.compile(rf"(?:{re.escape(UNFINISHED)})?([0-9a-f]{{8}})-[0-9a-f]{{16}}
 def add(snapshot: Snapshot) -> None:
     """Make or find a snapshot's directories, set its "hardlinks" and each file's "in", and let its stamp watch them.
 
-    If they cannot be made, "notes" gets a sentence and nothing else changes.
+    If they cannot be made, "notes" gets a sentence, where the settings name a directory, and nothing else changes.
     """
-    top, root = snapshot["policy"]["driver"]["library-directory"], snapshot["driver"]["root"]
+    given, root = snapshot["policy"]["driver"]["library-directory"], snapshot["driver"]["root"]
+    top = given if given != AUTO else USUAL if root == "/" and _links_are_free(os.path.dirname(USUAL)) else ""
     boot = snapshot["stamp"]["boot"]  # null where /proc cannot be read, and no container can run
     groups = _groups(snapshot["files"]) if top and snapshot["platform"] == "native" else {}
     if not groups or not boot:
@@ -47,7 +50,8 @@ def add(snapshot: Snapshot) -> None:
     try:
         place = _ready(top, boot[:8], root, groups)
     except GpushimError as error:
-        snapshot["notes"].append(f"{error}; each library is mounted by itself")
+        if given != AUTO:
+            snapshot["notes"].append(f"{error}; each library is mounted by itself")
         return
     snapshot["hardlinks"] = place
     for name, files in groups.items():
@@ -55,6 +59,19 @@ def add(snapshot: Snapshot) -> None:
             file["in"] = name
         snapshot["inputs"]["nodes"].append(f"{place}/{name}")
         snapshot["stamp"]["nodes"].append(ensure.node(f"{place}/{name}"))
+
+
+def _links_are_free(folder: str) -> bool:
+    """Tell whether a hard link there copies nothing; overlayfs copies a file of its lower layers first."""
+    try:
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            mount = mountinfo.find(mountinfo.read(""), mountinfo.mount_id(fd))
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return mount is not None and mount.type != b"overlay"
 
 
 def _groups(files: dict[str, list[File]]) -> dict[str, list[File]]:

@@ -160,6 +160,53 @@ def test_without_the_setting_nothing_is_made(machine: Machine) -> None:
     assert (inside(snapshot), "hardlinks" in snapshot) == ([], False)
 
 
+@pytest.fixture
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where links are made by default, and a driver's two libraries beside it."""
+    for name in "ab":
+        (tmp_path / f"lib{name}.so.5").touch()
+    monkeypatch.setattr(hardlinks, "USUAL", str(tmp_path / "gpushim-driver"))
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path / "state"))
+    return tmp_path / "gpushim-driver"
+
+
+def by_default(usual: Path, **changes: str) -> dict[str, Any]:
+    """Return the snapshot of a driver below /, or below another root, after `add`."""
+    driver = {"root": "/", "library-directory": hardlinks.AUTO, **changes}
+    files = [library(str(usual.with_name(f"lib{name}.so.5")), f"lib{name}.so.1") for name in "ab"]
+    snapshot: Any = {
+        **{"platform": "native", "driver": driver, "policy": {"driver": driver}, "files": {"compute": files}},
+        **{"notes": [], "stamp": {"boot": "01234567-89", "nodes": []}, "inputs": {"nodes": []}},
+    }
+    hardlinks.add(snapshot)
+    found: dict[str, Any] = snapshot
+    return found
+
+
+def test_made_by_default_for_a_driver_below_the_root(usual: Path) -> None:
+    place = by_default(usual)["hardlinks"]
+    assert os.path.dirname(place) == str(usual)
+    assert os.path.samefile(f"{place}/compute/liba.so.1", usual.with_name("liba.so.5"))
+
+
+def test_another_driver_root_has_none_by_default(usual: Path) -> None:
+    assert ("hardlinks" in by_default(usual, root="/run/nvidia/driver"), usual.exists()) == (False, False)
+
+
+def test_where_a_link_would_be_a_copy_there_is_none_by_default(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlay = b"%s 1 0:9 / / rw - overlay overlay rw\n"
+    monkeypatch.setattr(hardlinks.mountinfo, "read", lambda _: overlay % b"7")
+    monkeypatch.setattr(hardlinks.mountinfo, "mount_id", lambda _: b"7")
+    assert ("hardlinks" in by_default(usual), usual.exists()) == (False, False)
+
+
+def test_nothing_is_said_where_the_default_cannot_be(usual: Path) -> None:
+    usual.touch()
+    snapshot = by_default(usual)
+    assert ("hardlinks" in snapshot, snapshot["notes"]) == (False, [])
+    assert by_default(usual, **{"library-directory": str(usual)})["notes"]
+
+
 def library(path: str, soname: str) -> File:
     return {"path": path, "kind": "library", "soname": soname}
 
