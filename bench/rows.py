@@ -32,7 +32,8 @@ from e2e import recorder
 S, P = "S: sh executes the stub", "P: python3 -IS -c pass"
 PLAIN = "cycle, plain runc"
 MOUNTING = ", a mount for each library"
-AIMS = {MOUNTING: (0, 4.8), "all capabilities": (0, 3.7), "utility and compute": (0, 3.2)}  # of cycles, the first counts
+# Of cycles; the first that fits counts.
+AIMS = {MOUNTING: (0, 4.8), "all capabilities": (0, 3.7), "utility and compute": (0, 3.2)}
 ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
 HOOK_ENV = {"PATH": ENV["PATH"]}  # what the hook's entry in config.json says, and runc obeys
 

@@ -20,7 +20,7 @@ from gpushim.paths import trust
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpushim.ground.model import Snapshot
+    from gpushim.ground.model import Identity, Snapshot
 
 RENEWED = (
     "gpushim refresh --keep (gpushim-refresh-keep.service, or the container gpushim-node) renews it on the node: see "
@@ -34,17 +34,28 @@ class OutdatedError(GpushimError):
     """This process's container lacks what one that is started again gets: the process is to end."""
 
 
-def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
+class Kept:
+    """The snapshot that was read last, and its file's identity: to read it again takes a third of a look."""
+
+    def __init__(self) -> None:
+        self.identity: Identity | None = None
+        self.found: Any = None
+
+
+def read(state: str, kept: Kept | None = None) -> tuple[Snapshot | None, GpushimError | None]:
     """Return the saved snapshot, and why it cannot be gone by.
 
     Args:
         state: the state directory.
+        kept: what the caller's last call has read, which the next one goes by as long as the file is the same.
 
     Returns:
         the snapshot and None, or with a sentence if its life is over; None and a sentence if there is none to read.
     """
     path = f"{state}/{ensure.SNAPSHOT}"
-    found: Any = ensure.own(path) if trust.ours(state) else None
+    identity, ours = trust.identity(path), trust.ours(state)
+    same = kept is not None and ours and identity is not None and identity == kept.identity
+    found: Any = kept.found if kept and same else ensure.own(path) if ours else None
     if not found:
         if os.path.lexists(path):
             sentence = f"{path} cannot be read, or users other than root can write to it; remove it; {RENEWED}"
@@ -59,9 +70,11 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
         )
     try:
         well = found["stamp"]["boot"] == system.boot() and ensure.alive(found)
-        found = save.completed(found)
+        found = found if same else save.completed(found)
     except (KeyError, TypeError):
         return None, GpushimError(f"{path} is not a gpushim snapshot; remove it; {RENEWED}", INVENTORY)
+    if kept:
+        kept.identity, kept.found = identity, found
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)
 
 

@@ -44,6 +44,28 @@ def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path, monkeypatch: 
     assert node_snapshot.current()["gpushim"] == "99.9"
 
 
+CHANGED = {
+    "another in its place": lambda path: saved(path.parent, looked=0.0, life=1),
+    "gone": os.unlink,
+    "writable by others": lambda path: path.chmod(0o666),
+    "in a place of others": lambda path: path.parent.chmod(0o777),
+    "boot": lambda path: None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_what_was_read_counts_as_long_as_the_file_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path, kept = saved(tmp_path), node_snapshot.Kept()
+    first, why = node_snapshot.read(str(tmp_path), kept)
+    assert (why, node_snapshot.read(str(tmp_path), kept)[0] is first) == (None, True)
+    CHANGED[change](path)
+    if change == "boot":
+        monkeypatch.setattr(system, "boot", lambda: "another")
+    assert node_snapshot.read(str(tmp_path), kept)[1] is not None
+
+
 def test_on_the_host_a_command_goes_by_a_true_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, looked=0.0, life=1)
     true = snapshot([gpu(0), gpu(1)])

@@ -175,8 +175,13 @@ def by_default(usual: Path, **changes: str) -> dict[str, Any]:
     driver = {"root": "/", "library-directory": hardlinks.AUTO, **changes}
     files = [library(str(usual.with_name(f"lib{name}.so.5")), f"lib{name}.so.1") for name in "ab"]
     snapshot: Any = {
-        **{"platform": "native", "driver": driver, "policy": {"driver": driver}, "files": {"compute": files}},
-        **{"notes": [], "stamp": {"boot": "01234567-89", "nodes": []}, "inputs": {"nodes": []}},
+        "platform": "native",
+        "driver": driver,
+        "policy": {"driver": driver},
+        "files": {"compute": files},
+        "notes": [],
+        "stamp": {"boot": "01234567-89", "nodes": []},
+        "inputs": {"nodes": []},
     }
     hardlinks.add(snapshot)
     found: dict[str, Any] = snapshot
