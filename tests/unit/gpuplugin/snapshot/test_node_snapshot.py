@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path, monkeypatch: 
     assert node_snapshot.current()["gpushim"] == "99.9"
 
 
-CHANGED = {
+CHANGED: dict[str, Callable[[Path], object]] = {
     "another in its place": lambda path: saved(path.parent, looked=0.0, life=1),
     "gone": os.unlink,
     "writable by others": lambda path: path.chmod(0o666),

@@ -12,6 +12,7 @@ import pytest
 from gpushim.ground import system
 from gpushim.ground.model import File
 from gpushim.inventory import ensure, hardlinks
+from gpushim.paths import mountinfo
 from unit.gpushim import labels
 from unit.gpushim.inventory.machine import Machine
 
@@ -200,8 +201,8 @@ def test_another_driver_root_has_none_by_default(usual: Path) -> None:
 
 def test_where_a_link_would_be_a_copy_there_is_none_by_default(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overlay = b"%s 1 0:9 / / rw - overlay overlay rw\n"
-    monkeypatch.setattr(hardlinks.mountinfo, "read", lambda _: overlay % b"7")
-    monkeypatch.setattr(hardlinks.mountinfo, "mount_id", lambda _: b"7")
+    monkeypatch.setattr(mountinfo, "read", lambda _: overlay % b"7")
+    monkeypatch.setattr(mountinfo, "mount_id", lambda _: b"7")
     assert ("hardlinks" in by_default(usual), usual.exists()) == (False, False)
 
 
