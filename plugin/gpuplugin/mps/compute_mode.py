@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     Ask = Callable[[Snapshot, float, Mapping[str, "int | None"]], dict[str, int]]
 
 EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
-# Seconds to put back what GPUs had: of all together, and with what follows where that fails. With the daemon's end it
-# is less than the unit has to stop.
-TOGETHER, WHOLE = 30.0, 50.0
+# Seconds to put back what GPUs had: before a start, as a driver without persistence mode may be slow, and at an end,
+# which is with the daemon's less than the unit has to stop. The part of them in which all are asked for together.
+WHOLE, ENDING = 200.0, 50.0
+TOGETHER = 0.6
+NOTING = ".lock"  # beside the groups; held while one sees what others have, and notes what is left to it
 
 
 def ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> dict[str, int]:
@@ -88,41 +90,58 @@ def take(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds: floa
     ask(snapshot, seconds, values)
 
 
-def give_back(snapshot: Snapshot, path: str, seconds: float, ask: Ask = ask, but: Collection[str] = ()) -> None:
+def give_back(
+    snapshot: Snapshot,
+    path: str,
+    seconds: float,
+    ask: Ask = ask,
+    but: Collection[str] = (),
+    whole: float = WHOLE,
+) -> None:
     """Put back what the file has; GPUs that the host has lost are left out, and one that fails keeps no other.
 
     Args:
         snapshot: of this host.
         path: of the file, which has what is kept or failed, and is removed where that is nothing.
-        seconds: how long it may take, WHOLE at most.
+        seconds: how long it may take, `whole` at most.
         ask: as for `take`.
         but: UUIDs of GPUs that keep theirs.
+        whole: seconds for all, one by one too.
 
     Raises:
         GpushimError: the driver refuses, or takes longer.
     """
-    late, saved = time.monotonic() + WHOLE, before(path)
+    late, saved = time.monotonic() + whole, before(path)
     here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
     values = {uuid: value for uuid, value in saved.items() if uuid in here}
     others = _others(path, values, alive=True)
     mine = {uuid: value for uuid, value in values.items() if uuid not in others}
     try:
         if mine:
-            ask(snapshot, min(seconds, TOGETHER), mine)
+            ask(snapshot, min(seconds, whole * TOGETHER), mine)
     except GpushimError:
-        for number, (uuid, value) in enumerate(mine.items() if len(mine) > 1 else ()):
-            share = (late - time.monotonic()) / (len(mine) - number)  # one that hangs takes no other's
-            with contextlib.suppress(GpushimError):
-                ask(snapshot, min(seconds, share), {uuid: value})
-                _write(path, {one: was for one, was in before(path).items() if one != uuid})
-        raise
+        if len(mine) == 1 or not _each(snapshot, path, seconds, ask, mine, late):
+            raise
     left = {uuid: value for uuid, value in saved.items() if uuid in but}
-    _write(path, left)
-    if ended := others.keys() - _others(path, values, alive=True):  # meanwhile, and have left it to this one
+    with lock.held(f"{os.path.dirname(os.path.dirname(path))}/{NOTING}") if others else contextlib.nullcontext():
+        ended = others.keys() - _others(path, values, alive=True)  # meanwhile, and have left it to this one
         theirs = {uuid: values[uuid] for uuid in ended}
-        _write(path, {**left, **theirs})  # nobody else's file has it any more
+        _write(path, {**left, **theirs})
+    if theirs:
         ask(snapshot, min(seconds, late - time.monotonic()), theirs)
         _write(path, left)
+
+
+def _each(snapshot: Snapshot, path: str, seconds: float, ask: Ask, values: Mapping[str, int], late: float) -> bool:
+    """Put back one by one what could not be together; say whether all are."""
+    done = 0
+    for number, (uuid, value) in enumerate(values.items()):
+        share = (late - time.monotonic()) / (len(values) - number)  # one that hangs takes no other's
+        with contextlib.suppress(GpushimError):
+            ask(snapshot, min(seconds, share), {uuid: value})
+            _write(path, {one: was for one, was in before(path).items() if one != uuid})
+            done += 1
+    return done == len(values)
 
 
 def before(path: str) -> dict[str, int]:

@@ -127,7 +127,7 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place.state)
         try:
-            _put_back(snapshot, place, seconds)
+            _put_back(snapshot, place, seconds, whole=compute_mode.ENDING)
         except GpushimError as error:  # the file stays, for the next supervisor
             logger.warning("%s", f"{error}; the next start of {group.name} tries again to put it back")
 
@@ -201,12 +201,18 @@ def _waits_for_claims(stopped: Callable[[float], bool]) -> bool:
     return True
 
 
-def _put_back(snapshot: Snapshot, place: Place, seconds: float, but: Collection[str] = ()) -> None:
+def _put_back(
+    snapshot: Snapshot,
+    place: Place,
+    seconds: float,
+    but: Collection[str] = (),
+    whole: float = compute_mode.WHOLE,
+) -> None:
     """Let GPUs have the compute modes and time slices that they had before, but some."""
     try:
-        compute_mode.give_back(snapshot, place.modes, seconds, but=but)
+        compute_mode.give_back(snapshot, place.modes, seconds, but=but, whole=whole)
     finally:
-        compute_mode.give_back(snapshot, place.slices, seconds, time_slice.ask, but)
+        compute_mode.give_back(snapshot, place.slices, seconds, time_slice.ask, but, whole)
 
 
 def _clear(place: Place) -> None:

@@ -26,6 +26,8 @@ def change(record: records.Record, words: list[str], restart: bool) -> None:
         words: the engine, and options of `gpushim configure`; [] for none.
         restart: as for engine.configure.
     """
+    if words and record.engine != words:
+        engine.check(words)  # what cannot be configured could not be taken back either
     if record.engine not in ([], words):
         record.former.append(record.engine)
     record.former = [each for each in record.former if each != words]  # put back before it was taken back
@@ -33,14 +35,14 @@ def change(record: records.Record, words: list[str], restart: bool) -> None:
     record.save()
     in_place = [each for each in record.former if _in_place(each, words)]
     for each in [each for each in record.former if not _needs(each)]:
-        engine.configure([*named(each), "--remove"], restart and not words)
+        engine.configure([*named(each), engine.REMOVE], restart and not words)
         record.former.remove(each)
     if words and not engine.configure([*words, NEEDED] if in_place else words, restart):
         record.former = [each for each in record.former if each not in in_place]
     record.former = [
         each
         for each in record.former
-        if each in in_place or engine.configure([*named(each), "--remove", NEEDED], restart)
+        if each in in_place or engine.configure([*named(each), engine.REMOVE, NEEDED], restart)
     ]
     record.save()
 
@@ -56,7 +58,7 @@ def take_back(record: records.Record, restart: bool) -> None:
         end = time.monotonic() + (LET_END if _needs(words) else 0)
         while True:
             try:
-                engine.configure([*words, "--remove"], restart)
+                engine.configure([*words, engine.REMOVE], restart)
                 break
             except GpushimError:
                 if time.monotonic() >= end:

@@ -18,6 +18,7 @@ from gpushim.paths.replace import content, replace
 PROGRAM = "/usr/bin/gpushim"
 SECONDS, RESTART = 60, 300
 TRIED = "/run/gpushim-node.restarted"
+REMOVE = "--remove"
 LIMIT = 1 << 16  # bytes of it
 # Names of processes, and the engine whose settings a CRI client's containers get.
 CRI = {"crio": "crio", "containerd": "containerd", "k3s": "containerd", "rke2": "containerd"}
@@ -42,12 +43,27 @@ def _engines() -> list[running.Engine]:
     return [engine for engine in found if engine.name in CRI and engine.parent not in dockers]
 
 
-def _by_hand(name: str) -> list[str]:
-    """Say how an engine is restarted that is not systemd's; nothing of one that is, or would be."""
+def _by_hand(words: list[str]) -> list[str]:
+    """Say why an engine is not restarted from here: it is not systemd's, or nothing is to run without gpushim."""
+    name = words[0]
     engine, unit = next((each for each in _engines() if CRI[each.name] == name), None), table.ENGINES[name].unit
+    if engine is None and REMOVE in words:
+        return [f"{name} does not run here, so it is not restarted"]
     if units.systemctl("restart", unit, engine):
         return []
     return [f"systemd does not run {name} here, so do this on the node: {units.fix('restart', unit, engine)}"]
+
+
+def check(words: list[str]) -> None:
+    """Have gpushim say whether it would configure an engine so; nothing is changed.
+
+    Args:
+        words: as for `configure`.
+
+    Raises:
+        GpushimError: it refuses.
+    """
+    _gpushim([*words, "--dry-run"], SECONDS)
 
 
 def configure(words: list[str], restart: bool) -> list[str]:
@@ -71,7 +87,7 @@ def configure(words: list[str], restart: bool) -> list[str]:
     stays = report.get("stays", {})  # which a gpushim of an earlier build, that this one takes back, does not tell
     for sentence in stays.values():
         say(f"gpushim-node: {sentence}")
-    by_hand = _by_hand(words[0]) if restart else []
+    by_hand = _by_hand(words) if restart else []
     restart = restart and not by_hand
     asking = [word for word in words if word not in _NOT_ASKED]
     known = ask.program([PROGRAM, "configure", *asking, "--verify"], SECONDS)

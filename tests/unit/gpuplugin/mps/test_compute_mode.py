@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,28 +77,51 @@ def test_the_last_of_two_puts_back_what_was_before_either(tmp_path: Path, first:
         assert here == {uuid(0): 0}
 
 
-@pytest.mark.parametrize("lost", ["", uuid(0)])
-def test_of_two_that_end_together_one_puts_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    """Where that fails, as where it is killed then, it stays written."""
-    paths, here = [tmp_path / name / "modes" for name in ("a", "b")], {uuid(0): 0}
+class KilledError(BaseException):
+    """A process is no more."""
+
+
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, int], dies: int = 0) -> list[Path]:
+    """Return the files of two groups with a GPU; the second ends as the first looks, which dies in that look."""
+    paths, real, looks = [tmp_path / name / "modes" for name in ("a", "b")], compute_mode._others, []
     monkeypatch.setattr(lock, "is_held", lambda _: True)
     for path in paths:
         path.parent.mkdir()
         take(path, here, {uuid(0): 3})
-    real = os.unlink
 
-    def together(path: str) -> None:
-        monkeypatch.setattr(os, "unlink", real)
-        take(paths[1], here, {})  # sees the file of the first, and leaves it to that
-        real(path)
+    def others(path: str, *words: Any, **more: Any) -> dict[str, int]:
+        found = real(path, *words, **more)
+        if path == str(paths[0]):
+            looks.append(found)
+            if len(looks) == 1:
+                take(paths[1], here, {})  # sees the file of the first, and leaves it to that
+            if len(looks) == dies:
+                raise KilledError
+        return found
 
-    monkeypatch.setattr(os, "unlink", together)
+    monkeypatch.setattr(compute_mode, "_others", others)
+    return paths
+
+
+@pytest.mark.parametrize("lost", ["", uuid(0)])
+def test_of_two_that_end_together_one_puts_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Where that fails, it stays written."""
+    paths = two(tmp_path, monkeypatch, here := {uuid(0): 0})
     with pytest.raises(GpushimError, match="it is lost") if lost else contextlib.nullcontext():
         take(paths[0], here, {}, lost)
     assert here == {uuid(0): 3 if lost else 0}
     assert [path.exists() for path in paths] == [bool(lost), False]
+    take(paths[0], here, {})
+    assert (here, paths[0].exists()) == ({uuid(0): 0}, False)
+
+
+@pytest.mark.parametrize("dies", [1, 2])
+def test_of_two_that_end_together_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: int) -> None:
+    paths = two(tmp_path, monkeypatch, here := {uuid(0): 0}, dies)
+    with pytest.raises(KilledError):
+        take(paths[0], here, {})
     take(paths[0], here, {})
     assert (here, paths[0].exists()) == ({uuid(0): 0}, False)
 
@@ -136,8 +158,11 @@ def test_where_nothing_can_be_written_modes_are_put_back(path: Path, monkeypatch
     assert here == {uuid(0): 3, uuid(1): 1}
 
 
+@pytest.mark.parametrize("whole", [compute_mode.WHOLE, compute_mode.ENDING])
 @pytest.mark.parametrize("hung", [1, 7, 15])
-def test_gpus_that_hang_leave_the_others_time(path: Path, monkeypatch: pytest.MonkeyPatch, hung: int) -> None:
+def test_gpus_that_hang_leave_the_others_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch, hung: int, whole: float
+) -> None:
     """And the unit, which systemd kills after 90 s."""
     host, clock = snapshot([gpu(number) for number in range(16)]), SimpleNamespace(now=0.0)
     healthy: set[str] = set()
@@ -153,9 +178,9 @@ def test_gpus_that_hang_leave_the_others_time(path: Path, monkeypatch: pytest.Mo
         return {}
 
     with pytest.raises(GpushimError, match="it hangs"):
-        compute_mode.give_back(host, str(path), 100.0, ask)
+        compute_mode.give_back(host, str(path), 100.0, ask, whole=whole)
     assert healthy == {uuid(number) for number in range(hung, 16)}
-    assert clock.now <= compute_mode.WHOLE
+    assert clock.now <= whole
 
 
 def test_modes_that_are_not_put_back_keep_no_time_slice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,3 +194,33 @@ def test_modes_that_are_not_put_back_keep_no_time_slice(monkeypatch: pytest.Monk
     with pytest.raises(GpushimError, match="it is lost"):
         supervisor._put_back(HOST, place, 1.0)
     assert asked == [place.modes, place.slices]
+
+
+def test_a_driver_that_is_slow_has_its_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without persistence mode: nothing would be put back by any start."""
+    host, clock = snapshot([gpu(number) for number in range(16)]), SimpleNamespace(now=0.0)
+    monkeypatch.setattr("gpuplugin.mps.compute_mode.time.monotonic", lambda: clock.now)
+    path.write_text(json.dumps({uuid(number): 0 for number in range(16)}))
+
+    def ask(_: Any, seconds: float, given: Mapping[str, Any]) -> dict[str, int]:
+        clock.now += min(seconds, 4 * len(given))
+        if seconds < 4 * len(given):
+            raise GpushimError("it is slow", 12)
+        return {}
+
+    compute_mode.give_back(host, str(path), 100.0, ask)
+    assert not path.exists()
+
+
+def test_what_is_put_back_one_by_one_is_no_failure(path: Path) -> None:
+    asked: list[Mapping[str, Any]] = []
+    path.write_text(json.dumps({uuid(0): 1, uuid(1): 1}))
+
+    def ask(_: Any, seconds: float, given: Mapping[str, Any]) -> dict[str, int]:
+        asked.append(given)
+        if len(given) > 1:
+            raise GpushimError("NVML hangs for a moment", 12)
+        return {}
+
+    compute_mode.give_back(HOST, str(path), 1.0, ask)
+    assert (len(asked), path.exists()) == (3, False)

@@ -11,6 +11,7 @@ from gpushim.ground.errors import GpushimError
 
 OLD, NEW, MORE = ["crio", "--runtime-name=old"], ["crio", "--runtime-name=new"], ["crio", "--config=/etc/x"]
 CONTAINERD = ["containerd", "--runtime-name=nvidia", "--cdi"]
+WRONG = ["containerd", "--config=/tmp/x"]  # which --remove refuses as well
 NEEDED, REMOVE = "--only-needed", "--remove"
 
 
@@ -29,11 +30,16 @@ class Node:
             raise GpushimError("refused")
         return self.stays if NEEDED in words else []
 
+    def check(self, words: list[str]) -> None:
+        if words == WRONG:
+            raise GpushimError("not touched")
+
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     there = Node()
     monkeypatch.setattr(engine, "configure", there.configure)
+    monkeypatch.setattr(engine, "check", there.check)
     monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
     monkeypatch.setattr(configured, "POLL", 0.001)
     return there
@@ -103,6 +109,14 @@ def test_options_that_are_put_back_undo_a_change_that_was_refused(node: Node) ->
     configured.change(record.load(), CONTAINERD, restart=True)
     assert node.asked[-2:] == [" ".join(CONTAINERD), " ".join([*NEW, REMOVE, NEEDED])]
     assert (record.load().engine, record.load().former) == (CONTAINERD, [])
+
+
+@pytest.mark.parametrize("before", [[], CONTAINERD])
+def test_what_cannot_be_configured_is_not_noted(node: Node, before: list[str]) -> None:
+    record.Record(engine=before, folders=["/x"]).save()
+    with pytest.raises(GpushimError, match="not touched"):
+        configured.change(record.load(), WRONG, restart=True)
+    assert (node.asked, record.load().engine, record.load().former) == ([], before, [])
 
 
 def test_what_is_taken_back_is_asked_and_waited_for_once(node: Node) -> None:

@@ -104,6 +104,20 @@ def test_an_engine_that_is_not_systemds_is_left_to_the_node(
     assert not (tmp_path / "tried").exists()
 
 
+def test_an_engine_that_does_not_run_is_not_started_by_what_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as that of options that named a wrong one, or of a node that has another now."""
+    gpushim(tmp_path, monkeypatch, False, True)
+    monkeypatch.setattr(running, "find", lambda: [Engine("containerd", 7, unit="containerd.service")])
+    for _ in range(2):
+        assert engine.configure(["crio", "--remove"], True) == []
+    assert "--restart" not in (tmp_path / "calls").read_text()
+    assert "note: crio does not run here, so it is not restarted\n" in capsys.readouterr().err
+    engine.configure(["containerd", "--remove"], True)
+    assert "configure containerd --remove --restart" in (tmp_path / "calls").read_text()
+
+
 def test_what_is_to_be_done_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
