@@ -23,6 +23,7 @@ from e2e.leftovers import groups, until
 from fakehost import Host, ci_cap, gi_cap
 
 SECONDS = 30.0
+BEGUN = 5.0  # seconds in which what was started has become the container's
 DEFAULT = "default"  # a namespace
 ENDING = ["sh", "-c", "trap exit TERM; sleep 100000 & wait"]  # a container's command that ends when it is told
 PLACES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # of the controller of devices: cgroup v1, v2
@@ -122,13 +123,18 @@ class Containers:
     pods: dict[str, str] = field(default_factory=dict)
 
     def running(self) -> dict[str, int]:
-        """List the containers in which a process runs, and one process of each: runc's own is not what runs there."""
-        found = {}
+        """List the containers in which a process runs, and one process of each: runc's own is not what runs there.
+
+        One that has just been started, and is listed as running, is waited for.
+        """
         top = next(path for path in (Path(place, self.node.engine.state.name) for place in PLACES) if path.is_dir())
-        for group, pids in groups(top):
-            if len(os.path.basename(group)) == 64:
-                found.update({f"{group}/cgroup.procs": pid for pid in pids[:1] if not _begins(pid)})
-        return found
+
+        def first() -> dict[str, int]:
+            boxes = [(group, pids) for group, pids in groups(top) if len(os.path.basename(group)) == 64]
+            return {f"{group}/cgroup.procs": pids[0] for group, pids in boxes if pids}
+
+        until(lambda: not any(map(_begins, first().values())), BEGUN)
+        return {path: pid for path, pid in first().items() if not _begins(pid)}
 
     def opened(self) -> dict[str, set[str]]:
         """List the containers that reach a GPU now, and the nodes that each can open: which it also has in /dev."""
@@ -246,9 +252,10 @@ class Pods(Containers):
 
 
 def _begins(pid: int) -> bool:
-    """Say whether a process is runc's first of a container, which has neither its rules nor its /dev yet."""
+    """Say whether a process is runc's first of a container, or has ended: it has neither its rules nor its /dev."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"runc\0init\0"
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return not words or words.endswith(b"runc\0init\0")  # by a path, where the shim has executed it
     except OSError:
         return False
 
