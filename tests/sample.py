@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 LONG = bool(os.environ.get("GPUSHIM_LONG"))
 SHARE = int(os.environ.get("GPUSHIM_SHARE") or "0")
+LINKED = SHARE // 2 % 2 == 0  # whether hosts of hostile images have hard links to libraries, or mount each
 
 
 def share(cases: Iterable[T], parts: int) -> list[T]:

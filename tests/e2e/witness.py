@@ -12,6 +12,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+import sample
+
 RUNC = "/usr/sbin/runc"
 
 SCRIPT = """#!/bin/sh
@@ -29,20 +31,25 @@ exec {program} "$@"
 """
 
 
-def settings(directory: Path, root: str, low_level: str = RUNC, libraries: str | None = None) -> dict[str, str]:
+def either(directory: Path) -> str:
+    """Return the library-directory of tests that hold with hard links and without: each commit takes the other."""
+    return str(directory / "libraries") if sample.LINKED else ""
+
+
+def settings(directory: Path, root: str, low_level: str = RUNC, libraries: str = "") -> dict[str, str]:
     """Write a configuration for a simulated host.
 
     Args:
         directory: existing directory for configuration, state and log; CDI specs are sought in its cdi/.
         root: the host's driver root.
         low_level: absolute path of the runtime below the shim.
-        libraries: what the configuration says as library-directory; by default a directory beside the state.
+        libraries: what the configuration says as library-directory.
 
     Returns:
         The variables that make the shim use it.
     """
     tables: dict[str, dict[str, object]] = {
-        "driver": {"root": root, "dev-root": root, "library-directory": f"{directory}/libraries" if libraries is None else libraries},
+        "driver": {"root": root, "dev-root": root, "library-directory": libraries},
         "runtime": {"low-level": [low_level]},
         "log": {"file": str(directory / "gpushim.log")},
         "cdi": {"spec-dirs": [str(directory / "cdi"), str(directory / "state" / "cdi")], "foreign-kinds": ["*"]},
