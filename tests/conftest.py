@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+import sample
 import scratch
 from gpushim.engines.docker import on_path
 from gpushim.engines.settings import records
@@ -51,8 +53,15 @@ RANK = {name: rank for rank, name in enumerate(FIRST)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest files begin."""
-    here = Path(__file__).parent
+    """Let the longest files begin, with as many of each test's cases as this run takes."""
+    here, seen = Path(__file__).parent, Counter[str]()
+
+    def taken(item: pytest.Item) -> bool:
+        name, case, _ = item.nodeid.partition("[")
+        seen[name] += 1
+        return not case or sample.taken(seen[name])
+
+    items[:] = filter(taken, items)
     items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix()[:-3].replace("test_", ""), len(RANK)))
 
 

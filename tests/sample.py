@@ -1,6 +1,7 @@
 """Which of very many cases a run takes: tools/test takes others with each commit, so that in time all are tried.
 
-GPUSHIM_SHARE=N repeats what a run has said that it takes; GPUSHIM_LONG=1 takes all.
+GPUSHIM_SHARE=N repeats what a run has said that it takes; GPUSHIM_LONG=1 takes all. With GPUSHIM_PARTS=N it is one of
+N parts of all tests' cases.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ T = TypeVar("T")
 LONG = bool(os.environ.get("GPUSHIM_LONG"))
 SHARE = int(os.environ.get("GPUSHIM_SHARE") or "0")
 LINKED = SHARE // 2 % 2 == 0  # whether hosts of hostile images have hard links to libraries, or mount each
+PARTS = int(os.environ.get("GPUSHIM_PARTS") or "1")
 
 
 def share(cases: Iterable[T], parts: int) -> list[T]:
     """Take one of so many parts of the cases."""
     found = list(cases)
     return found if LONG else found[SHARE % parts :: parts]
+
+
+def taken(number: int) -> bool:
+    """Say whether a run takes a test's case of this number."""
+    return LONG or (SHARE + number) % PARTS == 0
 
 
 def turn(parts: int) -> bool:

@@ -66,7 +66,7 @@ class Renewal:
         self._asked = 0.0  # system.clock() since it is asked for; 0 while it is not
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._first: Snapshot | None = None
-        self._came, self._kept = node_snapshot.Came(), node_snapshot.Kept()
+        self._came, self._before = node_snapshot.Came(), node_snapshot.LastRead()
         self._logged = ""
 
     def read(self) -> Snapshot | None:
@@ -75,7 +75,7 @@ class Renewal:
         Raises:
             OutdatedError: in a pod, the container lacks what another would have.
         """
-        found, why = node_snapshot.read(system.state_dir(), self._kept)
+        found, why = node_snapshot.read(system.state_dir(), self._before)
         if found and not why:
             self._first = self._first or found
             if os.environ.get(node_snapshot.POD):

@@ -34,7 +34,7 @@ class OutdatedError(GpushimError):
     """This process's container lacks what one that is started again gets: the process is to end."""
 
 
-class Kept:
+class LastRead:
     """The snapshot that was read last, and its file's identity: to read it again takes a third of a look."""
 
     def __init__(self) -> None:
@@ -42,20 +42,20 @@ class Kept:
         self.found: Any = None
 
 
-def read(state: str, kept: Kept | None = None) -> tuple[Snapshot | None, GpushimError | None]:
+def read(state: str, before: LastRead | None = None) -> tuple[Snapshot | None, GpushimError | None]:
     """Return the saved snapshot, and why it cannot be gone by.
 
     Args:
         state: the state directory.
-        kept: what the caller's last call has read, which the next one goes by as long as the file is the same.
+        before: what the caller's last call has read, which the next one goes by as long as the file is the same.
 
     Returns:
         the snapshot and None, or with a sentence if its life is over; None and a sentence if there is none to read.
     """
     path = f"{state}/{ensure.SNAPSHOT}"
     identity, ours = trust.identity(path), trust.ours(state)
-    same = kept is not None and ours and identity is not None and identity == kept.identity
-    found: Any = kept.found if kept and same else ensure.own(path) if ours else None
+    same = before is not None and ours and identity is not None and identity == before.identity
+    found: Any = before.found if before and same else ensure.own(path) if ours else None
     if not found:
         if os.path.lexists(path):
             sentence = f"{path} cannot be read, or users other than root can write to it; remove it; {RENEWED}"
@@ -73,8 +73,8 @@ def read(state: str, kept: Kept | None = None) -> tuple[Snapshot | None, Gpushim
         found = found if same else save.completed(found)
     except (KeyError, TypeError):
         return None, GpushimError(f"{path} is not a gpushim snapshot; remove it; {RENEWED}", INVENTORY)
-    if kept:
-        kept.identity, kept.found = identity, found
+    if before:
+        before.identity, before.found = identity, found
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)
 
 

@@ -87,7 +87,7 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host(top / "state")
     monkeypatch.setenv("GPUSHIM_STATE", str(top / "state"))
     monkeypatch.setenv("GPUSHIM_CONFIG", str(top / "config.toml"))
-    monkeypatch.setattr(node_snapshot, "read", lambda state, kept=None: (host.found, None if host.found else GONE))
+    monkeypatch.setattr(node_snapshot, "read", lambda state, before=None: (host.found, None if host.found else GONE))
     FakeChild.all.clear()
     monkeypatch.setattr(watch_children, "Child", FakeChild)
     for name in ("ASK", "TICK", "QUIET"):
@@ -555,7 +555,7 @@ def test_or_waited_for(top: Path, host: Host, found: Any, why: str) -> None:
 
 
 def test_a_snapshot_is_replaced_while_it_is_read(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(state: str, kept: Any = None) -> Any:
+    def read(state: str, before: Any = None) -> Any:
         found = host.found
         if len(found["gpus"]) == 2:
             host.has(snapshot([gpu(0)]))

@@ -108,11 +108,11 @@ def test_a_script_lets_go_and_a_restart_keeps_to_it(top: Path, host: Host, monke
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             (top / "state/device-plugin/released").touch()
             await until(lambda: kubelet.lists[GPU] == SICK)
-        monkeypatch.setattr(node_snapshot, "read", lambda state, kept=None: (host.found, GONE))
+        monkeypatch.setattr(node_snapshot, "read", lambda state, before=None: (host.found, GONE))
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == SICK)
             assert (await do(top, "status"))["released"]
-            monkeypatch.setattr(node_snapshot, "read", lambda state, kept=None: (host.found, None))
+            monkeypatch.setattr(node_snapshot, "read", lambda state, before=None: (host.found, None))
             (top / "state/device-plugin/released").unlink()
             await until(lambda: kubelet.lists[GPU] == WELL)
 

@@ -58,13 +58,13 @@ CHANGED: dict[str, Callable[[Path], object]] = {
 def test_what_was_read_counts_as_long_as_the_file_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    path, kept = saved(tmp_path), node_snapshot.Kept()
-    first, why = node_snapshot.read(str(tmp_path), kept)
-    assert (why, node_snapshot.read(str(tmp_path), kept)[0] is first) == (None, True)
+    path, before = saved(tmp_path), node_snapshot.LastRead()
+    first, why = node_snapshot.read(str(tmp_path), before)
+    assert (why, node_snapshot.read(str(tmp_path), before)[0] is first) == (None, True)
     CHANGED[change](path)
     if change == "boot":
         monkeypatch.setattr(system, "boot", lambda: "another")
-    assert node_snapshot.read(str(tmp_path), kept)[1] is not None
+    assert node_snapshot.read(str(tmp_path), before)[1] is not None
 
 
 def test_on_the_host_a_command_goes_by_a_true_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
