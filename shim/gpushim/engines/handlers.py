@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from gpushim.config import policy
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 ROOT, STORAGE = "/var/lib/containers/storage", ("/usr/share/containers/storage.conf", "/etc/containers/storage.conf")
 DEFAULT = ""  # the handler of pods that name none
 SHOWN = 8  # pods
+WRITING = 0.5  # seconds in which CRI-O has written a config.json, which it does in place
 _CRIO, _POD = "io.kubernetes.cri-o.", "io.kubernetes.pod."
 _SPOOFED = "spoofed.crio.io"  # a pod's own container that is only written down
 
@@ -146,17 +148,21 @@ def _listed(folder: str, there: bool = False) -> list[str]:
 
 def _of(path: str) -> dict[str, Any]:
     """Return the annotations of a container by its config.json; none where there is no such file."""
-    try:
-        found = json.loads(mountinfo.read_proc(path, bounds.CONFIG_JSON)).get("annotations", {})
-        if all(isinstance(each, str) for each in found.values()):
-            return dict(found)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise _unknown(path, error.strerror) from None
-    except (ValueError, AttributeError, RecursionError):
-        pass
-    raise _unknown(path, "it is damaged")
+    late = time.monotonic() + WRITING
+    while True:
+        try:
+            found = json.loads(mountinfo.read_proc(path, bounds.CONFIG_JSON)).get("annotations", {})
+            if all(isinstance(each, str) for each in found.values()):
+                return dict(found)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise _unknown(path, error.strerror) from None
+        except (ValueError, AttributeError, RecursionError):
+            pass
+        if time.monotonic() > late:
+            raise _unknown(path, "it is damaged")
+        time.sleep(WRITING / 10)
 
 
 def _unknown(path: str, why: str | None) -> GpushimError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,23 @@ def test_what_is_podmans_or_goes_meanwhile_is_nobodys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b'{"annotations": 1}', b'{"annotations": {"x": []}}', b"[" * 100_000, b"\xff"]
 )
-def test_a_container_whose_file_is_damaged_may_need_any_handler(tmp_path: Path, text: bytes) -> None:
+def test_a_container_whose_file_is_damaged_may_need_any_handler(
+    tmp_path: Path, text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept.container(tmp_path, "one", "pod")
     (tmp_path / "overlay-containers/one/userdata/config.json").write_bytes(text)
+    monkeypatch.setattr(handlers, "WRITING", 0.0)
     with pytest.raises(GpushimError, match=f"one/userdata/config.json {UNKNOWN}it is damaged"):
         handlers.pods(str(tmp_path))
+
+
+def test_a_file_that_is_being_written_is_read_when_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.pod(tmp_path, "one", "nvidia")
+    path = tmp_path / "overlay-containers/one/userdata/config.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    monkeypatch.setattr(time, "sleep", lambda _: path.write_bytes(whole))
+    assert handlers.pods(str(tmp_path)) == {"nvidia": ["default/one"]}
 
 
 def test_a_container_may_not_hide_behind_what_it_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
