@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "nvidia-smi"
 VALUES = ("default", "short", "medium", "long")  # by number
+LEAST = 0.5  # seconds for one GPU, also where others have used all that there was
 _LISTED = re.compile(rf"time-?slice\W+({'|'.join(VALUES)})\b", re.IGNORECASE)
 
 
@@ -43,7 +44,7 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
     found, late = {}, time.monotonic() + seconds
     for uuid, value in values.items():
         what = ["-l"] if value is None else ["--set-timeslice", str(value)]
-        left = seconds if value is None else late - time.monotonic()
+        left = seconds if value is None else max(LEAST, late - time.monotonic())
         done = processes.program([*words, uuid, *what], left, more=more)
         listed = _LISTED.search(done.out)
         # Where it cannot be listed, it is taken to be what it is unless somebody has set it.
