@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import controlplane, dranode, trees
+from e2e import claims, controlplane, dranode, trees
 from e2e.apiserver import Api, api
 from e2e.engines import SYSTEM_PATH, run
 from e2e.leftovers import until
 from e2e.witness import settings
+from gpuplugin.kubelet import dra
 
 NODE, SECONDS = "mine", 60.0
 STRANGER = 12345  # a user's number, of no rights
@@ -78,6 +79,23 @@ def slices(server: Api) -> list[str]:
     return found.stdout.split()
 
 
+def claimed(server: Api, device: str) -> dict[str, str]:
+    """Have the API server have a pod of the node's with a claim that has a device; return what kubelet says of it."""
+    claim, pod = claims.claim("one"), claims.pod("it", "one", nodeName=NODE)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    done = server.kubectl("create", "--namespace=default", "--filename=-", objects=[account, claim, pod])
+    assert not done.returncode, done.stderr
+    names = server.kubectl("get", "resourceclaim/one", "pod/it", "--output=jsonpath={.items[*].metadata.uid}").stdout
+    uid, of_pod = names.split()
+    result = {"request": "gpu", "driver": claims.DRIVER, "pool": NODE, "device": device}
+    reserved = [{"resource": "pods", "name": "it", "uid": of_pod}]
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
+    words = ("patch", "resourceclaim/one", "--subresource=status", "--type=merge")
+    done = server.kubectl(*words, f"--patch={json.dumps({'status': status})}")
+    assert not done.returncode, done.stderr
+    return {"namespace": "default", "uid": uid, "name": "one"}
+
+
 def kubeconfig(server: Api, current: Path) -> dict[str, Any]:
     """Return one as kubelet's is."""
     cluster = {"server": "https://localhost:443/", "certificate-authority": f"{server.work}/pki/apiserver.crt"}
@@ -114,6 +132,9 @@ def test_kubelets_own_credentials_are_enough_and_are_read_anew(server: Api, fold
         use(folder, NODE)
         wanted = sorted(gpu.uuid.lower() for gpu in host.gpus)
         assert until(lambda: sorted(slices(server)) == wanted, SECONDS), log.read_text() + node.log.read_text()
+        method, claim = f"/{dra.PREPARING[0]}/NodePrepareResources", claimed(server, wanted[0])
+        found = node.call(node.endpoint(), method, ("Claims", {"claims": [claim]}), "PreparedClaims")
+        assert [one["device_name"] for one in found["claims"][0]["value"]["devices"]] == wanted[:1], found
         said.write_text("{}")
         assert until(lambda: b"has nothing named" in node.log.read_bytes(), SECONDS), node.log.read_text()
         server.kubectl("delete", "resourceslices", "--all")
