@@ -9,14 +9,13 @@ import time
 from statistics import median, quantiles
 from typing import Any, Sequence
 
-from bench.rows import MOUNTING, P, Row, S
+from bench.rows import P, Row, S
 from bench.scenes import RUNC
 
 COSTS = {  # what docs/performance.md begins with: a kind of container, and its row
     "without a GPU": "cycle, no request",
     "1 GPU, utility and compute": "cycle, 1 GPU, utility and compute",
     "1 GPU, all capabilities": "cycle, 1 GPU, all capabilities",
-    '1 GPU, all capabilities, `library-directory = ""`': f"cycle, 1 GPU, all capabilities{MOUNTING}",
 }
 HEAD = ["", "median", "quartiles", "added", "floor", "aim", "met"]
 

@@ -24,18 +24,17 @@ Prepare = Callable[[], object]
 
 
 def settings(
-    work: Path, name: str, gpus: int, low: str, mig: bool = False, links: bool = True, bound: int | None = None
+    work: Path, name: str, gpus: int, low: str, mig: bool = False, bound: int | None = None
 ) -> dict[str, str]:
     """Build a simulated host and return an environment in which gpushim serves it, its snapshot taken.
 
-    Its libraries have hard links or, without `links`, a mount each; of `bound` GPUs alone sysfs tells.
+    Of `bound` GPUs alone sysfs tells.
     """
     host = fakehost.build(str(work / name / "driver"), gpus, mig=dict.fromkeys(range(gpus), SEVEN) if mig else None)
     for gpu in host.gpus[gpus if bound is None else bound :]:
         os.unlink(f"{host.root}/sys/bus/pci/drivers/nvidia/{gpu.pci}")
     config, state = work / name / "config.toml", work / name / "state"
-    driver = f'root = "{host.root}"\nlibrary-directory = "{work / "libraries" if links else ""}"'
-    config.write_text(f'[driver]\n{driver}\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')
+    config.write_text(f'[driver]\nroot = "{host.root}"\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')
     env = {**ENV, "GPUSHIM_CONFIG": str(config), "GPUSHIM_STATE": str(state)}
     refresh(env)
     return env

@@ -14,7 +14,6 @@ T = TypeVar("T")
 
 LONG = bool(os.environ.get("GPUSHIM_LONG"))
 SHARE = int(os.environ.get("GPUSHIM_SHARE") or "0")
-LINKED = SHARE // 2 % 2 == 0  # whether hosts of hostile images have hard links to libraries, or mount each
 PARTS = int(os.environ.get("GPUSHIM_PARTS") or "1")
 
 

@@ -17,7 +17,7 @@ from e2e import engines, image, kube, plane, plugins, podman, recorder, told, tr
 from e2e.bundles import Bundle
 from e2e.hostile import WAYS, Trap
 from e2e.hostile_places import Place
-from e2e.witness import Witness, either, settings
+from e2e.witness import Witness, settings
 
 RUNTIME = trees.TOP / "bin" / "gpushim-runtime"
 
@@ -60,9 +60,9 @@ def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bu
 
 
 @pytest.fixture(params=WAYS)
-def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, either_env: dict[str, str]) -> Trap:
+def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
     """A Debian image to lay traps in, in each way that a plan is applied."""
-    return Trap(tmp_path, debian_root, either_env, request.param)
+    return Trap(tmp_path, debian_root, gpushim_env, request.param)
 
 
 @pytest.fixture(scope="session")
@@ -81,17 +81,7 @@ def gpu_host(tmp_path_factory: pytest.TempPathFactory) -> fakehost.Host:
 @pytest.fixture(scope="session")
 def gpushim_env(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables that point the shim at the simulated host and at a state of its own, as a refresh leaves it."""
-    return refreshed(settings(tmp_path_factory.mktemp("gpushim"), gpu_host.root))
-
-
-@pytest.fixture(scope="session")
-def either_env(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The same, with hard links to libraries or without."""
-    folder = tmp_path_factory.mktemp("either")
-    return refreshed(settings(folder, gpu_host.root, libraries=either(folder)))
-
-
-def refreshed(env: dict[str, str]) -> dict[str, str]:
+    env = settings(tmp_path_factory.mktemp("gpushim"), gpu_host.root)
     engines.run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
     return env
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from e2e import chroots, engines, views
 from e2e.trees import TOP
 from e2e.views import CRUN
-from e2e.witness import RUNC, either, settings
+from e2e.witness import RUNC, settings
 from fakehost import Host
 
 
@@ -59,7 +59,7 @@ def place(name: str, work: Path, host: Host) -> Iterator[Place]:
     """
     suite, view, program = PLACES[name]
     low = str(views.low_level((view, program), work))
-    env = settings(work, host.root, low, either(work))
+    env = settings(work, host.root, low)
     engines.run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
     with contextlib.ExitStack() as stack:
         if not suite:

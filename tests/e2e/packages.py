@@ -18,7 +18,6 @@ import fakehost
 from e2e import built, bundles, chroots, leftovers, trees
 from e2e.engines import SYSTEM_PATH, Done
 from e2e.installed import Machine
-from gpushim.inventory.hardlinks import UNFINISHED
 
 HERE = "here"  # the machine that runs the tests
 MAIN, COMPAT, PLUGIN = "gpushim", "gpushim-nvidia-compat", "gpushim-device-plugin"
@@ -108,16 +107,6 @@ def install(there: Machine, *packages: Path, check: bool = True) -> Done:
 def settle(there: Machine) -> None:
     """Point the installed configuration at the simulated host, as an administrator edits a file with comments."""
     there.run(f"""sed -i 's|^# root = .*|root = "{there.host.root}"  # mine|' /etc/gpushim/config.toml""")
-
-
-def link_libraries(there: Machine) -> Path:
-    """Have refresh make hard links to the driver's libraries; return the directory that they are in."""
-    top = there.state / "libraries"
-    there.run(f"""sed -i 's|^# library-directory = .*|library-directory = "{top}"|' /etc/gpushim/config.toml""")
-    there.run("gpushim refresh")
-    (made,) = top.iterdir()
-    (top / f"{UNFINISHED}{made.name}").mkdir()  # of a refresh that was killed
-    return made
 
 
 def bundle(

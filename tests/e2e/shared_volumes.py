@@ -181,7 +181,7 @@ class Shared:
         """Run a container that asks for a GPU, and has these mounts behind the usual ones."""
         spec = json.loads(json.dumps(self.plain))
         library = f"/{LIBS}/libcuda.so.{host.driver}"
-        spec["process"]["args"] = ["/bin/busybox", "stat", "-L", "-c", "%i", library]
+        spec["process"]["args"] = ["/bin/busybox", "stat", "-c", "%i", library]
         spec["process"]["env"] += [wants, "NVIDIA_DRIVER_CAPABILITIES=all"]
         spec["mounts"] += mounts
         if propagation:

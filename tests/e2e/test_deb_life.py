@@ -16,7 +16,6 @@ from e2e.expect import sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.packages import COMPAT, MAIN
 from e2e.witness import RUNC
-from gpushim.decision.plan import HARDLINKS
 
 SUITE = "trixie"
 ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"
@@ -162,20 +161,6 @@ def test_removal_leaves_the_configuration_and_a_container_of_no_engine_alone(ins
     assert "/etc/docker/daemon.json still names gpushim" in done.stdout
     assert "# mine" in installed.run("cat /etc/gpushim/config.toml").stdout
     assert installed.run("ls -d /run/gpushim /run/cdi /usr/lib/gpushim", check=False).stdout == ""
-
-
-def test_removal_takes_the_hard_links_that_no_container_uses(installed: Machine) -> None:
-    made = packages.link_libraries(installed)
-    bundle = packages.bundle(installed)
-    bundle.ask(ASKS, args=["/bin/sleep", "1000"])
-    with bundle.created():
-        bundle.call("start", bundle.id)
-        done = installed.run(f"apt-get remove --yes {MAIN}")
-        bundle.runtime = Path(RUNC)
-        bundle.call("exec", bundle.id, "/usr/bin/test", "-s", f"{HARDLINKS}/compute/libcuda.so.1")
-    assert f"containers still use {made}" in done.stdout
-    installed.run("/var/lib/dpkg/info/gpushim.postrm remove")
-    assert not made.parent.exists()
 
 
 def test_removal_takes_engines_settings_back_if_asked(installed: Machine) -> None:

@@ -20,9 +20,8 @@ from e2e.engines import SYSTEM_PATH
 from e2e.faults import KILL, Call, Done, calls, shorten, some, split, strike, telling, tree
 from e2e.leftovers import until
 from e2e.trees import TOP
-from e2e.witness import RUNC, either, settings
+from e2e.witness import RUNC, settings
 from fakehost import Host
-from gpushim.decision.plan import HARDLINKS
 from gpushim.ground.errors import BUNDLE, FAILED, INVENTORY, ROOTFS
 from gpushim.inventory.loader import libraries
 from unit.gpuhook.sandbox import as_root
@@ -58,7 +57,7 @@ class Lab:
         (self.image / "lib64/ld-linux-x86-64.so.2").touch()
         (self.image / LIBS / "libcuda.so.1").symlink_to("libcuda.so.1.0")  # of another driver: to be replaced
         shutil.copyfile(image / "etc/ld.so.cache", self.image / "etc/ld.so.cache")
-        self.env = settings(work, host.root, str(recorder.build(work)), either(work)) | {"PATH": SYSTEM_PATH}
+        self.env = settings(work, host.root, str(recorder.build(work))) | {"PATH": SYSTEM_PATH}
         subprocess.run([TOP / "bin" / "gpushim", "refresh"], env=self.env, check=True, capture_output=True)
         subprocess.run([RUNC, "spec", "--bundle", work], check=True)
         spec = json.loads((work / "config.json").read_text())
@@ -124,7 +123,7 @@ class Lab:
             assert left[name] in (self.before.get(name), self.done.get(name)), name
         # Without a link, the cache has the path of what that leads to, and maybe nothing of its folder is left.
         named, every = ({*files.get(FOLDERS, (0, b""))[1].splitlines()} for files in (left, self.done))
-        assert {name for name in named if not name.startswith(HARDLINKS.encode())} <= every
+        assert named <= every
         least, names, most = (set(dict(libraries(files[CACHE][1]))) for files in (self.before, left, self.done))
         assert least <= names <= most
         return left

@@ -17,7 +17,7 @@ import pytest
 
 import fakehost
 from e2e.engines import SYSTEM_PATH
-from e2e.faults import KILL, Call, Done, calls, some, split, strike, telling, tree
+from e2e.faults import KILL, Call, Done, calls, split, strike, telling, tree
 from e2e.trees import TOP
 from e2e.witness import settings
 from gpushim.ground.errors import FAILED, INVENTORY
@@ -159,29 +159,3 @@ def test_a_power_cut_finds_old_files_or_whole_new_ones(lab: Lab) -> None:
     named = [last for last, name in pairwise(state) if name == "rename"]
     assert len(named) >= 4
     assert {*named} == {"fsync"}
-
-
-def test_hard_links_are_all_there_or_not_used(tmp_path: Path) -> None:
-    """A refresh that makes directories of hard links, killed or refused at calls that name them."""
-    host = fakehost.build(str(tmp_path / "host"), 1, compile_cache=str(TOP / ".cache" / "fakehost"))
-    top, saved = tmp_path / "libraries", tmp_path / "state" / SNAPSHOT
-    env = settings(tmp_path, host.root, libraries=str(top)) | {"PATH": SYSTEM_PATH}
-    made = [call for call in calls(COMMAND, env=env, stderr=subprocess.DEVNULL) if f'"{top}' in call.words]
-    (place,), whole = top.iterdir(), tree(top)
-    used = []
-    for index, call in enumerate(some(made, 25)):
-        for what in (KILL, f"error={ERRORS[index % len(ERRORS)]}"):
-            shutil.rmtree(top)
-            saved.unlink(missing_ok=True)
-            done = strike(COMMAND, call, what, env=env)
-            if top.exists() and place in top.iterdir():
-                assert tree(top) == whole, call
-            if done is not None and what != KILL:
-                assert (done.returncode, "Traceback" in done.stderr) == (0, False), call
-                used.append(json.loads(saved.read_text()).get("hardlinks", ""))
-                assert ("each library is mounted by itself" in done.stderr) == (used[-1] == ""), call
-                assert not top.exists() or [*top.iterdir()] in ([], [place]), call
-            subprocess.run(COMMAND, env=env, check=True, capture_output=True)
-            assert tree(top) == whole
-    assert "" in used
-    assert {*used} <= {"", str(place)}

@@ -52,10 +52,9 @@ CASES += [(place, secret) for place in PLACES for secret in ("/proc/1/mountinfo"
 
 
 @pytest.fixture(params=[*WAYS, "cdi"])
-def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path) -> Trap:
+def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
     """A Debian image to lay traps in."""
-    env = request.getfixturevalue("gpushim_env" if request.param == "cdi" else "either_env")
-    return Trap(tmp_path, debian_root, env, request.param)
+    return Trap(tmp_path, debian_root, gpushim_env, request.param)
 
 
 def ask(trap: Trap, host: Host, *mounts: dict[str, Any], args: tuple[str, ...] = ("/busybox", "true")) -> None:

@@ -36,7 +36,7 @@ LOCKS = {"refresh", "refresh of a create", "configure", "configure --remove", "c
 def place(gpu_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a configuration that makes each command lock all that it can."""
     place = tmp_path_factory.mktemp("locks")
-    settings(place, gpu_host.root, libraries=str(place / "libraries"))
+    settings(place, gpu_host.root)
     (place / "daemon.json").write_text("{}\n")
     return place
 

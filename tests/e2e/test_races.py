@@ -83,9 +83,9 @@ class Race:
 
 
 @pytest.fixture(params=WAYS)
-def race(request: pytest.FixtureRequest, debian_tree: Path, tmp_path: Path, either_env: dict[str, str]) -> Race:
+def race(request: pytest.FixtureRequest, debian_tree: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Race:
     """A race about to begin."""
-    return Race(debian_tree, tmp_path / "race", either_env, request.param)
+    return Race(debian_tree, tmp_path / "race", gpushim_env, request.param)
 
 
 @contextlib.contextmanager

@@ -172,15 +172,6 @@ def test_upgrades_break_no_create_and_keep_the_configuration(
     assert machine.rpm("--verify gpushim", check=False).stdout == CHANGED
 
 
-def test_erasing_takes_the_hard_links(bare: RpmMachine, rpms: dict[str, dict[str, Path]]) -> None:
-    bare.rpm("-i", rpms[HERE][MAIN])
-    packages.settle(bare.there)
-    made = packages.link_libraries(bare.there)
-    looks(bare, 0, 2)
-    bare.rpm("-e gpushim")
-    assert not made.parent.exists()
-
-
 def test_erasing_leaves_nothing_but_running_containers(bare: RpmMachine, rpms: dict[str, dict[str, Path]]) -> None:
     before = packages.files(bare.there)
     bare.rpm("-i", rpms[HERE][MAIN], rpms[HERE][COMPAT], rpms[HERE][PLUGIN])

@@ -32,8 +32,8 @@ CHANGING = {
 
 
 @pytest.fixture
-def place(either_env: dict[str, str]) -> Place:
-    return Place(either_env)
+def place(gpushim_env: dict[str, str]) -> Place:
+    return Place(gpushim_env)
 
 
 def call_all(found: Stage, name: str) -> None:

@@ -12,8 +12,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import sample
-
 RUNC = "/usr/sbin/runc"
 
 SCRIPT = """#!/bin/sh
@@ -31,25 +29,19 @@ exec {program} "$@"
 """
 
 
-def either(directory: Path) -> str:
-    """Return the library-directory of tests that hold with hard links and without: each commit takes the other."""
-    return str(directory / "libraries") if sample.LINKED else ""
-
-
-def settings(directory: Path, root: str, low_level: str = RUNC, libraries: str = "") -> dict[str, str]:
+def settings(directory: Path, root: str, low_level: str = RUNC) -> dict[str, str]:
     """Write a configuration for a simulated host.
 
     Args:
         directory: existing directory for configuration, state and log; CDI specs are sought in its cdi/.
         root: the host's driver root.
         low_level: absolute path of the runtime below the shim.
-        libraries: what the configuration says as library-directory.
 
     Returns:
         The variables that make the shim use it.
     """
     tables: dict[str, dict[str, object]] = {
-        "driver": {"root": root, "dev-root": root, "library-directory": libraries},
+        "driver": {"root": root, "dev-root": root},
         "runtime": {"low-level": [low_level]},
         "log": {"file": str(directory / "gpushim.log")},
         "cdi": {"spec-dirs": [str(directory / "cdi"), str(directory / "state" / "cdi")], "foreign-kinds": ["*"]},

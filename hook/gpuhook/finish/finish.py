@@ -85,27 +85,18 @@ class Work:
             return b""
 
     def link_libraries(self, libs: list[Library]) -> Entries:
-        """Make the SONAME links, and those to libraries mounted elsewhere; return entries for the loader's cache."""
+        """Make the SONAME links; return entries for the loader's cache."""
         entries = []
-        for soname, directory, name, source in libs:
+        for soname, directory, name in libs:
             path = f"{directory}/{soname}"
             try:
-                if source:
-                    self.link_far(self.directory(directory, create=True), source, name)
                 if soname != name:
                     self.directory(directory).symlink(name, soname)
             except OSError as error:
                 self.warn(path, error)
-                path = f"{source}/{soname}" if source else f"{directory}/{name}"  # the cache can do without the link
+                path = f"{directory}/{name}"  # the cache can do without the link
             entries.append((encode(soname), encode(path)))
         return entries
-
-    def link_far(self, directory: Directory, source: str, name: str) -> None:
-        """Link to a library that is mounted in another directory, with others."""
-        try:
-            directory.symlink(f"{source}/{name}", name)
-        except OtherMountError:
-            pass  # a file that the user mounted there, and meant
 
     def link(self, links: list[tuple[str, str, str]]) -> Entries:
         """Make the other links; those that name a library become entries too, as ldconfig(8) has it."""

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    Library = tuple[str, str, str, str]  # SONAME, directory, file name; the directory it is mounted in, or ""
+    Library = tuple[str, str, str]  # SONAME, directory, file name
     Link = tuple[str, str, str]  # text, directory, file name
 
 
@@ -91,12 +91,11 @@ def _gpu(word: str, value: str) -> tuple[int, str]:
 
 
 def _library(word: str, value: str) -> Library:
-    soname, _, place = value.partition("=")
-    path, mark, source = place.partition("::")
+    soname, _, path = value.partition("=")
     directory, _, name = path.rpartition("/")
-    if _odd(soname, path, value) or "/" in soname or soname in (".", "..") or (mark and not source.startswith("/")):
+    if _odd(soname, path, value) or "/" in soname or soname in (".", ".."):
         raise GpushimError(f"{word} {value!r}: want SONAME=PATH with an absolute PATH", USAGE)
-    return soname, directory or "/", name, source
+    return soname, directory or "/", name
 
 
 def _link(word: str, value: str) -> Link:
@@ -124,7 +123,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "VERSION": lambda word, value: value,
     "MASK": _mask,
     "MINOR=PCINAME": _gpu,
-    "SONAME=PATH[::DIR]": _library,
+    "SONAME=PATH": _library,
     "TARGET::PATH": _link,
     "TARGET::NODE": _node_link,
     "SOURCE::PATH": _cover,

@@ -43,27 +43,6 @@ END
   rmdir "$DPKG_ROOT/var/run/cdi" 2>/dev/null || true
 }
 
-# What refresh has made in the directories that its record names (inventory/hardlinks.py), but what containers have
-# mounted that still run.
-remove_hardlinks() {
-  tops=$DPKG_ROOT/var/lib/gpushim/library-directories used=
-  if [ ! -f "$tops" ]; then return 0; fi
-  while read -r top; do
-    if [ ! -d "$top" ]; then continue; fi
-    made='.*/(\.gpushim-unfinished-)?[0-9a-f]{8}-[0-9a-f]{16}'
-    find "$top" -maxdepth 1 -regextype posix-extended -regex "$made" | while read -r made; do
-      if grep -qs "/${made##*/}/" /proc/[0-9]*/mountinfo; then
-        echo "gpushim: containers still use $made; remove it when they have ended."
-      else
-        rm -rf "$made"
-      fi
-    done
-    rmdir "$top" 2>/dev/null || used=1
-  done <"$tops"
-  if [ -z "$used" ]; then rm -f "$tops"; fi
-  rmdir "$DPKG_ROOT/var/lib/gpushim" 2>/dev/null || true
-}
-
 # What `gpushim configure docker` has linked for docker run --gpus (docker/on_path.py); as long as Docker's settings name
 # gpushim it stays, as they do.
 remove_links() {

@@ -22,7 +22,6 @@ link_stub gpushim-runtime
 if [ -d /run/systemd/system ]; then systemctl stop 'gpushim-mps@*.service' 2>/dev/null || true; fi
 for shm in /run/gpushim/mps/*/private/shm; do umount --lazy "$shm" 2>/dev/null || true; done
 remove_specs
-remove_hardlinks
 remove_records
 remove_links
 rm -rf /run/gpushim /run/gpushim-node.restarted /run/gpushim-node.begun

@@ -6,16 +6,15 @@ its own result (bundle.saved). Where config.json still is that result, the next 
 Where it is not, this module finds in the two what the first create has added, and takes out that alone. Where nothing
 usable is kept, or not for this config.json, it takes out all that a plan could have written.
 
-A create is known by what neither engines nor CDI specs of ours write: our hook with the path of a rootfs, or a mount
-of prepared libraries; or, by what was kept, by all the rules that it has added. Without any of these nothing is
-touched: a node that is there may have been passed by hand, and mounts may be those of a CDI spec.
+A create is known by what neither engines nor CDI specs of ours write: our hook with the path of a rootfs; or, by what
+was kept, by all the rules that it has added. Without either nothing is touched: a node that is there may have been
+passed by hand, and mounts may be those of a CDI spec.
 
 Out of scope: reading and writing files. Not on the create path of most containers.
 """
 
 from __future__ import annotations
 
-from gpushim.decision.plan import HARDLINKS
 from gpushim.ground import fastjson
 from gpushim.ground.errors import GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, HOOK_NAME, NODE_OPTIONS, SOCKET_OPTIONS
@@ -82,8 +81,6 @@ def _marked(spec: Any, had: Any, has: Any) -> bool:
     """Say whether a create has been here."""
     if any(_creates(hook) for stage in _OUR_STAGES for hook in _entries(spec, stage)):
         return True
-    if any(str(mount.get("destination")).startswith(HARDLINKS + "/") for mount in _entries(spec, "mounts")):
-        return True
     there, old = _entries(spec, _RULES), _entries(had, _RULES)
     added = [rule for rule in _entries(has, _RULES) if _is_rule(rule) and rule not in old]
     return bool(added) and all(rule in there for rule in added)
@@ -141,8 +138,7 @@ def _is_mount(mount: Any) -> bool:
     place, source, options = str(mount.get("destination")), str(mount.get("source")), mount.get("options")
     if options == NODE_OPTIONS and not place.startswith(_NODES):
         return False
-    same = source.endswith(place) or place.startswith(HARDLINKS + "/")
-    return same and options in (FILE_OPTIONS, SOCKET_OPTIONS, NODE_OPTIONS)
+    return source.endswith(place) and options in (FILE_OPTIONS, SOCKET_OPTIONS, NODE_OPTIONS)
 
 
 def _drop(spec: Any, had: Any, path: list[str], possible: Callable[[Any], bool]) -> None:

@@ -17,7 +17,6 @@ import posix
 import time
 
 from gpushim.decision.decide import Decision, gone, of_bundle
-from gpushim.decision.plan import HARDLINKS
 from gpushim.ground import fastjson, system
 from gpushim.ground.errors import BUNDLE, FAILED, NOT_EXECUTABLE, GpushimError, for_engines
 from gpushim.oci import bundle
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from gpushim.oci.edits import Edit
 
 # What again.py looks for of an earlier create; and beside what it has kept.
-TRACES = (b'"--rootfs"', b'"%s/' % HARDLINKS.encode())
+TRACES = (b'"--rootfs"',)
 MORE_TRACES = (*TRACES, b'"/dev/nvidiactl"')
 
 

@@ -43,8 +43,6 @@ DISPLAYING = ("display", "graphics")  # capabilities
 
 HOOK_TIMEOUT = 60  # seconds
 LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
-# Where containers have the directories that refresh prepares with hard links to libraries.
-HARDLINKS = "/usr/lib/gpushim-driver"
 
 
 def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
@@ -287,19 +285,9 @@ def node_edits(path: str, inventory: Snapshot, userns: bool, why: Sequence[str] 
 
 
 def _mounts(files: dict[str, tuple[File, list[str]]], inventory: Snapshot) -> list[Edit]:
-    """Mount some of the snapshot's files; those in a directory of hard links share one mount."""
-    found: dict[str, Edit] = {}
+    """Mount some of the snapshot's files."""
     root = inventory["driver"]["root"]
-    for path, (file, why) in files.items():
-        if "in" not in file:
-            found[path] = Edit("mount", mount(file, root), why)
-            continue
-        path = f"{HARDLINKS}/{file['in']}"
-        source = f"{inventory['hardlinks']}/{file['in']}"
-        why = [*found[path].why, *why] if path in found else why
-        linked = {"destination": path, "source": source, "type": "bind", "options": FILE_OPTIONS}
-        found[path] = Edit("mount", linked, why)
-    return list(found.values())
+    return [Edit("mount", mount(file, root), why) for file, why in files.values()]
 
 
 def mount(file: File, root: str) -> Mount:
@@ -337,8 +325,7 @@ def _hook(
         args += words("--log", log)
     for file in files:
         if file["kind"] in LIBRARY_OPTIONS:
-            folder = [f"{HARDLINKS}/{file['in']}"] if "in" in file else []
-            args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"], *folder)
+            args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"])
         for link in file.get("links", ()):
             args += words("--link", link)
     if "compute" in request.capabilities:

@@ -17,7 +17,7 @@ LauncherFacts = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.launche
 
 DriverPolicy = TypedDict(
     "DriverPolicy",
-    {"root": str, "dev-root": str, "load-kernel-modules": bool, "csv-directory": str, "library-directory": str},
+    {"root": str, "dev-root": str, "load-kernel-modules": bool, "csv-directory": str},
 )
 RuntimePolicy = TypedDict("RuntimePolicy", {"low-level": list[str]})
 RequestsPolicy = TypedDict(
@@ -174,7 +174,9 @@ class Known(TypedDict):
     pci: str
 
 
-_FileOptions = TypedDict("_FileOptions", {"soname": str, "links": list[str], "in": str}, total=False)
+class _FileOptions(TypedDict, total=False):
+    soname: str
+    links: list[str]
 
 
 class File(_FileOptions):
@@ -248,13 +250,12 @@ class Belongs(TypedDict):
 
 
 class _Late(TypedDict, total=False):
-    """What a snapshot gets last; "hardlinks" and "told" when it is saved."""
+    """What a snapshot gets last; "told" when it is saved."""
 
     inputs: Inputs
     stamp: Stamp
     looked: float
     life: int
-    hardlinks: str
     told: LauncherFacts
 
 

@@ -44,11 +44,9 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
     mps                         "", or a sentence: why containers get no MPS though [mps] enabled is true
     features, imex              feature: [paths of nodes]; numbers of IMEX channels
     files                       capability, capability with "32" (for compat32), feature, "mps" or "any":
-                                [{"path", "kind", "soname" (libraries), "links", "in"}]
+                                [{"path", "kind", "soname" (libraries), "links"}]
                                 kind: library, library32, binary, firmware, data, directory, and socket, which may
                                 be a directory of sockets, and is writable; links: "target::path of the link";
-                                in: the directory below "hardlinks" that a container gets instead of the file
-    hardlinks                   path on the host, if library-directory is set and hard links could be made
     told                        facts about what the launcher reads, from ensure.launcher_facts after it was written
     policy, runtime             the policy with all defaults; path of the low-level runtime
 """

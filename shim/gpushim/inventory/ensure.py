@@ -36,7 +36,7 @@ IMEX_DIR = "/dev/nvidia-caps-imex-channels"
 IMEX_CHANNEL = IMEX_DIR + "/channel"  # and its number
 # A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A
 # member that is added raises FORM alone; one that goes, or means something else, raises READABLE too. See save.py.
-FORM = 12
+FORM = 13
 READABLE = 10
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 NONE: Snapshot = {}  # type: ignore[typeddict-item]

@@ -16,7 +16,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "VERSION": (),
     "MASK": (),
     "MINOR=PCINAME": (),
-    "SONAME=PATH[::DIR]": (CONTAINER, CONTAINER),
+    "SONAME=PATH": (CONTAINER,),
     "TARGET::PATH": (CONTAINER, CONTAINER),
     "TARGET::NODE": (CONTAINER, CONTAINER),
     "SOURCE::PATH": (HOST, CONTAINER),
@@ -27,8 +27,8 @@ FORMS: dict[str, tuple[str, ...]] = {
 OPTIONS: dict[str, tuple[str, str]] = {
     "--rootfs": ("DIR", ""),
     "--log": ("FILE", ""),
-    "--lib": ("SONAME=PATH[::DIR]", "libraries linked by SONAME and named to the loader"),
-    "--lib32": ("SONAME=PATH[::DIR]", "32-bit libraries linked by SONAME and named to the loader"),
+    "--lib": ("SONAME=PATH", "libraries linked by SONAME and named to the loader"),
+    "--lib32": ("SONAME=PATH", "32-bit libraries linked by SONAME and named to the loader"),
     "--link": ("TARGET::PATH", "links"),
     "--node-link": ("TARGET::NODE", "links to device nodes"),
     "--driver": ("VERSION", ""),  # the host's, if a newer libcuda of the image's own may be used
@@ -54,7 +54,4 @@ def words(option: str, *parts: str) -> list[str]:
     Raises:
         KeyError: the table has no such option.
     """
-    sign = "=" if "=" in OPTIONS[option][0] else "::"
-    if len(parts) > 2:
-        return [option, f"{parts[0]}{sign}{'::'.join(parts[1:])}"]
-    return [option, sign.join(parts)]
+    return [option, ("=" if "=" in OPTIONS[option][0] else "::").join(parts)]

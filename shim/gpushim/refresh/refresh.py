@@ -18,7 +18,7 @@ from gpushim.cdi.generate import publish
 from gpushim.config import policy
 from gpushim.ground import logs, system
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import earlier, ensure, failure, hardlinks, modules, nodes, nvml, renew, save, survey
+from gpushim.inventory import earlier, ensure, failure, modules, nodes, nvml, renew, save, survey
 from gpushim.inventory.failure import deadline, say
 from gpushim.oci.selection import SHOWN, unusable
 from gpushim.paths import trust
@@ -199,8 +199,6 @@ def _renewed(
 def _save(state: str, settings: Policy, snapshot: Snapshot) -> list[str]:
     """Save a snapshot, and what goes by it; its notes then have what CDI lacks, which is returned, too."""
     earlier.save_indices(state, snapshot)  # before anybody goes by them
-    if settings["driver"]["library-directory"]:
-        hardlinks.add(snapshot)
     save.for_hook(snapshot)
     published = copy.copy(snapshot)
     if not snapshot["error"]:

@@ -37,7 +37,7 @@ STATE = ("/run/gpushim", SNAPSHOT, "/run/gpushim/params", "/run/cdi", SPEC, "/va
 # All that packages, refreshes and creates make.
 EVERYTHING = (
     *("/etc/gpushim", "/etc/cdi", "/run/gpushim", "/run/cdi", "/var/log/gpushim.log", "/var/lib/gpushim"),
-    *("/usr/bin", "/usr/lib/gpushim", "/usr/lib/gpushim-driver", "/usr/share/gpushim", "/srv/gpus"),
+    *("/usr/bin", "/usr/lib/gpushim", "/usr/share/gpushim", "/srv/gpus"),
 )
 # But for what is a file system of its own on a real host.
 RELABEL = ("restorecon", "-R", "-e", "/srv/gpus/proc", "-e", "/srv/gpus/sys")
@@ -158,7 +158,7 @@ def state() -> None:
     run("systemctl", "stop", "gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
     found = []
     for maker in MAKERS:
-        run("rm", "-rf", "/run/gpushim", "/run/cdi", "/usr/lib/gpushim-driver", "/var/log/gpushim.log")
+        run("rm", "-rf", "/run/gpushim", "/run/cdi", "/var/log/gpushim.log")
         said = run(*maker) + run(*SHIM, "box", "cat", "/proc/driver/nvidia/params")
         found.append(types(*STATE))
         case(f"parameters can be read, made by {' '.join(maker)}", "ModifyDeviceFiles: 0" in said, said)
@@ -170,15 +170,9 @@ def state() -> None:
 
 
 def relabelled() -> None:
-    """All of gpushim's files and the driver's after restorecon -R, and hard links of them in other places."""
+    """All of gpushim's files and the driver's after restorecon -R."""
     if not SELINUX:
         return
-    for folder in ("/usr/lib/gpushim-driver", "/var/lib/gpushim-driver"):
-        run("sed", "-i", f's#^library-directory.*#library-directory = "{folder}"#', CONFIG)
-        said = run("gpushim", "refresh") + run("restorecon", "-RFv", folder)
-        container(f"library-directory {folder}, after restorecon -R there", *SHIM)
-        note("restorecon", said[:600])
-    run("sed", "-i", 's#^library-directory.*#library-directory = "/usr/lib/gpushim-driver"#', CONFIG)
     said = run("gpushim", "refresh") + run(*RELABEL, "-Fv", *(path for path in EVERYTHING if os.path.exists(path)))
     note("restorecon", said[:2000])
     container("docker shim, after restorecon -R of everything", *SHIM)

@@ -106,7 +106,7 @@ def driver_container() -> None:
     said = run("docker", "run", "--detach", "--name=driver", *shared, *binds, "box", "sh", "-c", DRIVER)
     until(lambda: os.path.exists("/run/nvidia/driver/usr/bin/nvidia-smi"))
     text = CONFIG.read_text().replace(f'root = "{HOST}"', 'root = "/run/nvidia/driver"')
-    with Settings("".join(line for line in text.splitlines(True) if not line.startswith("library-directory"))) as why:
+    with Settings(text) as why:
         said += run("docker", "logs", "driver") + why + sh("ls -Zd /run/nvidia/driver/usr/bin/nvidia-smi")
         note("the driver's container", said)
         container("driver container: docker shim", *SHIM)

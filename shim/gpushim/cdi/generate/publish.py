@@ -13,7 +13,7 @@ module, no libraries, no driver root) | goes: engines would give containers what
 be saved | stays: nothing is known of the host |
 
 A process that may open no more files, and so misses the driver's, cannot take a spec away either. Only what is as
-refresh wrote it goes. What containers use that run, the files for the hook and hard links, is not touched.
+refresh wrote it goes. What containers use that run, and the files for the hook, is not touched.
 Nothing here fails a refresh, for which a container may be waiting. Out of scope: what a spec says (write.py).
 """
 

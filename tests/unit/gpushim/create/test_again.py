@@ -130,14 +130,6 @@ def test_a_create_is_known_by_what_it_kept_where_its_hook_is_gone() -> None:
     assert json.loads(again.without(text(changed), text(spec), text(ENGINES))) == ENGINES
 
 
-def test_a_create_is_known_by_its_prepared_libraries_where_its_hook_is_gone() -> None:
-    spec = created([*PLANNED, edits.Edit("mount", {**FILE, "destination": "/usr/lib/gpushim-driver/a"})])
-    del spec["hooks"]
-    found = json.loads(again.without(text(spec), b"", b""))
-    assert (found["mounts"], found["linux"]["resources"]) == (ENGINES["mounts"], ENGINES["linux"]["resources"])
-    assert "devices" not in found["linux"]
-
-
 def test_all_nodes_that_a_plan_may_have_are_known() -> None:
     folders = [folder for folder, _ in nodes.PLACES if folder != "/dev"]
     assert [path for path in (*nodes.EXPECTED, *folders) if not f"{path}/".startswith(again._NODES)] == []

@@ -341,33 +341,6 @@ def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
     ]
 
 
-def test_libraries_in_directories_of_hard_links() -> None:
-    """One mount for those of a capability; the hook learns where each is to be found."""
-    host = snapshot(hardlinks="/var/lib/hl/1")
-    others = [
-        {**LIBRARY, "path": f"/usr/lib/lib{name}.so.5", "soname": f"lib{name}.so.1", "links": []} for name in "ab"
-    ]
-    host["files"]["compute"] = [{**file, "in": "compute"} for file in (LIBRARY, *others[:1])] + others[1:]
-    found = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute", inventory=host)
-    (folder,) = [mount for mount in found["mount"] if mount["source"].startswith("/var/lib/hl/1")]
-    assert (folder["source"], folder["destination"]) == ("/var/lib/hl/1/compute", "/usr/lib/gpushim-driver/compute")
-    assert folder["options"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-    assert [mount["source"] for mount in found["mount"] if "/lib/lib" in mount["source"]] == ["/usr/lib/libb.so.5"]
-    args = found["hook"][0]["args"]
-    assert [value for word, value in zip(args, args[1:]) if word == "--lib"] == [
-        "libcuda.so.1=/usr/lib/libcuda.so.5::/usr/lib/gpushim-driver/compute",
-        "liba.so.1=/usr/lib/liba.so.5::/usr/lib/gpushim-driver/compute",
-        "libb.so.1=/usr/lib/libb.so.5",
-    ]
-
-
-def test_no_directory_of_hard_links_that_was_not_asked_for() -> None:
-    host = snapshot(hardlinks="/var/lib/hl/1")
-    host["files"]["compute"] = [{**LIBRARY, "in": "compute"}]
-    found = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility", inventory=host)
-    assert not [mount for mount in found["mount"] if "gpushim-driver" in mount["destination"]]
-
-
 @pytest.mark.parametrize(
     ("env", "driver", "words"),
     [

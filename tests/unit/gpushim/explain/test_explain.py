@@ -83,15 +83,6 @@ def test_reasons(known: dict[str, Any], env: list[str], path: str, words: str) -
     assert words in whys[0]
 
 
-def test_directory_of_hard_links_has_the_reason_of_its_libraries(known: dict[str, Any]) -> None:
-    known["hardlinks"] = "/var/lib/hl/1"
-    known["files"] = {"compute": [{**test_plan.LIBRARY, "in": "compute"}]}
-    mounts = [edit for edit in explain(shape([f"{DEVICES}=0"]))["edits"] if edit["kind"] == "mount"]
-    assert [(edit["value"]["destination"], edit["why"]) for edit in mounts] == [
-        ("/usr/lib/gpushim-driver/compute", "capability compute")
-    ]
-
-
 def test_a_group_has_the_nodes_of_this_container_alone_as_its_reason(known: dict[str, Any]) -> None:
     report = explain(shape([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"]))
     assert [edit["why"] for edit in report["edits"] if edit["kind"] == "gid"] == ["group of /dev/dri/card1"]

@@ -49,7 +49,7 @@ def test_the_policy_is_the_schema() -> None:
 @pytest.mark.slow
 def test_a_snapshot_is_a_snapshot(machine: Machine) -> None:
     """Of a host with all there is: no member is missing, and none is left over, wherever in it."""
-    keep = f'library-directory = "{machine.folder}/kept"\n[mps]\nenabled = true\n'
+    keep = "[mps]\nenabled = true\n"
     machine.build([{}, {"mig": [(1, 0, "3g.20gb")]}], keep, drm=True, imex=2, mps=True, complete=True)
     snapshot = machine.refreshed()
     assert snapshot.keys() == get_type_hints(model.Snapshot).keys()

@@ -35,8 +35,9 @@ Change = Callable[[Machine, Host], object]
 
 def build(machine: Machine) -> Host:
     """A host with a whole GPU, a divided one and one in MIG mode, and all that a snapshot can have."""
-    keep = f'library-directory = "{machine.folder}/kept"\n[mps]\nenabled = true\n'
-    host = machine.build([{}, {"mig": MIG}, {"mig": []}], keep, drm=True, imex=2, mps=True, complete=True)
+    host = machine.build(
+        [{}, {"mig": MIG}, {"mig": []}], "[mps]\nenabled = true\n", drm=True, imex=2, mps=True, complete=True
+    )
     for name, major in NODES.items():
         make(host, name, major)
     return host
@@ -168,10 +169,6 @@ def regdrdrv(machine: Machine, host: Host) -> None:
     devices.write_text(devices.read_text().replace("508 nvidia-uvm", "299 gdrdrv\n508 nvidia-uvm"))
 
 
-def keep_elsewhere(machine: Machine, host: Host) -> None:
-    machine.configure(f'[driver]\nroot = "{host.root}"\nlibrary-directory = "{machine.folder}/other"\n')
-
-
 def nodes_elsewhere(machine: Machine, host: Host) -> None:
     """Have refresh make the nodes below another directory; below / they would be this machine's."""
     others = Path(machine.folder, "others/dev")
@@ -239,8 +236,6 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "files.*.kind": remove("/usr/bin/nvidia-debugdump"),
     "files.*.soname": lambda machine, host: os.unlink(f"{host.lib_path}/libnvidia-opencl.so.{host.driver}"),
     "files.*.links": lambda machine, host: os.unlink(f"{host.lib_path}/libnvidia-opticalflow.so.{host.driver}"),
-    "files.*.in": configure(""),
-    "hardlinks": keep_elsewhere,
     "policy.log": configure('[log]\nfile = "/dev/null"\n'),
     "runtime": runtime,
 }  # fmt: skip

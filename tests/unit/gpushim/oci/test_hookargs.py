@@ -17,7 +17,7 @@ FORMS = {
     "VERSION": (["535.1"], "535.1", "535.1"),
     "MASK": (["0x5"], 5, "0x5"),
     "MINOR=PCINAME": (["7", "0000:01:00.0"], [(7, "0000:01:00.0")], "7=0000:01:00.0"),
-    "SONAME=PATH[::DIR]": (["a.so", "/r/a.so.1", "/r/d"], [("a.so", "/r", "a.so.1", "/r/d")], "a.so=/c/a.so.1::/c/d"),
+    "SONAME=PATH": (["a.so", "/r/a.so.1"], [("a.so", "/r", "a.so.1")], "a.so=/c/a.so.1"),
     "TARGET::PATH": (["/r/t", "/r/l"], [("/r/t", "/r", "l")], "/c/t::/c/l"),
     "TARGET::NODE": (["t", "/dev/d/l"], [("t", "/dev/d", "l")], "t::/dev/d/l"),
     "SOURCE::PATH": (["/r/a", "/proc/b"], [("/r/a", "/proc/b")], "/h/a::/proc/b"),

@@ -12,7 +12,7 @@ from gpushim.decision.plan import plan
 from gpushim.ground.errors import DRIVER, INVENTORY, REQUEST, GpushimError
 from gpushim.oci import request
 from unit.gpushim.cdi import hosts
-from unit.gpushim.decision.test_plan import BUNDLE, CAPS, LIBRARY, UUIDS, gpu
+from unit.gpushim.decision.test_plan import BUNDLE, CAPS, UUIDS, gpu
 
 GOLDEN = Path(__file__).parents[4] / "data/cdi"
 BOTH = ["index", "uuid"]
@@ -77,15 +77,6 @@ def test_what_is_beside_gpus_has_its_own_nodes_and_files() -> None:
     (gds,) = (device["containerEdits"] for device in found["devices"] if device["name"] == "gds")
     assert "/etc/cufile.json" in hosts.mounted(gds)
     assert not {*nodes(found, "gds"), *nodes(found, "mofed")} & {*nodes(found, "all")}
-
-
-def test_directory_of_hard_links_is_one_mount() -> None:
-    host = hosts.mixed()
-    host["hardlinks"] = "/var/lib/hl/1"
-    host["files"] = {"compute": [{**LIBRARY, "in": "compute"}]}
-    found = spec(host)
-    assert hosts.mounted(found["containerEdits"]) == {"/var/lib/hl/1/compute": "/usr/lib/gpushim-driver/compute"}
-    assert validate.findings(found) == []
 
 
 def test_device_has_its_own_nodes_and_the_spec_those_of_all() -> None:
