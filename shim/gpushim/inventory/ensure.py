@@ -35,7 +35,8 @@ GRANTED_CAPS = MIG_CONFIG_NODE, MIG_MONITOR_NODE = CAPS_DIR + "/nvidia-cap1", CA
 IMEX_DIR = "/dev/nvidia-caps-imex-channels"
 IMEX_CHANNEL = IMEX_DIR + "/channel"  # and its number
 # A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A
-# member that is added raises FORM alone; one that goes, or means something else, raises READABLE too. See save.py.
+# member that is added raises FORM alone, as does one that goes and that no reader reads; one that goes otherwise, or
+# means something else, raises READABLE too. See save.py.
 FORM = 13
 READABLE = 10
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB

@@ -35,25 +35,6 @@ def test_links_cache_and_configuration(root: Path, pid: int) -> None:
 ALL = "/usr/lib/all"  # where libraries are mounted with others
 
 
-@pytest.mark.parametrize("there", ["nothing", "file", "link"])
-def test_library_mounted_elsewhere_gets_a_link_at_its_usual_place(root: Path, pid: int, there: str) -> None:
-    """Also over what a container that was committed, or an older driver, has left there."""
-    place = root / DRV[1:] / "libx.so.550"
-    if there == "file":
-        place.touch()
-    elif there == "link":
-        place.symlink_to("/gone/libx.so.550")
-    assert finish(root, pid, "--lib", f"libx.so.1={DRV}/libx.so.550::{ALL}") == ""
-    assert os.readlink(place) == f"{ALL}/libx.so.550"
-    assert os.readlink(root / DRV[1:] / "libx.so.1") == "libx.so.550"
-    assert entries(root)["libx.so.1"] == f"{DRV}/libx.so.1"
-
-
-def test_usual_place_of_a_library_mounted_elsewhere_is_made(root: Path, pid: int) -> None:
-    assert finish(root, pid, "--lib32", f"libx.so.1=/usr/lib32/x/libx.so.550::{ALL}") == ""
-    assert os.readlink(root / "usr/lib32/x/libx.so.550") == f"{ALL}/libx.so.550"
-
-
 def test_a_second_run_changes_nothing(root: Path, pid: int) -> None:
     finish(root, pid)
     before = picture(root)

@@ -43,27 +43,6 @@ def test_a_volume_of_the_hosts_is_never_written(root: Path, place: str) -> None:
     assert picture(canary) == before
 
 
-def test_users_own_file_comes_before_a_library_mounted_elsewhere(root: Path) -> None:
-    """As it does before one that would be mounted in that place."""
-    (root / DRV[1:] / "libx.so.550").touch()
-    mine = root.parent / "canary/mine"
-    mine.touch()
-    with container(f"mount --bind '{mine}' '{root}{DRV}/libx.so.550'") as other:
-        assert finish(root, other, "--lib", f"libx.so.1={DRV}/libx.so.550::/usr/lib/all") == ""
-    assert entries(root)["libx.so.1"] == f"{DRV}/libx.so.1"
-    assert os.readlink(root / DRV[1:] / "libx.so.1") == "libx.so.550"
-
-
-def test_library_mounted_elsewhere_is_found_without_a_link(root: Path) -> None:
-    """Its usual place is on a volume, where nothing is written: the loader's cache names the other place."""
-    canary = root.parent / "canary"
-    with container(f"mount --bind '{canary}' '{root}{DRV}'") as other:
-        said = finish(root, other, "--lib", f"libx.so.1={DRV}/libx.so.550::/usr/lib/all")
-    assert f"skipped {DRV}/libx.so.1" in said
-    assert entries(root)["libx.so.1"] == "/usr/lib/all/libx.so.1"
-    assert "/usr/lib/all\n" in (root / "etc/ld.so.conf.d/00-gpushim.conf").read_text()
-
-
 @pytest.mark.parametrize(("target", "said"), [("/usr/lib/fw", ""), ("/usr/lib/other", "skipped /lib/fw")])
 def test_link_in_whose_place_its_target_is_mounted(root: Path, target: str, said: str) -> None:
     """Where the image's /lib is a link to usr/lib, a file that the host has in both is there by one mount."""

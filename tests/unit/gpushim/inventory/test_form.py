@@ -16,6 +16,7 @@ from gpushim.inventory import ensure, save
 from unit.gpushim.inventory.machine import Machine
 
 DATA = Path(__file__).parents[3] / "data/snapshots"
+GONE = [".driver.library-directory", ".policy.driver.library-directory"]  # which no reader has read
 FORMS = sorted(int(path.stem) for path in DATA.iterdir())
 
 
@@ -65,7 +66,7 @@ def test_the_newest_is_what_a_refresh_writes(machine: Machine) -> None:
 @pytest.mark.parametrize("newer", [number for number in FORMS if number > 10])
 def test_the_reader_before_reads_what_is_newer(newer: int) -> None:
     assert of_form_10(saved(newer)).keys() == of_form_10(saved(10)).keys()
-    assert lacks(shape(saved(10)), shape(saved(newer))) == []
+    assert {*lacks(shape(saved(10)), shape(saved(newer)))} <= {*GONE}
 
 
 @pytest.mark.parametrize("number", FORMS)
