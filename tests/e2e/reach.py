@@ -23,7 +23,6 @@ from e2e.leftovers import groups, until
 from fakehost import Host, ci_cap, gi_cap
 
 SECONDS = 30.0
-BEGUN = 5.0  # seconds in which what was started has become the container's
 DEFAULT = "default"  # a namespace
 ENDING = ["sh", "-c", "trap exit TERM; sleep 100000 & wait"]  # a container's command that ends when it is told
 PLACES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # of the controller of devices: cgroup v1, v2
@@ -133,7 +132,7 @@ class Containers:
             boxes = [(group, pids) for group, pids in groups(top) if len(os.path.basename(group)) == 64]
             return {f"{group}/cgroup.procs": pids[0] for group, pids in boxes if pids}
 
-        until(lambda: not any(map(_begins, first().values())), BEGUN)
+        assert until(lambda: not any(map(_begins, first().values())), SECONDS), "a container has not begun"
         return {path: pid for path, pid in first().items() if not _begins(pid)}
 
     def opened(self) -> dict[str, set[str]]:

@@ -84,9 +84,10 @@ def take(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds: floa
     if not values:
         return
     stored = {uuid: value for uuid, value in saved.items() if uuid in values}
+    known = _others(path, values)  # who ends has it in his file until he has put it back, maybe after the next line
     found = ask(snapshot, seconds, dict.fromkeys(values))
     others = _others(path, values)  # after that: what they have set is in their files before
-    replace(path, json.dumps({**found, **others, **stored}).encode(), 0o600)
+    replace(path, json.dumps({**found, **others, **known, **stored}).encode(), 0o600)
     ask(snapshot, seconds, values)
 
 
@@ -163,7 +164,7 @@ def _others(path: str, uuids: Collection[str], alive: bool = False) -> dict[str,
     folder, name = os.path.split(path)
     top = os.path.dirname(folder)
     found: dict[str, int] = {}
-    for other in (f"{top}/{group}" for group in os.listdir(top)):
+    for other in (f"{top}/{group}" for group in os.listdir(top) if group != NOTING):
         if other != folder and (not alive or lock.is_held(f"{other}/lock")):
             found.update((uuid, value) for uuid, value in before(f"{other}/{name}").items() if uuid in uuids)
     return found

@@ -85,7 +85,7 @@ def over(state_dir: str) -> list[str]:
 
 def _names(state_dir: str) -> list[str]:
     try:
-        return os.listdir(f"{state_dir}/mps")
+        return [name for name in os.listdir(f"{state_dir}/mps") if not name.startswith(".")]
     except OSError:
         return []
 

@@ -102,7 +102,9 @@ def _unknown(name: str, read: Callable[[], Settings]) -> GpushimError:
 def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped: Callable[[float], bool]) -> None:
     """Run the daemon until a signal comes, or the group is another one and has no client."""
     snapshot, seconds = _snapshot(), policy.load(system.config_path())["refresh"]["deadline-seconds"]
-    _put_back(snapshot, place, seconds, {gpu.uuid for gpu in group.gpus})  # others may wait for it
+    if any(map(os.path.lexists, (place.modes, place.slices))):  # of a former supervisor; others may wait for it
+        _put_back(snapshot, place, seconds, {gpu.uuid for gpu in group.gpus})
+        notify(f"EXTEND_TIMEOUT_USEC={START}000000")
     if not _is_free(group, place, read, stopped):
         return
     snapshot = _snapshot()
@@ -217,7 +219,8 @@ def _put_back(
 
 def _clear(place: Place) -> None:
     """Remove what a group has left, that is no more: first the GPUs are what they were."""
-    _put_back(_snapshot(), place, policy.load(system.config_path())["refresh"]["deadline-seconds"])
+    seconds = policy.load(system.config_path())["refresh"]["deadline-seconds"]
+    _put_back(_snapshot(), place, seconds, whole=compute_mode.ENDING)
     folders.remove(place)
 
 

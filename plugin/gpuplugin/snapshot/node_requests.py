@@ -93,7 +93,7 @@ class Renewal:
 
     def last(self) -> Snapshot | None:
         """Return the last one that can be read, though it may be out of date."""
-        return node_snapshot.read(system.state_dir())[0]
+        return node_snapshot.read(system.state_dir(), self._before)[0]
 
     def need(self) -> None:
         """Ask for it, unless it was asked for just now."""

@@ -52,10 +52,10 @@ def read(state: str, before: LastRead | None = None) -> tuple[Snapshot | None, G
     Returns:
         the snapshot and None, or with a sentence if its life is over; None and a sentence if there is none to read.
     """
-    path = f"{state}/{ensure.SNAPSHOT}"
+    path, before = f"{state}/{ensure.SNAPSHOT}", before or LastRead()
     identity, ours = trust.identity(path), trust.ours(state)
-    same = before is not None and ours and identity is not None and identity == before.identity
-    found: Any = before.found if before and same else ensure.own(path) if ours else None
+    same = ours and identity is not None and identity == before.identity
+    found = before.found if same else ensure.own(path) if ours else None
     if not found:
         if os.path.lexists(path):
             sentence = f"{path} cannot be read, or users other than root can write to it; remove it; {RENEWED}"
@@ -73,8 +73,7 @@ def read(state: str, before: LastRead | None = None) -> tuple[Snapshot | None, G
         found = found if same else save.completed(found)
     except (KeyError, TypeError):
         return None, GpushimError(f"{path} is not a gpushim snapshot; remove it; {RENEWED}", INVENTORY)
-    if before:
-        before.identity, before.found = identity, found
+    before.identity, before.found = identity, found
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)
 
 

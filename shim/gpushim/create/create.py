@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from gpushim.oci.edits import Edit
 
 # What again.py looks for of an earlier create; and beside what it has kept.
-TRACES = (b'"--rootfs"',)
-MORE_TRACES = (*TRACES, b'"/dev/nvidiactl"')
+TRACE, MORE = b'"--rootfs"', b'"/dev/nvidiactl"'
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -143,8 +142,7 @@ def given(path: str, data: bytes, folder: int) -> bytes:
     ours, before = bundle.saved(path, folder)
     if data == ours:
         return before
-    traces = MORE_TRACES if ours else TRACES
-    if not any(trace in data for trace in traces):  # the engine has written it, perhaps again
+    if TRACE not in data and not (ours and MORE in data):  # the engine has written it, perhaps again
         return data
     from gpushim.create import again  # somebody has changed it since, or what was kept
 

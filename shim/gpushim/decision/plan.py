@@ -88,7 +88,7 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
         edits = [edit for edit in edits if edit.kind != "gid"]
         edits += groups.inside(list(nodes), inventory, bundle.get("gids"), request.ignored)
     files = driver_files(request, inventory)
-    mounts = _mounts(files, inventory)
+    mounts = [Edit("mount", mount(file, inventory["driver"]["root"]), why) for file, why in files.values()]
     edits += mounts if bundle["rootfs"] else []
     if request.source == "env " + DEVICES:
         value, reason = request.text, "as asked for, and only once"
@@ -282,12 +282,6 @@ def node_edits(path: str, inventory: Snapshot, userns: bool, why: Sequence[str] 
     if mode & 0o006 != 0o006 and gid:
         edits.append(Edit("gid", gid, [f"group of {path}"]))  # what the group may do, the container's user may too
     return edits
-
-
-def _mounts(files: dict[str, tuple[File, list[str]]], inventory: Snapshot) -> list[Edit]:
-    """Mount some of the snapshot's files."""
-    root = inventory["driver"]["root"]
-    return [Edit("mount", mount(file, root), why) for file, why in files.values()]
 
 
 def mount(file: File, root: str) -> Mount:

@@ -1,9 +1,10 @@
 """The saved snapshot: save it, with the small files that launcher and hook read; read one of another version's.
 
 While a cluster is updated, versions of gpushim meet. A snapshot says its "form", and as "version" the form that its
-reader must know at least. A form that only adds members asks no more of readers than the one before: they ignore what
-they do not know, and `completed` has a default for what an older form lacks. So "version" is raised only where an old
-reader would misunderstand. A create, and whoever else lists GPUs itself, goes by its own version's alone (ensure.py).
+reader must know at least. A form that only adds members, or drops one that no reader reads, asks no more of readers
+than the one before: they ignore what they do not know, and `completed` has a default for what an older form lacks. So
+"version" is raised only where an old reader would misunderstand. A create, and whoever else lists GPUs itself, goes
+by its own version's alone (ensure.py).
 Out of scope: what is in the snapshot (survey.py), CDI specs (gpushim.cdi.generate.publish).
 """
 

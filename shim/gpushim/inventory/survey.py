@@ -62,7 +62,7 @@ COVER = {
     **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
     **dict.fromkeys(("mig.memory", "mig.attributes", "mig.nodes", "mig.placement"), "mig"),
     **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "runtime"), "nodes"),
-    **dict.fromkeys(("files.*.path", "files.*.kind", "files.*.soname", "files.*.links", "files.*.in"), "nodes"),
+    **dict.fromkeys(("files.*.path", "files.*.kind", "files.*.soname", "files.*.links"), "nodes"),
     "policy.*": "config",
 }
 

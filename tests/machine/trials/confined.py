@@ -48,7 +48,6 @@ MAKERS = (
     ("gpushim", "refresh"),
     (*DOCKER, "--privileged", "--pid=host", "box", "nsenter", "-t1", "-m", "/usr/bin/gpushim", "refresh"),
 )
-CONFIG = "/etc/gpushim/config.toml"
 HOOKS = (*PODMAN, ENV)
 GPUS = (*DOCKER, "--gpus=device=0")
 USER = (

@@ -32,9 +32,6 @@ def test_links_cache_and_configuration(root: Path, pid: int) -> None:
     assert (root / "etc/ld.so.conf").read_text() == "/opt/lib\n"
 
 
-ALL = "/usr/lib/all"  # where libraries are mounted with others
-
-
 def test_a_second_run_changes_nothing(root: Path, pid: int) -> None:
     finish(root, pid)
     before = picture(root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,8 +78,35 @@ def test_the_last_of_two_puts_back_what_was_before_either(tmp_path: Path, first:
         assert here == {uuid(0): 0}
 
 
+def test_who_begins_as_another_ends_knows_what_it_was_before_that(tmp_path: Path) -> None:
+    """The other puts it back, and has no file any more, between this one's listing and its look at files."""
+    ends, begins = (tmp_path / name / "modes" for name in ("a", "b"))
+    here = {uuid(0): 0}
+    for path in (ends, begins):
+        path.parent.mkdir()
+    take(ends, here, {uuid(0): 3})
+
+    def ask(_: Any, seconds: float, given: Mapping[str, Any]) -> dict[str, int]:
+        was = {one: here[one] for one in given}
+        if ends.exists():
+            take(ends, here, {})
+        return was
+
+    compute_mode.take(HOST, {uuid(0): 3}, str(begins), 1.0, ask)
+    assert json.loads(begins.read_text()) == {uuid(0): 0}
+
+
 class KilledError(BaseException):
     """A process is no more."""
+
+
+def locked(path: Path) -> bool:
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, int], dies: int = 0) -> list[Path]:
@@ -95,6 +123,8 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, int], d
             looks.append(found)
             if len(looks) == 1:
                 take(paths[1], here, {})  # sees the file of the first, and leaves it to that
+            if len(looks) == 2 and dies != 1:
+                assert locked(tmp_path / compute_mode.NOTING)
             if len(looks) == dies:
                 raise KilledError
         return found
@@ -163,7 +193,7 @@ def test_where_nothing_can_be_written_modes_are_put_back(path: Path, monkeypatch
 def test_gpus_that_hang_leave_the_others_time(
     path: Path, monkeypatch: pytest.MonkeyPatch, hung: int, whole: float
 ) -> None:
-    """And the unit, which systemd kills after 90 s."""
+    """And at an end the unit, which systemd kills after 90 s."""
     host, clock = snapshot([gpu(number) for number in range(16)]), SimpleNamespace(now=0.0)
     healthy: set[str] = set()
     monkeypatch.setattr("gpuplugin.mps.compute_mode.time.monotonic", lambda: clock.now)
