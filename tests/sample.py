@@ -1,7 +1,7 @@
 """Which of very many cases a run takes: tools/test takes others with each commit, so that in time all are tried.
 
-GPUSHIM_SHARE=N repeats what a run has said that it takes; GPUSHIM_LONG=1 takes all. With GPUSHIM_PARTS=N it is one of
-N parts of all tests' cases.
+GPUSHIM_SHARE=N repeats what a run has said that it takes; GPUSHIM_LONG=1 takes all. GPUSHIM_HALF=0 takes half of the
+cases of each unit test of modules, GPUSHIM_HALF=1 the other: together they are all, each on one Python.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 LONG = bool(os.environ.get("GPUSHIM_LONG"))
 SHARE = int(os.environ.get("GPUSHIM_SHARE") or "0")
-PARTS = int(os.environ.get("GPUSHIM_PARTS") or "1")
+HALF = os.environ.get("GPUSHIM_HALF")
 
 
 def share(cases: Iterable[T], parts: int) -> list[T]:
@@ -24,8 +24,8 @@ def share(cases: Iterable[T], parts: int) -> list[T]:
 
 
 def taken(number: int) -> bool:
-    """Say whether a run takes a test's case of this number."""
-    return LONG or (SHARE // 60 + number) % PARTS == 0  # not by what `share` goes by
+    """Say whether a half takes a test's case of this number."""
+    return LONG or not HALF or (SHARE // 60 + number + int(HALF)) % 2 == 0  # not by what `share` goes by
 
 
 def turn(parts: int) -> bool:
