@@ -351,11 +351,6 @@ class Node:
             box["containerID"].rpartition("/")[2]: name for name, box in listed if "running" in box.get("state", {})
         }
 
-    def namespaces(self) -> dict[str, str]:
-        """The namespaces of pods that it knows of, by uid."""
-        rows = json.loads(self._get("/pods") or "{}").get("items") or ()
-        return {row["metadata"]["uid"]: row["metadata"]["namespace"] for row in rows}
-
     def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
         """Read what kubelet would know after a restart: ids by resource, and what it has given out."""
         text = (self.usual / "device-plugins" / "kubelet_internal_checkpoint").read_text()

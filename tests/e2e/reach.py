@@ -231,23 +231,23 @@ class Containers:
             self.parts[name], self.given[name], self.pods[name] = [one for one in parts if one], given, pod
 
 
-@dataclass
 class Pods(Containers):
-    """Those of a cluster's namespace default: the driver's own, and other's of the chart, have GPUs without asking.
-
-    Attributes:
-        namespaces: of pods, by uid.
-    """
-
-    namespaces: dict[str, str] = field(default_factory=dict)
+    """Those of a cluster's namespace default: those of the chart have GPUs without asking."""
 
     def running(self) -> dict[str, int]:
         """List those containers in which a process runs, and one process of each."""
         found = super().running()
-        pods = {path: Path(path).parts[-3].removeprefix("pod") for path in found}
-        if not {*pods.values()} <= self.namespaces.keys():
-            self.namespaces.update(self.node.namespaces())
-        return {path: pid for path, pid in found.items() if self.namespaces.get(pods[path], DEFAULT) == DEFAULT}
+        return {path: pid for path, pid in found.items() if self.namespace(path.split("/")[-2]) == DEFAULT}
+
+    def namespace(self, name: str) -> str:
+        """Read a container's namespace where containerd has it, for kubelet may be away; "" if it has ended."""
+        tasks = self.node.engine.state / "io.containerd.runtime.v2.task/k8s.io"
+        try:
+            text = (tasks / name / "config.json").read_text()
+        except FileNotFoundError:
+            assert tasks.is_dir(), f"containerd has its containers elsewhere than in {tasks}"
+            return ""
+        return str(json.loads(text)["annotations"]["io.kubernetes.cri.sandbox-namespace"])
 
 
 def _begins(pid: int) -> bool:

@@ -22,6 +22,7 @@ from gpushim import __version__
 SUITE = "trixie"
 STUB = "/usr/bin/gpushim-runtime"
 PLACES = "/usr/lib/gpushim-removed /etc/systemd/system/gpushim-removed.service"
+NOTED = "/usr/lib/gpushim-removed/containers"
 ASKS = "--env=NVIDIA_VISIBLE_DEVICES=0"
 HEALTHY = "--health-cmd=true --health-interval=1s --health-retries=1"
 RUN = "docker run --detach --network=none --runtime=gpushim"
@@ -123,11 +124,10 @@ def test_others_containers_go_on_too(there: Machine, debian_image: Path) -> None
     for tool, (run, *_) in OTHERS.items():
         there.run(run.format("NVIDIA_VISIBLE_DEVICES=0", f"{tool}-gpu"))
         there.run(run.format("A=B", f"{tool}-plain"))
-    done = there.run(f"apt-get remove --yes {MAIN}").stdout
+    there.run(f"apt-get remove --yes {MAIN}")
+    ids = there.run("podman ps --quiet --no-trunc").stdout.split()
+    assert there.run(f"ls {NOTED}").stdout.split() == sorted(["ctr-gpu", "ctr-plain", *ids])
     for tool, (_, call, end, start) in OTHERS.items():
-        assert there.run(f"test -e /usr/lib/gpushim-removed/containers/{tool}-gpu", check=False).returncode == (
-            tool == "podman"  # which has ids
-        ), done
         for name in (f"{tool}-gpu", f"{tool}-plain"):
             assert there.run(call.format(name)).stdout == "sleep\n"
         there.run(end.format(f"{tool}-gpu"))
@@ -146,6 +146,19 @@ def test_others_containers_go_on_too(there: Machine, debian_image: Path) -> None
     there.stop("containerd")
 
 
+def test_each_that_ends_has_a_moment_of_its_own(there: Machine) -> None:
+    """Here each moment ends when it is said to."""
+    one, other = (there.run(f"{RUN} {RUN_SLEEP}").stdout.strip() for _ in range(2))
+    there.run(f"apt-get remove --yes {MAIN}; cd {NOTED}/..; mkfifo {one} {other}")
+    there.run(f'sed -i \'s|/bin/sleep "$_moment"|read -r _ <"$_top/$_id"|\' {NOTED}/../runtime')
+    there.run(f"docker rm --force {one}; docker rm --force {other}; echo >{NOTED}/../{one}")
+    waits = f"grep -las '[d]elete.*{one}' /proc/[0-9]*/cmdline"
+    assert until(lambda: not there.run(waits, check=False).stdout, SECONDS)
+    assert not gone(there)
+    there.run(f"echo >{NOTED}/../{other}")
+    assert until(lambda: gone(there), SECONDS)
+
+
 def test_cri_o_s_containers_go_on_too(
     gpu_host: Host, podman_images: Path, busybox_tree: Path, tmp_path: Path
 ) -> None:
@@ -161,9 +174,7 @@ def test_cri_o_s_containers_go_on_too(
                 gpu = client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})
                 client.start(gpu)
                 there.sh(removal)
-                assert (
-                    there.sh("ls /usr/lib/gpushim-removed/containers").stdout == f"{gpu}\n"
-                )  # none is its pod's own
+                assert there.sh(f"ls {NOTED}").stdout == f"{gpu}\n"  # none is its pod's own
                 assert client.execute(gpu, "ls", "/dev/nvidiactl") == "/dev/nvidiactl\n"
                 with pytest.raises(cri.RefusedError, match="removed, and this container may ask for a GPU"):
                     client.create(pod, IMAGE, SLEEP, env={"NVIDIA_VISIBLE_DEVICES": "0"})

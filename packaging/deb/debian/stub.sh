@@ -64,7 +64,11 @@ in_words() { # name, a file with conmon's arguments
   tr '\n\0' ' \n' <"$2" | {
     option='' id='' called=''
     while IFS= read -r word; do
-      case $option in -c | --cid) id=$word ;; -r | --runtime) called=$word ;; esac
+      case $option in
+        -c | --cid) id=$word ;;
+        -r | --runtime) called=$word ;;
+        --exit-command-arg) word='' ;; # of Podman's own, which has a --runtime too
+      esac
       option=$word
     done
     case $id in '' | */* | .*) called='' ;; esac
