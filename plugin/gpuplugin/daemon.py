@@ -26,7 +26,7 @@ from gpuplugin.health.watch_children import Watchers
 from gpuplugin.limits.enforce import KernelLimits
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.mps.mps import Units
-from gpuplugin.processes import tasks
+from gpuplugin.processes import moments, tasks
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
 
-LOOK = 3.0  # seconds between looks, most, for inotify may not tell of a change; a look takes 1 ms of CPU
 WAIT = 2.0  # the same while there is no snapshot to go by
 CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
 
@@ -89,6 +88,7 @@ class Plugin:
         Raises:
             GpushimError: the host cannot serve GPUs, and the settings say not to wait.
         """
+        await moments.begin_grpc()
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
         self._renewal = Renewal()
@@ -193,7 +193,7 @@ class Plugin:
             if self._units.look(found, self._settings):
                 self._seen = None
         if seen == self._seen and (left := self._again - time.monotonic()) > 0:  # or two that wait wake each other
-            return min(left, LOOK)
+            return min(left, moments.until())  # inotify may not tell of a change
         if not held:
             await self._watchers.catch_up(found)
         if not self._commands.held():  # nor meanwhile
@@ -232,7 +232,7 @@ class Plugin:
             self._again = time.monotonic() + (TICK if waits else float("inf"))
         self._note(notes)
         self._noted = {*notes}
-        return max(TICK if waits else LOOK, CALM * (time.thread_time() - begun))
+        return max(TICK if waits else moments.until(), CALM * (time.thread_time() - begun))
 
     def _judge(self) -> None:
         """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""

@@ -29,7 +29,7 @@ from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
 from gpuplugin.kubelet import dra, plugins
 from gpuplugin.metrics.exporter import Exporter
-from gpuplugin.processes import tasks
+from gpuplugin.processes import moments, tasks
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
 
-LOOK = 4.0  # seconds between looks, most, for inotify may not tell of a change; a look takes 1 ms of CPU
 OTHERS = 10.0  # seconds between looks for other drivers of this name
 
 
@@ -91,6 +90,7 @@ class NodeHalf:
         Raises:
             GpushimError: this process cannot go on.
         """
+        await moments.begin_grpc()
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake, self._renewal, self._plugins = asyncio.Event(), Renewal(), plugins.Plugins()
         kubelet_dir = str(self._settings.values["kubelet-dir"])
@@ -122,7 +122,7 @@ class NodeHalf:
                 if self._sources.changed():
                     self._tasks.start(self._read_again())
                 await self._look(kubelet_dir)
-                await tasks.until(self._wake, LOOK)
+                await tasks.until(self._wake, moments.until())  # inotify may not tell of a change
                 self._wake.clear()
                 if self._tasks.broken:
                     raise self._tasks.broken

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.mps import control_daemon, mps, of_claims, time_slice
+from gpuplugin.processes import moments
 from gpushim.cdi import versions
 from gpushim.cdi.generate import publish
 from gpushim.ground import system
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 KIND = "gpushim/claim"  # of specs: one name for each group
 IN_CONTAINER = "/run/gpushim/mps"  # of pipes, as the device plugin's
-LOOK = 2.0  # seconds between looks
 POLL = 0.05  # seconds between looks at what is waited for
 END = 20.0  # seconds for a claim's groups to end
 _FILE = re.compile(r"gpushim-claim-([0-9a-f-]{36})\.json")
@@ -149,7 +149,7 @@ class Sharing:
                 if str(error) != last_error:
                     logger.warning("%s", error)
                 last_error = str(error)
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(moments.until())
 
     def _look(self) -> None:
         if self._known() is None:

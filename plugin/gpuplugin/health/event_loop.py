@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Optional
 
 from gpuplugin.health import kmsg, nvml_lines
+from gpuplugin.processes import moments
 from gpushim.ground import system
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     Key = tuple[Optional[int], Optional[str], Optional[int], Optional[int]]
 
 XID, DOUBLE_BIT_ECC = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError
-WAIT_MS = 5000  # in the driver for an event
 NO_INSTANCE = 0xFFFFFFFF
 PACE = 1.0  # seconds between two lines about the same
 MOST_SENT = 100  # lines within PACE, most; the parent kills a child for 2000 in a second (child.LINES)
@@ -57,7 +57,7 @@ class Merged:
     def wait(self, now: float) -> float:
         """Return the seconds after which something may be due."""
         if not self._waiting:
-            return WAIT_MS / 1000
+            return moments.until()
         return max(0.0, min((then + PACE - now for then in self._sent.values()), default=0.0))
 
 

@@ -12,7 +12,7 @@ A line of JSON each (child.py reads them; health.py judges):
     {"xid": 79, "gpu": UUID or null, "gi": 1 or null, "ci": 0 or null}
     ... "at": seconds since boot}                        from the kernel's log: nobody listened then
     {"ecc": true, ...}                                   an error of two bits; the rest as of an XID
-  mode polls, every POLL seconds:
+  mode polls, every few seconds:
     {"poll": {UUID: as nvml_lines.ask has it}, "gpus": [UUID], "migs": [UUID] or null}
 "gpus" are those that the kernel lists: an unknown one by its PCI address. "migs" is null if a GPU did not tell them.
 
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import event_loop, kmsg, nvml_lines
 from gpuplugin.health.nvml_lines import EVENTS, POLLS, Gpu, tell
+from gpuplugin.processes import moments
 from gpushim.inventory import procfs
 from gpushim.paths import rooted
 
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
     from gpuplugin.health.nvml_lines import Since
     from gpushim.ground.model import Snapshot
 
-SILENCE = {EVENTS: 10.0, POLLS: 6.0}  # seconds after which each hangs, if it prints nothing
-POLL = 3.0  # seconds
-REOPEN = 6.0  # seconds after which NVML is opened again while a GPU is in trouble: its return is seen within 10
+SILENCE = {EVENTS: 10.0, POLLS: 8.0}  # seconds after which each hangs, if it prints nothing
+REOPEN = 4.0  # seconds after which NVML is opened again while a GPU is in trouble: its return is seen within 10
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
 _CALL = "import sys; sys.path[:] = sys.argv[1].split(':'); from MODULE import main; main(*sys.argv[2:])"
 
@@ -151,7 +151,7 @@ class Polls:
         """Print what is so, until it is time to open NVML again, which may know no better of a GPU in trouble."""
         until = time.monotonic() + REOPEN
         while self._round() or time.monotonic() < until:
-            time.sleep(POLL)
+            time.sleep(moments.until())
 
     def _round(self) -> bool:
         """Ask each GPU but those that hung; returns whether all is well with them."""

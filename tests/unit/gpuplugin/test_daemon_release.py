@@ -13,10 +13,9 @@ import grpc.aio
 import pytest
 
 import fakehost
-from gpuplugin import daemon
 from gpuplugin.control import letting_go
 from gpuplugin.limits import nvml_limits
-from gpuplugin.processes import spawn
+from gpuplugin.processes import moments, spawn
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot
 from gpuplugin.snapshot.release import PROBLEM
@@ -58,7 +57,7 @@ def test_release_and_take(top: Path, host: Host) -> None:
 
 def test_nothing_is_asked_for_or_given_out_meanwhile(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        monkeypatch.setattr(daemon, "LOOK", 0.05)
+        monkeypatch.setattr(moments, "EACH", 0.05)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             await do(top, "release")
@@ -77,7 +76,7 @@ def test_what_is_let_go_is_said_once(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
-        monkeypatch.setattr(daemon, "LOOK", 0.05)
+        monkeypatch.setattr(moments, "EACH", 0.05)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             await do(top, "release")

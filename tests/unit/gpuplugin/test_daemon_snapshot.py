@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin import daemon
+from gpuplugin.processes import moments
 from gpuplugin.snapshot import node_requests, node_snapshot
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, GpushimError
@@ -31,7 +32,7 @@ def test_given_out_while_the_snapshot_lives(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node_requests, "ANSWER", 0.3)
-    monkeypatch.setattr(daemon, "LOOK", 0.1)
+    monkeypatch.setattr(moments, "EACH", 0.1)
     state = top / "state"
 
     async def run() -> None:
@@ -55,7 +56,7 @@ def test_a_node_that_is_of_a_newer_version(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node_requests, "ANSWER", 0.3)
-    monkeypatch.setattr(daemon, "LOOK", 0.1)
+    monkeypatch.setattr(moments, "EACH", 0.1)
     state, newer = top / "state", {"gpushim": "99", "form": ensure.FORM + 1, "colours": ["green"]}
     saved(state)
 

@@ -21,6 +21,7 @@ from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.mps import mps
+from gpuplugin.processes import moments
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
@@ -87,7 +88,7 @@ class Node:
         """Let time pass, in which it looks for what has ended."""
         end = self.now + seconds
         while self.now < end:
-            self.now += prepare.SWEEP
+            self.now += SWEEP
             await self.driver._sweep()
 
 
@@ -97,6 +98,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(monkeypatch)
 
 
+SWEEP = prepare.SWEEP * moments.EACH
 ENDED: dict[str, tuple[str, ...] | None] = {"not allocated": None, "allocated otherwise": ("gpu-1",)}
 
 
@@ -124,7 +126,7 @@ def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_e
         await node.later(120)
         assert [*node.ledger.claims()] == ["a"]
         node.listed.clear()
-        await node.later(prepare.ENDED - prepare.SWEEP)
+        await node.later(prepare.ENDED - SWEEP)
         assert [*node.ledger.claims()] == ["a"]
         await node.later(60 - prepare.ENDED)
         assert not node.ledger.claims()
@@ -161,7 +163,7 @@ def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pyt
             assert [*node.ledger.claims()] == ["a"]
             if again:
                 await node.prepare("a")
-            monkeypatch.setattr(prepare, "SWEEP", 0.0)
+            monkeypatch.setattr(moments, "until", lambda number: 0.0)
             keeping = asyncio.ensure_future(node.driver.keep())
             for _ in range(100):
                 await asyncio.sleep(0)

@@ -17,7 +17,7 @@ import pytest
 
 from fakehost import Host
 from gpuplugin.health import nvml_child
-from gpuplugin.processes import child
+from gpuplugin.processes import child, moments
 from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import Heard, watch
@@ -65,7 +65,7 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
-    monkeypatch.setattr(nvml_child, "_CALL", quicker(WAIT_MS=50))
+    monkeypatch.setattr(nvml_child, "_CALL", quicker(EACH=0.025))
     heard = watch(host, "events")
 
     async def body() -> None:
@@ -87,9 +87,9 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
 
 def quicker(**constants: Any) -> str:
     """Return the call of the children's program with other constants."""
-    places = {"WAIT_MS": "event_loop", "POLL": "nvml_child", "REOPEN": "nvml_child"}
+    places = {"EACH": "moments", "REOPEN": "nvml_child"}
     changed = "; ".join(f"{places[name]}.{name} = {value!r}" for name, value in constants.items())
-    modules = "from gpuplugin.health import nvml_lines, event_loop, nvml_child"
+    modules = "from gpuplugin.health import nvml_child; from gpuplugin.processes import moments"
     return nvml_child._CALL.replace("from MODULE import main", f"{modules}; {changed}; main = nvml_child.main")
 
 
@@ -181,7 +181,7 @@ def test_a_gpu_without_rows_to_spare_tells_its_retired_pages(host: Host) -> None
     ],
 )
 def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_child, "_CALL", quicker(POLL=0.05, REOPEN=0.2))
+    monkeypatch.setattr(nvml_child, "_CALL", quicker(EACH=0.05, REOPEN=0.2))
     heard, uuid = watch(host, "polls"), host.gpus[0].uuid
 
     async def body() -> None:
@@ -196,7 +196,7 @@ def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monk
 
 
 def test_a_poll_lists_gpus_and_mig_instances_that_come_and_go(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_child, "_CALL", quicker(POLL=0.05))
+    monkeypatch.setattr(nvml_child, "_CALL", quicker(EACH=0.05))
     heard, uuids = watch(host, "polls"), [gpu.uuid for gpu in host.gpus]
 
     async def body() -> None:
@@ -247,7 +247,7 @@ def test_it_ends_with_its_parent(host: Host, mode: str, hung: bool) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("well", "rounds"), [(False, 3), (True, 20)])
+@pytest.mark.parametrize(("well", "rounds"), [(False, 2), (True, 20)])
 def test_nvml_is_opened_again_soon_while_a_gpu_is_in_trouble(
     well: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,4 +263,4 @@ def test_nvml_is_opened_again_soon_while_a_gpu_is_in_trouble(
     monkeypatch.setattr(nvml_child.Polls, "_round", lambda _: looks.pop(0))
     nvml_child.Polls(None, [], "").watch()
     assert 20 - len(looks) == rounds
-    assert well or now < 10 - nvml_child.POLL
+    assert well or now < 10 - moments.EACH
