@@ -76,7 +76,8 @@ class Watchers:
             if gpu and mode == POLLS and hung_file.hangs(gpu):
                 self._stale()
 
-        return Child(mode, words, partial(self._heard, mode), mark_unwatched, nvml_child.SILENCE[mode], start)
+        heard, silence = partial(self._heard, mode), nvml_child.SILENCE[mode]
+        return Child(mode, words, heard, mark_unwatched, silence, start, gather=mode == POLLS)
 
     def choose(self, checks: xids.Choice) -> None:
         """Go by other checks from now on."""

@@ -28,7 +28,7 @@ SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
 REPEATED = 3600.0  # before the same is logged again
 KILLED = 1.0  # for which `stop` waits for one that it has killed
-GATHER = 0.02  # of what it tells at once, such as that it asks each GPU; a turn of the loop for each line costs more
+GATHER = 0.02  # in which one that asks all GPUs says so of each; a turn of the loop for each line costs more
 LINE_LIMIT = 1 << 16  # bytes
 # In a second, and bytes of one that counts once: kubelet's calls run in the same loop. A child that watches tells 100
 # (event_loop.MOST_SENT), and after a pause of this loop what a pipe holds, 1300 of the shortest.
@@ -50,6 +50,7 @@ class Child:
         start: starts the task that sees to it.
         lost: what is not done while it does not run.
         fed: it answers what `say` writes.
+        gather: take together what it tells within GATHER seconds.
 
     Attributes:
         pid: of the one that runs, or is left behind; 0 for none.
@@ -66,9 +67,11 @@ class Child:
         start: Callable[[Any], asyncio.Task[Any]] = asyncio.ensure_future,
         lost: str = "GPUs are not watched",
         fed: bool = False,
+        gather: bool = False,
     ) -> None:
         self.name, self.pid, self._lost, self._start = name, 0, lost, start
         self._most, self._feed = FED if fed else LINES, -1  # the end of a pipe
+        self._gather = gather
         self._words, self._heard, self._on_stop, self._silence = words, heard, on_stop, silence
         self._suspects: dict[str, None] = {}
         self._logged: dict[str, float] = {}  # until when a sentence is not logged again
@@ -183,7 +186,7 @@ class Child:
             if left <= 0:
                 return self._hangs()
             await tasks.until(self._news, left)
-            if self._most != FED and self._news.is_set():  # nobody waits for its answer
+            if self._gather and self._news.is_set():
                 loop.remove_reader(reading)  # which goes on telling
                 await asyncio.sleep(GATHER)
                 loop.add_reader(reading, self._news.set)

@@ -63,6 +63,7 @@ def test_lines_that_come_one_after_the_other_cost_few_turns_of_the_loop(monkeypa
     """As where it says of each GPU that it asks it, all the time."""
     monkeypatch.setattr(module, "GATHER", 1.0)
     heard = Heard("tell(watching=[])\nfor _ in range(50): tell(xid=1); time.sleep(0.002)\ntime.sleep(99)")
+    heard.child._gather = True
 
     async def body() -> None:
         read: list[int] = []
