@@ -23,6 +23,7 @@ from gpuplugin.control.control import Control
 from gpuplugin.devices import preferred
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
+from gpuplugin.kubelet import grpc_threads
 from gpuplugin.limits.enforce import KernelLimits
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.mps.mps import Units
@@ -88,7 +89,7 @@ class Plugin:
         Raises:
             GpushimError: the host cannot serve GPUs, and the settings say not to wait.
         """
-        await moments.begin_grpc()
+        await grpc_threads.begin()
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
         self._renewal = Renewal()

@@ -57,7 +57,7 @@ class FakeChild:
 
     all: ClassVar[dict[str, FakeChild]] = {}
 
-    def __init__(self, name: str, words: Any, heard: Any, mark_unwatched: Any, silence: float, start: Any) -> None:
+    def __init__(self, name: str, words: Any, heard: Any, mark_unwatched: Any, *_: Any, **__: Any) -> None:
         self.heard, self.mark_unwatched, self.words = heard, mark_unwatched, words
         self.name, self.pid, self.does = name, 0, ""
         self.all[name] = self

@@ -54,7 +54,7 @@ class Exhausted:
         return -1
 
     def prctl(self, *_: object) -> int:
-        """Answer for moments.begin_grpc."""
+        """Answer for grpc_threads.begin."""
         return 0
 
 
