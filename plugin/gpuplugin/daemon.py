@@ -23,7 +23,6 @@ from gpuplugin.control.control import Control
 from gpuplugin.devices import preferred
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
-from gpuplugin.kubelet import grpc_threads
 from gpuplugin.limits.enforce import KernelLimits
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.mps.mps import Units
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
 
-WAIT = 2.0  # the same while there is no snapshot to go by
+WAIT = 2.0  # seconds between looks while there is no snapshot to go by
 CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
 
 
@@ -89,7 +88,6 @@ class Plugin:
         Raises:
             GpushimError: the host cannot serve GPUs, and the settings say not to wait.
         """
-        await grpc_threads.begin()
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
         self._renewal = Renewal()

@@ -232,20 +232,25 @@ class Containers:
 
 
 class Pods(Containers):
-    """Those of a cluster's namespace default: those of the chart have GPUs without asking."""
+    """Those in a cluster's namespace default: the chart's own, elsewhere, have GPUs without asking."""
 
     def running(self) -> dict[str, int]:
         """List those containers in which a process runs, and one process of each."""
         found = super().running()
-        return {path: pid for path, pid in found.items() if self.namespace(path.split("/")[-2]) == DEFAULT}
+        return {path: pid for path, pid in found.items() if self.namespace(path, pid) == DEFAULT}
 
-    def namespace(self, name: str) -> str:
-        """Read a container's namespace where containerd has it, for kubelet may be away; "" if it has ended."""
+    def namespace(self, path: str, pid: int) -> str:
+        """Read the namespace of a process's container where containerd has it, for kubelet may be away.
+
+        Args:
+            path: of the container's cgroup.procs.
+            pid: the process; "" is returned if it has ended.
+        """
         tasks = self.node.engine.state / "io.containerd.runtime.v2.task/k8s.io"
         try:
-            text = (tasks / name / "config.json").read_text()
+            text = (tasks / path.split("/")[-2] / "config.json").read_text()
         except FileNotFoundError:
-            assert tasks.is_dir(), f"containerd has its containers elsewhere than in {tasks}"
+            assert until(lambda: not os.path.exists(f"/proc/{pid}"), SECONDS), f"{path} is not in {tasks}"
             return ""
         return str(json.loads(text)["annotations"]["io.kubernetes.cri.sandbox-namespace"])
 

@@ -81,7 +81,12 @@ def test_containers_by_their_engine_s_files_and_command_lines(proc: Path, tmp_pa
     process(proc, 9, "conmon", words="/usr/bin/conmon -c three -r /usr/bin/crun ")
     process(proc, 10, "sh", words=f"sh -c {OURS} ")
     process(proc, 11, "conmon", words=f"/usr/bin/conmon -c ../../etc -r {OURS} ")
-    assert recorded(proc) == ["one", "pod", "task0", "task1", "two"]
+    for at, (name, runtime) in enumerate(
+        (("four", OURS), ("five", "/usr/bin/crun"))
+    ):  # Podman's exit command has it, too
+        words = f"/usr/bin/conmon -c {name} -r {runtime} --exit-command-arg --runtime --exit-command-arg {OURS} "
+        process(proc, 12 + at, "conmon", words=words)
+    assert recorded(proc) == ["four", "one", "pod", "task0", "task1", "two"]
 
 
 @pytest.mark.parametrize("facts", STRANGERS, ids=str)

@@ -27,7 +27,7 @@ from gpuplugin.dra.shared import Sharing
 from gpuplugin.dra.status import Now, Status
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
-from gpuplugin.kubelet import dra, grpc_threads, plugins
+from gpuplugin.kubelet import dra, plugins
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.processes import moments, tasks
 from gpuplugin.settings import resources
@@ -90,7 +90,6 @@ class NodeHalf:
         Raises:
             GpushimError: this process cannot go on.
         """
-        await grpc_threads.begin()
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake, self._renewal, self._plugins = asyncio.Event(), Renewal(), plugins.Plugins()
         kubelet_dir = str(self._settings.values["kubelet-dir"])

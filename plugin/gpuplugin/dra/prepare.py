@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gpuplugin.kubelet.podresources import Listed
     from gpushim.ground.model import Snapshot
 
-SWEEP = 2  # of the moments in which is looked at what has ended
 YOUNG = 10.0  # seconds in which a kubelet that has just begun may not list all pods
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
 SOON = 3.0  # seconds for an answer to that: what no pod has is to stay new in the book, for `ledger.QUIET` seconds
@@ -190,7 +189,7 @@ class Claims:
         """Take back what kubelet does not list and the API server does not have."""
         last_error = ""
         while True:
-            await asyncio.sleep(moments.until(SWEEP))
+            await asyncio.sleep(moments.until())
             try:
                 if self._ended:
                     await self._forget(frozenset(self._ended))

@@ -10,6 +10,7 @@ Out of scope: what is asked of a GPU (nvml_lines.py); the lines (nvml_child.py);
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -102,7 +103,7 @@ class Events:
             if self._set is None:
                 time.sleep(seconds)
             else:
-                self._take(nvml.nvmlEventSetWait_v2(self._set, max(1, round(1000 * seconds))))
+                self._take(nvml.nvmlEventSetWait_v2(self._set, math.ceil(1000 * seconds)))
                 return True
         except nvml.NVMLError_Timeout:
             self._register_failed()

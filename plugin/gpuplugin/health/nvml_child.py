@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 SILENCE = {EVENTS: 10.0, POLLS: 8.0}  # seconds after which each hangs, if it prints nothing
-REOPEN = 4.0  # seconds after which NVML is opened again while a GPU is in trouble: its return is seen within 10
+# Seconds after which NVML is opened again while a GPU is in trouble: at the next moment, if opening it took less than
+# one; so its return is seen within 10.
+REOPEN = moments.EACH - 1.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
 _CALL = "import sys; sys.path[:] = sys.argv[1].split(':'); from MODULE import main; main(*sys.argv[2:])"
 

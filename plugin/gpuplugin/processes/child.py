@@ -28,7 +28,7 @@ SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
 REPEATED = 3600.0  # before the same is logged again
 KILLED = 1.0  # for which `stop` waits for one that it has killed
-GATHER = 0.02  # in which one that asks all GPUs says so of each; a turn of the loop for each line costs more
+GATHER = 0.02  # in which one that asks all GPUs names each; a turn of the loop for each line costs more
 LINE_LIMIT = 1 << 16  # bytes
 # In a second, and bytes of one that counts once: kubelet's calls run in the same loop. A child that watches tells 100
 # (event_loop.MOST_SENT), and after a pause of this loop what a pipe holds, 1300 of the shortest.

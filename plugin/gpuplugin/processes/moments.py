@@ -1,6 +1,6 @@
-"""Moments in which all look that look now and then: a node that rests is woken once for them together.
+"""Moments that all periodic looks share, so that a node at rest wakes once for them together.
 
-Waking costs a node that rests more than most looks. Out of scope: who looks, and what at.
+Waking costs such a node more than most looks. Out of scope: who looks, and what at.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 EACH = 4.0  # seconds between two
 
 
-def until(number: int = 1) -> float:
-    """Return the seconds until the next moment of all, or of each so many: the same for all processes."""
-    seconds = number * EACH
-    return seconds - time.monotonic() % seconds
+def until() -> float:
+    """Return the seconds until the next moment, which is the same for all processes."""
+    return EACH - time.monotonic() % EACH

@@ -88,7 +88,7 @@ class Node:
         """Let time pass, in which it looks for what has ended."""
         end = self.now + seconds
         while self.now < end:
-            self.now += SWEEP
+            self.now += moments.EACH
             await self.driver._sweep()
 
 
@@ -98,7 +98,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(monkeypatch)
 
 
-SWEEP = prepare.SWEEP * moments.EACH
 ENDED: dict[str, tuple[str, ...] | None] = {"not allocated": None, "allocated otherwise": ("gpu-1",)}
 
 
@@ -126,7 +125,7 @@ def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_e
         await node.later(120)
         assert [*node.ledger.claims()] == ["a"]
         node.listed.clear()
-        await node.later(prepare.ENDED - SWEEP)
+        await node.later(prepare.ENDED - moments.EACH)
         assert [*node.ledger.claims()] == ["a"]
         await node.later(60 - prepare.ENDED)
         assert not node.ledger.claims()
@@ -163,7 +162,7 @@ def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pyt
             assert [*node.ledger.claims()] == ["a"]
             if again:
                 await node.prepare("a")
-            monkeypatch.setattr(moments, "until", lambda number: 0.0)
+            monkeypatch.setattr(moments, "until", lambda: 0.0)
             keeping = asyncio.ensure_future(node.driver.keep())
             for _ in range(100):
                 await asyncio.sleep(0)

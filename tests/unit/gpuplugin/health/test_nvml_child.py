@@ -252,15 +252,19 @@ def test_nvml_is_opened_again_soon_while_a_gpu_is_in_trouble(
     well: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was opened while a GPU was lost may never find it; and a refresh follows within the ten seconds."""
-    now, looks = 0.0, [well] * 19 + [False]
+    now, looks = 0.3, [well] * 19 + [False]
 
     def sleep(seconds: float) -> None:
         nonlocal now
         now += seconds
 
+    def look(_: object) -> bool:
+        sleep(0.1)
+        return looks.pop(0)
+
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr(nvml_child.Polls, "_round", lambda _: looks.pop(0))
+    monkeypatch.setattr(nvml_child.Polls, "_round", look)
     nvml_child.Polls(None, [], "").watch()
     assert 20 - len(looks) == rounds
     assert well or now < 10 - moments.EACH

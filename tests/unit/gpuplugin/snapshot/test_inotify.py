@@ -53,10 +53,6 @@ class Exhausted:
         ctypes.set_errno(errno.ENOSPC)
         return -1
 
-    def prctl(self, *_: object) -> int:
-        """Answer for grpc_threads.begin."""
-        return 0
-
 
 @pytest.mark.parametrize(("instances", "setting"), [(-1, "max_user_instances"), (1_000_000, "max_user_watches")])
 def test_a_host_without_more_is_told_once(
