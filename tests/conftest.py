@@ -49,6 +49,12 @@ LONGEST = (
     "unit/gpushim: doctor/engine_fixes doctor/fixes create/create inventory/freshness engines/sequences",
 )
 FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
+# Of these a run may take half of each test's cases (sample.py).
+HALVED = (
+    "tests/unit/gpu",
+    *(f"tests/e2e/test_{name}" for name in ("bad_", "cdi_hook_hostile", "chart.py", "faults_", "fresh", "hostile")),
+    *(f"tests/e2e/test_{name}" for name in ("races", "shared_volumes")),
+)
 RANK = {name: rank for rank, name in enumerate(FIRST)}
 
 
@@ -59,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def taken(item: pytest.Item) -> bool:
         name, case, _ = item.nodeid.partition("[")
         seen[name] += 1
-        return not case or not name.startswith(("tests/unit/gpu", "tests/e2e/test_bad_")) or sample.taken(seen[name])
+        return not case or not name.startswith(HALVED) or sample.taken(seen[name])
 
     items[:] = filter(taken, items)
     items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix()[:-3].replace("test_", ""), len(RANK)))
