@@ -1,7 +1,7 @@
 """Which of very many cases a run takes: tools/test takes others with each commit, so that in time all are tried.
 
 GPUSHIM_SHARE=N repeats what a run has said that it takes; GPUSHIM_LONG=1 takes all. GPUSHIM_HALF=0 takes half of the
-cases of each unit test of modules, GPUSHIM_HALF=1 the other: the fast ones are all run, each on one Python. Of the slow
+cases of each unit test of modules, GPUSHIM_HALF=1 the other: the fast ones are all run, each on one Python. Of slow
 ones, and of those of tests/e2e that have very many (conftest.HALVED), a run takes one half, and about every second
 commit the other.
 """
