@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuplugin.processes import moments
+
 # Python before 3.10 starts processes by fork(2), in which grpc's handlers abort; the plugin spawns its child.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
@@ -17,6 +19,12 @@ import grpc
 # The last server or channel that the collector takes ends grpc's poller, and waits for ever where a test that failed
 # has left a server running: the run would hang instead of saying which test failed. Ours is never taken.
 grpc.aio.init_grpc_aio()
+
+
+@pytest.fixture(autouse=True)
+def looks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let looks come so long after the last: the moment of all would come by chance between two lines of a test."""
+    monkeypatch.setattr(moments, "until", lambda: moments.EACH)
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ def test_a_clock_that_is_set_changes_no_verdict(
 
     async def run() -> None:
         async with running(top) as kubelet:
+            await until(lambda: [child.does for child in FakeChild.all.values()] == ["begin"] * 2)
             for child in FakeChild.all.values():
                 child.heard(
                     {"watching": [uuid(0), uuid(1)], "unwatched": {}} if child.name == "events" else poll(0, 1)

@@ -18,6 +18,7 @@ import pytest
 from fakehost import Host
 from gpuplugin.health import nvml_child
 from gpuplugin.processes import child, moments
+from gpuplugin.processes.moments import until as next_moment  # before looks_apart
 from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import Heard, watch
@@ -252,6 +253,7 @@ def test_nvml_is_opened_again_soon_while_a_gpu_is_in_trouble(
     well: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was opened while a GPU was lost may never find it; and a refresh follows within the ten seconds."""
+    monkeypatch.setattr(moments, "until", next_moment)
     now, looks = 0.3, [well] * 19 + [False]
 
     def sleep(seconds: float) -> None:

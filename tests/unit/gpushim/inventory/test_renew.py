@@ -76,9 +76,10 @@ def test_a_host_that_takes_longer_than_a_create_waits(machine: Machine, log: Pat
     with ThreadPoolExecutor(3) as creates:
         first = list(creates.map(lambda _: refusal(machine), range(3)))
     assert {error.exit_code for error in first} == {INVENTORY}
-    assert {str(error) for error in first} == {str(first[0])}
-    assert "waited 1 s for NVML to initialise, and goes on without this container" in str(first[0])
-    assert "persistence mode" in str(first[0])
+    sentence = "waited 1 s for {}, and goes on without this container"
+    steps = ("NVML to initialise", "the driver's modules and nodes")  # the second where this machine has much to do
+    assert all(any(sentence.format(step) in str(error) for step in steps) for error in first)
+    assert any(sentence.format(steps[0]) in str(error) and "persistence mode" in str(error) for error in first)
     until(lambda: ensure.read(machine.config, machine.state))
     assert snapshot(machine) == machine.saved()
     assert log.read_text() == "refresh\n"
