@@ -84,7 +84,8 @@ def test_containers_by_their_engine_s_files_and_command_lines(proc: Path, tmp_pa
     for at, (name, runtime) in enumerate(
         (("four", OURS), ("five", "/usr/bin/crun"))
     ):  # Podman's exit command has it, too
-        words = f"/usr/bin/conmon -c {name} -r {runtime} --exit-command-arg --runtime --exit-command-arg {OURS} "
+        words = f"/usr/bin/conmon -c {name} -r {runtime} --log-tag -r --log-tag --cid --exit-command-arg --runtime "
+        words += f"--exit-command-arg {OURS} "
         process(proc, 12 + at, "conmon", words=words)
     assert recorded(proc) == ["four", "one", "pod", "task0", "task1", "two"]
 

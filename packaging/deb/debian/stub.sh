@@ -64,11 +64,8 @@ in_words() { # name, a file with conmon's arguments
   tr '\n\0' ' \n' <"$2" | {
     option='' id='' called=''
     while IFS= read -r word; do
-      case $option in
-        -c | --cid) id=$word ;;
-        -r | --runtime) called=$word ;;
-        --exit-command-arg) word='' ;; # of Podman's own, which has a --runtime too
-      esac
+      # The first of each: behind them are words of users (a log's tag), and Podman's own call, with a --runtime too.
+      case $option in -c | --cid) id=${id:-$word} ;; -r | --runtime) called=${called:-$word} ;; esac
       option=$word
     done
     case $id in '' | */* | .*) called='' ;; esac
