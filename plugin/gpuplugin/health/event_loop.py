@@ -103,7 +103,7 @@ class Events:
             if self._set is None:
                 time.sleep(seconds)
             else:
-                self._take(nvml.nvmlEventSetWait_v2(self._set, math.ceil(1000 * seconds)))
+                self._take(nvml.nvmlEventSetWait_v2(self._set, max(1, math.ceil(1000 * seconds))))
                 return True
         except nvml.NVMLError_Timeout:
             self._register_failed()
