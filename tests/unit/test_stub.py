@@ -81,12 +81,11 @@ def test_containers_by_their_engine_s_files_and_command_lines(proc: Path, tmp_pa
     process(proc, 9, "conmon", words="/usr/bin/conmon -c three -r /usr/bin/crun ")
     process(proc, 10, "sh", words=f"sh -c {OURS} ")
     process(proc, 11, "conmon", words=f"/usr/bin/conmon -c ../../etc -r {OURS} ")
-    for at, (name, runtime) in enumerate(
-        (("four", OURS), ("five", "/usr/bin/crun"))
-    ):  # Podman's exit command has it, too
-        words = f"/usr/bin/conmon -c {name} -r {runtime} --log-tag -r --log-tag --cid --exit-command-arg --runtime "
-        words += f"--exit-command-arg {OURS} "
-        process(proc, 12 + at, "conmon", words=words)
+    behind = (
+        f"--log-tag -r --log-tag --cid --exit-command-arg --runtime --exit-command-arg {OURS} "  # as Podman's are
+    )
+    process(proc, 12, "conmon", words=f"/usr/bin/conmon -c four -r {OURS} {behind}")
+    process(proc, 13, "conmon", words=f"/usr/bin/conmon -c five -r /usr/bin/crun {behind}")
     assert recorded(proc) == ["four", "one", "pod", "task0", "task1", "two"]
 
 
@@ -179,3 +178,15 @@ def test_a_nul_hides_no_request(program: Path, tmp_path: Path) -> None:
     asks = b'{"env":["NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_DEVICES=0"]}'
     (tmp_path / "config.json").write_bytes(b"\0" + asks)
     assert not reaches(program, tmp_path, "create", "x")
+
+
+@pytest.mark.parametrize("verb", ["state", "create"])
+def test_a_low_level_runtime_that_leads_to_what_stays_is_none(program: Path, verb: str, tmp_path: Path) -> None:
+    """It would execute itself without end."""
+    low, runc = program.parent / "low", tmp_path / "runc"
+    runc.symlink_to(program)
+    before = low.read_text()
+    low.write_text(f"{runc}\n")
+    done = subprocess.run([program, verb, "x"], capture_output=True, text=True, check=False, timeout=10)
+    low.write_text(before)
+    assert (done.returncode, "and the low-level runtime of its containers too" in done.stderr) == (127, True)
