@@ -268,8 +268,8 @@ class NodeHalf:
         return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, self._sharing.owed)
 
     def _now(self) -> Now:
-        problem, tainted = self._offer.problem, self._taints() or {}
-        return Now(self._node, self._rival, self._offered, self._why, problem, self._lacks, self._desired, tainted)
+        state = self._offered, self._why, self._offer.problem, self._lacks, self._desired
+        return Now(self._node, self._rival, *state, lambda: self._taints() or {})
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem

@@ -50,7 +50,7 @@ class Now(NamedTuple):
         problem: why none is given out, or "".
         lacks: which devices the CDI spec does not have, a sentence, or "".
         slices: that are to be published; None: not by this instance.
-        taints: by UUID.
+        taints: returns them by UUID.
     """
 
     node: str
@@ -60,7 +60,7 @@ class Now(NamedTuple):
     problem: str
     lacks: str
     slices: Sequence[object] | None
-    taints: Mapping[str, Sequence[Mapping[str, str]]]
+    taints: Callable[[], Mapping[str, Sequence[Mapping[str, str]]]]
 
 
 class Status:
@@ -175,7 +175,7 @@ class Status:
             return RIVAL.format(rival)
         if not self.driver.registered:
             return f"kubelet has not registered the driver{refused and ': '}{refused}"
-        if self._newest.is_it() and not published.get("generation"):  # what fails later is the API server's
+        if not published.get("generation") and self._newest.is_it():  # what fails later is the API server's
             why = published.get("problem") or "the container beside this one has not said that they are"
             return f"its ResourceSlices are not published: {why}"
         return ""
@@ -201,7 +201,7 @@ def _claimed(rows: Mapping[str, Row]) -> Iterator[Sample]:
 
 
 def _tainted(now: Now) -> Iterator[Sample]:
-    rows = (one for row in now.taints.values() for one in row)
+    rows = (one for row in now.taints().values() for one in row)
     found = Counter((one["key"].rpartition("/")[2], one["effect"]) for one in rows)
     for (reason, effect), number in found.items():
         yield "tainted_devices", {"reason": reason, "effect": effect}, number

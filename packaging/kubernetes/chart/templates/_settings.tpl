@@ -53,7 +53,7 @@ livenessProbe:
   timeoutSeconds: 5
 readinessProbe:
   httpGet: {path: /readyz, port: metrics}
-  periodSeconds: 2
+  periodSeconds: 5
   timeoutSeconds: 5
 {{- end -}}
 {{- end -}}
