@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Part = Callable[[], Iterator[Any]]  # yields when it has done something, and is begun anew when it returns
 
+RACE = 10.0  # seconds after which a signal is seen that comes just as the wait for one begins
+
 
 def run(parts: Collection[Part], once: bool = False) -> None:
     """Do parts until a signal ends the process.
@@ -36,7 +38,7 @@ def run(parts: Collection[Part], once: bool = False) -> None:
         signal.signal(number, lambda *_: os._exit(0))  # at once: threads in TLS do not outlive the interpreter's end
     for each in parts:
         threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
-    while not ended.wait(1.0):  # not for ever: a signal that comes just as it begins to wait is seen when it ends
+    while not ended.wait(RACE):
         pass
     if not once:
         raise GpushimError("a part of the work at the API server has ended; its traceback is above", FAILED)
