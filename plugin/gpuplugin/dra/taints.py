@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons
 LENGTH = 1024  # bytes of a message, of which kubelet reads so many
-TIMEOUT = 30  # seconds after which a device of which nothing is heard is Unknown
+TIMEOUT = 60  # seconds after which a device of which nothing is heard is Unknown; dra.REPEAT three times
 
 
 def taints(

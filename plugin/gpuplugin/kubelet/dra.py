@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Health = Callable[[], list[dict[str, Any]]]  # DeviceHealth messages of all devices
 
 UNKNOWN, HEALTHY, UNHEALTHY = range(3)  # HealthStatus
-REPEAT = 10.0  # seconds; kubelet takes a device that it does not hear of for 30 s for Unknown
+REPEAT = 20.0  # seconds; a device that kubelet does not hear of for 30 s, or as long as a message says, is Unknown
 CLAIMS = 256  # of one call, most; kubelet asks for those of one pod
 REASON = 500  # characters of why kubelet refuses
 FOLDER = "plugins"  # in kubelet's directory, has one of each driver
