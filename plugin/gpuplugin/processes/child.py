@@ -156,7 +156,6 @@ class Child:
             os.set_blocking(reading, False)
             os.set_blocking(feed, False)
             self._feed = feed
-            loop.add_reader(reading, self._news.set)
             return await self._end(reading)
         finally:
             loop.remove_reader(reading)
@@ -185,11 +184,11 @@ class Child:
             left = self._last + silence - time.monotonic()
             if left <= 0:
                 return self._hangs()
+            loop.add_reader(reading, self._news.set)
             await tasks.until(self._news, left)
+            loop.remove_reader(reading)  # which is readable until it is read, and so would wake this again
             if self._gather and self._news.is_set():
-                loop.remove_reader(reading)  # which goes on telling
                 await asyncio.sleep(GATHER)
-                loop.add_reader(reading, self._news.set)
             self._news.clear()
 
     def _hangs(self) -> str:
