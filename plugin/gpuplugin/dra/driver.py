@@ -180,7 +180,8 @@ class NodeHalf:
         publishes = self._driver.registered and not self._rival and self._newest.is_it()
         self._desired = self._slices() if publishes else None
         self._link.tell(self._desired)
-        await asyncio.gather(self._control.attend(system.state_dir()), self._exporter.attend())
+        await self._control.attend(system.state_dir())
+        await self._exporter.attend()
 
     def _registered(self) -> None:
         if self._driver.registered:

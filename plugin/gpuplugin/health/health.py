@@ -132,10 +132,10 @@ class Health:
         self._take_in()
         found: dict[str, list[Reason]] = {}
         for gpu in (one for one in snapshot["gpus"] if one["uuid"]):
-            reasons = self._reasons(gpu["uuid"], now)
-            found[gpu["uuid"]] = [one for one in reasons if one.gi is None]
-            for mig in (one for one in snapshot["mig"] if one["gpu"] == gpu["index"]):
-                found[mig["uuid"]] = [one for one in reasons if one.concerns(mig)]
+            if reasons := self._reasons(gpu["uuid"], now):
+                found[gpu["uuid"]] = [one for one in reasons if one.gi is None]
+                for mig in (one for one in snapshot["mig"] if one["gpu"] == gpu["index"]):
+                    found[mig["uuid"]] = [one for one in reasons if one.concerns(mig)]
         return {uuid: reasons for uuid, reasons in found.items() if reasons}
 
     def save(self, at_once: bool = False) -> None:
