@@ -217,7 +217,7 @@ def test_calls_of_no_engine_neither_keep_it_nor_take_it_away(there: Machine) -> 
     bundle.run()
     bundle.ask(args=["/bin/true"], root={"path": "/nowhere"})
     assert "/nowhere" in bundle.call("create", "--bundle", str(bundle.directory), "x", check=False).stderr
-    there.run("mkdir -p -m 1777 /run/lock; mkdir /run/lock/x; docker rm --force gpu")  # as anybody may
+    there.run("mkdir -p /run/lock/x; chmod 1777 /run/lock; docker rm --force gpu")  # as anybody may
     assert until(lambda: gone(there), SECONDS)
 
 
