@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -111,6 +112,20 @@ def test_files_of_others_keep_nothing_here(proc: Path, tmp_path: Path) -> None:
     assert recorded(proc) == []
 
 
+@pytest.mark.parametrize(("running", "code"), [("", 0), ("echo a", 1)])
+def test_what_cannot_be_laid_out_ends_a_removal_only_where_it_is_needed(
+    proc: Path, tmp_path: Path, running: str, code: int
+) -> None:
+    (tmp_path / "run/gpushim").mkdir(parents=True)
+    (tmp_path / "run/gpushim/runtime").write_text("/bin/sh\n")
+    (tmp_path / "removed").touch()
+    (tmp_path / "file").touch()  # where a directory cannot be made
+    line = f"recorded() {{ {running or ':'}; }}; STUB={tmp_path}/file/stub; keep_stub x {tmp_path}"
+    env = {"PATH": "/usr/bin:/bin", "PROC": str(proc), "DPKG_ROOT": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", "-euc", f"{SCRIPT.read_text()}\n{line}"], env=env, check=False, timeout=60)
+    assert done.returncode == code
+
+
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stub as it is laid out, in a directory of the test's, above a runtime that records its call."""
@@ -153,18 +168,38 @@ def test_it_finds_the_bundle_as_the_launcher_does(program: Path, tmp_path: Path,
         assert reaches(program, tmp_path, *args) is not asks
 
 
+def process_of(*env: str, args: str = '["sh"]', more: str = "") -> str:
+    """What most engines write: one line without spaces."""
+    variables = ",".join(f'"{entry}"' for entry in env)
+    return f'{{"process":{{"terminal":true,"args":{args},"env":[{variables}],"cwd":"/"}},"root":{{}}{more}}}'
+
+
+VOID, NOTHING, CUDA = "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION=12.4"
 SAYS_NO = {
-    '{"env":["NVIDIA_VISIBLE_DEVICES=void","CUDA_VERSION=12.4"]}': False,
-    '{"env":["NVIDIA_VISIBLE_DEVICES="]}': False,
-    '{"env":["NVIDIA_VISIBLE_DEVICES=none"]}': True,  # of which the driver's files remain
-    '{"env":["NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_DEVICES=0"]}': True,
-    '{"env":["NVIDIA_VISIBLE_DEVICES=voids"]}': True,
-    '{"env":["NVIDIA_VISIBLE_DEVICES=void"],"annotations":{"cdi.k8s.io/x":"y"}}': True,
-    '{"env":["NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_\\u0044EVICES=0"]}': True,
+    process_of(VOID, CUDA): False,
+    process_of('A=\\"b\\\\', "B=ü\\n]", CUDA, NOTHING, "C="): False,
+    process_of(NOTHING, more=',"annotations":{"a":"b"}'): False,
+    process_of("NVIDIA_VISIBLE_DEVICES=none"): True,  # of which the driver's files remain
+    process_of(VOID, "NVIDIA_VISIBLE_DEVICES=0"): True,
+    process_of("NVIDIA_VISIBLE_DEVICES=voids"): True,
+    process_of(VOID, more=',"annotations":{"cdi.k8s.io/x":"y"}'): True,
+    process_of(VOID, "NVIDIA_VISIBLE_\\u0044EVICES=0"): True,
 }
+# Where a word is no variable of the container's.
+ELSEWHERE = {
+    process_of(CUDA, args=f'["{word}"]'): True for word in (NOTHING, VOID, f'\\"env\\":[\\"{VOID}\\"],\\"cwd\\":\\"')
+} | {
+    process_of(CUDA, more=f',"annotations":{{"{NOTHING}":"{VOID}"}}'): True,
+    process_of(CUDA, more=f',"hooks":{{"prestart":[{{"path":"/x","args":["x"],"env":["{VOID}"]}}]}}'): True,
+    process_of(CUDA, f'A=\\"{NOTHING}'): True,
+    process_of(CUDA, f'A=,\\"{NOTHING}\\"'): True,
+    process_of(CUDA, f"A={VOID}"): True,
+}
+LINES = {json.dumps(json.loads(text), indent=indent): asks for text, asks in SAYS_NO.items() for indent in ("\t", 4)}
+TEXTS = {**WORDS, **SAYS_NO, **ELSEWHERE, **LINES}
 
 
-@pytest.mark.parametrize(("text", "asks"), [*WORDS.items(), *SAYS_NO.items()], ids=range(len(WORDS) + len(SAYS_NO)))
+@pytest.mark.parametrize(("text", "asks"), TEXTS.items(), ids=range(len(TEXTS)))
 def test_what_may_be_a_request_is_refused(program: Path, tmp_path: Path, text: str, asks: bool) -> None:
     (tmp_path / "config.json").write_text(text)
     assert reaches(program, tmp_path, "create", "x") is not asks
@@ -175,9 +210,27 @@ def test_a_bundle_that_cannot_be_read_is_refused(program: Path, tmp_path: Path) 
 
 
 def test_a_nul_hides_no_request(program: Path, tmp_path: Path) -> None:
-    asks = b'{"env":["NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_DEVICES=0"]}'
-    (tmp_path / "config.json").write_bytes(b"\0" + asks)
+    (tmp_path / "config.json").write_bytes(b"\0" + process_of(VOID, "NVIDIA_VISIBLE_DEVICES=0").encode())
     assert not reaches(program, tmp_path, "create", "x")
+
+
+@pytest.mark.parametrize(
+    ("args", "noted"),
+    [
+        (["create", "x"], True),
+        (["create", "--", "x"], True),
+        (["restore", "--bundle", "A", "x"], True),
+        (["create", "--", "../x"], False),
+        (["run", "x"], False),  # nobody deletes it
+    ],
+)
+def test_what_an_engine_begins_is_noted(program: Path, tmp_path: Path, args: list[str], noted: bool) -> None:
+    """CRI-O's alone are known by that, after their end."""
+    (note := program.parent / "containers/x").unlink(missing_ok=True)
+    (tmp_path / "config.json").write_text("{}")
+    assert reaches(program, tmp_path, *args)
+    assert note.exists() is noted
+    assert not (program.parent / "x").exists()
 
 
 @pytest.mark.parametrize("verb", ["state", "create"])

@@ -2,6 +2,7 @@
 # that path (packaging/removed) until that state is gone: the engine calls it for exec, kill and delete.
 STUB=/usr/lib/gpushim-removed PROC=${PROC:-/proc}
 
+# begin: also in what stays (packaging/removed)
 # List the containers that run and whose engine calls a program of this name for them, by their ids. Root's state
 # alone counts: containerd's and dockerd's task directories, those of shims with others, and the words of conmon, which
 # CRI-O and Podman have for each. Else a user's file or process could keep a program here.
@@ -73,9 +74,17 @@ in_words() { # name, a file with conmon's arguments
   }
 }
 
-# Before the files go: lay the stub out, where running containers need it.
+# end: also in what stays
+# Note those containers, in a file for each. Where a disk is full, what stays finds them itself.
+note() { # the stub's directory
+  while read -r name; do
+    for id in $(recorded "${name##*/}"); do true 2>/dev/null >"$1/containers/$id" || true; done
+  done <"$1/names"
+}
+
+# Before the files go: lay the stub out. Without containers too, for some may begin until then.
 keep_stub() { # program's name, this version's directory
-  if [ -z "$(recorded "$1")" ] || [ ! -f "$2/removed" ]; then return 0; fi
+  if [ ! -f "$2/removed" ]; then return 0; fi
   low=$DPKG_ROOT/run/gpushim/runtime
   if [ -f "$low" ] && [ ! -L "$low" ] && [ -O "$low" ]; then low=$(head -n 1 "$low"); else low=; fi
   if [ ! -x "$low" ]; then # as the launcher finds it
@@ -85,28 +94,27 @@ keep_stub() { # program's name, this version's directory
   if [ -z "$low" ]; then return 0; fi
   rm -rf "$STUB.new"
   (
-    umask 022
-    mkdir -p "$STUB.new/containers"
-    cp "$2/removed" "$STUB.new/runtime"
-    chmod 755 "$STUB.new/runtime"
-    echo "$low" >"$STUB.new/low"
-    cat "$PROC/sys/kernel/random/boot_id" >"$STUB.new/boot"
-    for name in gpushim-runtime nvidia-container-runtime; do
-      echo "/usr/bin/$name"
-      for id in $(recorded "$name"); do : >"$STUB.new/containers/$id"; done
-    done >"$STUB.new/names"
-    if [ -s "$DPKG_ROOT/run/gpushim/triggers" ]; then cp "$DPKG_ROOT/run/gpushim/triggers" "$STUB.new"; fi
-  )
+    umask 022 && mkdir -p "$STUB.new" &&
+      if [ -d "$STUB/containers" ]; then cp -R "$STUB/containers" "$STUB.new"; else mkdir "$STUB.new/containers"; fi &&
+      cp "$2/removed" "$STUB.new/runtime" && chmod 755 "$STUB.new/runtime" &&
+      echo "$low" >"$STUB.new/low" && cat "$PROC/sys/kernel/random/boot_id" >"$STUB.new/boot" && : >"$STUB.new/last" &&
+      printf '/usr/bin/%s\n' gpushim-runtime nvidia-container-runtime >"$STUB.new/names" &&
+      if [ -s "$DPKG_ROOT/run/gpushim/triggers" ]; then cp "$DPKG_ROOT/run/gpushim/triggers" "$STUB.new"; fi
+  ) || { rm -rf "$STUB.new"; [ -z "$(recorded "$1")" ]; return; }
+  note "$STUB.new"
   rm -rf "$STUB"
   mv "$STUB.new" "$STUB"
 }
 
 # After the files have gone: let the name lead to the stub, and the next boot take it away. The link is made before all
 # else, for the name is missing since the program went: what is put there before, dpkg and rpm would take away like it.
+# But where none ran: a container that is created through the link would miss it, if it went again.
 link_stub() { # program's name
   if [ ! -d "$STUB" ]; then return 0; fi
+  if [ -z "$(ls "$STUB/containers")" ] && [ -z "$(recorded "$1")" ]; then drop_stub && return 0; fi
   if [ ! -e "/usr/bin/$1" ] && [ ! -L "/usr/bin/$1" ]; then ln -s "$STUB/runtime" "/usr/bin/$1"; fi
   if [ -z "$(recorded "$1")" ]; then drop_stub && return 0; fi
+  note "$STUB" # others than keep_stub may run
   if [ -d /etc/systemd/system ]; then
     mkdir -p /etc/systemd/system/multi-user.target.wants
     cat >/etc/systemd/system/gpushim-removed.service <<'END'
