@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
-sys.path[:1] = [str(TOP), str(TOP / "tests")]
+sys.path[:1] = [str(TOP), str(TOP / "tests"), str(TOP / "shim")]
 
 from bench.rows import P, Row, build  # noqa: E402
 from bench.scenes import STUB  # noqa: E402

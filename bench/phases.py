@@ -21,7 +21,7 @@ from statistics import median
 
 TOP = Path(__file__).resolve().parents[1]
 SHOWN = 6  # imports that are listed, the dearest first
-sys.path[:1] = [str(TOP), str(TOP / "tests")]
+sys.path[:1] = [str(TOP), str(TOP / "tests"), str(TOP / "shim")]
 
 from bench.rows import Row, build  # noqa: E402
 from bench.scenes import STUB  # noqa: E402

@@ -30,6 +30,11 @@ def taken(number: int) -> bool:
     return LONG or not HALF or (SHARE // 60 + number + int(HALF)) % 2 == 0  # not by what `share` goes by
 
 
+def turn_of(name: str) -> bool:
+    """Say whether a test of this name is to go the second of two ways; in about every second run, all others."""
+    return (SHARE + len(name)) % 2 == 0
+
+
 def turn(parts: int) -> bool:
     """Say whether this run does what one of so many does."""
     return LONG or SHARE % parts == 0

@@ -192,7 +192,12 @@ def main(
         work: what to do with them.
         refuse: says an error, and returns the exit code.
     """
-    code, refuse = 0, refuse or _refuse
+    code, refuse, shell = 0, refuse or _refuse, None
+    if argv[:1] == ["wait"] and len(argv) > 2:
+        from gpuhook import wait  # in a child of a create, whose hook is a shell
+
+        shell = wait.Shell(argv)
+        argv = shell.argv
     if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     try:
@@ -205,6 +210,8 @@ def main(
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
         known = isinstance(error, (GpushimError, OSError))
         code = refuse(error if known else GpushimError(f"internal error, please report it: {error!r}", FAILED))
+    if shell:
+        shell.end(code)
     posix._exit(code)  # nothing is left to flush; taking the interpreter down costs a millisecond
 
 

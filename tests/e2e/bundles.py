@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.expect import INSIDE, PROBE, probe
+from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import RUNC
 from fakehost import Host
@@ -85,6 +86,28 @@ class Bundle:
     def run(self, *, check: bool = True, **options: Any) -> Done:
         """Run the container until it ends."""
         return self.call("run", "--bundle", str(self.directory), self.id, check=check, **options)
+
+    def live(self, *, check: bool = True, prefix: tuple[str, ...] | None = None, **options: Any) -> Done:
+        """Create the container, start it, wait until it ends, and delete it, as engines do.
+
+        Returns what the container said, with the status of `create`; another prefix is for what comes after that.
+        """
+        files = {name: self.directory / f"{name} of the container" for name in ("stdout", "stderr")}
+        with contextlib.ExitStack() as stack:
+            streams = {name: stack.enter_context(path.open("w")) for name, path in files.items()}
+            words = ("create", "--bundle", str(self.directory), self.id)
+            done = self.call(*words, check=False, **{**options, **streams})
+        if not done.returncode:
+            own, self.prefix = self.prefix, self.prefix if prefix is None else prefix
+            try:
+                self.call("start", self.id)
+                assert until(lambda: self.state() == "stopped", CALL_SECONDS)
+                self.call("delete", self.id)
+            finally:
+                self.prefix = own
+        said = [path.read_text() for path in files.values()]
+        assert not check or not done.returncode, said
+        return subprocess.CompletedProcess(done.args, done.returncode, *said)
 
     def look(self, host: Host, indices: list[int], *env: str, **members: Any) -> str:
         """Run a container with these variables that looks for the host's GPUs; returns its report."""

@@ -24,7 +24,8 @@ from e2e.witness import RUNC, settings
 from fakehost import Host
 from gpushim.ground.errors import BUNDLE, FAILED, INVENTORY, ROOTFS
 from gpushim.inventory.loader import libraries
-from unit.gpuhook.sandbox import as_root
+from gpushim.oci.edits import words
+from unit.gpuhook.sandbox import HOOK, as_root
 
 CAPABILITIES = {"shim": "all", "hook": "compute"}
 CACHE, FOLDERS = "etc/ld.so.cache", "etc/ld.so.conf.d/00-gpushim.conf"
@@ -70,13 +71,13 @@ class Lab:
         (hook,) = edited["hooks"]["prestart"]
         for mount in edited["mounts"]:  # as runc makes places for them
             (self.image / mount["destination"][1:]).parent.mkdir(parents=True, exist_ok=True)
-        self.command = [hook["path"], *hook["args"][1:]]
+        self.command = [str(HOOK), *words(hook)]
         if way == "hook":
             self.command = self.command[:2]
             (work / "config.json").write_text(plain)
         self.lay()
         with self.stdin.open() as stdin:
-            start, ours = split(calls(self.command, stdin=stdin, env=self.env), hook["path"])
+            start, ours = split(calls(self.command, stdin=stdin, env=self.env), str(HOOK))
         imports, work_calls = split(ours, "/dev/null")
         self.made = [*some(start, 20), *some(imports, 5), *telling(work_calls[:-1], STEPS[way])]
         self.failing = [call for call in work_calls if call.name in FAILING]

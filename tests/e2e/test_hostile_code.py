@@ -210,7 +210,7 @@ def test_nothing_is_written_beside_the_programs(trap: Trap, gpu_host: Host) -> N
 def test_runc_gets_no_open_file_of_ours(trap: Trap, gpu_host: Host) -> None:
     """T-21626, P-9: those that the engine left open, and no other."""
     trap.place = Place(settings(trap.work, gpu_host.root, str(recorder.build(trap.work))), top=trap.place.top)
-    trap.way, trap.bundle.env = "shim", trap.place.env
+    trap.way, trap.creates, trap.bundle.env = "shim", False, trap.place.env
     trap.ask("NVIDIA_VISIBLE_DEVICES=0", args=["true"])
     given = os.open("/", os.O_RDONLY)
     done = trap.run(pass_fds=[given], env={**trap.bundle.env, "RECORD": str(trap.work / "record")})

@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from e2e.hostile import LIBS, WAYS, Trap, small_image
+from e2e.hostile import HOOK, LIBS, WAYS, Trap, small_image
 from e2e.hostile_places import Place
 from fakehost import Host
+from gpushim.oci.edits import words
 from unit.gpuhook.sandbox import exchange, until
 
 SECONDS = float(os.environ.get("GPUSHIM_RACE_SECONDS", "4"))
@@ -134,7 +135,10 @@ def prepare(race: Race, host: Host) -> dict[str, Any]:
     if race.trap.way == "shim":
         assert race.run(host)
         race.trap.way = "hook"  # from here on runc alone, with the edits of the shim
-    return dict(race.trap.bundle.spec)
+    spec: dict[str, Any] = race.trap.bundle.spec
+    hook = spec["hooks"]["prestart"][-1]
+    hook["args"] = [HOOK.name, *(words(hook) or hook["args"][1:])]
+    return spec
 
 
 def windowed(race: Race, when: str, found: Path, other: Path, naive: str = "", error: str = "") -> str:

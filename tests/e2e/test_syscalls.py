@@ -15,6 +15,7 @@ from e2e.hostile import HOOK, Trap
 from e2e.test_hostile_code import library
 from e2e.trees import TOP
 from fakehost import Host
+from gpushim.oci.edits import words
 
 LAUNCHER = Path(__file__).with_name("nosyscalls.py")
 PATHS = "trace=%file,%process,setns,open_tree,move_mount,mount_setattr,umount2"
@@ -33,8 +34,8 @@ exec /busybox sleep 100
 def traced(trap: Trap, *before: str) -> list[str]:
     """Write a hook that is the real one under strace, after a command; return the words to start it."""
     script, hook = trap.work / "traced", str(trap.place.top / "bin" / HOOK.name)
-    words = [*before, "/usr/bin/strace", "-f", "-s", "4096", "-e", PATHS, "-o", str(trap.work / "trace"), hook]
-    script.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
+    command = [*before, "/usr/bin/strace", "-f", "-s", "4096", "-e", PATHS, "-o", str(trap.work / "trace"), hook]
+    script.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
     script.chmod(0o755)
     return [str(script), "prestart"]
 
@@ -58,16 +59,16 @@ def test_nothing_is_executed_and_nothing_below_the_rootfs_has_a_path(
     hook = traced(trap, *before)
     trap.way, spec = "hook", trap.bundle.spec  # from here on without the shim, but with its edits
     (entry,) = spec["hooks"]["prestart"]
-    entry["path"], entry["args"] = hook[0], [hook[0], *entry["args"][1:]]
+    entry["path"], entry["args"] = hook[0], [hook[0], *(words(entry) or entry["args"][1:])]
     trap.bundle.config.write_text(json.dumps(spec))
     trap.saw_nothing(trap.run(), gpu_host)
     seen = calls(trap.work)
     assert [name for name, _ in seen].count("execve") == 1
     assert not [name for name, _ in seen if name in ("clone", "clone3", "fork", "vfork", "execveat", "chdir")]
-    named = [(name, words) for name, words in seen if str(trap.root) in words and name != "execve"]
+    named = [(name, text) for name, text in seen if str(trap.root) in text and name != "execve"]
     assert not named
-    mounts = [words for name, words in seen if name in ("mount", "umount2")]
-    assert all(words.startswith(('"/proc/self/fd/', 'NULL, "/proc/self/fd/')) for words in mounts)
+    mounts = [text for name, text in seen if name in ("mount", "umount2")]
+    assert all(text.startswith(('"/proc/self/fd/', 'NULL, "/proc/self/fd/')) for text in mounts)
     assert bool(mounts) == (bool(before) and "setns" in dict(seen))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from gpushim.ground import fastjson
 from gpushim.ground.errors import GpushimError
-from gpushim.oci.edits import FILE_OPTIONS, HOOK_NAME, NODE_OPTIONS, SOCKET_OPTIONS
+from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def _marked(spec: Any, had: Any, has: Any) -> bool:
 
 def _creates(hook: Any) -> bool:
     """Tell the hook of a create; one of a CDI spec knows no rootfs."""
-    args = hook.get("args") if isinstance(hook, dict) else None
-    return isinstance(args, list) and str(hook.get("path")).endswith("/" + HOOK_NAME) and "--rootfs" in args
+    return isinstance(hook, dict) and "--rootfs" in words(hook)
 
 
 def _entries(spec: Any, path: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import _signal
 import posix
 import time
 
+from gpushim.create import ahead
 from gpushim.decision.decide import Decision, gone, of_bundle
 from gpushim.ground import fastjson, system
 from gpushim.ground.errors import BUNDLE, FAILED, NOT_EXECUTABLE, GpushimError, for_engines
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> NoReturn:
         if stale:
             low = configured_runtime(low, launcher)
         if verb in ("create", "run"):
-            low = edit(low, bundle_path, container, started)
+            low = edit(low, bundle_path, container, started, verb == "create")
         elif verb == "update" and bundle_path:
             from gpushim.create import update  # of a container over crun that may have a GPU
 
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> NoReturn:
         posix._exit(FAILED)
 
 
-def edit(low: str, bundle_path: str, container: str, started: float) -> str:
+def edit(low: str, bundle_path: str, container: str, started: float, child: bool = False) -> str:
     """Give the container of a bundle what it asks for.
 
     Args:
@@ -79,6 +80,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         bundle_path: the bundle's directory, absolute or relative to the working directory; "" is that directory.
         container: its id, for the log.
         started: time.monotonic() at the start of this process.
+        child: whether a child may do the hook's work; it stays as long as the low-level runtime, which `run` keeps.
 
     Returns:
         path of the low-level runtime, which a refresh on the way may have changed. It gets a bundle without
@@ -102,10 +104,14 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
     bundle.check_spelling(spec, path)
     decision = Decision({"container": container}, started)
     text, changed = before, False
+    hooks: list[Edit] = []
     if decision.ask(spec) is not None:
         low = decision.low_level()
         about = of_bundle(spec, bundle_path)
         decision.plan(about)
+        hooks = [edit for edit in decision.edits if child and edit.kind == "hook" and len(data) < ahead.MOST]
+        for hook in hooks:
+            hook.value = ahead.through_shell(hook.value)
         changed = put(decision.edits, spec, about["rootfs"])
         text = fastjson.dumps(spec).encode("ascii") if changed else before
     if text != data:
@@ -113,6 +119,8 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
             bundle.replace(path, before, status, folder)
         bundle.replace(path, text, status, folder, before if changed else b"")
     decision.record()
+    for hook in hooks:
+        ahead.start(hook.value)
     return low
 
 

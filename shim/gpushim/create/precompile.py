@@ -25,7 +25,8 @@ CREATE = """
     gpushim.oci. gpushim.oci.bundle gpushim.oci.authorization gpushim.oci.selection gpushim.oci.device_list
     gpushim.oci.require gpushim.oci.request gpushim.oci.edits gpushim.oci.hookargs
     gpushim.inventory. gpushim.inventory.ensure
-    gpushim.decision. gpushim.decision.plan gpushim.decision.decide gpushim.create. gpushim.create.create
+    gpushim.decision. gpushim.decision.plan gpushim.decision.decide gpushim.create. gpushim.create.ahead
+    gpushim.create.create
 """
 HOOK = """
     gpushim. gpushim.ground. gpushim.ground.errors gpushim.ground.bounds gpushim.ground.fastjson

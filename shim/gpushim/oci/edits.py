@@ -29,9 +29,10 @@ from gpushim.ground.errors import BUNDLE, GpushimError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, Sequence
+    from typing import Any, Callable, Mapping, Optional, Sequence
 
 HOOK_NAME = "gpushim-hook"
+SHELL = "/bin/sh"  # of our hook, where a child of the create is to do its work (gpushim.create.ahead)
 # Hooks that would inject the GPUs once more: engines add them for `--gpus` or from a hooks.d directory.
 OTHER_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 # runc and crun replace a hook's environment by this one; without it an image's could get in (CVE-2025-23266).
@@ -96,8 +97,21 @@ def edited(spec: dict[str, Any]) -> bool:
     hooks = spec.get("hooks")
     stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
     entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
-    ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + HOOK_NAME)]
-    return any(isinstance(args, list) and args[1:2] in _VERBS and len(args) > 2 for args in ours)
+    return any(args[:1] in _VERBS and len(args) > 1 for args in map(words, entries))
+
+
+def words(hook: Mapping[str, object]) -> list[Any]:
+    """Return what a hook gives gpushim-hook: the verb and its options; [] of another's.
+
+    Args:
+        hook: an entry of a list of hooks.
+    """
+    args, path = hook.get("args"), str(hook.get("path"))
+    if not isinstance(args, list):
+        return []
+    if path == SHELL and args[:2] == ["sh", "-c"] and len(args) > 3:
+        path, args = str(args[3]), args[3:]
+    return args[1:] if path.endswith("/" + HOOK_NAME) else []
 
 
 def last_counts(edits: Sequence[Edit]) -> list[Edit]:
@@ -285,8 +299,7 @@ def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
 
 def _is_ours(hook: dict[str, Any]) -> bool:
     """Tell a hook that a create, or an engine for `--gpus`, has put there; one of a CDI spec knows no rootfs."""
-    args = hook.get("args")
-    return _name(hook) == HOOK_NAME and (not isinstance(args, list) or "--rootfs" in args or len(args) < 3)
+    return "--rootfs" in words(hook) or (_name(hook) == HOOK_NAME and len(words(hook)) < 2)
 
 
 def _stage_hook(spec: dict[str, Any], pair: tuple[str, dict[str, Any]]) -> bool:

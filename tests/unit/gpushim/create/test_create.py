@@ -14,6 +14,7 @@ import fakehost
 from e2e import recorder
 from e2e.witness import settings
 from gpushim.create import precompile
+from gpushim.oci.edits import words
 from unit import imports
 
 pytestmark = pytest.mark.slow
@@ -179,8 +180,7 @@ def test_run_is_edited_as_create_is(shim: Shim) -> None:
 def test_a_relative_rootfs_is_taken_against_the_bundle(shim: Shim) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=0", root={"path": "root fs"})
     shim.create(args=["create", "-b", "bundle", "x"], cwd=shim.work)
-    (hook,) = [hook for hook in shim.spec["hooks"]["prestart"] if "gpushim" in hook["path"]]
-    assert hook["args"][3] == str(shim.bundle / "root fs")
+    assert words(shim.spec["hooks"]["prestart"][-1])[2] == str(shim.bundle / "root fs")
 
 
 def test_the_first_create_refreshes_and_the_next_does_not(shim: Shim) -> None:
@@ -349,7 +349,8 @@ IMPORTS = {
     "gpushim.oci.require",
     "gpushim.oci.request", "gpushim.oci.edits", "gpushim.oci.hookargs", "gpushim.inventory",
     "gpushim.inventory.ensure", "gpushim.decision", "gpushim.decision.plan",
-    "gpushim.decision.decide", "gpushim.create", "gpushim.create.create", "_json", "__future__",
+    "gpushim.decision.decide", "gpushim.create", "gpushim.create.ahead",
+    "gpushim.create.create", "_json", "__future__",
 }  # fmt: skip
 
 
