@@ -13,7 +13,6 @@ once, in shuffled order. The last table is the CPU time of 50 creates at once, b
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import random
@@ -29,17 +28,17 @@ TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP), str(TOP / "tests"), str(TOP / "shim")]
 
 from bench import report  # noqa: E402
+from bench.processes import adopt, reap  # noqa: E402
 from bench.rows import P, Row, S, build  # noqa: E402
 from bench.scenes import RUNTIME, STUB, asking, settings, stub_bundle  # noqa: E402
 
-PR_SET_CHILD_SUBREAPER = 36
 STORM = 50  # creates at once
 STORMS = 5
 
 
 def main() -> None:
     """Measure and print."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100, help="how often each row runs (default 100)")
     parser.add_argument("--json", metavar="FILE", help="write the results there too")
@@ -118,14 +117,6 @@ def storm(work: Path, number: int) -> dict[str, float]:
         reap()
         found[way + " cpu"] = (_cpu() - before) * 1000 / STORM
     return {key: round(value, 3) for key, value in found.items()}
-
-
-def reap() -> None:
-    """Wait for children of creates, which end after these; their CPU time counts."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    for pid in children.read_text().split():
-        if Path(f"/proc/{pid}/comm").read_text() == "gpushim-hook\n":
-            os.waitpid(int(pid), 0)
 
 
 def _cpu() -> float:

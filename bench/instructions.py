@@ -4,8 +4,9 @@
     bench/instructions.py
 
 Needs root, gcc and valgrind. Each program is counted up to its exec of the low-level runtime, a stub. Of a call of
-gpushim-runtime that is the shell's part and, where it gets so far, grep's and Python's. What the kernel does for
-them, starting programs above all, is not in it: see bench.py.
+gpushim-runtime that is the shell's part and, where it gets so far, grep's and Python's; what its child does until it
+waits is listed, and not in the sum. What the kernel does for them, starting programs above all, is not in it: see
+bench.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP), str(TOP / "tests"), str(TOP / "shim")]
 
+from bench.processes import adopt, reap  # noqa: E402
 from bench.rows import P, Row, build  # noqa: E402
 from bench.scenes import STUB  # noqa: E402
 
@@ -31,6 +33,7 @@ PARTS = {"grep": "grep", "python": "Python", "gpushim-hook": "Python"}
 def main() -> None:
     """Count and print."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    adopt()
     subprocess.run(["/usr/bin/python3", "-IB", STUB, "compile"], check=True)
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpushim-bench-")))
@@ -39,8 +42,11 @@ def main() -> None:
         print(f"millions of instructions; P = {unit / 1e6:.2f}")
         for name, row in rows.items():
             parts = count(row, work)
+            child = parts.pop("child", 0)
             listed = ", ".join(f"{part} {number / 1e6:.2f}" for part, number in parts.items())
             print(f"{name:40} {sum(parts.values()) / 1e6:8.2f}  {sum(parts.values()) / unit:5.2f} P  ({listed})")
+            if child:
+                print(f"{'  its child':40} {child / 1e6:8.2f}")
 
 
 def count(row: Row, work: Path) -> dict[str, int]:
@@ -52,13 +58,23 @@ def count(row: Row, work: Path) -> dict[str, int]:
     with open(row.stdin, "rb") as stdin:
         command = ["/usr/bin/valgrind", "-q", *options, *row.commands[0]]
         subprocess.run(command, env=row.env, stdin=stdin, capture_output=True, check=True)
+    reap()
     parts: dict[str, int] = {}
     for path in sorted(out.iterdir()):
         text = path.read_text(errors="replace")
         program, total = re.search(r"^cmd: +(\S+)", text, re.M), re.search(r"^(?:totals|summary): (\d+)", text, re.M)
         if program and total and int(total[1]):
             words = [name for part, name in PARTS.items() if part in program[1].rpartition("/")[2]]
-            name = words[0] if words else "stub" if "recorder" in program[1] else "sh"
+            ended = words and row.over and "Program termination" in text  # the create itself becomes the stub
+            name = (
+                "child"
+                if ended and words[0] == "Python"
+                else words[0]
+                if words
+                else "stub"
+                if "recorder" in program[1]
+                else "sh"
+            )
             parts[name] = parts.get(name, 0) + int(total[1])
         path.unlink()
     out.rmdir()

@@ -83,10 +83,12 @@ def traced(row: Row, steps: list[tuple[str, str]], work: Path) -> dict[str, floa
         subprocess.run(command, env=row.env, stdin=stdin, stdout=subprocess.DEVNULL, check=True)
     found = dict.fromkeys([key for phase, _ in steps for key in (phase, phase + " calls")], 0.0)
     at = -1
-    for line in out.read_text().splitlines():
-        call = CALL.match(line.partition(" ")[2])
-        if not call:
-            continue
+    lines = out.read_text().splitlines()
+    for line in lines:
+        pid, _, rest = line.partition(" ")
+        call = CALL.match(rest)
+        if not call or (row.over and at > 1 and pid != lines[0].partition(" ")[0]):
+            continue  # or of a create's child, which goes on beside it
         found[steps[max(at, 0)][0]] += float(call[1])  # -r: since the call before
         if at + 1 < len(steps) and re.match(steps[at + 1][1], call[2]):
             at += 1

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt() -> None:
+    """Become the parent of processes whose own have ended."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap() -> None:
+    """Wait for the children of creates that have ended, so that they count, and are beside nothing else."""
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        if Path(f"/proc/{pid}/comm").read_text() == "gpushim-hook\n":
+            os.waitpid(int(pid), 0)
 
 
 def session(leader: int) -> list[int]:
