@@ -46,7 +46,8 @@ def main() -> None:
             listed = ", ".join(f"{part} {number / 1e6:.2f}" for part, number in parts.items())
             print(f"{name:40} {sum(parts.values()) / 1e6:8.2f}  {sum(parts.values()) / unit:5.2f} P  ({listed})")
             if child:
-                print(f"{'  its child':40} {child / 1e6:8.2f}")
+                own = child - parts["Python"]  # which it has from before the fork
+                print(f"{'  its child':40} {own / 1e6:8.2f}")
 
 
 def count(row: Row, work: Path) -> dict[str, int]:

@@ -99,9 +99,9 @@ def stub_rows(work: Path, stub: str) -> list[Row]:
     for name, env, content, floor, aim in [
         ("create, no request", one, asking(None), search, (1.8, 0)),
         ("create, no request, 5 MB", one, padded(asking(None), large), search, None),
-        ("create, 1 GPU", one, asking("0"), python, (1, 1.4)),
-        ("create, 8 GPUs", eight, asking("all"), python, (1, 1.4)),
-        ("create, 56 MIG instances", mig, asking("all"), python, (1, 1.4)),
+        ("create, 1 GPU", one, asking("0"), python, (1, 1.85)),
+        ("create, 8 GPUs", eight, asking("all"), python, (1, 1.85)),
+        ("create, 56 MIG instances", mig, asking("all"), python, (1, 1.85)),
         ("create, 1 GPU, 5 MB", one, padded(asking("0"), large), python, None),
         ("create, 1 GPU, first after boot", first, asking("0"), python, None),
     ]:

@@ -53,7 +53,11 @@ FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line
 HALVED = (
     "tests/unit/gpu",
     *(f"tests/e2e/test_{name}" for name in ("bad_", "cdi_hook_hostile", "chart.py", "faults_", "fresh", "hostile")),
-    *(f"tests/e2e/test_{name}" for name in ("races", "shared_volumes")),
+    *(
+        f"tests/e2e/test_{name}"
+        for name in ("bounds", "chroot_", "crio", "docker29.py", "loader", "races", "removal")
+    ),
+    "tests/e2e/test_shared_volumes",
 )
 RANK = {name: rank for rank, name in enumerate(FIRST)}
 

@@ -90,7 +90,7 @@ class Bundle:
     def live(self, *, check: bool = True, prefix: tuple[str, ...] | None = None, **options: Any) -> Done:
         """Create the container, start it, wait until it ends, and delete it, as engines do.
 
-        Returns what the container said, with the status of `create`; another prefix is for what comes after that.
+        Returns what the container said, with the status of `create` or `start`. Another prefix is for later calls.
         """
         files = {name: self.directory / f"{name} of the container" for name in ("stdout", "stderr")}
         with contextlib.ExitStack() as stack:
@@ -100,9 +100,9 @@ class Bundle:
         if not done.returncode:
             own, self.prefix = self.prefix, self.prefix if prefix is None else prefix
             try:
-                self.call("start", self.id)
-                assert until(lambda: self.state() == "stopped", CALL_SECONDS)
-                self.call("delete", self.id)
+                done = self.call("start", self.id, check=check)
+                assert done.returncode or until(lambda: self.state() == "stopped", CALL_SECONDS)
+                self.call("delete", self.id, check=check)
             finally:
                 self.prefix = own
         said = [path.read_text() for path in files.values()]

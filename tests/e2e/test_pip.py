@@ -47,8 +47,8 @@ def test_a_create_is_edited_and_names_the_hook_beside_it(programs: Path, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(spec))
     env = {**settings(tmp_path, host.root, str(low)), "RECORD": str(tmp_path / "record")}
     subprocess.run([programs / "gpushim-runtime", "create", "--bundle", tmp_path, "x"], env=env, check=True)
-    hook = Path(json.loads((tmp_path / "config.json").read_text())["hooks"]["prestart"][-1]["path"])
-    assert hook.samefile(programs / "gpushim-hook")
+    hook = json.loads((tmp_path / "config.json").read_text())["hooks"]["prestart"][-1]
+    assert Path(hook["args"][3]).samefile(programs / "gpushim-hook")  # behind the shell's words
     assert recorder.read(tmp_path / "record")["argv"][1:] == ["create", "--bundle", str(tmp_path), "x"]
 
 
