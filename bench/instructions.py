@@ -66,16 +66,9 @@ def count(row: Row, work: Path) -> dict[str, int]:
         program, total = re.search(r"^cmd: +(\S+)", text, re.M), re.search(r"^(?:totals|summary): (\d+)", text, re.M)
         if program and total and int(total[1]):
             words = [name for part, name in PARTS.items() if part in program[1].rpartition("/")[2]]
-            ended = words and row.over and "Program termination" in text  # the create itself becomes the stub
-            name = (
-                "child"
-                if ended and words[0] == "Python"
-                else words[0]
-                if words
-                else "stub"
-                if "recorder" in program[1]
-                else "sh"
-            )
+            name = words[0] if words else "stub" if "recorder" in program[1] else "sh"
+            if name == "Python" and row.over and "Program termination" in text:
+                name = "child"  # the create itself becomes the stub
             parts[name] = parts.get(name, 0) + int(total[1])
         path.unlink()
     out.rmdir()
