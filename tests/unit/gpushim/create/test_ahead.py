@@ -173,8 +173,10 @@ def test_a_child_of_the_low_level_runtimes_parent_is_not_asked(create: Start, tm
     with other:
         assert other.stdout
         other.stdout.readline()
-        code, text = create("nonsense", low="none").ask()
-        other.kill()
+        try:
+            code, text = create("nonsense", low="none").ask()
+        finally:
+            other.kill()
     assert (code, text.count("usage:")) == (2, 1)
     assert (tmp_path / "file").read_text() == "a file of the host"
 
