@@ -50,6 +50,7 @@ class Shell:
         posix.dup2(state, 0)
         posix.close(state)
         posix.dup2(1, 2)
+        self.left = MOST
         posix.write(1, b"begun\n")
 
     def _look(self) -> None:

@@ -18,6 +18,7 @@ from e2e.packages import MAIN
 from e2e.podman import store
 from fakehost import Host
 from gpushim import __version__
+from sample import turn
 
 SUITE = "trixie"
 FUNCTIONS = (trees.TOP / "packaging/deb/debian/stub.sh").read_text()
@@ -67,6 +68,9 @@ OTHERS = {
         f"podman --runtime={STUB} start {{}}",
     ),
 }
+
+
+HALF = pytest.mark.skipif(not turn(2), reason="five seconds, with every second commit; GPUSHIM_LONG=1")
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +198,7 @@ def test_one_that_begins_while_the_files_go_keeps_it(there: Machine, early: bool
     assert until(lambda: gone(there), SECONDS)
 
 
+@HALF
 def test_where_no_file_can_be_made_it_stays_for_those_that_run(there: Machine) -> None:
     there.run(f"for name in one other; do {RUN} --name=$name {RUN_SLEEP}; done; apt-get remove --yes {MAIN}")
     there.run(SMALL.format(top=TOP))
@@ -206,6 +211,7 @@ def test_where_no_file_can_be_made_it_stays_for_those_that_run(there: Machine) -
         there.run(f"umount {TOP}")
 
 
+@HALF
 def test_calls_of_no_engine_neither_keep_it_nor_take_it_away(there: Machine) -> None:
     """A delete where the container is not, a run, which deletes by itself, and a create that fails."""
     gpu = there.run(f"{RUN} --name=gpu {RUN_SLEEP}; apt-get remove --yes {MAIN} >&2").stdout.strip()
@@ -221,6 +227,7 @@ def test_calls_of_no_engine_neither_keep_it_nor_take_it_away(there: Machine) -> 
     assert until(lambda: gone(there), SECONDS)
 
 
+@HALF
 def test_a_unit_that_ends_kills_no_moment(there: Machine, debian_image: Path) -> None:
     """As Podman's with its container."""
     run, _, end, _ = OTHERS["podman"]

@@ -24,7 +24,7 @@ from sample import share
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("vulnerable*.py"))
 BUILDS = {name: build for each in MODULES for name, build in importlib.import_module(f"e2e.{each}").BUILDS.items()}
-TRIED = share(BUILDS, 3)  # all of them in five minutes; that each can be made says unit/test_vulnerable_builds
+TRIED = share(BUILDS, 5)  # all of them in five minutes; that each can be made says unit/test_vulnerable_builds
 
 
 @pytest.fixture(autouse=True)
