@@ -47,10 +47,10 @@ class Sources:
             GpushimError: what they say is wrong. `changed` still looks at those that count now.
         """
         config = system.config_path()
-        self._seen[config] = trust.identity(config)
+        self._seen[config] = before = trust.identity(config)  # or a change during the read would be missed
         section = policy.load(config)["device-plugin"]
         files = settings.files(self._flags, self._environment, section)
-        self._seen = {path: trust.identity(path) for path in (config, *files) if path}
+        self._seen = {config: before, **{path: trust.identity(path) for path in files if path}}
         found = settings.resolve(self._flags, self._environment, section, begins=self._begins)
         self._begins = False
         return found

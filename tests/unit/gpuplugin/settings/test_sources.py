@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpuplugin.settings import settings
 from gpuplugin.settings.sources import Sources
 from gpuplugin.snapshot.inotify import Watch
+from gpushim.config import policy
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 
 @pytest.fixture
@@ -116,4 +119,22 @@ def test_a_wrong_config_toml_leaves_the_other_files_looked_at(top: Path) -> None
     with pytest.raises(GpushimError, match="is not TOML"):
         sources.read()
     (top / "profile").write_text("a")
+    assert sources.changed()
+
+
+@pytest.mark.parametrize(
+    ("name", "room", "read"), [("config.toml", policy, "load"), ("profile", settings, "resolve")]
+)
+def test_a_change_while_they_are_read_is_one(
+    top: Path, monkeypatch: pytest.MonkeyPatch, name: str, room: ModuleType, read: str
+) -> None:
+    sources, reader = Sources({}, {}), getattr(room, read)
+
+    def changed_then(*args: object, **options: object) -> object:
+        found = reader(*args, **options)
+        (top / name).write_text("a")
+        return found
+
+    monkeypatch.setattr(room, read, changed_then)
+    sources.read()
     assert sources.changed()
