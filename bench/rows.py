@@ -28,7 +28,7 @@ from bench.scenes import (
 )  # fmt: skip
 
 from e2e import recorder
-from gpushim.oci.edits import words
+from gpushim.oci.edits import hook_args
 
 S, P = "S: sh executes the stub", "P: python3 -IS -c pass"
 PLAIN = "cycle, plain runc"
@@ -144,7 +144,7 @@ def hook_rows(work: Path, stub: str, stack: ExitStack) -> list[Row]:
                 target.touch()
         mount_root = ["/bin/mount", "--bind", str(place / "rootfs"), str(place / "rootfs")]
         subprocess.run(["/usr/bin/nsenter", f"--mount=/proc/{sleeper.pid}/ns/mnt", *mount_root], check=True)
-        command = [HOOK, *words(spec["hooks"]["prestart"][-1])]
+        command = [HOOK, *hook_args(spec["hooks"]["prestart"][-1])]
         name, floor = f"hook, cache of {entries}", "floor: Python starts and exits"
         prepare = restorer(place / "rootfs", folder)
         rows.append(Row(name, [command], HOOK_ENV, prepare, "", floor, aim, str(state)))

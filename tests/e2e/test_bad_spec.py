@@ -13,7 +13,7 @@ import pytest
 
 from e2e.bad_input import ALL, BIN, Scene, ready
 from fakehost import Host
-from gpushim.oci.edits import words
+from gpushim.oci.edits import hook_args
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_two_that_inject(scene: Scene, stage: str) -> None:
     scene.ask(ALL, hooks={stage: [NVIDIA, OTHER, NVIDIA], "poststop": [OTHER]})
     scene.answers(0)
     hooks = scene.spec["hooks"]
-    assert [hook["path"] for hook in hooks.pop(stage) if not words(hook)] == ["/usr/bin/other"]
+    assert [hook["path"] for hook in hooks.pop(stage) if not hook_args(hook)] == ["/usr/bin/other"]
     assert "nvidia-container-runtime-hook" not in str([hook["path"] for stage in hooks.values() for hook in stage])
     assert "gpushim-hook" in str(scene.spec["hooks"]["prestart"])
 

@@ -18,7 +18,7 @@ from e2e.trees import TOP
 from e2e.views import view
 from e2e.witness import RUNC
 from fakehost import Host
-from gpushim.oci.edits import words as words_of
+from gpushim.oci.edits import hook_args
 from unit.gpuhook.notes import libcuda
 
 CRUN = "/usr/bin/crun"
@@ -51,7 +51,7 @@ def test_our_own_hook_of_a_cdi_spec(
     with view("hybrid" if runtime == RUNC else "v1") as prefix:
         bundle = Bundle(tmp_path / "bundle", debian_root, gpushim_env, prefix)
         members = injected(bundle, gpu_host, "1", tmp_path / "plan")
-        words = iter(words_of(bundle.spec["hooks"]["prestart"][-1])[1:])
+        words = iter(hook_args(bundle.spec["hooks"]["prestart"][-1])[1:])
         pairs = [pair for pair in zip(words, words) if pair[0] in ("--lib", "--link", "--driver", "--cuda", "--log")]
         pairs += [("--gpu", f"{gpu.minor}=0000:0{gpu.index}:00.0") for gpu in gpu_host.gpus]
         pairs += [("--empty", str(tmp_path)), ("--node-link", f"../card1::{BY_PATH}")]

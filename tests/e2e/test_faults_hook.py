@@ -24,7 +24,7 @@ from e2e.witness import RUNC, settings
 from fakehost import Host
 from gpushim.ground.errors import BUNDLE, FAILED, INVENTORY, ROOTFS
 from gpushim.inventory.loader import libraries
-from gpushim.oci.edits import words
+from gpushim.oci.edits import hook_args
 from unit.gpuhook.sandbox import HOOK, as_root
 
 CAPABILITIES = {"shim": "all", "hook": "compute"}
@@ -71,7 +71,7 @@ class Lab:
         (hook,) = edited["hooks"]["prestart"]
         for mount in edited["mounts"]:  # as runc makes places for them
             (self.image / mount["destination"][1:]).parent.mkdir(parents=True, exist_ok=True)
-        self.command = [str(HOOK), *words(hook)]
+        self.command = [str(HOOK), *hook_args(hook)]
         if way == "hook":
             self.command = self.command[:2]
             (work / "config.json").write_text(plain)

@@ -19,7 +19,7 @@ import fakehost
 from e2e import recorder, trees
 from e2e.bundles import Bundle
 from e2e.witness import settings
-from gpushim.oci.edits import words as words_of
+from gpushim.oci.edits import hook_args
 from unit.gpuhook.caches import HWCAPS, library, quick_library
 from unit.gpuhook.sandbox import HOOK, container
 
@@ -132,7 +132,7 @@ def planned(work: Path, root: str) -> tuple[list[Any], list[str]]:
     bundle = Bundle(work / "bundle", work, settings(work, root, str(recorder.build(work))))
     bundle.ask("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility", args=["true"])
     bundle.call("create", "--bundle", str(bundle.directory), bundle.id)
-    words = iter(words_of(bundle.spec["hooks"]["prestart"][-1])[1:])
+    words = iter(hook_args(bundle.spec["hooks"]["prestart"][-1])[1:])
     args = [word for pair in zip(words, words) if pair[0] not in ("--rootfs", "--log") for word in pair]
     return bundle.spec["mounts"], args
 

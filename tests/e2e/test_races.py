@@ -23,7 +23,7 @@ import pytest
 from e2e.hostile import HOOK, LIBS, WAYS, Trap, small_image
 from e2e.hostile_places import Place
 from fakehost import Host
-from gpushim.oci.edits import words
+from gpushim.oci.edits import hook_args
 from unit.gpuhook.sandbox import exchange, until
 
 SECONDS = float(os.environ.get("GPUSHIM_RACE_SECONDS", "4"))
@@ -137,7 +137,7 @@ def prepare(race: Race, host: Host) -> dict[str, Any]:
         race.trap.way = "hook"  # from here on runc alone, with the edits of the shim
     spec: dict[str, Any] = race.trap.bundle.spec
     hook = spec["hooks"]["prestart"][-1]
-    hook["args"] = [HOOK.name, *(words(hook) or hook["args"][1:])]
+    hook["args"] = [HOOK.name, *(hook_args(hook) or hook["args"][1:])]
     return spec
 
 

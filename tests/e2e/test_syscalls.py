@@ -15,7 +15,7 @@ from e2e.hostile import HOOK, Trap
 from e2e.test_hostile_code import library
 from e2e.trees import TOP
 from fakehost import Host
-from gpushim.oci.edits import words
+from gpushim.oci.edits import hook_args
 
 LAUNCHER = Path(__file__).with_name("nosyscalls.py")
 PATHS = "trace=%file,%process,setns,open_tree,move_mount,mount_setattr,umount2"
@@ -59,7 +59,7 @@ def test_nothing_is_executed_and_nothing_below_the_rootfs_has_a_path(
     hook = traced(trap, *before)
     trap.way, spec = "hook", trap.bundle.spec  # from here on without the shim, but with its edits
     (entry,) = spec["hooks"]["prestart"]
-    entry["path"], entry["args"] = hook[0], [hook[0], *(words(entry) or entry["args"][1:])]
+    entry["path"], entry["args"] = hook[0], [hook[0], *(hook_args(entry) or entry["args"][1:])]
     trap.bundle.config.write_text(json.dumps(spec))
     trap.saw_nothing(trap.run(), gpu_host)
     seen = calls(trap.work)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from gpushim.ground import fastjson
 from gpushim.ground.errors import GpushimError
-from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, words
+from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, hook_args
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _marked(spec: Any, had: Any, has: Any) -> bool:
 
 def _creates(hook: Any) -> bool:
     """Tell the hook of a create; one of a CDI spec knows no rootfs."""
-    return isinstance(hook, dict) and "--rootfs" in words(hook)
+    return isinstance(hook, dict) and "--rootfs" in hook_args(hook)
 
 
 def _entries(spec: Any, path: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import posix
 import sys
 
-from gpushim.oci.edits import HOOK_NAME, SHELL, words
+from gpushim.oci.edits import HOOK_NAME, SHELL, hook_args
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def start(hook: Hook) -> None:
     Args:
         hook: of `through_shell`.
     """
-    program, argv = hook["args"][3], words(hook)
+    program, argv = hook["args"][3], hook_args(hook)
     try:
         pipes = [*posix.pipe(), *posix.pipe()]
         if min(pipes) < 3:

@@ -226,36 +226,35 @@ def _mig(capabilities: str, times: bool) -> Mig:
     found: Mig = {}
     for gpu in _names(capabilities, "gpu"):
         mig = f"{capabilities}/{gpu}/mig"
-        instances = {
-            gi: {ci: _made(f"{mig}/{gi}/{ci}") if times else None for ci in _computes(f"{mig}/{gi}")}
-            for gi in _names(mig, "gi")
-        }
+        instances = {gi: _computes(f"{mig}/{gi}", times) for gi in _names(mig, "gi")}
         if instances:
             found[gpu] = instances
     return found
 
 
-def _computes(gi: str) -> list[str]:
+def _computes(gi: str, times: bool) -> dict[str, list[int] | None]:
     """List the compute instances of a GPU instance; for the usual single one, two stats are cheaper than a listing.
 
     The link count of a directory in /proc tells how many directories it has.
     """
     try:
-        if posix.lstat(gi).st_nlink == 3 and posix.lstat(gi + "/ci0"):
-            return ["ci0"]
+        if posix.lstat(gi).st_nlink == 3:
+            return {"ci0": _made(posix.lstat(gi + "/ci0"), times)}
     except OSError:
         pass
-    return _names(gi, "ci")
+    found: dict[str, list[int] | None] = {}
+    for ci in _names(gi, "ci"):
+        try:
+            found[ci] = _made(posix.lstat(f"{gi}/{ci}"), times)
+        except OSError:
+            found[ci] = None
+    return found
 
 
-def _made(path: str) -> list[int] | None:
+def _made(status: posix.stat_result, times: bool) -> list[int] | None:
     """Return what tells an entry of /proc from a later one of the same name.
 
     The inode number alone does not: the kernel reuses the lowest free one. The time is that of the kernel's first
     lookup (proc_get_inode in fs/proc/inode.c); if the kernel drops it, the instance looks new.
     """
-    try:
-        status = posix.lstat(path)
-    except OSError:
-        return None
-    return [status.st_ino, status.st_ctime_ns]
+    return [status.st_ino, status.st_ctime_ns] if times else None

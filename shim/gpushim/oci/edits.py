@@ -77,7 +77,7 @@ def apply(edits: Sequence[Edit], spec: dict[str, Any]) -> bool:
         GpushimError: the spec has something of a wrong type where an edit belongs.
     """
     changed = False
-    here: dict[str, Any] = {}  # what hundreds of edits would look for, found once
+    here: dict[Any, Any] = {}  # what hundreds of edits would look for, found once
     for edit in edits:
         kind, value = edit.kind, edit.value
         if kind in _MANY:
@@ -97,10 +97,10 @@ def edited(spec: dict[str, Any]) -> bool:
     hooks = spec.get("hooks")
     stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
     entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
-    return any(args[:1] in _VERBS and len(args) > 1 for args in map(words, entries))
+    return any(args[:1] in _VERBS and len(args) > 1 for args in map(hook_args, entries))
 
 
-def words(hook: Mapping[str, object]) -> list[Any]:
+def hook_args(hook: Mapping[str, object]) -> list[Any]:
     """Return what a hook gives gpushim-hook: the verb and its options; [] of another's.
 
     Args:
@@ -192,19 +192,18 @@ def _set_node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
     return True
 
 
-def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], here: dict[str, Any]) -> bool:
+def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], here: dict[Any, Any]) -> bool:
     kind, major, minor, access = rule
-    before = f"rules of {kind} {major}"
-    if before not in here:
-        rules = _objects(spec, "linux.resources.devices")
-        here[before] = [one for one in rules if one.get("type") in (None, "", "a", kind)]
-        here[before] = [one for one in here[before] if one.get("major") in (None, -1, major)]
+    if (kind, major) not in here:
+        here["rules"] = _objects(spec, "linux.resources.devices")
+        about = [one for one in here["rules"] if one.get("type") in (None, "", "a", kind)]
+        here[kind, major] = [one for one in about if one.get("major") in (None, -1, major)]
     # Of ours, those about other devices say nothing about this one.
-    ours = here.setdefault(f"{before}:{minor}", [])
-    if _allowed([*here[before], *ours], *rule):
+    ours = here.setdefault(rule[:3], [])
+    if _allowed([*here[kind, major], *ours], *rule):
         return False
     ours.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
-    _at(spec, "linux.resources.devices", []).append(ours[-1])
+    here["rules"].append(ours[-1])
     return True
 
 
@@ -299,7 +298,7 @@ def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
 
 def _is_ours(hook: dict[str, Any]) -> bool:
     """Tell a hook that a create, or an engine for `--gpus`, has put there; one of a CDI spec knows no rootfs."""
-    return "--rootfs" in words(hook) or (_name(hook) == HOOK_NAME and len(words(hook)) < 2)
+    return "--rootfs" in hook_args(hook) or (_name(hook) == HOOK_NAME and len(hook_args(hook)) < 2)
 
 
 def _stage_hook(spec: dict[str, Any], pair: tuple[str, dict[str, Any]]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Callable
 import pytest
 
 from gpushim.create import ahead
-from gpushim.oci.edits import SHELL, words
+from gpushim.oci.edits import SHELL, hook_args
 
 TOP = Path(__file__).parents[4]
 HOOK = str(TOP / "bin/gpushim-hook")
@@ -220,5 +220,5 @@ def test_without_a_standard_stream_there_is_no_child(create: Start, closed: int)
 
 def test_its_words_are_those_of_gpushim_hook() -> None:
     hook = ahead.through_shell({"path": HOOK, "args": ["gpushim-hook", "prestart", "--rootfs", "/r"], "timeout": 60})
-    assert words(hook) == ["prestart", "--rootfs", "/r"]
+    assert hook_args(hook) == ["prestart", "--rootfs", "/r"]
     assert (hook["path"], hook["timeout"]) == (SHELL, 60)

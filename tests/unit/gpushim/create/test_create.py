@@ -14,7 +14,7 @@ import fakehost
 from e2e import recorder
 from e2e.witness import settings
 from gpushim.create import precompile
-from gpushim.oci.edits import words
+from gpushim.oci.edits import hook_args
 from unit import imports
 
 pytestmark = pytest.mark.slow
@@ -180,7 +180,7 @@ def test_run_is_edited_as_create_is(shim: Shim) -> None:
 def test_a_relative_rootfs_is_taken_against_the_bundle(shim: Shim) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=0", root={"path": "root fs"})
     shim.create(args=["create", "-b", "bundle", "x"], cwd=shim.work)
-    assert words(shim.spec["hooks"]["prestart"][-1])[2] == str(shim.bundle / "root fs")
+    assert hook_args(shim.spec["hooks"]["prestart"][-1])[2] == str(shim.bundle / "root fs")
 
 
 def test_the_first_create_refreshes_and_the_next_does_not(shim: Shim) -> None:
