@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from fuzz.oracles import host, refused, scratch
-from gpushim.create import create
+from gpushim.create import ahead, create
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
 from gpushim.oci import bundle
@@ -21,6 +21,8 @@ CONFIG = BUNDLE / "config.json"
 SAVED = BUNDLE / f"config.json{bundle.SAVED}"
 SPECS = scratch()
 NODES = [{"path": "/dev/x0", "hostPath": "/dev/null"}, {"path": "/dev/x1", "type": "p"}]
+OURS_BEFORE = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--rootfs", "/r"]}
+THROUGH_SHELL = ahead.through_shell(OURS_BEFORE)  # type: ignore[arg-type]  # of another release, without an env
 HOOK = {"hookName": "createContainer", "path": "/bin/sh", "args": ["sh", "-c", ":"]}
 EDITS: dict[str, Any] = {
     "env": ["A=b"],
@@ -47,6 +49,9 @@ VALUES: tuple[Any, ...] = (
     {"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/GPU-01111111"},
     {"type": "user"},
     {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart"]},
+    *(OURS_BEFORE, THROUGH_SHELL, {**THROUGH_SHELL, "path": 1}),
+    *(THROUGH_SHELL["args"][:length] for length in range(5)),
+    *("/bin/sh", "sh", "-c", "/usr/bin/gpushim-hook", "prestart", "--rootfs"),
 )  # fmt: skip
 LENGTH = 65536
 INVENTORY = host()
@@ -73,7 +78,10 @@ def seeds() -> list[bytes]:
     rule = {"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"}
     linux = {"devices": [{"path": "/dev/x", "type": "c", "major": 1, "minor": 3}], "resources": {"devices": [rule]}}
     process = {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "user": {"additionalGids": [5]}}
-    members = {"hooks": {"prestart": [HOOK]}, "mounts": [{"destination": "/x"}], "linux": linux, "process": process}
+    members = {"mounts": [{"destination": "/x"}], "linux": linux, "process": process}
+    found.append(
+        json.dumps({"root": {"path": "r"}, **members, "hooks": {"prestart": [THROUGH_SHELL, HOOK]}}).encode()
+    )
     found.append(json.dumps({"root": {"path": "r"}, **members}).encode())
     mount = {"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/1"}
     found.append(json.dumps({"root": {"path": "/r"}, "mounts": [mount], "process": {"user": {"uid": 1}}}).encode())
