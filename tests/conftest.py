@@ -49,15 +49,22 @@ LONGEST = (
     "unit/gpushim: doctor/engine_fixes doctor/fixes create/create inventory/freshness engines/sequences",
 )
 FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
-# Of these a run may take half of each test's cases (sample.py).
+
+
+def _e2e(names: str) -> list[str]:
+    return [f"tests/e2e/test_{name}" for name in names.split()]
+
+
+# Of each test's cases of these a run may take half (sample.py).
 HALVED = (
     "tests/unit/gpu",
-    *(f"tests/e2e/test_{name}" for name in ("bad_", "cdi_hook_hostile", "chart.py", "faults_", "fresh", "hostile")),
-    *(
-        f"tests/e2e/test_{name}"
-        for name in ("bounds", "chroot_", "crio", "docker29.py", "loader", "races", "removal")
-    ),
-    "tests/e2e/test_shared_volumes",
+    *_e2e("ahead bad_ bounds chart chroot_ configure_ crio device_plugin_allocate dock fresh gpus locks mps podman"),
+    *_e2e("races refresh_asked removal rootless rpm_ strangers"),
+)
+# And of these a quarter.
+QUARTERED = (
+    *_e2e("cdi_hook_hostile faults_ hostile loader shared_volumes"),
+    *(f"tests/unit/gpushim/doctor/test_{name}.py::test_fix" for name in ("fixes", "engine_fixes")),
 )
 RANK = {name: rank for rank, name in enumerate(FIRST)}
 
@@ -69,7 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def taken(item: pytest.Item) -> bool:
         name, case, _ = item.nodeid.partition("[")
         seen[name] += 1
-        return not case or not name.startswith(HALVED) or sample.taken(seen[name])
+        parts = 4 if name.startswith(QUARTERED) else 2 if name.startswith(HALVED) else 1
+        return not case or sample.taken(seen[name], parts)
 
     items[:] = filter(taken, items)
     items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix()[:-3].replace("test_", ""), len(RANK)))

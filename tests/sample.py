@@ -2,8 +2,8 @@
 
 GPUSHIM_SHARE=N repeats what a run has said that it takes; GPUSHIM_LONG=1 takes all. GPUSHIM_HALF=0 takes half of the
 cases of each unit test of modules, GPUSHIM_HALF=1 the other: the fast ones are all run, each on one Python. Of slow
-ones, and of those of tests/e2e that have very many (conftest.HALVED), a run takes one half, and about every second
-commit the other.
+ones, and of those of tests/e2e that have many (conftest.HALVED, QUARTERED), a run takes a half or a quarter, and with
+other commits the others.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def share(cases: Iterable[T], parts: int) -> list[T]:
     return found if LONG else found[SHARE % parts :: parts]
 
 
-def taken(number: int) -> bool:
-    """Say whether a half takes a test's case of this number."""
-    return LONG or not HALF or (SHARE // 60 + number + int(HALF)) % 2 == 0  # not by what `share` goes by
+def taken(number: int, parts: int = 2) -> bool:
+    """Say whether a half, or one of four parts, takes a test's case of this number."""
+    return LONG or not HALF or (SHARE // 60 + number + int(HALF)) % parts == 0  # not by what `share` goes by
 
 
 def turn_of(name: str) -> bool:
@@ -35,6 +35,6 @@ def turn_of(name: str) -> bool:
     return (SHARE + len(name)) % 3 == 0
 
 
-def turn(parts: int) -> bool:
-    """Say whether this run does what one of so many does."""
-    return LONG or SHARE % parts == 0
+def turn(parts: int, which: int = 0) -> bool:
+    """Say whether this run does what one of so many does, this one."""
+    return LONG or SHARE % parts == which

@@ -1,4 +1,4 @@
-"""Releases of this checkout, made twice by tools/release: without a key, and elsewhere with one; and a site for them.
+"""Releases of this checkout, made by tools/release: without a key, and elsewhere with one; and a site for them.
 
 They are of a commit of their own, with what lies in this checkout, and kept below `.cache/release`.
 """
@@ -28,21 +28,24 @@ GIT = ("/usr/bin/git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-
 ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8"}
 
 
-def releases() -> tuple[Path, Path]:
-    """Return the directories of two releases of the same commit; the second is signed."""
-    place = CACHE / built.recipe((*built.SOURCES, "packaging"))
+def release(signed: bool) -> Path:
+    """Return the directory of a release; all are of the same commit."""
+    recipe, name = built.recipe((*built.SOURCES, "packaging")), "signed" if signed else "plain"
+    place = CACHE / f"{recipe}-{name}"
     with trees.locked(CACHE), tempfile.TemporaryDirectory(dir=CACHE) as work:
         if not place.is_dir():
             commit(Path(work, "one"))
-            subprocess.run([*GIT, "clone", "--quiet", Path(work, "one"), Path(work, "two")], check=True)
-            _ready(Path(work, "two"))
-            make(Path(work, "one"), Path(work, "place/one"))
-            with key() as env:
-                make(Path(work, "two"), Path(work, "place/two"), "--key", "release@example.org", **env, **ELSEWHERE)
-            for old in CACHE.glob("????????????"):
+            if signed:
+                subprocess.run([*GIT, "clone", "--quiet", Path(work, "one"), Path(work, "two")], check=True)
+                _ready(Path(work, "two"))
+                with key() as env:
+                    make(Path(work, "two"), Path(work, "place"), "--key", "release@example.org", **env, **ELSEWHERE)
+            else:
+                make(Path(work, "one"), Path(work, "place"))
+            for old in CACHE.glob(f"????????????-{name}"):
                 shutil.rmtree(old)
             Path(work, "place").rename(place)
-    return place / "one", place / "two"
+    return place
 
 
 def commit(directory: Path) -> None:

@@ -16,6 +16,7 @@ from e2e.expect import sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.packages import COMPAT, MAIN
 from e2e.witness import RUNC
+from sample import share
 
 SUITE = "trixie"
 ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"
@@ -261,7 +262,7 @@ def test_new_python_is_compiled_for(standing: Machine) -> None:
     assert int(standing.run(count).stdout) == before > 100
 
 
-@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parents[1].name)
+@pytest.mark.parametrize("python", share(PYTHONS, 2), ids=lambda path: path.parents[1].name)
 def test_runs_on_older_pythons(python: Path, debian_tree: Path) -> None:
     """Listing GPUs, create and hook, in the place of the machine's own Python."""
     with packages.machine(packages.HERE, debian_tree) as there:

@@ -26,6 +26,7 @@ from e2e.truth import APPLICATION, CONTAINED, FATAL, Truth
 from e2e.watchers import watches
 from fakehost import Gpu, Host
 from gpushim.inventory import procfs
+from sample import turn
 
 SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "40"))
 SEED = os.environ.get("GPUSHIM_TROUBLE_SEED") or str(time.time_ns())
@@ -183,6 +184,7 @@ class Run:
         self.truth.shares = shares.of(self.profile)
 
 
+@pytest.mark.skipif(not turn(2), reason="half a minute, with every second commit; GPUSHIM_LONG=1")
 def test_at_rest_kubelet_has_what_is_so(node: Node, truth: Truth, env: dict[str, str], tmp_path: Path) -> None:
     print(f"GPUSHIM_TROUBLE_SEED={SEED}")
     chance = random.Random(SEED)

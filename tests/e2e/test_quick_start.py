@@ -17,6 +17,7 @@ import pytest
 
 from e2e import built, lines, packages, pages
 from e2e.installed import PODMAN, Machine
+from sample import share
 
 README = pages.TOP / "README.md"
 # Who types says yes. Recommended packages are not at hand; the file of settings below is the administrator's.
@@ -41,7 +42,7 @@ def nothing_left(there: Machine) -> Iterator[None]:
     assert packages.traces(there, before) == []
 
 
-@pytest.mark.parametrize("suite", [packages.HERE, "trixie"])
+@pytest.mark.parametrize("suite", share([packages.HERE, "trixie"], 2))
 def test_docker(suite: str, debian_tree: Path, debian_image: Path) -> None:
     with packages.machine(suite, debian_tree) as there:
         there.restart("docker")

@@ -25,6 +25,7 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 from e2e import built, chroots, engines, helm, leftovers, packages, pages, released, rpm_packages, trees
 from e2e.installed import Machine
 from e2e.packages import MAIN
+from sample import turn
 
 VERSION = built.version_here()
 SIGNATURES = {
@@ -50,13 +51,8 @@ REGISTRY = "version: 0.1\nstorage: {{filesystem: {{rootdirectory: {data}}}}}\nht
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[Path, Path]:
-    return released.releases()
-
-
-@pytest.fixture(scope="module")
-def signed(made: tuple[Path, Path]) -> Path:
-    return made[1]
+def signed() -> Path:
+    return released.release(signed=True)
 
 
 @pytest.fixture
@@ -112,10 +108,11 @@ def plain(file: Path) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def test_two_runs_give_the_same_bytes_signatures_apart(made: tuple[Path, Path]) -> None:
+@pytest.mark.skipif(not turn(2, 1), reason="a minute and a half, with every second commit; GPUSHIM_LONG=1")
+def test_two_runs_give_the_same_bytes_signatures_apart(signed: Path) -> None:
     one, two = (
         {re.sub("[0-9a-f]{64}-", "", str(path.relative_to(top))): path for path in top.rglob("*") if path.is_file()}
-        for top in made
+        for top in (released.release(signed=False), signed)
     )
     assert set(two) - set(one) == SIGNATURES
     assert set(one) - set(two) == set()
@@ -200,11 +197,11 @@ def test_apt_installs_from_the_signed_repository(debian: Machine, signed: Path) 
     ],
 )
 def test_apt_refuses_what_nobody_signed(
-    debian: Machine, made: tuple[Path, Path], tmp_path: Path, change: str, sentence: str
+    debian: Machine, signed: Path, tmp_path: Path, change: str, sentence: str
 ) -> None:
-    """What somebody has changed on the web server, and a release without signatures."""
-    with released.site(changed(made[1] if change else made[0], tmp_path, change)) as site:
-        debian.write("/etc/apt/keyrings/gpushim.asc", (made[1] / "gpushim.asc").read_text())
+    """What somebody has changed on the web server, and a release whose signatures are gone."""
+    with released.site(changed(signed, tmp_path, change)) as site:
+        debian.write("/etc/apt/keyrings/gpushim.asc", (signed / "gpushim.asc").read_text())
         debian.write("/etc/apt/sources.list.d/gpushim.sources", block(PACKAGES, "Types: deb", site.url))
         done = debian.run(f"{UPDATE} && {INSTALL} gpushim", check=False)
     assert done.returncode
@@ -213,11 +210,12 @@ def test_apt_refuses_what_nobody_signed(
 
 
 def changed(release: Path, directory: Path, path: str) -> Path:
-    """Copy the repositories of a release, with a file changed, or all files of a directory; returns the copy."""
+    """Copy a release's repositories, with a file changed, all of a directory, or no signatures; returns the copy."""
     for name in ("apt", "rpm"):
         shutil.copytree(release / name, directory / name)
-    if (release / "gpushim.asc").exists():
-        shutil.copy(release / "gpushim.asc", directory)
+    shutil.copy(release / "gpushim.asc", directory)
+    for name in SIGNATURES if not path else ():
+        (directory / name).unlink(missing_ok=True)
     place = directory / path
     for file in [place] if place.is_file() else [each for each in place.rglob("*") if path and each.is_file()]:
         content = bytearray(file.read_bytes())
@@ -246,9 +244,9 @@ def test_dnf_installs_from_the_signed_repository_and_removes(fedora: Fedora, sig
     ],
 )
 def test_dnf_refuses_what_nobody_signed(
-    fedora: Fedora, made: tuple[Path, Path], tmp_path: Path, change: str, sentence: str
+    fedora: Fedora, signed: Path, tmp_path: Path, change: str, sentence: str
 ) -> None:
-    with released.site(changed(made[1] if change else made[0], tmp_path, change)) as site:
+    with released.site(changed(signed, tmp_path, change)) as site:
         fedora.knows(site.url)
         done = fedora.dnf(f"install gpushim {fedora.state}/noarch/system-*.rpm", check=False)
     assert done.returncode
@@ -256,6 +254,7 @@ def test_dnf_refuses_what_nobody_signed(
     assert fedora.run("ls /usr/bin/gpushim", check=False).returncode
 
 
+@pytest.mark.skipif(not turn(2), reason="a minute, with every second commit; GPUSHIM_LONG=1")
 def test_fedoras_tools_alone_build_the_rpms(fedora: Fedora) -> None:
     """Where there is neither dpkg nor apt, by a newer rpm; what is missing is named as Fedora calls it."""
     fedora.run(f"rm -rf {DEBIANS}")
