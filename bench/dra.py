@@ -203,12 +203,12 @@ def restarted(cluster: Cluster, slices: Watch) -> float:
 
 
 def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
-    """Measure pods with a claim, one after the other; and those without, the same way."""
-    for what in ("a claim", "nothing"):
+    """Measure pods with a claim, one after the other; and those without, and without CNI, the same way."""
+    for what, host in (("a claim", False), ("nothing", False), ("a claim, hostNetwork", True)):
         began, written, phase = [], [], []
         for number in range(rounds + 1):
-            name = f"{what.split()[-1]}-{number}"
-            asked = claims.pod(name, *[name] * (what == "a claim"))
+            name = f"{what.split()[-1].lower()}-{number}"
+            asked = claims.pod(name, *[name] * (what != "nothing"), hostNetwork=host)
             asked["spec"]["containers"][0]["command"] = ["/bin/sh", "-c", "echo; exec sleep 100000"]
             cluster.apply(claims.claim(name), asked)
 
