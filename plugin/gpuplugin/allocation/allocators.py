@@ -234,12 +234,11 @@ class Allocators:
         Without an administrator's, which look at what others have: kubelet does not tell them from others.
         """
         listed = {one[:5] for one in self._listed}
-        known: dict[tuple[str, str, str], str] = {}
+        known = claimed.Known()
         with contextlib.suppress(GpushimError):
             known = claimed.known()
         both = self._listed + [one for one in self._saved_claims if one[:5] not in listed]
-        looks = {(*key, driver) for key, uuid in known.items() if not uuid for driver in kubelet.DRIVERS}
-        return [one for one in both if (one.namespace, one.name, one.device, one.driver) not in looks]
+        return [one for one in both if known.of(one) != ""]
 
     async def _compare(self, folder: str) -> list[Allocator]:
         """Hold what kubelet has against what it was told."""

@@ -129,13 +129,17 @@ class Questions:
         shared.prepare()
         self._registry.instances.join(release.folder())
         await self._met()
-        page = shared.now(shared.read())
-        if self._stands == (_divisions(page), there, desired) and not (listed.doubtful(page) or shared.stuck):
+        page, folder = shared.now(shared.read()), self._kubelet_dir()
+        claims = checkpoints.holding(folder, there)
+        doubtful = bool(claims) or listed.doubtful(page) or shared.stuck
+        if self._stands == (_divisions(page), there, desired) and not doubtful:
             return {name: [*row] for name, row in desired.items()}
-        matters = self._matters(page, desired, listed.known(page, there))
+        matters = bool(claims) or self._matters(page, desired, listed.known(page, there))
         known = await self._evidence(snapshot, there, ask=matters)
         with shared.locked() as before:
             page = shared.now(before)
+            claims = checkpoints.holding(folder, listed.known(page, there))  # once more: the lock is that file's, too
+            known = evidence.holding(known, claims)
             if known.pods is not None:
                 names = known.names if known.answered else None
                 page = listed.listed(page, known.pods, names, known.asked - QUIET)
@@ -143,8 +147,7 @@ class Questions:
             alien = {uuid for uuid, owner in by_device.owners(page).items() if self._registry.instances.lives(owner)}
             settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
             new = by_device.noted(page, desired, last, settled, units, self._registry.instances.number)
-            if known.pods is not None:
-                new = listed.adopted(new, known.pods, units)
+            new = listed.adopted(new, {by_device.CLAIM: claims} if known.pods is None else known.pods, units)
             if known.answered:
                 new = {**new, "unknown": ""}
             if new != before or shared.stuck:

@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device
 from gpuplugin.book.page import FORM, booted, checked, fresh, grown
@@ -122,12 +122,7 @@ class Book:
         try:
             first, *more = data.split(b"\n")
             found = json.loads(first)
-            if isinstance(found.get("form"), int) and found["form"] > FORM:
-                raise GpushimError(
-                    f"{self.path} is written by a newer version of gpushim, in a form that this one does not know; "
-                    "run that version, or drain this node and remove the file",
-                    FAILED,
-                )
+            check_form(self.path, found, FORM)
             torn = more.pop()  # the last, which is empty unless its writer was killed: nobody was told of it
             self._more = MORE if torn else len(data) - len(first)
             # What was given in an earlier boot has ended; a loss of power may have torn it.
@@ -228,6 +223,26 @@ class Book:
             self.stuck = True
             self._add(after, new)
             self.stuck = False
+
+
+def check_form(path: str, found: Any, form: int) -> None:
+    """Refuse a file that a newer version has written.
+
+    Args:
+        path: of the file.
+        found: what is in it.
+        form: the newest that this version knows.
+
+    Raises:
+        GpushimError: it is in a newer form.
+        AttributeError: it is nothing of the kind.
+    """
+    if isinstance(found.get("form"), int) and found["form"] > form:
+        raise GpushimError(
+            f"{path} is written by a newer version of gpushim, in a form that this one does not know; "
+            "run that version, or drain this node and remove the file",
+            FAILED,
+        )
 
 
 def content(path: str) -> bytes | None:

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpuplugin.book import claimed as claims_file
 from gpuplugin.book.by_device import CLAIM
-from gpuplugin.book.claimed import known
 from gpuplugin.devices.changes import UNTOLD
 from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
@@ -20,8 +20,9 @@ from gpushim.containers import kubelet
 from gpushim.containers.kubelet import which
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator
 
+    from gpuplugin.book.claimed import Known
     from gpuplugin.devices.changes import Units
     from gpuplugin.settings.resources import Device
     from gpushim.containers.kubelet import Claim
@@ -67,7 +68,7 @@ def read(folder: str, snapshot: Snapshot, units: Units) -> Promised:
         found.there = True
         _take(found, checkpoint, units)
     try:
-        for who, uuid in claimed(kubelet.claims(folder), snapshot, units, known()):
+        for who, uuid in claimed(kubelet.claims(folder), snapshot, units, claims_file.known()):
             found.held.setdefault(CLAIM, {})[uuid] = who
     except (OSError, ValueError) as error:
         found.damaged = _damaged(f"{folder}/{kubelet.CLAIMS}", error)
@@ -88,7 +89,7 @@ def remembered(folder: str) -> frozenset[str]:
 
 
 def claimed(
-    claims: Iterable[Claim], snapshot: Snapshot, units: Units, given: Mapping[tuple[str, str, str], str] | None = None
+    claims: Iterable[Claim], snapshot: Snapshot, units: Units, given: Known | None = None
 ) -> Iterator[tuple[str, str]]:
     """List who has which GPU or MIG instance by claims: what a claim may have, it has.
 
@@ -96,15 +97,46 @@ def claimed(
         claims: as kubelet has them.
         snapshot: of the host's inventory.
         units: what the host has.
-        given: as `gpuplugin.book.claimed.known` returns it: what these claims have, and what they only look at.
+        given: what gpushim's driver has given to claims.
     """
     for one in claims:
-        mine = (given or {}).get((one.namespace, one.name, one.device)) if one.driver in kubelet.DRIVERS else None
+        mine = given.of(one) if given else None
         if mine is not None:
             yield from [(named(one.namespace, one.name, one.driver), mine)] if mine in units else []
             continue
         for uuid in units if (found := which(one, snapshot)) is None else found:
             yield named(one.namespace, one.name, one.driver), uuid
+
+
+def holding(folder: str, units: Collection[str]) -> dict[str, str]:
+    """Say who has what by claims that gpushim's driver has prepared and not undone, whoever is away meanwhile.
+
+    kubelet (pod-resources) lists neither a claim that an init container uses nor, at its start, all others. But it
+    keeps each claim, over boots, from before it asks the driver until the driver has undone it. So a claim of the
+    driver's file that kubelet does not keep has ended; where it cannot be seen what kubelet keeps, none has.
+
+    Args:
+        folder: kubelet's directory.
+        units: UUIDs of what the host has.
+
+    Returns:
+        claims by UUID.
+
+    Raises:
+        GpushimError: as for `gpuplugin.book.claimed.read`.
+    """
+    rows = claims_file.read()[1]
+    try:
+        kept: Collection[str] = kubelet.claim_uids(folder) if rows else ()
+    except (OSError, ValueError):
+        kept = rows
+    mine = {uid: row for uid, row in rows.items() if uid in kept}
+    return {
+        uuid: named(row["namespace"], row["name"], kubelet.OWN_DRIVER)
+        for row in mine.values()
+        for uuid in claims_file.held(row)
+        if uuid in units
+    }
 
 
 def named(namespace: str, name: str, driver: str) -> str:

@@ -5,16 +5,17 @@ Pure. Out of scope: who asks (kubelet_view.py), and the rule by which that decid
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import by_device
+from gpuplugin.book.by_device import CLAIM
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import OTHERS
 from gpuplugin.settings.resources import GONE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from gpuplugin.book.checkpoints import Promised
     from gpuplugin.book.page import Page
@@ -48,6 +49,22 @@ class Evidence:
     def answered(self) -> bool:
         """Whether kubelet has said of all pods what they have."""
         return self.pods is not None and not self.young
+
+
+def holding(known: Evidence, claims: Mapping[str, str]) -> Evidence:
+    """Return what is known with claims that have GPUs even where kubelet does not list them.
+
+    Args:
+        known: what is known without them.
+        claims: as `checkpoints.holding` returns them.
+    """
+    promised = replace(known.promised, held=_with(known.promised.held, claims))
+    return replace(known, pods=None if known.pods is None else _with(known.pods, claims), promised=promised)
+
+
+def _with(held: Held, claims: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    rows = {name: {**row} for name, row in held.items()}
+    return {**rows, CLAIM: {**rows.get(CLAIM, {}), **claims}}
 
 
 def served(page: Page, units: Units, known: Evidence, held: Held) -> dict[str, dict[str, Device]]:

@@ -23,7 +23,7 @@ from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
     from gpuplugin.devices.mps_group import MpsGroup
@@ -153,10 +153,9 @@ class Claims:
         except GpushimError as error:
             logger.error("%s", error)
 
-    @property
-    def owed(self) -> bool:
-        """Whether something could not be taken back yet."""
-        return bool(self._ended)
+    def owes(self, uid: str) -> bool:
+        """Say whether a claim is over and could not be taken back yet."""
+        return uid in self._ended
 
     async def _forget(self, uids: Collection[str]) -> None:
         """Take back what has ended, when its GPUs are what they were; unless it was given something meanwhile."""
@@ -182,24 +181,19 @@ class Claims:
         return found, Holders(found.held(), None if young else found.pods, claims)
 
     async def keep(self) -> None:
-        """Take back, as long as the driver runs, what claims have no more; keep what they share."""
-        await asyncio.gather(self._take_back(), self._shared.keep())
+        """Take back, as long as the driver runs, what claims have no more; keep what they share.
+
+        To take back may take long, until GPUs are what they were; what others have is kept new meanwhile.
+        """
+        await asyncio.gather(_again(self._sweep), _again(self._take_back), self._shared.keep())
 
     async def _take_back(self) -> None:
-        """Take back what kubelet does not list and the API server does not have."""
-        last_error = ""
-        while True:
-            await asyncio.sleep(moments.until())
-            try:
-                if self._ended:
-                    await self._forget(frozenset(self._ended))
-                await self._sweep()
-            except GpushimError as error:
-                if str(error) != last_error:
-                    logger.warning("%s", error)
-                last_error = str(error)
+        """Take back what has ended, and nobody has taken back yet."""
+        if self._ended:
+            await self._forget(frozenset(self._ended))
 
     async def _sweep(self) -> None:
+        """Keep in the book what claims have; find what kubelet does not list and the API server does not have."""
         rows, given = self._ledger.claims(), self._ledger.given()
         self._young &= rows.keys()
         self._asked = {uid: then for uid, then in self._asked.items() if uid in rows}
@@ -219,16 +213,16 @@ class Claims:
         due = [
             uid
             for uid, since in self._unlisted.items()
-            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
+            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED and rows[uid]["namespace"]
         ]
         self._asked.update(dict.fromkeys(due, now))
         await asyncio.gather(*(self._doubt(uid, rows[uid]) for uid in due))
 
     async def _doubt(self, uid: str, row: Row) -> None:
-        """Take back what no pod has if the claim is gone, or has nothing here any more: names stay, and come again.
+        """Have taken back what no pod has if the claim is gone, or has nothing here any more: names come again.
 
         Raises:
-            GpushimError: there is no answer, or a file cannot be written.
+            GpushimError: there is no answer.
         """
         self._young.discard(uid)
         asked = {"namespace": row["namespace"], "name": row["name"], "uid": uid}
@@ -240,7 +234,19 @@ class Claims:
             name = quote(f"{row['namespace']}/{row['name']}")
             logger.info("claim %s is gone from this node: its GPUs are free", name)
             self._ended.add(uid)
-            await self._forget({uid})
+
+
+async def _again(part: Callable[[], Awaitable[None]]) -> None:
+    """Do a part at each moment, as long as the driver runs; what is wrong with it is logged once."""
+    last_error = ""
+    while True:
+        await asyncio.sleep(moments.until())
+        try:
+            await part()
+        except GpushimError as error:
+            if str(error) != last_error:
+                logger.warning("%s", error)
+            last_error = str(error)
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

@@ -108,9 +108,9 @@ class Status:
         """Take claims back, as `Claims.unprepare`, and count them; an error is one that is taken back later."""
         began = time.perf_counter()
         await self._claims.unprepare(asked)
-        for _ in asked:
+        for one in asked:
             took = time.perf_counter() - began
-            counts.took(counts.UNPREPARES, took, "error" if self._claims.owed else "ok")
+            counts.took(counts.UNPREPARES, took, "error" if self._claims.owes(one["uid"]) else "ok")
 
     def gpus(self) -> bool:
         """Say whether figures of GPUs are to be told here."""

@@ -70,6 +70,7 @@ class Claim(NamedTuple):
         pod: the name; "" where only `uids` are known.
         container: its name in the pod; "" if not known.
         uids: of the pods that have the claim, where these are known.
+        uid: of the claim, where it is known: names come again.
     """
 
     namespace: str
@@ -81,6 +82,7 @@ class Claim(NamedTuple):
     pod: str = ""
     container: str = ""
     uids: frozenset[str] = frozenset()
+    uid: str = ""
 
 
 def which(claim: Claim, inventory: Snapshot) -> Which:
@@ -201,20 +203,44 @@ def claims(folder: str) -> list[Claim]:
         ValueError: it is not what kubelet writes; the text says why.
     """
     try:
-        found = json.loads(_json(f"{folder}/{CLAIMS}")["Data"])
-        return [one for entry in found[_ENTRIES] or () for one in _of_entry(entry)]
+        return [one for entry in _entries(folder) for one in _of_entry(entry)]
     except FileNotFoundError:
         return []
     except _UNLIKE as error:
         raise _unlike(error) from None
 
 
+def claim_uids(folder: str) -> frozenset[str]:
+    """Read which claims kubelet has, from before it has them prepared until it has had them undone.
+
+    Args:
+        folder: kubelet's directory.
+
+    Returns:
+        uids, of claims of all drivers.
+
+    Raises:
+        FileNotFoundError: there is no such file, or it is not seen here, as in a pod.
+        OSError: it cannot be read.
+        ValueError: it is not what kubelet writes; the text says why.
+    """
+    try:
+        return frozenset(_texts(entry["ClaimUID"] for entry in _entries(folder)))
+    except _UNLIKE as error:
+        raise _unlike(error) from None
+
+
+def _entries(folder: str) -> list[Any]:
+    return json.loads(_json(f"{folder}/{CLAIMS}")["Data"])[_ENTRIES] or []
+
+
 def _of_entry(entry: Any) -> Iterator[Claim]:
     namespace, name, uids = str(entry["Namespace"]), str(entry["ClaimName"]), frozenset(_texts(entry["PodUIDs"]))
+    uid = str(entry.get("ClaimUID") or "")
     for driver, state in (entry["DriverState"] or {}).items():
         for one in state["Devices"] or ():
             pool, device, cdi = str(one["PoolName"]), str(one["DeviceName"]), tuple(_texts(one["CDIDeviceIDs"]))
-            yield Claim(namespace, name, driver, pool, device, cdi, uids=uids)
+            yield Claim(namespace, name, driver, pool, device, cdi, uids=uids, uid=uid)
 
 
 def _json(path: str) -> Any:

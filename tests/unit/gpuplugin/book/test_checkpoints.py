@@ -12,6 +12,7 @@ import pytest
 from gpuplugin.book import checkpoints
 from gpuplugin.book.by_device import CLAIM
 from gpuplugin.book.checkpoints import A_POD
+from gpuplugin.book.claimed import Known
 from gpuplugin.devices.changes import UNTOLD
 from gpuplugin.kubelet.v1beta1 import writer
 from gpuplugin.settings import resources
@@ -145,9 +146,16 @@ KNOWN = {
 }
 
 
+@pytest.mark.parametrize(("uid", "has"), [("", [ONE]), ("old", [ONE]), ("new", [])])
+def test_of_claims_of_one_name_the_uid_tells(uid: str, has: list[str]) -> None:
+    known = Known({("d", "c", "gpu-0"): ONE}, {("old", "gpu-0"): ONE, ("new", "gpu-0"): ""})
+    one = Claim("d", "c", kubelet.DRIVERS[0], "n", "gpu-0", (), uid=uid)
+    assert [uuid for _, uuid in checkpoints.claimed([one], HOST, UNITS, known)] == has
+
+
 @pytest.mark.parametrize(("device", "known", "has"), KNOWN.values(), ids=KNOWN)
 def test_of_gpushims_own_claims_its_file_tells(device: str, known: Any, has: list[str]) -> None:
     """kubelet's list does not say that an administrator's claim only looks."""
     one = Claim("d", "c", kubelet.DRIVERS[0], "n", device, (f"nvidia.com/gpu={uuid(9)}",))
     name = "claim d/c of gpu.nvidia.com"
-    assert sorted(checkpoints.claimed([one], HOST, UNITS, known)) == sorted((name, each) for each in has)
+    assert sorted(checkpoints.claimed([one], HOST, UNITS, Known(known))) == sorted((name, each) for each in has)

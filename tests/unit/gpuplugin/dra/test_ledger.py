@@ -199,7 +199,7 @@ def test_members_of_other_versions_stay(ledger: Ledger) -> None:
     path = Path(ledger.path)
     found = json.loads(path.read_text())
     found["claims"]["a"]["share"], found["later"] = 1, 2
-    path.write_text(json.dumps({**found, "form": 9}))
+    path.write_text(json.dumps(found))
     give(ledger, claim("b", OTHER))
     after = json.loads(path.read_text())
     assert (after["claims"]["a"]["share"], after["later"], [*after["claims"]]) == (1, 2, ["a", "b"])
@@ -222,7 +222,7 @@ def test_a_row_that_cannot_be_read_takes_no_other_with_it(
     assert [[*ledger.claims()] for _ in range(2)] == [["a"], ["a"]]
     assert [record.getMessage() for record in caplog.records if ledger.path in record.getMessage()] == [
         f"{ledger.path} has claims that are not understood, which stay there: "
-        "what they have is known to kubelet alone"
+        "what else they have is known to kubelet alone"
     ]
 
 

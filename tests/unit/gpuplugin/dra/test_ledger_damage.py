@@ -126,7 +126,68 @@ def test_of_two_gpus_one_that_somebody_has_hides_not_the_other(
 def test_what_an_administrator_looks_at_is_had_by_nobody(ledger: Ledger) -> None:
     give(ledger, claim("a", GPU))
     give(ledger, claim("admin", GPU, SECOND, admin=True))
-    assert claimed.known() == {("d", "a", "gpu-0"): GPU, ("d", "admin", "gpu-0"): "", ("d", "admin", "mig-1"): ""}
+    mine = {("a", "gpu-0"): GPU, ("admin", "gpu-0"): "", ("admin", "mig-1"): ""}
+    assert claimed.known() == ({("d", *key): uuid for key, uuid in mine.items()}, mine)
+
+
+@pytest.mark.parametrize("admin", [[False, True], [True, False]])
+def test_who_also_looks_at_what_it_has_has_it(ledger: Ledger, admin: list[bool]) -> None:
+    one = claim("a", GPU, GPU)
+    give(ledger, one._replace(results=tuple(row._replace(admin=looks) for row, looks in zip(one.results, admin))))
+    assert claimed.known() == ({("d", "a", "gpu-0"): GPU}, {("a", "gpu-0"): GPU})
+
+
+def spoiled(ledger: Ledger, **members: Any) -> dict[str, Any]:
+    """Change members of the claim a, as damage does; return what is in the file."""
+    path = Path(ledger.path)
+    found: dict[str, Any] = json.loads(path.read_text())
+    found["claims"]["a"].update(members)
+    path.write_text(json.dumps(found))
+    return found
+
+
+DEVICE, LATER = {"request": "q", "device": "gpu-0", "uuid": GPU}, {"request": "q", "device": "mig-later"}
+PARTLY: dict[str, dict[str, Any]] = {
+    "a device without a UUID": {"devices": [DEVICE, LATER]},
+    "a UUID in another place": {"devices": [{**LATER, "partition": {"gpu": GPU, "start": 4}}]},
+    "a device without a name": {"devices": [{"uuid": GPU}, 3]},
+    "no list": {"devices": {"gpu-0": [GPU]}},
+    "no name": {"name": 3},
+    "no namespace": {"namespace": None},
+}
+
+
+@pytest.mark.parametrize("members", PARTLY.values(), ids=PARTLY)
+def test_a_claim_that_is_not_understood_in_full_has_what_is_understood(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any]
+) -> None:
+    """It stays as it is, until it is undone."""
+    give(ledger, claim("a", GPU))
+    before = spoiled(ledger, **members)
+    now = system.clock()
+    monkeypatch.setattr(system, "clock", lambda: now + 60)
+    again = booted(monkeypatch)
+    again.hear(NOBODY, HOMES)
+    with pytest.raises(GpushimError, match="claim d/b cannot have GPU-0 yet: claim .* has it"):
+        give(again, claim("b", GPU))
+    give(again, claim("c", OTHER))
+    again.unshare(["a"])
+    assert json.loads(Path(again.path).read_text())["claims"]["a"] == before["claims"]["a"]
+    again.forget(["a"])
+    assert json.loads(Path(again.path).read_text())["claims"].keys() == {"c"}
+    give(again, claim("b", GPU))
+
+
+def test_a_file_of_a_newer_version_is_refused_and_stays_as_it_is(ledger: Ledger) -> None:
+    give(ledger, claim("a", GPU))
+    path = Path(ledger.path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "form": claimed.FORM + 1}))
+    before = path.read_bytes()
+    newer = r"^.*claims\.json is written by a newer version of gpushim, in a form that this one does not know"
+    for does in (lambda: give(ledger, claim("b", OTHER)), lambda: ledger.forget(["a"]), lambda: ledger.open(HOMES)):
+        with pytest.raises(GpushimError, match=newer):
+            does()
+    assert path.read_bytes() == before
 
 
 def test_a_failure_to_write_the_book_is_told_and_undone(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ class Node:
         while self.now < end:
             self.now += moments.EACH
             await self.driver._sweep()
+            await self.driver._take_back()
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
         )  # fmt: skip
         (spec / "in the way").mkdir(parents=True)
         await node.unprepare(uid)
-        assert node.driver.owed
+        assert node.driver.owes(uid)
         (spec / "in the way").rmdir()
         spec.rmdir()
         await node.unprepare(uid)
