@@ -1,6 +1,7 @@
 """What becomes of claims while the DRA driver or kubelet is away, and over a boot of the node.
 
-One story on one cluster, in the order of the tests, without a device plugin. Each container is looked into.
+One story on one cluster, in the order of the tests, without a device plugin but at the end. Each container is looked
+into.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import pytest
 from e2e import claims
 from e2e.allocated import built
 from e2e.boots import boot
-from e2e.dradeployed import ALONE, away, becomes, install, runs
+from e2e.deployed import CHART, GPU, serves
+from e2e.dradeployed import ALONE, AWAY, away, becomes, change, driver, install, kill, runs
 from e2e.kube import CLAIMS
 from e2e.plane import Cluster
 from e2e.reach import Pods
 from fakehost import Host
+from gpuplugin.allocation.kubelet_view import QUIET
+from gpushim.containers import kubelet
 
 ABSENT = 60.0 if "GPUSHIM_LONG" in os.environ else 1.0  # seconds; after 30 s kubelet takes the slices away
 GIVEN_BACK = 120.0  # within a minute, and kubelet asks again after 15 s
@@ -122,3 +126,29 @@ def test_a_boot(cluster: Cluster, inside: Pods) -> None:
     runs(cluster, "others")
     assert len(inside.look()) == 2
     assert not {*had} & {*cluster.node.held("others")[CLAIMS]}
+    claims.remove(cluster, "others")
+
+
+def test_what_an_init_container_has_by_a_claim_is_not_the_device_plugins(cluster: Cluster) -> None:
+    """Which starts while the driver is away; kubelet (pod-resources) does not list init containers."""
+    pod = claims.pod("first", "first")
+    (box,) = pod["spec"]["containers"]
+    pod["spec"]["initContainers"] = [{**box, "name": "init"}]  # works for long
+    del box["resources"]
+    cluster.apply(claims.claim("first"), pod)
+
+    def works() -> bool:
+        boxes = cluster.pods()["first"]["status"].get("initContainerStatuses", ())
+        return any("running" in one["state"] for one in boxes)
+
+    becomes(cluster, works, "the init container works")
+    assert "first" not in cluster.node.everybody()
+    assert kubelet.claim_uids(str(cluster.node.kubelet_dir)) >= {
+        cluster.get("resourceclaim", "first")["metadata"]["uid"]
+    }
+    (instance,) = driver(cluster).values()
+    kill(cluster, instance, lambda: change(cluster, {"nodeSelector": AWAY}))
+    cluster.helm("upgrade", CHART, "gpushim", {**ALONE, "plugin": {"enabled": True}})
+    serves(cluster, {GPU: 2})
+    time.sleep(QUIET + 3)  # then the plugin takes what kubelet does not list for free
+    assert cluster.allocatable()[GPU] == "2"

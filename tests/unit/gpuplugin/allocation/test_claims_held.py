@@ -30,7 +30,9 @@ OWNS, LOOKS = Result("r", "gpu-0", False), Result("look", "gpu-0", True)
 
 def keeps(scene: Scene, *uids: str) -> None:
     """Have kubelet's file have claims, as before their drivers have answered."""
-    entries = [{"ClaimUID": uid, "ClaimName": "c", "Namespace": "d", "PodUIDs": {}, "DriverState": {}} for uid in uids]
+    entries = [
+        {"ClaimUID": uid, "ClaimName": "c", "Namespace": "d", "PodUIDs": {}, "DriverState": {}} for uid in uids
+    ]
     data = {"Data": json.dumps({"ClaimInfoStateList": entries}), "Checksum": 1}
     (scene.top / kubelet.CLAIMS).write_text(json.dumps(data))
 
@@ -79,7 +81,9 @@ def test_while_the_driver_is_away(scene: Scene, sees: Callable[[Scene], None]) -
 
 @pytest.mark.parametrize("sees", SEEN.values(), ids=SEEN)
 @pytest.mark.parametrize("runs", [True, False])
-def test_after_a_boot(scene: Scene, monkeypatch: pytest.MonkeyPatch, sees: Callable[[Scene], None], runs: bool) -> None:
+def test_after_a_boot(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, sees: Callable[[Scene], None], runs: bool
+) -> None:
     settled(scene, whole()).end()
     prepared()
     sees(scene)

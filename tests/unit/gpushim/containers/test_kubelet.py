@@ -160,7 +160,16 @@ def promise(folder: Path, entries: Any) -> str:
 def test_claims_that_kubelet_keeps(tmp_path: Path) -> None:
     (found,) = kubelet.claims(promise(tmp_path, [CLAIM]))
     assert found[:6] == ("ns", "gpu", "gpu.nvidia.com", "node", "gpu-0", ("nvidia.com/gpu=0",))
-    assert found.uids == {"u"}
+    assert (found.uids, found.uid) == ({"u"}, "k")
+
+
+def test_claims_that_kubelet_has_even_before_a_driver_answers(tmp_path: Path) -> None:
+    new = {**CLAIM, "ClaimUID": "new", "DriverState": None}
+    assert kubelet.claim_uids(promise(tmp_path, [CLAIM, new])) == {"k", "new"}
+    assert kubelet.claim_uids(promise(tmp_path, None)) == frozenset()
+    (tmp_path / kubelet.CLAIMS).unlink()
+    with pytest.raises(FileNotFoundError):
+        kubelet.claim_uids(str(tmp_path))
 
 
 def test_no_driver_ever_gave_anything(tmp_path: Path) -> None:
@@ -173,5 +182,6 @@ DAMAGED = ("", "[]", '{"Data": {}}', *(json.dumps({"Data": one}) for one in ("[]
 @pytest.mark.parametrize("text", DAMAGED)
 def test_damaged_claims(tmp_path: Path, text: str) -> None:
     (tmp_path / kubelet.CLAIMS).write_text(text)
-    with pytest.raises(ValueError, match=r"kubelet writes|nested|Expecting"):
-        kubelet.claims(str(tmp_path))
+    for read in (kubelet.claims, kubelet.claim_uids):
+        with pytest.raises(ValueError, match=r"kubelet writes|nested|Expecting"):
+            read(str(tmp_path))
