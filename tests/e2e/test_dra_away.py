@@ -16,8 +16,8 @@ import pytest
 from e2e import claims
 from e2e.allocated import built
 from e2e.boots import boot
-from e2e.deployed import CHART, GPU, serves
-from e2e.dradeployed import ALONE, AWAY, away, becomes, change, driver, install, kill, runs
+from e2e.deployed import CHART, GPU, IMAGE, serves
+from e2e.dradeployed import ALONE, away, becomes, install, runs
 from e2e.kube import CLAIMS
 from e2e.plane import Cluster
 from e2e.reach import Pods
@@ -130,7 +130,7 @@ def test_a_boot(cluster: Cluster, inside: Pods) -> None:
 
 
 def test_what_an_init_container_has_by_a_claim_is_not_the_device_plugins(cluster: Cluster) -> None:
-    """Which starts while the driver is away; kubelet (pod-resources) does not list init containers."""
+    """Which comes in the driver's place; kubelet (pod-resources) does not list init containers."""
     pod = claims.pod("first", "first")
     (box,) = pod["spec"]["containers"]
     pod["spec"]["initContainers"] = [{**box, "name": "init"}]  # works for long
@@ -146,9 +146,7 @@ def test_what_an_init_container_has_by_a_claim_is_not_the_device_plugins(cluster
     assert kubelet.claim_uids(str(cluster.node.kubelet_dir)) >= {
         cluster.get("resourceclaim", "first")["metadata"]["uid"]
     }
-    (instance,) = driver(cluster).values()
-    kill(cluster, instance, lambda: change(cluster, {"nodeSelector": AWAY}))
-    cluster.helm("upgrade", CHART, "gpushim", {**ALONE, "plugin": {"enabled": True}})
+    cluster.helm("upgrade", CHART, "gpushim", {"image": IMAGE})
     serves(cluster, {GPU: 2})
     time.sleep(QUIET + 3)  # then the plugin takes what kubelet does not list for free
     assert cluster.allocatable()[GPU] == "2"
