@@ -124,11 +124,11 @@ def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
     return found
 
 
-def meant(key: str, known: Sequence[str]) -> str:
-    """Return the known key that an unknown one may mean; "" if there is none like it."""
+def meant(key: str, known: Sequence[str], alike: float = 0.6) -> str:
+    """Return the known key that an unknown one may mean; "" if there is none that is at least so much like it, of 1."""
     from difflib import get_close_matches  # only for a file with a wrong key
 
-    return next(iter(get_close_matches(key, known, 1)), "") if len(key) <= MEANT else ""
+    return next(iter(get_close_matches(key, known, 1, alike)), "") if len(key) <= MEANT else ""
 
 
 def table(value: Any, path: str, name: str) -> dict[str, Any]:
