@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
-from gpuplugin.settings.forms import meant
+from gpuplugin.settings.forms import meant, shown
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -270,18 +270,8 @@ def _one_of(value: Any, where: str, name: str, known: tuple[str, ...]) -> str:
 
 
 def _wrong(where: str, name: str, value: Any, form: str) -> GpushimError:
-    return GpushimError(f"{where}: {name} is {_shown(value)}; write {form}", REQUEST)
+    return GpushimError(f"{where}: {name} is {shown(value)}; write {form}", REQUEST)
 
 
 def _unknown(where: str, name: str, key: str, fix: str) -> GpushimError:
     return GpushimError(f'{where}: "{quote(key)}" is unknown in {name}; {fix}', REQUEST)
-
-
-def _shown(value: Any) -> str:
-    """Show a value of JSON; an object or a list, which may be deep, by its kind alone."""
-    kinds: tuple[tuple[type, str], ...] = ((dict, "an object"), (list, "a list"))
-    if value is None:
-        return "missing"
-    if isinstance(value, str):
-        return f'"{quote(value)}"'
-    return next((word for kind, word in kinds if isinstance(value, kind)), quote(json.dumps(value)))

@@ -96,7 +96,7 @@ def ready(state_dir: str, group: MpsGroup) -> str:
 
 
 def no_starter() -> str:
-    """Say why nothing starts a claim's units here, "" if systemd does; in a pod the node is asked, whatever it has."""
+    """Say why nothing starts a claim's units here, "" if systemd does; from a pod the node is asked."""
     if os.path.isdir(system.SYSTEMD) or os.environ.get(node_snapshot.POD):
         return ""
     return "systemd, which starts units of claims, does not run here"

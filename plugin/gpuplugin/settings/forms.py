@@ -5,6 +5,7 @@ Out of scope: what keys mean together (sharing.py).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -115,6 +116,16 @@ def value(row: Mapping[str, Any], key: str, where: str) -> Any:
     raise GpushimError(f"{where}: {key} is {shown}; write {form}", CONFIG)
 
 
+def shown(value: Any) -> str:
+    """Show a value of JSON; an object or a list, which may be deep, by its kind alone."""
+    kinds: tuple[tuple[type, str], ...] = ((dict, "an object"), (list, "a list"))
+    if value is None:
+        return "missing"
+    if isinstance(value, str):
+        return f'"{quote(value)}"'
+    return next((word for kind, word in kinds if isinstance(value, kind)), quote(json.dumps(value)))
+
+
 def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """Say which keys mean nothing, the first ones with the known one that may be meant."""
     found, keys = [], [key for key in row if key not in known]
@@ -125,7 +136,7 @@ def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
 
 
 def meant(key: str, known: Sequence[str], alike: float = 0.6) -> str:
-    """Return the known key that an unknown one may mean; "" if there is none that is at least so much like it, of 1."""
+    """Return the known key that an unknown one may mean; "" if none is at least so much like it, of 1."""
     from difflib import get_close_matches  # only for a file with a wrong key
 
     return next(iter(get_close_matches(key, known, 1, alike)), "") if len(key) <= MEANT else ""
