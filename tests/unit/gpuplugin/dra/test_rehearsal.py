@@ -10,7 +10,7 @@ from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 
 def mps_config(*keys: str, limit: str = "", strategy: str = "MPS") -> dict[str, Any]:
-    more = {"defaultPerDevicePinnedMemoryLimit": dict.fromkeys(keys, "5Gi")}
+    more: dict[str, Any] = {"defaultPerDevicePinnedMemoryLimit": dict.fromkeys(keys, "5Gi")}
     more.update({"defaultPinnedDeviceMemoryLimit": limit} if limit else {})
     return opaque("GpuConfig", strategy=strategy, **({"mpsConfig": more} if strategy == "MPS" else {}))
 

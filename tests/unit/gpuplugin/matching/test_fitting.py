@@ -69,7 +69,12 @@ def test_a_constraint_names_all_alternatives_of_a_request() -> None:
 def test_a_way_may_be_refused() -> None:
     candidates = {"r": Candidates(ABC, ABC)}
     asked: list[Any] = []
-    way = fit([[request()]], [], candidates, D, lambda way: asked.append(way) or way == [("r", "b")])
+
+    def accepted(way: Any) -> bool:
+        asked.append(way)
+        return bool(way == [("r", "b")])
+
+    way = fit([[request()]], [], candidates, D, accepted)
     assert (way, asked) == ([("r", "b")], [[("r", "a")], [("r", "b")]])
     assert fit([[request()]], [], candidates, D, lambda _: False) is None
 
