@@ -139,6 +139,9 @@ REFUSED: list[tuple[list[Any], dict[str, Any]]] = [
     ([claims.request("gpu")], {"constraints": [{"requests": ["gpus"], "matchAttribute": "gpu.nvidia.com/uuid"}]}),
     ([claims.request()], {"constraints": [{"matchAttribute": "pcieRoot"}]}),
     ([claims.request()], {"constraints": [{}]}),
+    ([claims.request()], {"config": [{"requests": ["gpu"]}]}),
+    ([claims.request("GPU")], {}),
+    ([claims.request(), claims.request()], {}),
     ([claims.request()], {"constraint": []}),
 ]
 TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.settings.forms import meant, shown
+from gpuplugin.settings.forms import LABEL, meant, shown
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
 
@@ -55,6 +55,13 @@ class Form:
             return value
         self.wrong.append(f"{where} is {shown(value)}; write a text")
         return ""
+
+    def label(self, value: Any, where: str) -> str:
+        """Return a name that is a DNS label."""
+        text = self.text(value, where)
+        if text and not LABEL.fullmatch(text):
+            self.wrong.append(f"{where} is {shown(text)}; write small letters, digits and -")
+        return text
 
     def texts(self, value: Any, where: str) -> tuple[str, ...]:
         """Return a list of texts."""

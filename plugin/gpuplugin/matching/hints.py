@@ -50,7 +50,8 @@ def compared(sign: str, types: Collection[str]) -> str:
     for type_, literal in _ORDERED.items():
         if type_ in types:
             return f"write {literal}" if sign in ("==", "!=") else f"write .compareTo({literal}) {sign} 0"
-    return ""
+    by_domain = any(one.startswith("names ") for one in types)
+    return "a domain comes first, as in device.attributes['gpu.nvidia.com'].type" if by_domain else ""
 
 
 def quantity(text: str) -> str:

@@ -7,6 +7,7 @@ Pure. Out of scope: which devices match (verdicts.py), opaque configs (gpuplugin
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.matching.fields import Form
@@ -14,7 +15,7 @@ from gpuplugin.settings.forms import shown
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 API = "resource.k8s.io/"
 SERVED, INLINE = f"{API}v1", f"{API}v1beta1"  # by default; in which a request is not below `exactly`
@@ -153,12 +154,20 @@ def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
     inline = version == INLINE
     requests = tuple(_requests(row, form, inline) for row in form.list(devices.get("requests"), "requests"))
     constraints = tuple(_constraint(row, form) for row in form.list(devices.get("constraints"), "constraints"))
+    known = {one.name for row in requests for one in row}
+    known |= {name.partition("/")[0] for name in known}
     configs = []
     for row in form.list(devices.get("config"), "config"):
         configs.append(form.object(row, "config", ("requests", "opaque")))
-        _names(form.texts(configs[-1].get("requests"), "config.requests"), requests, form, "config.requests")
+        if configs[-1].get("opaque") is None:
+            form.wrong.append("a config has no opaque; write its driver and parameters there")
+        _names(form.texts(configs[-1].get("requests"), "config.requests"), known, form, "config.requests")
     for each in constraints:
-        _names(each.requests, requests, form, "constraints.requests")
+        _names(each.requests, known, form, "constraints.requests")
+    twice = [
+        name for name, number in Counter(one.name for row in requests for one in row).items() if name and number > 1
+    ]
+    form.wrong += [f"two requests have the name {name}" for name in twice]
     if not requests:
         form.unsure.append("it has no request")
     names = _metadata(one, "namespace"), _metadata(one, "name")
@@ -173,14 +182,18 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
     """Return the alternatives of a request."""
     exact = (*_DEVICES, "adminAccess")
     outside = [key for key in exact if not inline and isinstance(row, dict) and key in row]
-    if outside:
-        form.wrong.append(
-            f"request {quote(str(row.get('name')))}: {SERVED} has {outside[0]} inside `exactly:`; write exactly: "
-            "{deviceClassName: ...}"
-        )
     known = exact if inline else ("exactly", *outside)
     found = form.object(row, "requests", ("name", "firstAvailable", *known))
-    name = form.text(found.get("name"), "requests.name")
+    if outside:
+        what = "write exactly: {deviceClassName: ...}"
+        form.wrong.append(f"{SERVED} has a request's {outside[0]} inside `exactly:`; {what}")
+    elif found and not any(found.get(key) for key in ("deviceClassName", "exactly", "firstAvailable")):
+        form.wrong.append(
+            f"request {shown(found.get('name'))} asks for nothing; write exactly: {{deviceClassName: ...}}"
+        )
+    elif inline and found.get("exactly") is not None:
+        form.wrong.append(f"{INLINE} has no `exactly:`; write {SERVED}")
+    name = form.label(found.get("name"), "requests.name")
     if found.get("firstAvailable") is None:
         body = {key: found[key] for key in exact if key in found} if inline or outside else found.get("exactly")
         return (_request(name, form.object(body, name, exact), form),)
@@ -191,7 +204,7 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
         for one in form.list(found["firstAvailable"], name)
     ]
     return tuple(
-        _request(f"{name}/{form.text(one.get('name'), f'{name}.firstAvailable.name')}", one, form) for one in rows
+        _request(f"{name}/{form.label(one.get('name'), f'{name}.firstAvailable.name')}", one, form) for one in rows
     )
 
 
@@ -235,10 +248,8 @@ def _constraint(row: Any, form: Form) -> Constraint:
     return Constraint(attribute, distinct, form.texts(found.get("requests"), "constraints.requests"))
 
 
-def _names(names: Sequence[str], requests: Sequence[Sequence[Request]], form: Form, where: str) -> None:
+def _names(names: Sequence[str], known: Collection[str], form: Form, where: str) -> None:
     """Take note of names that no request has."""
-    known = {one.name for row in requests for one in row}
-    known |= {name.partition("/")[0] for name in known}
     for name in names:
         if name not in known:
             near = form.near(name, [*known])

@@ -16,6 +16,7 @@ from gpushim.ground.bounds import LISTED, MEANT, PLUGIN_ENTRIES, PLUGIN_PATTERN,
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 from gpushim.oci import selection
 
+LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
 _SEXAGESIMAL = 60

@@ -71,8 +71,12 @@ def exactly(**more: Any) -> dict[str, Any]:
         ({"requests": "x"}, 'requests is "x"; write a list'),
         ({"requests": [R], "reqests": []}, "spec.devices has no field reqests; is requests meant?"),
         ({"requests": ["x"]}, 'requests is "x"; write an object'),
-        ({"requests": [{"name": "r"}]}, "r.deviceClassName is missing; write a text"),
-        ({"requests": [{"name": "r", "deviceClassName": "x"}]}, "request r: resource.k8s.io/v1 has deviceClass"),
+        ({"requests": [{"name": "r"}]}, 'request "r" asks for nothing; write exactly'),
+        ({"requests": [{"name": "r", "exactly": {"count": 1}}]}, "r.deviceClassName is missing; write a text"),
+        ({"requests": [{**R, "name": "R"}]}, 'requests.name is "R"; write small letters'),
+        ({"requests": [R, R]}, "two requests have the name r"),
+        ({"requests": [R], "config": [{"requests": ["r"]}]}, "a config has no opaque"),
+        ({"requests": [{"name": "r", "deviceClassName": "x"}]}, "has a request's deviceClassName inside"),
         (exactly(selector=[]), "r has no field selector; is selectors meant?"),
         (exactly(counts=2), "r has no field counts; is count meant?"),
         (exactly(count="2"), 'r.count is "2"; write a number from 1, without quotes'),
@@ -88,7 +92,7 @@ def exactly(**more: Any) -> dict[str, Any]:
         ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, "requests has x,"),
         ({"requests": [R], "constraints": [{"matchAttribute": "pcieRoot"}]}, "matchAttribute is pcieRoot, w"),
         ({"requests": [R], "config": [{"requests": ["r/x"], "opaque": {}}]}, "config.requests has r/x, which is no"),
-        ({"requests": [{**R, "name": "gpu"}], "config": [{"requests": ["gpus"]}]}, "is no request; is gpu meant?"),
+        ({"requests": [{**R, "name": "gpu"}], "config": [{"requests": ["gpus"], "opaque": {}}]}, "; is gpu meant?"),
     ],
 )  # fmt: skip
 def test_what_the_api_server_refuses(devices: Any, words: str) -> None:

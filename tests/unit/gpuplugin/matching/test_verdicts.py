@@ -59,6 +59,7 @@ def test_a_device(found: Class, selectors: tuple[str, ...], answer: str, why: st
         (f"{C}.memory > 5", "; write .compareTo(quantity('40Gi')) > 0"),
         (f"{C}.memory == '40Gi'", "; write quantity('40Gi')"),
         (f"{A}.driverVersion < semver('580.0.0')", "; write .compareTo(semver('8.0.0')) < 0"),
+        ("device.attributes.type == 'gpu'", "; a domain comes first, as in device.attributes['gpu.nvidia.com'].type"),
         (f"{A}.productName = 'x'", "; write =="),
         (f"{A}.type == 'gpu' and true", "; write &&"),
         ("quantity('40GB') == quantity('1')", "; write 40G or 40Gi"),
