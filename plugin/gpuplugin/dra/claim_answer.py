@@ -6,6 +6,7 @@ Out of scope: the file that has the claim (explain_file.py), the driver's own ch
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.dra import offered, rehearsal
@@ -140,10 +141,10 @@ def answer(claim: Claim) -> Answer:
 
 
 def _class(name: str, of_file: Mapping[str, Class]) -> Class:
-    known = {**CLASSES, **of_file}
-    if name in known:
-        return known[name]
-    near = meant(name, [*known])
+    found = of_file.get(name) or CLASSES.get(name)
+    if found:
+        return found
+    near = meant(name, [*CLASSES, *islice(of_file, LISTED)])
     return Class((), (), (f"the class {quote(name)} is not known here" + f"; is {near} meant?" * bool(near),))
 
 

@@ -103,7 +103,7 @@ def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
     return [
         f"a config is for the driver {quote(one)}, which is not this one"
         + (f"; is {driver} meant?" if meant(one, (driver,), ALIKE) else "")
-        for one in others
+        for one in [*others][:LISTED]
     ]
 
 
