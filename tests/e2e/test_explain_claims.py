@@ -116,5 +116,6 @@ def test_what_the_page_shows(one: Driver, folder: Path) -> None:
     path.write_text("---\n".join(blocks))
     found = {row["name"]: row["answer"] for row in report(one, f"--claim={path}")["claims"]}
     units = "yes" if Path("/run/systemd/system").is_dir() else "no"  # which MPS needs
-    assert found == {"one-gpu": "yes", "large-gpu": "yes", "by-mps": units, "two-near": "no"}
+    others = {"one-gpu": "yes", "large-gpu": "yes", "mig-or-gpu": "yes", "two-near": "no"}
+    assert found == {**others, "by-mps": units}
     assert "ResourceClaim one-gpu: yes, this node can serve it now" in explain(one.env, f"--claim={path}")
