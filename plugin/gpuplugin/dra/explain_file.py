@@ -137,7 +137,8 @@ def _explained(
         found = Answer(LATER, node.problem)
     if found.answer == YES and node.doubt:
         found = Answer(UNSURE, f"devices here match, but {node.doubt}")
-    doubt = "".join(spec.unsure[:1]) or (f"it matches, but {node.doubt}" if node.doubt else "")
+    unknown = node.doubt or "what the claim gets is not known here" * (found.answer == UNSURE)
+    doubt = "".join(spec.unsure[:1]) or (f"it matches, but {unknown}" if unknown else "")
     requests = [
         {
             "name": one.name,

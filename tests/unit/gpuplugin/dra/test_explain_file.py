@@ -141,7 +141,8 @@ def test_a_class_of_the_file_counts_with_its_config() -> None:
 def test_some_devices_may_be_refused() -> None:
     both = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
     one = found(claim(exactly(deviceClassName="any"), config=[opaque("GpuConfig", "r")]), both)
-    assert (one["answer"], answers(one)) == ("cannot tell", ["yes", "yes", "no"])
+    assert (one["answer"], answers(one)) == ("cannot tell", ["cannot tell", "cannot tell", "no"])
+    assert one["requests"][0]["devices"][0]["why"] == "it matches, but what the claim gets is not known here"
 
 
 def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
