@@ -210,6 +210,9 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
 
 def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
     mode, count, admin = body.get("allocationMode") or EXACT, body.get("count"), body.get("adminAccess")
+    if isinstance(count, float) and count.is_integer():  # which kubectl may write as a whole number
+        form.unsure.append(f"{name}.count is {shown(count)}, with a point")
+        count = int(count)
     for key, value, well, what in (
         ("allocationMode", mode, mode in (EXACT, ALL), f"{EXACT} or {ALL}"),
         ("count", count, count is None or (type(count) is int and count >= 0), "a number from 1, without quotes"),

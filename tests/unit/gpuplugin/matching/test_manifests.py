@@ -53,6 +53,7 @@ R = {"name": "r", "exactly": X}
         (None, "it has no request"),
         ({"requests": [R], "sets": []}, "spec.devices.sets is not known here"),
         ({"requests": [{"name": "r", "exactly": {**X, "capacity": {}}}]}, "r.capacity is not known here"),
+        ({"requests": [{"name": "r", "exactly": {**X, "count": 2.0}}]}, "r.count is 2.0, with a point"),
     ],
 )
 def test_what_is_not_known_is_said(devices: Any, words: str) -> None:
