@@ -76,6 +76,7 @@ class NodeHalf:
         self._offer = Offer({}, {}, "", "the driver has only just started")
         self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer.usable)
         self._why: dict[str, str] = {}  # sentences by UUID
+        self._unwell: dict[str, str] = {}  # of what is offered, as the log has it
         self._reasons: Mapping[str, list[Reason]] = {}
         self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
         self._homes: dict[str, str] | None = None  # of which the book was told
@@ -246,6 +247,7 @@ class NodeHalf:
         if why != self._why:
             self._why = why
             self._driver.tell()
+        self._unwell = taints.log(self._unwell, self._offered, why)
 
     def _page(self) -> Page | None:
         with contextlib.suppress(GpushimError):
@@ -269,7 +271,7 @@ class NodeHalf:
         return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, self._sharing.owed)
 
     def _now(self) -> Now:
-        state = self._offered, self._why, self._offer.problem, self._lacks, self._desired
+        state = self._offered, self._why, self._reasons, self._offer.problem, self._lacks, self._desired
         return Now(self._node, self._rival, *state, lambda: self._taints() or {})
 
     def _health(self) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from gpushim.inventory import ensure
 from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpushim.doctor import Finding, Host
 
@@ -139,6 +139,19 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
         yield broken(f"gpushim-dra-driver gives nothing out: {visible(problem)}", REFRESH)
     elif answer.get("lacks"):
         yield broken(visible(str(answer["lacks"])), _with_spec(host))
+    elif answer.get("unhealthy"):
+        yield _unhealthy(answer["unhealthy"], answer["devices"])
+
+
+def _unhealthy(rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
+    """Say of the first of unhealthy devices why it is, and what makes it healthy."""
+    one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "passes")}
+    evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {one['uuid']}: {one['why']}"
+    if one["passes"]:
+        return warning(evidence, f"wait until it is over, {one['passes']}")
+    gpu = shlex.quote(one["gpu"])
+    reset = f"gpushim device-plugin release && nvidia-smi --gpu-reset -i {gpu}; gpushim device-plugin take"
+    return warning(evidence, f"reboot, or end what uses {gpu}; then {reset}")
 
 
 def _with_spec(host: Host) -> str:

@@ -126,6 +126,17 @@ def the_spec_may_not_have_it(patient: Patient) -> None:
     plays(patient, lacks="no claim is given a GPU that /s does not have")
 
 
+@fault("kubernetes-dra-driver", "warning", "1 of 2 devices for claims are unhealthy, such as MIG-1: XID 48, a memory")
+def a_device_is_unhealthy(patient: Patient) -> None:
+    plays(patient, unhealthy=[{"uuid": "MIG-1", "gpu": "GPU-1", "why": "XID 48, a memory error", "passes": ""}])
+
+
+@fault("kubernetes-dra-driver", "warning", "2 of 2 devices for claims are unhealthy, such as GPU-1: XID 94")
+def what_is_unhealthy_passes(patient: Patient) -> None:
+    row = {"uuid": "GPU-1", "gpu": "GPU-1", "why": "XID 94, a contained error", "passes": "60 s after the last one"}
+    plays(patient, unhealthy=[row, row])
+
+
 @fault("kubernetes-dra-driver", "warning", "that runs is version 0.0.1")
 def the_driver_is_older(patient: Patient) -> None:
     plays(patient, version="0.0.1")
