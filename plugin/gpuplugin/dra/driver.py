@@ -18,7 +18,6 @@ from gpuplugin.book.book import Book
 from gpuplugin.control.control import Control
 from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import offered, spec, taints
-from gpuplugin.dra.kubeconfig import Kubeconfig
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -35,6 +34,7 @@ from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
 from gpuplugin.snapshot.node_snapshot import OutdatedError
+from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError

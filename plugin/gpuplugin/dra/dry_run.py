@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import node_state, offered, spec, taints
-from gpuplugin.dra.kubeconfig import Kubeconfig
 from gpuplugin.health import reason
 from gpuplugin.mps import mps, of_claims
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
+from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError

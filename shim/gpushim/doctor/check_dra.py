@@ -5,6 +5,7 @@ Out of scope: device plugins (check_device_plugin.py), kubelet (check_kubelet.py
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
 from gpushim.containers import kubelet
+from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.doctor import (
     OK,
@@ -20,6 +22,7 @@ from gpushim.doctor import (
     broken,
     check_containerd,
     check_crio,
+    corrected,
     listing,
     ok,
     pods,
@@ -29,7 +32,7 @@ from gpushim.doctor import (
 )
 from gpushim.doctor.check_kubelet import again, setting
 from gpushim.engines.processes import ask
-from gpushim.ground.errors import quote, visible
+from gpushim.ground.errors import GpushimError, quote, visible
 from gpushim.inventory import ensure
 from gpushim.refresh import plugin_socket
 
@@ -53,6 +56,7 @@ def driver(host: Host) -> Iterator[Finding]:
     """Check that gpushim's DRA driver is there if claims have GPUs by it, and that it does its part."""
     if not os.path.isdir(host.kubelet):
         return
+    yield from _kubeconfig(host)
     if runs(host):
         yield from _asked(host)
         return
@@ -67,6 +71,18 @@ def driver(host: Host) -> Iterator[Finding]:
         yield broken(f"{evidence}their pods", _absent(host))
     else:
         yield skipped("no gpushim-dra-driver gives out GPUs by claim here")
+
+
+def _kubeconfig(host: Host) -> Iterator[Finding]:
+    """Say what is wrong with the kubeconfig of a package's driver, whether that runs or not; a pod's has another."""
+    path = str(host.settings["device-plugin"]["kubeconfig"]) if host.unit(f"{UNIT}.service") else ""
+    if os.path.lexists(path) and not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, "", path)
+    try:
+        Kubeconfig().look(path)
+    except GpushimError as error:
+        fix = f"{corrected(path)}, or name another under [device-plugin] in {shlex.quote(host.config)}"
+        yield broken(f"gpushim-dra-driver cannot ask the API server: {visible(str(error))}", fix)
 
 
 def runs(host: Host) -> bool:

@@ -192,6 +192,12 @@ def _(self: Administrator) -> None:
     pass  # the GPU is well, which is told of after `take`
 
 
+@step(r"correct (\S+), or name another under \[device-plugin\] in (\S+)")
+def _(self: Administrator, path: str, config: str) -> None:
+    assert config == self.patient.config
+    nodes.configure(self.patient, "device-plugin", 'kubeconfig = ""')
+
+
 @step(r"wait until it is over, 60 s after the last one")
 def _(self: Administrator) -> None:
     dra_states.our_driver(self.patient, self.held)

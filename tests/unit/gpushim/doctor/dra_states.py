@@ -104,6 +104,20 @@ def the_other_half_is_away(patient: Patient) -> None:
     plays(patient, unit=False, published={})
 
 
+@fault("kubernetes-dra-driver", "broken", "cannot ask the API server: the kubeconfig /")
+def the_kubeconfig_names_no_context(patient: Patient) -> None:
+    path = patient.top / "kubeconfig"
+    path.write_text("current-context: none")
+    configure(patient, "device-plugin", f'kubeconfig = "{path}"')
+    plays(patient)
+
+
+@fault("kubernetes-dra-driver", "broken", "cannot be read: No such file or directory")
+def there_is_no_kubeconfig_and_no_driver_runs(patient: Patient) -> None:
+    configure(patient, "device-plugin", f'kubeconfig = "{patient.top}/none"')
+    patient.write(UNIT, "")
+
+
 @fault("kubernetes-dra-driver", "warning", "has released the GPUs")
 def the_driver_has_let_go(patient: Patient) -> None:
     plays(patient, released=True, problem="released by somebody")
