@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put what bench/publish measured between the marks of a page: bench/tables.py PAGE FOLDER."""
+"""Put what bench/publish measured between the marks of a page, and into README: bench/tables.py PAGE FOLDER."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ def main() -> None:
         if not found_it:
             raise SystemExit(f"{page} has no place for {name}")
     page.write_text(text)
+    readme = TOP / "README.md"
+    readme.write_text(in_readme(readme.read_text(), parts["costs"]))
+
+
+def in_readme(text: str, costs: str) -> str:
+    """Say in README's table what the page says of costs."""
+    (plain, _, least), (_, _, one), (_, _, most) = re.findall(r"\| (\d+) ms \| (\d+) ms \| (\d+) ms \|", costs)
+    text = re.sub(r"starts \d+ ms later", f"starts {least} ms later", text)
+    return re.sub(r"\d+ to \d+ ms over plain runc's \d+ ms", f"{one} to {most} ms over plain runc's {plain} ms", text)
 
 
 if __name__ == "__main__":

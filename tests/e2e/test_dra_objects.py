@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
+from e2e import pages
 from e2e.apiserver import Api, api
-from e2e.trees import TOP
 from gpuplugin.dra.offered import TAINTS, devices, slices
 from gpushim.containers.kubelet import OWN_DRIVER as DRIVER
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
+PAGE = pages.TOP / "docs/dra.md"
 ODD = "\x00 \u2028é\ud800 " + "A" * 99 + ".00.01"
 ODD_DRIVER = {"version": "1.02.03-é", "cuda": ODD}
 WHOLE, PARTS = [gpu(n) for n in range(64)], [gpu(n, mig=True) for n in range(8)]
@@ -86,10 +87,34 @@ def test_slices_come_back_as_they_were_sent(server: Api, name: str, host: Any, s
 
 def test_it_takes_what_the_page_shows(server: Api) -> None:
     """All but pods, which need a service account here."""
-    texts = re.findall(r"^```yaml\n(.*?)^```", (TOP / "docs/dra.md").read_text(), re.DOTALL | re.MULTILINE)
+    texts = [block.text for block in pages.blocks(PAGE.read_text()) if block.info == "yaml"]
     objects = [one for text in texts for one in yaml.safe_load_all(text) if one["kind"] != "Pod"]
     done = server.kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", objects=objects)
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 6), done.stderr
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 7), done.stderr
+
+
+def line(begins: str) -> list[str]:
+    """Return kubectl's arguments of the page's line that begins so."""
+    (found,) = {row for row in pages.commands(PAGE, "sh not-here") if row.startswith(begins)}
+    return shlex.split(found)[1:]
+
+
+def test_the_page_s_line_shows_taints_alone(server: Api) -> None:
+    offered = devices(snapshot(WHOLE[:2]))
+    posted(server, "ill", slices(offered, {offered[0].name: taints(2)})[0])
+    rows = [row.split() for row in server.kubectl(*line("kubectl get resourceslices -o 'custom")).stdout.splitlines()]
+    assert ["a", offered[0].name, f"{DRIVER}/cause-0,{DRIVER}/cause-1"] in rows
+
+
+def test_the_page_s_line_takes_a_class_over_and_back(server: Api) -> None:
+    (block,) = [one.text for one in pages.blocks(PAGE.read_text()) if "kind: DeviceClass" in one.text]
+    server.kubectl("create", "--filename=-", objects=[*yaml.safe_load_all(block)])
+    there = line("kubectl patch deviceclass")
+    back = [word.replace('"nvidia.com/gpu"', "null") for word in there]
+    for words, resource in ((there, "nvidia.com/gpu"), (back, ""), (there, "nvidia.com/gpu")):
+        assert server.kubectl(*words).returncode == 0
+        asked = server.kubectl("get", "deviceclass", "gpu.nvidia.com", "-o", "jsonpath={.spec.extendedResourceName}")
+        assert asked.stdout == resource
 
 
 def test_the_api_server_would_refuse_more(server: Api) -> None:

@@ -136,6 +136,15 @@ def test_what_cannot_be_run_says_so(page: Path) -> None:
     assert pages.stages(text) <= {"fresh", "stale", "docker"}
 
 
+def test_readme_s_costs_are_those_of_the_page() -> None:
+    """Both are written by bench/publish."""
+    page, readme = ((pages.TOP / name).read_text() for name in ("docs/performance.md", "README.md"))
+    rows = re.findall(r"ms \| (\d+) ms \|$", page, re.MULTILINE)
+    told = re.search(r"starts (\d+) ms later.* (\d+) to (\d+) ms over", readme, re.DOTALL)
+    assert told
+    assert [*told.groups()] == rows[:3]
+
+
 def test_settings_are_valid(tmp_path: Path) -> None:
     found = [block.text for page in pages.PAGES for block in pages.blocks(page.read_text()) if "config" in block.info]
     assert len(found) == 6
