@@ -30,6 +30,7 @@ from gpushim.doctor import (
     some,
     warning,
 )
+from gpushim.doctor.check_driver import inside
 from gpushim.doctor.check_kubelet import again, setting
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError, quote, visible
@@ -156,18 +157,19 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
     elif answer.get("lacks"):
         yield broken(visible(str(answer["lacks"])), _with_spec(host))
     elif answer.get("unhealthy"):
-        yield _unhealthy(answer["unhealthy"], answer["devices"])
+        yield _unhealthy(host, answer["unhealthy"], answer["devices"])
 
 
-def _unhealthy(rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
+def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
     """Say of the first of unhealthy devices why it is, and what makes it healthy."""
     one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "passes")}
     evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {one['uuid']}: {one['why']}"
     if one["passes"]:
         return warning(evidence, f"wait until it is over, {one['passes']}")
     gpu = shlex.quote(one["gpu"])
-    reset = f"gpushim device-plugin release && nvidia-smi --gpu-reset -i {gpu}; gpushim device-plugin take"
-    return warning(evidence, f"reboot, or end what uses {gpu}; then {reset}")
+    reset = inside(host, f"nvidia-smi --gpu-reset -i {gpu}")
+    way = f"gpushim device-plugin release && {reset}; gpushim device-plugin take"
+    return warning(evidence, f"reboot, or end what uses {gpu}; then {way}")
 
 
 def _with_spec(host: Host) -> str:

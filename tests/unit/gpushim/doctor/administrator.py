@@ -30,7 +30,7 @@ from unit.gpushim.doctor import dra_states, nodes
 from unit.gpushim.doctor.engine_states import K3S
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 
-COMMAND = re.compile(r"(gpushim|nvidia-smi|systemctl|service|rm|chmod|install|cat|find|mv) |/etc/init.d/")
+COMMAND = re.compile(r"(gpushim|chroot|systemctl|service|rm|chmod|install|cat|find|mv) |/etc/init.d/")
 STEPS: list[tuple[re.Pattern[str], Callable[..., None]]] = []
 
 
@@ -187,7 +187,7 @@ def _(self: Administrator) -> None:
         nodes.our_plugin(self.patient, self.held)
 
 
-@step(r"reboot, or end what uses GPU-1|gpushim device-plugin release|nvidia-smi --gpu-reset -i GPU-1")
+@step(r"reboot, or end what uses GPU-1|gpushim device-plugin release|chroot \S+ nvidia-smi --gpu-reset -i GPU-1")
 def _(self: Administrator) -> None:
     pass  # the GPU is well, which is told of after `take`
 
