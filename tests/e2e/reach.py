@@ -124,8 +124,8 @@ class Containers:
     def running(self) -> dict[str, int]:
         """List the containers in which a process runs, and one process of each: runc's own is not what runs there.
 
-        One that has just been started, and is listed as running, is waited for; not while kubelet is away, which may
-        have gone between a create and its start.
+        One that has just been started, and that kubelet lists as running, is waited for. Others may never start: of a
+        kubelet that went between a create and its start.
         """
         top = next(path for path in (Path(place, self.node.engine.state.name) for place in PLACES) if path.is_dir())
 
@@ -133,8 +133,11 @@ class Containers:
             boxes = [(group, pids) for group, pids in groups(top) if len(os.path.basename(group)) == 64]
             return {f"{group}/cgroup.procs": pids[0] for group, pids in boxes if pids}
 
-        begun = until(lambda: not self.node.runs or not any(map(_begins, first().values())), SECONDS)
-        assert begun, "a container has not begun"
+        def begun() -> bool:
+            listed = self.node.containers()
+            return not any(_begins(pid) for path, pid in first().items() if path.split("/")[-2] in listed)
+
+        assert until(begun, SECONDS), "a container has not begun"
         return {path: pid for path, pid in first().items() if not _begins(pid)}
 
     def opened(self) -> dict[str, set[str]]:

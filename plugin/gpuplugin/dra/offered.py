@@ -106,6 +106,11 @@ def devices(
     return [*found.values()]
 
 
+def of_class(name: str) -> str:
+    """Return the DeviceClass of a device with this name."""
+    return CLASSES.get(name.partition("-")[0], OWN_DRIVER)
+
+
 def slices(offered: Sequence[Offered], taints: Mapping[str, Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     """Divide devices into slices that the API server takes.
 
