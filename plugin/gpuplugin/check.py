@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpuplugin.allocation.offer import absent, offered
 from gpuplugin.book import book
 from gpuplugin.limits import nvml_limits
-from gpuplugin.settings import sharing
+from gpuplugin.settings import resources, sharing
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 
@@ -58,8 +58,8 @@ def tell(settings: Settings, others: Others) -> None:
     if any(one.share and one.share.memory for devices in found.values() for one in devices):
         show.say(_limits(snapshot))
     show.say(book.summary(book.Book()))
-    if settings.values["exclude"]:
-        show.say(f"Left out by exclude: {', '.join(settings.values['exclude'])}.")
+    if out := resources.left_out(snapshot, settings.values["exclude"]):
+        show.say(f"{out[:1].upper()}{out[1:]}.")
     if ways.features or ways.imex:
         beside = [*ways.features, *(f"IMEX channel {channel}" for channel in ways.imex)]
         show.say(f"Every container gets {', '.join(beside)}, too.")

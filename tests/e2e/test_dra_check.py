@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ from e2e.trees import TOP
 from fakehost import Host
 
 __all__ = ["env", "folder", "host"]
+KUBECONFIG = """
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "https://127.0.0.1"}}}}]
+users: [{{name: u, user: {user}}}]
+"""
 
 
 def run(env: dict[str, str], folder: Path) -> tuple[int, str]:
@@ -58,6 +65,36 @@ def test_who_has_what(env: dict[str, str], folder: Path, host: Host) -> None:
         assert not isinstance(one.prepare("a")["a"], str)
         rows = {row.split()[0]: row for row in check(env, folder).splitlines() if row.startswith(("gpu-", "mig-"))}
     assert {uuid for uuid, row in rows.items() if "claim d/c-a" in row} == {name(gpu), name(mig)}
+
+
+def test_an_unhealthy_gpu(env: dict[str, str], folder: Path, host: Host) -> None:
+    """While the driver runs and after its end; its log has that, too."""
+    sick, last = host.gpus[1], {"xid": 0.0}
+
+    def found() -> bool:
+        if time.monotonic() - last["xid"] > 5:  # an NVML that has just begun hears none of before
+            host.xid(sick.index, 79)
+            last["xid"] = time.monotonic()
+        said = check(env, folder)
+        return "gpu.nvidia.com: 3 of 4 can be given out" in said and any(
+            row.startswith(name(sick.uuid)) and "XID 79" in row for row in said.splitlines()
+        )
+
+    with driver(folder, env) as one:
+        assert until(found, 30)
+        assert until(lambda: f"{sick.uuid} of gpu.nvidia.com is unhealthy: XID 79" in one.log.read_text(), 10)
+    assert found()
+
+
+@pytest.mark.parametrize("user", [None, "{exec: {command: /bin/true}}"])
+def test_a_kubeconfig_that_the_driver_does_not_take(env: dict[str, str], folder: Path, user: str | None) -> None:
+    path, config = folder / "kubeconfig", Path(env["GPUSHIM_CONFIG"])
+    config.write_text(f'{config.read_text()}\n[device-plugin]\nkubeconfig = "{path}"\n')
+    if user:
+        path.write_text(KUBECONFIG.format(user=user))
+        path.chmod(0o600)
+    said = check(env, folder, code=15)
+    assert (f"the kubeconfig {path} cannot be used: it has exec; " if user else f"{path} cannot be read: No") in said
 
 
 def test_a_gpu_that_the_spec_lacks(env: dict[str, str], folder: Path, host: Host) -> None:

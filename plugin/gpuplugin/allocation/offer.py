@@ -15,6 +15,7 @@ from gpuplugin.allocation import allocation
 from gpuplugin.allocation.allocation import Ways
 from gpuplugin.book.by_device import Given
 from gpuplugin.devices import changes, division, preferred
+from gpuplugin.health import reason
 from gpuplugin.kubelet.v1beta1 import check, listed
 from gpuplugin.mps import mps
 from gpuplugin.settings import resources
@@ -22,7 +23,6 @@ from gpuplugin.settings.resources import GONE, Device
 from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
 from gpushim.inventory.procfs import UNASKED
 from gpushim.oci.authorization import FEATURES
@@ -126,15 +126,13 @@ class Resource:
         made = {key: self._had[key] for key in keys}
         made.update((key, _ill(one, ailing[one.uuid])) for key, one in [*made.items()] if one.uuid in ailing)
         self.devices = {**self.devices, **made}
-        for uuid, problem in _problems(self.devices[key] for one in uuids for key in self._of[one]).items():
+        now = _problems(self.devices[key] for one in uuids for key in self._of[one])
+        for uuid, problem in now.items():
             if problem:
                 self.since.setdefault(uuid, system.clock())
             else:
                 self.since.pop(uuid, None)
-            if problem and problem != before.get(uuid):
-                logger.warning("%s of %s is not given out: %s", uuid, self.name, problem)
-            elif before.get(uuid) and not problem:
-                logger.info("%s of %s can be given out again", uuid, self.name)
+        reason.log(before, now, dict.fromkeys(now, self.name))
         self.listed = {**self.listed, **{key: listed(key, not one.problem, one.numa) for key, one in made.items()}}
 
     def drop(self, ids: set[str]) -> None:

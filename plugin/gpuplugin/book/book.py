@@ -293,8 +293,7 @@ def _state(shared: Book, page: Page | None) -> str:
     if page["boot"] != (system.boot() or ""):
         return f"is of an earlier boot: it has how {len(page['gpus'])} GPUs were given out, and nobody has one"
     unknown = f"; not all is known, for {quote(page['unknown'])}" if page["unknown"] else ""
-    gpus = f"{len(held)} of its {len(page['gpus'])} GPUs"
-    return f"is of this boot; devices given out: {sum(held)}, of {gpus}{unknown}"
+    return f"is of this boot; devices given out: {f'{sum(held)}, of {len(held)} GPUs' if held else 'none'}{unknown}"
 
 
 def _lock() -> str:

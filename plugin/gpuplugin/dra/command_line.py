@@ -108,7 +108,7 @@ def command(
         dry_run.tell(Sources(given, os.environ).read(), _rival)
         return
     if file or claim:
-        _explain(file, claim, Sources(given, os.environ).read(), form)
+        _explain(file, claim, Sources(given, os.environ).read(), form, bool(options.given(flags)))
         return
     if not socket:
         raise click.UsageError("Missing option '--socket'.")
@@ -128,8 +128,11 @@ def command(
 command.params += options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
 
 
-def _explain(file: str | None, claim: str | None, settings: Settings, form: str) -> None:
+def _explain(file: str | None, claim: str | None, settings: Settings, form: str, flags: bool) -> None:
     """Say what is asked; with much of gpushim, which the halves do without."""
+    from gpuplugin.dra import node_state
+
+    settings.notes += [] if flags else [node_state.SEEN]
     if claim:
         from gpuplugin.dra import explain_held
 

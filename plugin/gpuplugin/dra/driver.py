@@ -18,7 +18,6 @@ from gpuplugin.book.book import Book
 from gpuplugin.control.control import Control
 from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import offered, spec, taints
-from gpuplugin.dra.kubeconfig import Kubeconfig
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -35,6 +34,7 @@ from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
 from gpuplugin.snapshot.node_snapshot import OutdatedError
+from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -76,6 +76,7 @@ class NodeHalf:
         self._offer = Offer({}, {}, "", "the driver has only just started")
         self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer.usable)
         self._why: dict[str, str] = {}  # sentences by UUID
+        self._unwell: dict[str, str] = {}  # of what is offered, as the log has it
         self._reasons: Mapping[str, list[Reason]] = {}
         self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
         self._homes: dict[str, str] | None = None  # of which the book was told
@@ -246,6 +247,7 @@ class NodeHalf:
         if why != self._why:
             self._why = why
             self._driver.tell()
+        self._unwell = taints.log(self._unwell, self._offered, why)
 
     def _page(self) -> Page | None:
         with contextlib.suppress(GpushimError):
@@ -269,7 +271,7 @@ class NodeHalf:
         return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, self._sharing.owed)
 
     def _now(self) -> Now:
-        state = self._offered, self._why, self._offer.problem, self._lacks, self._desired
+        state = self._offered, self._why, self._reasons, self._offer.problem, self._lacks, self._desired
         return Now(self._node, self._rival, *state, lambda: self._taints() or {})
 
     def _health(self) -> list[dict[str, Any]]:

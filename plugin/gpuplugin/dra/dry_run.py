@@ -1,7 +1,7 @@
 """What would be offered to claims and why, in lines for people (`gpushim-dra-driver --check`).
 
-Changes nothing but a snapshot that is out of date, as a create would, and asks no API server.
-Out of scope: health, which a driver that runs watches.
+Changes nothing but a snapshot that is out of date, as a create would, and asks no API server. Of health it knows what
+who watches it has written last.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import book, by_device, claimed
-from gpuplugin.dra import offered, spec, taints
+from gpuplugin.dra import node_state, offered, spec, taints
+from gpuplugin.health import reason
 from gpuplugin.mps import mps, of_claims
+from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
+from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpuplugin.dra.offered import Offered
     from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
 
-COLUMNS = ("DEVICE", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
+COLUMNS = ("DEVICE", "INDEX", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
 FOLDERS = ("plugins_registry", "plugins", "pod-resources")  # of kubelet's, in each of which something is looked for
 
 
@@ -39,22 +43,28 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
         GpushimError: nothing would be offered.
     """
     kubelet_dir, values = str(settings.values["kubelet-dir"]), settings.values
-    for note in (*settings.notes, *_missing(kubelet_dir)):
-        show.say(f"note: {note}")
+    _note([*settings.notes, *_missing(kubelet_dir)])
     snapshot = node_snapshot.current()
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     devices, lacks, why = spec.devices(snapshot, values)
+    notes = node_state.excluded(settings, snapshot)
+    problems = _problems(devices, settings, snapshot, notes)
+    _note(notes)
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
-    _list(devices, lacks, {**_owed(), **taints.problems(snapshot)})
+    _list(devices, {uuid: one.index for uuid, one in resources.units(snapshot).items()}, lacks, problems)
     show.say(book.summary(book.Book()))
-    if values["exclude"]:
-        show.say(f"Left out by exclude: {', '.join(values['exclude'])}.")
     if there := rival(kubelet_dir):
         raise GpushimError(spec.RIVAL.format(there), FAILED)
     if why:
         raise GpushimError(why, FAILED)
+    Kubeconfig().look(str(values["kubeconfig"]))
+
+
+def _note(notes: Iterable[str]) -> None:
+    for note in notes:
+        show.say(f"note: {note}")
 
 
 def _missing(kubelet_dir: str) -> Iterator[str]:
@@ -66,7 +76,20 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
             yield f"there is no {kubelet_dir}/{name}, which kubelet makes when it starts"
 
 
-def _list(devices: Sequence[Offered], lacks: Collection[str], problems: Mapping[str, str]) -> None:
+def _problems(devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, notes: list[str]) -> dict[str, str]:
+    """Say why devices have taints that keep them from claims, by UUID; notes get what is unhealthy beside."""
+    reasons, owed = node_state.reasons(settings, snapshot, notes), _owed()
+    why = {**owed, **taints.problems(snapshot), **reason.texts(reasons, snapshot)}
+    found = taints.taints(reasons, snapshot, None, str(settings.values["taint-effect"]), owed=owed)
+    tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
+    left = [one.uuid for one in devices if one.uuid in why.keys() - tainted]
+    notes += [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
+    return {uuid: why[uuid] for uuid in tainted}
+
+
+def _list(
+    devices: Sequence[Offered], indices: Mapping[str, str], lacks: Collection[str], problems: Mapping[str, str]
+) -> None:
     why, held = {**problems, **dict.fromkeys(lacks, "the CDI spec does not have it")}, _held()
     slices = offered.slices([one for one in devices if one.uuid not in lacks], {})
     well = [one for one in devices if one.uuid not in why]
@@ -74,7 +97,8 @@ def _list(devices: Sequence[Offered], lacks: Collection[str], problems: Mapping[
     rows = []
     for one in devices:
         product, profile = (one.body["attributes"][key]["string"] for key in ("productName", "profile"))
-        rows.append([one.name, product, profile, held.get(one.uuid, ""), why.get(one.uuid, "")])
+        more = (found.get(one.uuid, "") for found in (held, why))
+        rows.append([one.name, indices.get(one.uuid, ""), product, profile, *more])
     show.table(COLUMNS, rows)
     show.say()
 

@@ -7,7 +7,7 @@ Out of scope: what the driver makes of it (driver.py), what the scheduler has pr
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import newest, spec, taints
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from gpuplugin.book.claimed import Row
     from gpuplugin.book.page import Page
     from gpuplugin.dra.offered import Offered
+    from gpuplugin.health.reason import Reason
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
 HEALTH = "health.json"  # in the directory of what the plugin keeps
-SEEN = (
+SEEN = (  # where no flag is given
     "settings are those of config.toml and variables here; flags of the driver that runs, such as --exclude and "
     "--taint-effect, are not seen: gpushim-dra-driver --explain takes them, too"
 )
+UNWATCHED = "whether GPUs are healthy is not known: "
 SINCE_BOOT = "what a claim or pod had before is listed when the driver or the device plugin next writes it"
 
 
@@ -75,26 +77,24 @@ def present(settings: Settings) -> NodeState:
     Raises:
         GpushimError: the host cannot serve GPUs, or is not known.
     """
-    for folder in (release.folder(), book.folder()):
-        if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
-            raise GpushimError(f"{folder} is root's; run this as root", FAILED)
+    if closed := [*filter(None, map(_closed, (release.folder(), book.folder())))]:
+        raise GpushimError(closed[0], FAILED)
     snapshot, values = node_snapshot.current(), settings.values
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
-    notes = [*settings.notes, SEEN]
     devices, lacks, why = spec.devices(snapshot, values)
     problem = _problem()
-    notes += filter(None, [why, problem])
+    notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [why, problem])]
     doubts: list[str] = []
-    reasons = _reasons(settings, snapshot, doubts)
+    found = reasons(settings, snapshot, doubts)
     page, claims = _holders(doubts)
     notes += doubts
     return NodeState(
         snapshot,
         [one for one in devices if one.uuid not in lacks],
         {uuid: one.index for uuid, one in resources.units(snapshot).items()},
-        taints.taints(reasons, snapshot, page, str(values["taint-effect"])),
-        {**taints.problems(snapshot), **reason.texts(reasons, snapshot), **plugins(page)},
+        taints.taints(found, snapshot, page, str(values["taint-effect"])),
+        {**taints.problems(snapshot), **reason.texts(found, snapshot), **plugins(page)},
         claims,
         page,
         notes,
@@ -102,6 +102,18 @@ def present(settings: Settings) -> NodeState:
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
     )
+
+
+def excluded(settings: Settings, snapshot: Snapshot) -> list[str]:
+    """Say what `exclude` leaves out of this host, and what it names in vain."""
+    texts = settings.values["exclude"]
+    return [*filter(None, [resources.left_out(snapshot, texts)]), *resources.absent(snapshot, texts)]
+
+
+def _closed(folder: str) -> str:
+    """Say that this user may not look into a directory, or ""."""
+    closed = os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK)
+    return f"{folder} is root's; run this as root" if closed else ""
 
 
 def _problem() -> str:
@@ -117,10 +129,17 @@ def plugins(page: Page | None) -> dict[str, str]:
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
 
 
-def _reasons(settings: Settings, snapshot: Snapshot, doubts: list[str]) -> Mapping[str, Any]:
-    path = f"{release.folder()}/{HEALTH}"
-    if not (trust.ours(release.folder()) and os.path.lexists(path)):
-        doubts.append("whether GPUs are healthy is not known: neither driver nor device plugin has watched them yet")
+def reasons(settings: Settings, snapshot: Snapshot, doubts: list[str]) -> dict[str, list[Reason]]:
+    """Say why devices are unhealthy, by UUID, as whoever watches them, or did last, has written it.
+
+    Args:
+        settings: in force.
+        snapshot: of the host's inventory.
+        doubts: gets a sentence if that is not known.
+    """
+    path, closed = f"{release.folder()}/{HEALTH}", _closed(release.folder())
+    if closed or not (trust.ours(release.folder()) and os.path.lexists(path)):
+        doubts.append(UNWATCHED + (closed or "neither driver nor device plugin has watched them yet"))
         return {}
     return Health(path, settings.checks).problems(snapshot, system.clock())
 

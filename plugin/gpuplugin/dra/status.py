@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import claimed
-from gpuplugin.dra.offered import CLASSES
+from gpuplugin.dra.offered import CLASSES, of_class
 from gpuplugin.dra.spec import RIVAL
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics.metrics import DRIVER
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpuplugin.dra.newest import Newest
     from gpuplugin.dra.offered import Offered
     from gpuplugin.dra.prepare import Claims
+    from gpuplugin.health.reason import Reason
     from gpuplugin.kubelet.dra import Driver
 
     Asked = Sequence[Mapping[str, str]]  # claims
@@ -47,6 +48,7 @@ class Now(NamedTuple):
         rival: path of the socket of another giver's driver of this name, or "".
         offered: devices.
         why: sentences by UUID of those that are not well.
+        reasons: why their health is not well, by UUID.
         problem: why none is given out, or "".
         lacks: which devices the CDI spec does not have, a sentence, or "".
         slices: that are to be published; None: not by this instance.
@@ -57,6 +59,7 @@ class Now(NamedTuple):
     rival: str
     offered: Sequence[Offered]
     why: Mapping[str, str]
+    reasons: Mapping[str, Sequence[Reason]]
     problem: str
     lacks: str
     slices: Sequence[object] | None
@@ -164,6 +167,7 @@ class Status:
             "problem": now.problem,
             "lacks": now.lacks,
             "devices": len(now.offered),
+            "unhealthy": [*_unhealthy(now)],
             "publishes": now.slices is not None,
             "published": published,
         }
@@ -181,12 +185,21 @@ class Status:
         return ""
 
 
+def _unhealthy(now: Now) -> Iterator[dict[str, Any]]:
+    """List devices that are not well by their health, what passes by itself last."""
+    rows = [(one, now.reasons[one.uuid]) for one in now.offered if now.reasons.get(one.uuid)]
+    for one, reasons in sorted(rows, key=lambda row: all(each.passes for each in row[1])):
+        until = reasons[-1].until if all(each.passes for each in reasons) else ""
+        gpu = one.body["attributes"]["parentUUID"]["string"]
+        yield {"uuid": one.uuid, "gpu": gpu, "why": now.why.get(one.uuid, ""), "passes": until}
+
+
 def _devices(now: Now) -> list[tuple[str, None, list[Device]]]:
     """List devices by their DeviceClass, as metrics have those of the device plugin by resource."""
     found: dict[str, list[Device]] = {name: [] for name in CLASSES.values()}
     for one in now.offered:
         device = Device(one.name, one.uuid, "", 0, problem=now.problem or now.why.get(one.uuid, ""))
-        found[_class(one.name)].append(device)
+        found[of_class(one.name)].append(device)
     return [(name, None, row) for name, row in found.items()]
 
 
@@ -194,7 +207,7 @@ def _claimed(rows: Mapping[str, Row]) -> Iterator[Sample]:
     found = Counter(dict.fromkeys(CLASSES.values(), 0))
     for row in rows.values():
         mine = claimed.held(row)
-        found.update(_class(one["device"]) for one in row["devices"] if one["uuid"] in mine)
+        found.update(of_class(one["device"]) for one in row["devices"] if one["uuid"] in mine)
     yield "claims", {}, len(rows)
     for name, number in found.items():
         yield "claimed_devices", {"resource": name}, number
@@ -205,7 +218,3 @@ def _tainted(now: Now) -> Iterator[Sample]:
     found = Counter((one["key"].rpartition("/")[2], one["effect"]) for one in rows)
     for (reason, effect), number in found.items():
         yield "tainted_devices", {"reason": reason, "effect": effect}, number
-
-
-def _class(name: str) -> str:
-    return CLASSES.get(name.partition("-")[0], OWN_DRIVER)

@@ -1,6 +1,6 @@
-"""What is wrong with devices, as Kubernetes is told: taints in slices, and the health in pods' status.
+"""What is wrong with devices, as Kubernetes and the log are told: taints in slices, and the health in pods' status.
 
-Pure. Out of scope: what is wrong with a GPU (gpuplugin.health), who has one (ledger.py).
+Out of scope: what is wrong with a GPU (gpuplugin.health), who has one (ledger.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device
-from gpuplugin.dra.offered import NO_EXECUTE, NO_SCHEDULE
+from gpuplugin.dra.offered import NO_EXECUTE, NO_SCHEDULE, of_class
+from gpuplugin.health import reason
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons
+HEALTH = "is unhealthy", "is healthy again"
 LENGTH = 1024  # bytes of a message, of which kubelet reads so many
 TIMEOUT = 60  # seconds after which a device of which nothing is heard is Unknown; dra.REPEAT three times
 
@@ -77,6 +79,20 @@ def _given(page: Page | None, snapshot: Snapshot, unnoted: Collection[str]) -> I
     held |= {*unnoted}
     gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["uuid"] in held}
     return sorted(held | {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in gpus})
+
+
+def log(before: Mapping[str, str], offered: Iterable[Offered], why: Mapping[str, str]) -> dict[str, str]:
+    """Log what has become unhealthy, and what is healthy again.
+
+    Args:
+        before: what this returned last.
+        offered: the devices.
+        why: sentences by UUID of those that are not well.
+    """
+    classes = {one.uuid: of_class(one.name) for one in offered}
+    now = {uuid: why.get(uuid, "") for uuid in classes}
+    reason.log(before, now, classes, HEALTH)
+    return now
 
 
 def health(offered: Iterable[Offered], pool: str, why: Mapping[str, str]) -> list[dict[str, Any]]:

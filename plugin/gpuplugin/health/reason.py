@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.settings import xids
 from gpushim.ground import system
+from gpushim.ground.logs import logger
 from gpushim.inventory import earlier
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ TEXTS = {
 }
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "unwatched")
+GIVEN = "is not given out", "can be given out again"  # as `log` says it of the device plugin's devices
 LONG = 240  # characters of a sentence that is not repeated for each device
 _RELOAD = "when the driver is loaded again or the host has started again"
 UNTIL = {
@@ -76,6 +78,11 @@ class Reason:
         """Since when by the wall clock as it is now, in seconds since 1970; for people alone."""
         return time.time() - system.clock() + self.since
 
+    @property
+    def passes(self) -> bool:
+        """Whether it ends some time after the last event, without anything that people do."""
+        return self.until == UNTIL[xids.TIME]
+
     def concerns(self, mig: MigInstance) -> bool:
         """Say whether it concerns a MIG instance of its GPU."""
         return self.gi is None or (self.gi == mig["gi"] and self.ci in (None, mig["ci"]))
@@ -106,6 +113,24 @@ def _sentence(why: Sequence[Reason], problem: str) -> str:
     known = problem and any(one.kind in SILENT for one in why)
     rest = [one.text for one in why if not (known and one.kind in SILENT)]
     return "; ".join([problem, *rest] if known else rest)
+
+
+def log(
+    before: Mapping[str, str], now: Mapping[str, str], of: Mapping[str, str], words: tuple[str, str] = GIVEN
+) -> None:
+    """Log once of each device that it has become unusable, and that it is usable again.
+
+    Args:
+        before: why devices were unusable when this was called last, or "", by UUID.
+        now: the same now; of others nothing is said.
+        of: what they are given out as, by UUID.
+        words: what an unusable device is, and one that is usable again.
+    """
+    for uuid, problem in now.items():
+        if problem and problem != before.get(uuid):
+            logger.warning("%s of %s %s: %s", uuid, of[uuid], words[0], problem)
+        elif before.get(uuid) and not problem:
+            logger.info("%s of %s %s", uuid, of[uuid], words[1])
 
 
 def brief(sentence: str) -> str:

@@ -178,14 +178,29 @@ def included(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> t
     """List GPUs and MIG instances that may be given out, in the order of indices; as for `find`."""
     gpus = sorted(snapshot["gpus"], key=lambda gpu: gpu["index"])
     migs = sorted(snapshot["mig"], key=lambda mig: (mig["gpu"], mig["index"]))
-    for text in excluded:
-        out = [one for item in _items(text) for one in selection.find(item, snapshot)]
-        if not out:
-            notes.append(f'exclude has "{quote(text)}", which this host does not have')
+    notes += absent(snapshot, excluded)
+    for out in _found(snapshot, excluded).values():
         gpus = [gpu for gpu in gpus if gpu not in out]
         migs = [mig for mig in migs if mig not in out]
     included = {gpu["index"] for gpu in gpus}
     return gpus, [mig for mig in migs if mig["gpu"] in included]
+
+
+def absent(snapshot: Snapshot, excluded: Sequence[str]) -> list[str]:
+    """Say which entries of `exclude` name what this host does not have; as for `find`."""
+    lost = [text for text, out in _found(snapshot, excluded).items() if not out]
+    return [f'exclude has "{quote(text)}", which this host does not have' for text in lost]
+
+
+def left_out(snapshot: Snapshot, excluded: Sequence[str]) -> str:
+    """Say which entries of `exclude` leave something out here, or ""; as for `find`."""
+    there = [text for text, out in _found(snapshot, excluded).items() if out]
+    return f"left out by exclude: {', '.join(there)}" if there and snapshot["platform"] not in ALL_IN_ONE else ""
+
+
+def _found(snapshot: Snapshot, excluded: Sequence[str]) -> dict[str, list[Gpu | MigInstance]]:
+    """Return what each entry of `exclude` means here."""
+    return {text: [one for item in _items(text) for one in selection.find(item, snapshot)] for text in excluded}
 
 
 def check_excluded(excluded: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from gpushim.cli import show
 from gpushim.cli.sections import Commands
 from gpushim.containers import holders
 from gpushim.decision.decide import hook_program
+from gpushim.engines.processes import ask
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.inventory import ensure
@@ -64,7 +65,7 @@ def status(form: str) -> None:
 
     Pods are those that kubelet tells; containers are those of `gpushim ps`, whoever made them.
     """
-    answer = _ask("status")
+    answer = _ask_plugin()
     answer["containers"] = _containers(answer["notes"])
     if form == "json":
         show.emit("json", answer)
@@ -119,6 +120,24 @@ def take(form: str) -> None:
 
 class _NobodyError(GpushimError):
     """Nobody listens there."""
+
+
+def _ask_plugin() -> dict[str, Any]:
+    """Ask the plugin for its state; to start it where claims give out the GPUs would undo the way over to them.
+
+    Raises:
+        GpushimError: it is not there, or refuses.
+    """
+    try:
+        return _ask("status")
+    except _NobodyError:
+        if not ask.listens(f"{system.state_dir()}/{plugin_socket.DRIVERS}"):
+            raise
+    raise GpushimError(
+        f"no {PLUGIN} runs here: {DRIVER} gives out the GPUs of this node by claims; see gpushim ps and "
+        f"{DRIVER} --check",
+        FAILED,
+    )
 
 
 def _ask_both(do: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Out of scope: device plugins (check_device_plugin.py), kubelet (check_kubelet.py
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
 from gpushim.containers import kubelet
+from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.doctor import (
     OK,
@@ -20,6 +22,7 @@ from gpushim.doctor import (
     broken,
     check_containerd,
     check_crio,
+    corrected,
     listing,
     ok,
     pods,
@@ -27,14 +30,15 @@ from gpushim.doctor import (
     some,
     warning,
 )
+from gpushim.doctor.check_driver import inside
 from gpushim.doctor.check_kubelet import again, setting
 from gpushim.engines.processes import ask
-from gpushim.ground.errors import quote, visible
+from gpushim.ground.errors import GpushimError, quote, visible
 from gpushim.inventory import ensure
 from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpushim.doctor import Finding, Host
 
@@ -53,6 +57,7 @@ def driver(host: Host) -> Iterator[Finding]:
     """Check that gpushim's DRA driver is there if claims have GPUs by it, and that it does its part."""
     if not os.path.isdir(host.kubelet):
         return
+    yield from _kubeconfig(host)
     if runs(host):
         yield from _asked(host)
         return
@@ -67,6 +72,18 @@ def driver(host: Host) -> Iterator[Finding]:
         yield broken(f"{evidence}their pods", _absent(host))
     else:
         yield skipped("no gpushim-dra-driver gives out GPUs by claim here")
+
+
+def _kubeconfig(host: Host) -> Iterator[Finding]:
+    """Say what is wrong with the kubeconfig of a package's driver, whether that runs or not; a pod's has another."""
+    path = str(host.settings["device-plugin"]["kubeconfig"]) if host.unit(f"{UNIT}.service") else ""
+    if os.path.lexists(path) and not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, "", path)
+    try:
+        Kubeconfig().look(path)
+    except GpushimError as error:
+        fix = f"{corrected(path)}, or name another under [device-plugin] in {shlex.quote(host.config)}"
+        yield broken(f"gpushim-dra-driver cannot ask the API server: {visible(str(error))}", fix)
 
 
 def runs(host: Host) -> bool:
@@ -139,6 +156,20 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
         yield broken(f"gpushim-dra-driver gives nothing out: {visible(problem)}", REFRESH)
     elif answer.get("lacks"):
         yield broken(visible(str(answer["lacks"])), _with_spec(host))
+    elif answer.get("unhealthy"):
+        yield _unhealthy(host, answer["unhealthy"], answer["devices"])
+
+
+def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
+    """Say of the first of unhealthy devices why it is, and what makes it healthy."""
+    one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "passes")}
+    evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {one['uuid']}: {one['why']}"
+    if one["passes"]:
+        return warning(evidence, f"wait until it is over, {one['passes']}")
+    gpu = shlex.quote(one["gpu"])
+    reset = inside(host, f"nvidia-smi --gpu-reset -i {gpu}")
+    way = f"gpushim device-plugin release && {reset}; gpushim device-plugin take"
+    return warning(evidence, f"reboot, or end what uses {gpu}; then {way}")
 
 
 def _with_spec(host: Host) -> str:

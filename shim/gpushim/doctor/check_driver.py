@@ -210,21 +210,21 @@ def _asked(host: Host) -> dict[str, Any]:
     return found
 
 
-def _inside(host: Host, command: str) -> str:
+def inside(host: Host, command: str) -> str:
     """Return the command that runs one of the driver's programs, by chroot if the driver root is not /."""
     root = host.driver["root"]
     return command if root == "/" else f"chroot {shlex.quote(root)} {command}"
 
 
 def _load(host: Host, name: str) -> str:
-    return f"{_inside(host, f'modprobe {name}')} && {REFRESH}"
+    return f"{inside(host, f'modprobe {name}')} && {REFRESH}"
 
 
 def _persist(host: Host) -> str:
     """Return the command that keeps the GPUs initialised."""
     root = host.driver["root"]
     if root != (host.top or "/") or not host.unit("nvidia-persistenced.service"):
-        return _inside(host, "nvidia-smi -pm 1")
+        return inside(host, "nvidia-smi -pm 1")
     dead = os.path.exists(rooted.inside(root, PERSISTENCED))
     return f"systemctl {'restart' if dead else 'enable --now'} nvidia-persistenced"
 

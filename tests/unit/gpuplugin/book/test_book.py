@@ -229,8 +229,8 @@ def page_of(**more: Any) -> Any:
     [
         (None, "not there: nothing was given out yet."),
         ("{", "damaged: its 1 bytes are no book, or half of one; gpushim-device-plugin puts it aside, and goes by "),
-        (page_of(), "of this boot; devices given out: 0, of 0 of its 2 GPUs."),
-        (page_of(unknown="x"), "of this boot; devices given out: 0, of 0 of its 2 GPUs; not all is known, for x."),
+        (page_of(), "of this boot; devices given out: none."),
+        (page_of(unknown="x"), "of this boot; devices given out: none; not all is known, for x."),
         (page_of(boot="b"), "of an earlier boot: it has how 2 GPUs were given out, and nobody has one."),
     ],
 )
@@ -244,7 +244,7 @@ def test_who_has_something_is_counted(shared: Book) -> None:
     with shared.locked():
         shared.write(page_of())
     shared.give(GIVEN)
-    assert "devices given out: 1, of 1 of its 2 GPUs." in book.summary(Book())
+    assert "devices given out: 1, of 1 GPUs." in book.summary(Book())
 
 
 def test_one_of_a_newer_version(shared: Book) -> None:

@@ -73,6 +73,16 @@ def test_settings_are_the_plugins(half: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run("--kubeconfig=")[0].values["kubeconfig"] == ""  # as the chart has it
 
 
+@pytest.mark.parametrize(("words", "unseen"), [((), True), (("--exclude=0",), False)])
+def test_flags_that_explain_is_given_are_seen(
+    half: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], unseen: bool
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("gpuplugin.dra.explain_file.tell", lambda _, settings, form: notes.extend(settings.notes))
+    run("--explain=x", *words)
+    assert any("flags of the driver that runs" in note for note in notes) == unseen
+
+
 def test_the_other_half_has_a_user(half: Path) -> None:
     assert (run("--cluster-user=12")[4], run("--cluster-user=root")[4]) == (12, 0)
     with pytest.raises(GpushimError, match='"no-such-user", and this host has no such user'):

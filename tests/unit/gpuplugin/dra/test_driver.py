@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 
 from gpuplugin.control.letting_go import LettingGo
+from gpuplugin.dra import status
 from gpuplugin.dra.driver import NodeHalf
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.status import Status
+from gpuplugin.health.reason import UNTIL, Reason
 from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.podresources import Listed
-from gpuplugin.settings import settings
+from gpuplugin.settings import settings, xids
 from gpuplugin.settings.sources import Sources
 from gpuplugin.snapshot.node_snapshot import OutdatedError
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.snapshots import gpu, snapshot
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+HOST = snapshot([gpu(0), gpu(1)])
 
 
 def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +63,40 @@ def test_it_ends_if_its_container_is_outdated_and_else_goes_on(
     else:
         read()
         assert half._offer.problem == "as it is"
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeHalf:
+    """One with two GPUs, of which its `reasons` says what is wrong."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
+    made: Any = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+    asyncio.run(made._take(HOST))
+    made.reasons, made._driver = {}, SimpleNamespace(tell=lambda: None)
+    made._watchers = SimpleNamespace(problems=lambda _: dict(made.reasons))
+    return made  # type: ignore[no-any-return]
+
+
+def xid(number: int) -> Reason:
+    ends = xids.verdict(number).ends
+    return Reason("xid", xids.text(number), 1.0, UNTIL[ends], number=number)
+
+
+def test_what_becomes_unhealthy_and_healthy_is_logged_once(half: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "gpushim"):
+        for reasons in ({}, {uuid(1): [xid(79)]}, {uuid(1): [xid(79)]}, {}, {}):
+            half.reasons = reasons
+            half._judge(HOST)
+    who = f"{uuid(1)} of gpu.nvidia.com is"
+    assert caplog.messages == [f"{who} unhealthy: {xids.text(79)}", f"{who} healthy again"]
+
+
+def test_what_is_unhealthy_is_told_with_what_passes_last(half: Any) -> None:
+    half.reasons = {uuid(0): [xid(94)], uuid(1): [xid(94), xid(79)]}
+    half._judge(HOST)
+    found = [*status._unhealthy(half._now())]
+    assert [(row["uuid"], row["passes"]) for row in found] == [(uuid(1), ""), (uuid(0), UNTIL[xids.TIME])]
+    assert (found[0]["gpu"], found[0]["why"]) == (uuid(1), f"{xids.text(94)}; {xids.text(79)}")
 
 
 def test_root_has_it_let_go_of_the_gpus_and_take_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuplugin.book import by_device, claimed
 from gpuplugin.book.book import Book
 from gpuplugin.dra import dry_run
+from gpuplugin.health.health import Health
 from gpuplugin.settings import settings
-from gpuplugin.snapshot import node_snapshot
-from gpushim.ground.errors import GpushimError
+from gpuplugin.snapshot import node_snapshot, release
+from gpushim.ground import system
+from gpushim.ground.errors import CONFIG, GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 HOST = snapshot([gpu(0), gpu(1), gpu(2)])
@@ -58,3 +61,54 @@ def test_a_gpu_that_a_claim_has_left_as_it_is_not_to_be(tmp_path: Path, capsys: 
 def test_another_driver_is_named() -> None:
     with pytest.raises(GpushimError, match=r"^another driver gpu\.nvidia\.com listens at /k/x\.sock, so"):
         dry_run.tell(settings.resolve({}, {}, {}), lambda _: "/k/x.sock")
+
+
+def sick(number: int) -> None:
+    """Have an XID of a GPU known, as by a driver that watches."""
+    found = Health(f"{release.prepare()}/health.json")
+    found.problems(HOST, system.clock())
+    found.heard({"xid": 79, "gpu": uuid(number)}, system.clock())
+    found.save(at_once=True)
+
+
+def said(capsys: pytest.CaptureFixture[str], **values: Any) -> str:
+    found = settings.resolve({}, {}, {})
+    found.values.update({key.replace("_", "-"): value for key, value in values.items()})
+    dry_run.tell(found, lambda _: "")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("effect", "counted", "row", "note"),
+    [("NoSchedule", 2, True, False), ("NoExecute", 2, True, False), ("None", 3, False, True)],
+)
+def test_what_is_unhealthy(
+    capsys: pytest.CaptureFixture[str], effect: str, counted: int, row: bool, note: bool
+) -> None:
+    sick(1)
+    found = said(capsys, taint_effect=effect)
+    assert f"{counted} of 3 can be given out" in found
+    rows = [line for line in found.splitlines() if line.startswith(f"{uuid(1).lower()}  1 ")]
+    assert ["XID 79" in line for line in rows] == [row]
+    assert (f"note: {uuid(1)} can be given out, as taint-effect is None: XID 79" in found) == note
+
+
+def test_health_that_nobody_has_watched_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "note: whether GPUs are healthy is not known: neither driver nor device plugin has watched them yet"
+    assert words in said(capsys)
+    sick(1)
+    assert words not in said(capsys)
+
+
+def test_exclude_that_leaves_out_and_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, exclude=["1", "9"])
+    assert "note: left out by exclude: 1\n" in found
+    assert 'note: exclude has "9", which this host does not have\n' in found
+    assert "2 of 2 can be given out" in found
+
+
+def test_a_kubeconfig_that_the_driver_does_not_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(GpushimError, match="cannot be read: No such file or directory") as found:
+        said(capsys, kubeconfig=str(tmp_path / "none"))
+    assert found.value.exit_code == CONFIG
+    assert "3 of 3 can be given out" in capsys.readouterr().out

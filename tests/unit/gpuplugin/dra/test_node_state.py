@@ -88,6 +88,11 @@ def test_health_and_holders(running: Newest) -> None:
     assert (found.problem, found.doubt, found.watched, [*found.claims]) == ("", "", True, ["u"])
 
 
+def test_what_exclude_leaves_out_is_said() -> None:
+    found = node_state.present(settings.resolve({"exclude": ("1,9",)}, {}, {}))
+    assert {"left out by exclude: 1", 'exclude has "9", which this host does not have'} <= {*found.notes}
+
+
 def test_gpus_that_are_let_go(running: Newest) -> None:
     Path(release.Release().path).write_text("{}")
     assert present().problem == release.PROBLEM

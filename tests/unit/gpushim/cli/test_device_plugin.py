@@ -128,6 +128,16 @@ def test_the_dra_driver_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
     assert done.stdout.count("claim mine of x") == (do == "release")
 
 
+def test_the_dra_driver_alone_has_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is advised to start the device plugin."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / plugin_socket.DRIVERS))
+        server.listen()
+        done = run(monkeypatch, tmp_path, "status")
+    assert (done.exit_code, "systemctl" in done.stderr) == (1, False)
+    assert "gpushim-dra-driver gives out the GPUs of this node by claims; see gpushim ps and" in done.stderr
+
+
 def test_both_are_asked_and_the_refusal_of_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = json.dumps({**ANSWER, "claims": [CLAIM]}).encode() + b"\n"
     with answering(tmp_path, plugins), answering(tmp_path, DRIVERS, plugin_socket.DRIVERS):

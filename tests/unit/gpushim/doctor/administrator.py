@@ -30,7 +30,7 @@ from unit.gpushim.doctor import dra_states, nodes
 from unit.gpushim.doctor.engine_states import K3S
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 
-COMMAND = re.compile(r"(gpushim|systemctl|service|rm|chmod|install|cat|find|mv) |/etc/init.d/")
+COMMAND = re.compile(r"(gpushim|chroot|systemctl|service|rm|chmod|install|cat|find|mv) |/etc/init.d/")
 STEPS: list[tuple[re.Pattern[str], Callable[..., None]]] = []
 
 
@@ -185,6 +185,22 @@ def _(self: Administrator) -> None:
         dra_states.our_driver(self.patient, self.held)
     else:
         nodes.our_plugin(self.patient, self.held)
+
+
+@step(r"reboot, or end what uses GPU-1|gpushim device-plugin release|chroot \S+ nvidia-smi --gpu-reset -i GPU-1")
+def _(self: Administrator) -> None:
+    pass  # the GPU is well, which is told of after `take`
+
+
+@step(r"correct (\S+), or name another under \[device-plugin\] in (\S+)")
+def _(self: Administrator, path: str, config: str) -> None:
+    assert config == self.patient.config
+    nodes.configure(self.patient, "device-plugin", 'kubeconfig = ""')
+
+
+@step(r"wait until it is over, 60 s after the last one")
+def _(self: Administrator) -> None:
+    dra_states.our_driver(self.patient, self.held)
 
 
 @step(r"gpushim doctor podman")

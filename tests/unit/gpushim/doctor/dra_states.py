@@ -104,6 +104,20 @@ def the_other_half_is_away(patient: Patient) -> None:
     plays(patient, unit=False, published={})
 
 
+@fault("kubernetes-dra-driver", "broken", "cannot ask the API server: the kubeconfig /")
+def the_kubeconfig_names_no_context(patient: Patient) -> None:
+    path = patient.top / "kubeconfig"
+    path.write_text("current-context: none")
+    configure(patient, "device-plugin", f'kubeconfig = "{path}"')
+    plays(patient)
+
+
+@fault("kubernetes-dra-driver", "broken", "cannot be read: No such file or directory")
+def there_is_no_kubeconfig_and_no_driver_runs(patient: Patient) -> None:
+    configure(patient, "device-plugin", f'kubeconfig = "{patient.top}/none"')
+    patient.write(UNIT, "")
+
+
 @fault("kubernetes-dra-driver", "warning", "has released the GPUs")
 def the_driver_has_let_go(patient: Patient) -> None:
     plays(patient, released=True, problem="released by somebody")
@@ -124,6 +138,17 @@ def the_spec_may_not_have_it(patient: Patient) -> None:
     configure(patient, "cdi", "write-spec = false")
     configure(patient, "cdi", 'device-names = ["index"]')
     plays(patient, lacks="no claim is given a GPU that /s does not have")
+
+
+@fault("kubernetes-dra-driver", "warning", "1 of 2 devices for claims are unhealthy, such as MIG-1: XID 48, a memory")
+def a_device_is_unhealthy(patient: Patient) -> None:
+    plays(patient, unhealthy=[{"uuid": "MIG-1", "gpu": "GPU-1", "why": "XID 48, a memory error", "passes": ""}])
+
+
+@fault("kubernetes-dra-driver", "warning", "2 of 2 devices for claims are unhealthy, such as GPU-1: XID 94")
+def what_is_unhealthy_passes(patient: Patient) -> None:
+    row = {"uuid": "GPU-1", "gpu": "GPU-1", "why": "XID 94, a contained error", "passes": "60 s after the last one"}
+    plays(patient, unhealthy=[row, row])
 
 
 @fault("kubernetes-dra-driver", "warning", "that runs is version 0.0.1")

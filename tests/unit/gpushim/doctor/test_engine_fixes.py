@@ -26,7 +26,7 @@ ROUNDS = 6  # of "what does the doctor say now"; a fix may bring a restart to li
 RAN: dict[str, tuple[str, str]] = {}  # by state: the check, and the fix that was tried
 OPTION = re.compile(
     r"XDG_RUNTIME_DIR |--(force|config=\S+|runtime-name(=\S+)?|add-runtime|gpus) |write-spec |cdi-spec-dirs "
-    r"|features\.cdi "
+    r"|features\.cdi |chroot  "
 )
 BY_NAME = {state.name: state for state in STATES}
 # States whose fixes start or restart something, by way of each engine.

@@ -1,7 +1,7 @@
-"""A kubeconfig: where the API server is, and what it is asked with. The other half cannot read root's files.
+"""A kubeconfig: where the API server is, and what it is asked with by the DRA driver of a package.
 
 The files that it names rotate, as kubelet's own do. Nothing that it says is executed.
-Out of scope: the connection (gpuplugin/cluster/).
+Its half that asks cannot read root's files. Out of scope: the connection (gpuplugin/cluster/).
 """
 
 from __future__ import annotations
