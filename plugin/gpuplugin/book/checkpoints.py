@@ -127,10 +127,10 @@ def holding(folder: str, units: Collection[str]) -> dict[str, str]:
     """
     rows = claims_file.read()[1]
     try:
-        kept: Collection[str] = kubelet.claim_uids(folder) if rows else ()
+        live: Collection[str] = kubelet.claim_uids(folder) if rows else ()
     except (OSError, ValueError):
-        kept = rows
-    mine = {uid: row for uid, row in rows.items() if uid in kept}
+        live = rows
+    mine = {uid: row for uid, row in rows.items() if uid in live}
     return {
         uuid: named(row["namespace"], row["name"], kubelet.OWN_DRIVER)
         for row in mine.values()

@@ -1,4 +1,4 @@
-"""What a claim has is not the device plugin's to give until the claim is undone, whoever lists it, is away or starts."""
+"""What a claim has is not the device plugin's to give until it is undone, whoever is away, starts or lists it."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def prepared(*results: Result) -> Ledger:
 def is_refused(scene: Scene) -> None:
     one = scene.started()
     assert one.look(whole()) == set()
-    with pytest.raises(GpushimError, match=rf"cannot be (used|given out).* claim d/c of gpu\.nvidia\.com"):
+    with pytest.raises(GpushimError, match=r"cannot be (used|given out).* claim d/c of gpu\.nvidia\.com"):
         one.allocate(ONE)
     one.end()
 
 
-SEEN: dict[str, Callable[[Scene], None]] = {
+SEEN: dict[str, Callable[[Scene], object]] = {
     "kubelet has it": lambda scene: keeps(scene, "other", "uid"),
     "kubelet's file is not seen": lambda scene: None,
-    "kubelet's file is damaged": lambda scene: (scene.top / kubelet.CLAIMS).write_text("{") and None,
+    "kubelet's file is damaged": lambda scene: (scene.top / kubelet.CLAIMS).write_text("{"),
 }
 
 
 @pytest.mark.parametrize("sees", SEEN.values(), ids=SEEN)
-def test_while_the_driver_is_away(scene: Scene, sees: Callable[[Scene], None]) -> None:
+def test_while_the_driver_is_away(scene: Scene, sees: Callable[[Scene], object]) -> None:
     """Over restarts of the plugin and of kubelet, and over a boot; until it is undone."""
     settled(scene, whole()).end()
     driver = prepared()
@@ -82,7 +82,7 @@ def test_while_the_driver_is_away(scene: Scene, sees: Callable[[Scene], None]) -
 @pytest.mark.parametrize("sees", SEEN.values(), ids=SEEN)
 @pytest.mark.parametrize("runs", [True, False])
 def test_after_a_boot(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, sees: Callable[[Scene], None], runs: bool
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, sees: Callable[[Scene], object], runs: bool
 ) -> None:
     settled(scene, whole()).end()
     prepared()

@@ -160,7 +160,8 @@ def promise(folder: Path, entries: Any) -> str:
 def test_claims_that_kubelet_keeps(tmp_path: Path) -> None:
     (found,) = kubelet.claims(promise(tmp_path, [CLAIM]))
     assert found[:6] == ("ns", "gpu", "gpu.nvidia.com", "node", "gpu-0", ("nvidia.com/gpu=0",))
-    assert (found.uids, found.uid) == ({"u"}, "k")
+    assert found.uids == {"u"}
+    assert found.uid == "k"
 
 
 def test_claims_that_kubelet_has_even_before_a_driver_answers(tmp_path: Path) -> None:
