@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster.cluster import NAME, Api, ApiError, member
 from gpuplugin.cluster.rights import lacking
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 AT_ONCE = 8  # requests
 MOST = 1000  # claims that wait
 PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
-PARTS = {"metadata": ("namespace", "name", "uid", "deletionTimestamp"), "status": ("allocation", "reservedFor")}
 
 
 class Claims:
@@ -66,8 +66,26 @@ class Claims:
             raise lacking(error, "get", "resourceclaims") from None
         if member(member(found, "metadata"), "uid") != uid:
             return {"absent": True}
-        rest = {
-            part: {key: member(member(found, part), key) for key in keys if member(member(found, part), key)}
-            for part, keys in PARTS.items()
-        }
-        return {"object": {**rest, "spec": member(found, "spec") or {}}}
+        return {"object": {"metadata": {"uid": uid}, "status": _ours(member(found, "status"))}}
+
+
+def _ours(status: Any) -> dict[str, Any]:
+    """Return what is this driver's of a claim's status; of configs of others, which may be anything, their driver."""
+    allocation = member(status, "allocation")
+    if not allocation:
+        return {}
+    devices = member(allocation, "devices")
+    results = [one for one in _rows(devices, "results") if member(one, "driver") == OWN_DRIVER]
+    return {"allocation": {"devices": {"results": results, "config": [*map(_config, _rows(devices, "config"))]}}}
+
+
+def _rows(devices: Any, key: str) -> list[Any]:
+    rows = member(devices, key)
+    return rows if isinstance(rows, list) else []
+
+
+def _config(row: Any) -> Any:
+    driver = member(member(row, "opaque"), "driver")
+    if driver == OWN_DRIVER:
+        return row
+    return {"opaque": {"driver": driver}} if isinstance(driver, str) else {}

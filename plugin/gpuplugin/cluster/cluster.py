@@ -234,8 +234,10 @@ def _read(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ApiError("the API server's answer is not JSON") from None
+    except RecursionError:
+        raise ApiError("the API server's answer is nested too deep") from None
 
 
 def _refused(answer: http.client.HTTPResponse) -> ApiError:

@@ -49,6 +49,13 @@ PROGRAM = "gpushim-dra-driver"
     help="User, beside root, who may connect to the socket: the one that --cluster runs as. A name or number.",
 )
 @click.option(
+    "--cluster-unit",
+    "unit",
+    metavar="UNIT",
+    default="",
+    help="Systemd unit in which whoever connects has to be, besides; it needs the host's PID namespace.",
+)
+@click.option(
     "--node-name",
     "node",
     metavar="NAME",
@@ -84,6 +91,7 @@ def command(
     cluster: bool,
     socket: str,
     user: str,
+    unit: str,
     node: str,
     file: str | None,
     claim: str | None,
@@ -122,7 +130,8 @@ def command(
     settings = sources.read()
     for note in (*notes, *settings.notes):
         logs.logger.warning("%s", note)
-    asyncio.run(_half()(settings, sources, node, socket, _number(user)).run())
+    half, place = _half()
+    asyncio.run(half(settings, sources, node, place(socket, _number(user), unit)).run())
 
 
 command.params += options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
@@ -174,9 +183,10 @@ def _half() -> Any:
     """
     try:
         from gpuplugin.dra.driver import NodeHalf
+        from gpuplugin.dra.link import Place
     except ImportError as error:
         raise options.no_grpcio(error) from None
-    return NodeHalf
+    return NodeHalf, Place
 
 
 def main() -> None:
