@@ -1,8 +1,8 @@
 """The socket to the other half, which has the token: it is sent what to publish, and asked for claims.
 
 Both send lines of JSON; gpuplugin/cluster/dra_in_cluster.py lists them. The kernel says who connects. Only the newest
-client is served. What it says of a claim comes from strangers, so claim.py checks it; a line of one that cannot be read
-is the failure of that claim alone.
+client is served. What it says of a claim comes from strangers, so claim.py checks it; an answer that cannot be read
+fails that claim alone.
 Out of scope: what is published, and the API server.
 """
 

@@ -55,10 +55,11 @@ def told(folder: Path) -> Callable[[Any], dict[str, Any]]:
             server.bind(f"{folder}/s")
             server.listen()
             works = (list, link.follow()), (next, link.claims.work())
-            threads = [threading.Thread(target=do, args=(work,)) for do, work in works]
+            threads = [threading.Thread(target=do, args=(work,), daemon=True) for do, work in works]
             for each in threads:
                 each.start()
             with server.accept()[0] as other:
+                other.settimeout(20)
                 other.sendall(json.dumps({"claim": 7, **ASKED}).encode() + b"\n")
                 line = other.makefile("rb").readline()
             for each in threads:

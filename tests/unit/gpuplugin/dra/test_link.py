@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import time
@@ -33,7 +34,10 @@ class Other:
         self.writer.write((said if isinstance(said, str) else json.dumps(said)).encode() + b"\n")
 
 
-def run(folder: Path, story: Callable[[Link, Callable[[], Awaitable[Other]]], Awaitable[None]], unit: str = "") -> None:
+Story = Callable[[Link, Callable[[], Awaitable[Other]]], Awaitable[None]]
+
+
+def run(folder: Path, story: Story, unit: str = "") -> None:
     async def begin() -> None:
         one, came = Link(Place(f"{folder}/s", 12345, unit), asyncio.ensure_future, lambda: None), []
 
@@ -114,12 +118,15 @@ def test_who_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPa
     run(folder, story)
 
 
+UTF_16 = "\0".join('["\\"",' + "[" * 9999 + '"]')  # json takes bytes with zeros for that
+
+
 @pytest.mark.parametrize(
     "said",
-    ["{", "[]", "3", '{"claim": {}}', '{"published": []}', "x" * (CLAIM_LINE + 2), "[" * CLAIM_LINE, "[\0" * 9999],
+    ["{", "[]", "3", '{"claim": {}}', '{"published": []}', "x" * (CLAIM_LINE + 2), "[" * CLAIM_LINE, UTF_16],
     ids=lambda said: said[:20],
 )
-def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str) -> None:
+def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story(one: Link, come: Any) -> None:
         other = await come()
         await other.heard()
@@ -134,6 +141,8 @@ def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str) -> Non
         assert one.published == {"generation": 3, "problem": ""}
 
     run(folder, story)
+    gc.collect()
+    assert {*caplog.messages} <= {"the container beside this one sends a line that is not understood"}
 
 
 def nested(levels: int) -> str:
