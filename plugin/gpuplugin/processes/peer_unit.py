@@ -17,6 +17,7 @@ from gpushim.ground import system
 
 _PEERPIDFD = 77  # SO_PEERPIDFD of <asm-generic/socket.h>
 _INT, _UCRED = struct.Struct("i"), struct.Struct("3i")  # a pidfd; struct ucred of unix(7): pid, uid, gid
+_HIERARCHIES = ("", "name=systemd")  # cgroup v2; v1, and beside v2
 _LIMIT = 1 << 14  # bytes of a file of cgroups; v1 has a dozen lines
 
 
@@ -28,8 +29,10 @@ def of_unit(connected: socket.socket, unit: str) -> bool:
         unit: its name, such as a.service.
     """
     pid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
-    group, own = (_group(system.text(f"/proc/{each}/cgroup", _LIMIT) or "") for each in (pid, "self"))
-    return group[-1] == unit and _manager(group) == _manager(own) and _lives(connected)
+    groups, own = _groups(pid), _groups("self")
+    found = [(groups.get(name, [""]), ours) for name, ours in own.items() if ours[-1].endswith(".service")]
+    theirs = [group[-1] == unit and _manager(group) == _manager(ours) for group, ours in found]
+    return bool(theirs) and all(theirs) and _lives(connected)
 
 
 def _lives(connected: socket.socket) -> bool:
@@ -49,11 +52,10 @@ def _lives(connected: socket.socket) -> bool:
         os.close(process)
 
 
-def _group(text: str) -> list[str]:
-    """Return the components of the cgroup that systemd goes by: v1's and the hybrid's name=systemd, else v2's."""
-    lines = [line.split(":", 2) for line in text.splitlines()]
-    found = {line[1]: line[2] for line in lines if len(line) == 3}
-    return found.get("name=systemd", found.get("", "")).split("/")
+def _groups(process: int | str) -> dict[str, list[str]]:
+    """Return the components of a process's cgroups, by the hierarchies that systemd may have its units in."""
+    lines = [line.split(":", 2) for line in (system.text(f"/proc/{process}/cgroup", _LIMIT) or "").splitlines()]
+    return {line[1]: line[2].split("/") for line in lines if len(line) == 3 and line[1] in _HIERARCHIES}
 
 
 def _manager(group: list[str]) -> list[str]:
