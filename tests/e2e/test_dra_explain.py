@@ -9,7 +9,7 @@ import pytest
 
 from e2e import claims, scheduled
 from e2e.apiserver import Api
-from gpuplugin.dra import explain_file, explain_held
+from gpuplugin.dra import claim_answer, explain_file, explain_held
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
 from gpuplugin.matching import cel, manifests
@@ -25,7 +25,7 @@ HOST = snapshot(
     [mig(3, 0), mig(3, 1, "3g.20gb")],
 )
 DEVICES = devices(HOST)
-FILE = manifests.File((), {**explain_file.CLASSES, "any": Class(())}, ())
+FILE = manifests.File((), {**claim_answer.CLASSES, "any": Class(())}, ())
 # What is known here: each ends as it is said to.
 KNOWN = [
     "device.driver == 'gpu.nvidia.com'",
@@ -120,6 +120,29 @@ KNOWN = [
     f"!{A}.migEnabled == true",
     f"{A}.type == 'gpu' && {A}.numaNode == 0 || {A}.type == 'mig'",
     f"{A}.type == 'mig' || {A}.type == 'gpu' && {A}.numaNode == 0",
+]
+# Requests of claims, and more of their specification, that the API server refuses.
+REFUSED: list[tuple[list[Any], dict[str, Any]]] = [
+    ([{"name": "r", "deviceClassName": claims.DRIVER}], {}),
+    ([{"name": "r"}], {}),
+    ([{**claims.request(), "firstAvailable": [{"name": "a", "deviceClassName": "any"}]}], {}),
+    ([claims.request(counts=2)], {}),
+    ([claims.request(count="2")], {}),
+    ([claims.request(count=-1)], {}),
+    ([claims.request(count=2, allocationMode="All")], {}),
+    ([claims.request(allocationMode="Any")], {}),
+    ([claims.request(adminAccess="yes")], {}),
+    ([claims.request(selectors=["true"])], {}),
+    ([claims.request(selectors=[{"cel": {"expression": " "}}])], {}),
+    ([claims.request(device_class="")], {}),
+    ([claims.request("gpu")], {"config": [{"requests": ["gpus"], "opaque": {"driver": "x.y", "parameters": {}}}]}),
+    ([claims.request("gpu")], {"constraints": [{"requests": ["gpus"], "matchAttribute": "gpu.nvidia.com/uuid"}]}),
+    ([claims.request()], {"constraints": [{"matchAttribute": "pcieRoot"}]}),
+    ([claims.request()], {"constraints": [{}]}),
+    ([claims.request()], {"config": [{"requests": ["gpu"]}]}),
+    ([claims.request("GPU")], {}),
+    ([claims.request(), claims.request()], {}),
+    ([claims.request()], {"constraint": []}),
 ]
 TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
 TAINTED = DEVICES[2]
@@ -217,12 +240,12 @@ def test_selectors(server: Api) -> None:
             assert isinstance(got, list) or "cannot allocate all claims" in got, (text, got)
 
 
-def said(claim: dict[str, Any], held: dict[str, Any]) -> str:
+def answered(claim: dict[str, Any], held: dict[str, Any]) -> dict[str, Any]:
     """Say how a claim fares, as the command says it."""
     taints = {TAINTED.uuid: [TAINT]}
     node = NodeState(HOST, DEVICES, {}, taints, {}, held, None, [])
     (found,) = explain_file.report(manifests.read([claim])._replace(classes=FILE.classes), node)["claims"]
-    return str(found["answer"])
+    return dict(found)
 
 
 def test_claims(server: Api) -> None:
@@ -234,7 +257,22 @@ def test_claims(server: Api) -> None:
     found = scheduled.outcomes(server, asked)
     for one in asked:
         got = found[one["metadata"]["name"]]
-        assert (said(one, {}) == "yes") == isinstance(got, list), (one, got)
+        assert (answered(one, {})["answer"] == "yes") == isinstance(got, list), (one, got)
+
+
+def test_claims_that_the_api_server_refuses(server: Api) -> None:
+    for number, (requests, more) in enumerate(REFUSED):
+        one = claims.claim(f"i{number}", *requests, **more)
+        done = server.kubectl("create", "--filename=-", f"--namespace={scheduled.SPACE}", objects=[one])
+        assert done.returncode, one
+        assert answered(one, {})["why"].startswith("the API server refuses it: "), (one, done.stderr)
+
+
+def test_the_api_server_has_one_version_by_default(server: Api) -> None:
+    for version in manifests.VERSIONS:
+        one = {**claims.claim("v"), "apiVersion": version}
+        done = server.kubectl("create", "--filename=-", f"--namespace={scheduled.SPACE}", objects=[one])
+        assert bool(done.returncode) is bool(manifests.read([one]).notes), done.stderr
 
 
 def test_claims_that_hold_devices(server: Api) -> None:
@@ -243,7 +281,7 @@ def test_claims_that_hold_devices(server: Api) -> None:
     answers = []
     for number, requests in enumerate(HOLDING):
         claim = claims.claim(f"h{number}", *requests)
-        answers.append(said(claim, held))
+        answers.append(answered(claim, held)["answer"])
         got = scheduled.outcomes(server, [claim])[f"h{number}"]
         assert (answers[-1] == "yes") == isinstance(got, list), (claim, got)
         rows = [row.partition("=")[2] for row in got] if isinstance(got, list) else []

@@ -16,6 +16,8 @@ import yaml
 from e2e import claims, pages
 from e2e.dranode import Driver, becomes, driver, folder, host
 from e2e.engines import SYSTEM_PATH, run
+from e2e.test_dra_node import refresh
+from e2e.test_dra_sharing import ONE, sharing
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
@@ -90,11 +92,30 @@ def test_nothing_is_given_while_no_driver_runs(one: Driver, folder: Path) -> Non
     assert (found["answer"], found["why"].startswith("no gpushim-dra-driver runs on")) == ("not now", True)
 
 
+@pytest.mark.parametrize("limits", [{"9": "5Gi"}, {}], ids=["no such device", "no program"])
+def test_what_prepare_refuses_is_no_before(one: Driver, host: Host, folder: Path, limits: dict[str, str]) -> None:
+    program = Path(f"{host.root}/usr/bin/nvidia-cuda-mps-control")
+    aside = program.rename(program.with_suffix(".aside"))
+    try:
+        refresh(one.env, "--force")
+        sharing(one, ONE, "MPS", host.gpus[1].uuid.lower(), defaultPerDevicePinnedMemoryLimit=limits)
+        becomes(one, lambda: ("is unknown in" if limits else "there is no nvidia-cuda") in str(one.prepare(ONE)[ONE]))
+        rows = one.claims[ONE]["status"]["allocation"]["devices"]["config"]
+        path = written(folder, claims.claim("c", config=[{"opaque": row["opaque"]} for row in rows]))
+        (found,) = report(one, f"--claim={path}")["claims"]
+        why, _, _ = str(one.prepare(ONE)[ONE]).partition(";")  # then which GPUs there are, here another one
+        assert (found["answer"], found["why"].partition(";")[0]) == ("no", f"the driver refuses it: {why}")
+    finally:
+        aside.rename(program)
+
+
 def test_what_the_page_shows(one: Driver, folder: Path) -> None:
     """Its claims and templates are served here, by its DeviceClasses; these GPUs are not near each other."""
     blocks = [block.text for block in pages.blocks((TOP / "docs/dra.md").read_text()) if block.info == "yaml"]
     path = folder / "page.yaml"
     path.write_text("---\n".join(blocks))
     found = {row["name"]: row["answer"] for row in report(one, f"--claim={path}")["claims"]}
-    assert found == {"one-gpu": "yes", "large-gpu": "yes", "mig-or-gpu": "yes", "by-mps": "yes", "two-near": "no"}
+    units = "yes" if Path("/run/systemd/system").is_dir() else "no"  # which MPS needs
+    others = {"one-gpu": "yes", "large-gpu": "yes", "mig-or-gpu": "yes", "two-near": "no"}
+    assert found == {**others, "by-mps": units}
     assert "ResourceClaim one-gpu: yes, this node can serve it now" in explain(one.env, f"--claim={path}")

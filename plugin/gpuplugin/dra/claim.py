@@ -6,7 +6,6 @@ Pure. Out of scope: whether it can have that (ledger.py), opaque configs (config
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
@@ -14,6 +13,7 @@ from gpuplugin.dra import configs
 from gpuplugin.dra.configs import INTERVALS, MPS, Config
 from gpuplugin.dra.offered import GPU, MIG
 from gpuplugin.mps import of_claims
+from gpuplugin.settings.forms import LABEL
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
-_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # of a request (RFC 1123)
 
 
 class Result(NamedTuple):
@@ -146,7 +145,7 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
             where = f"on {quote(str(row['pool']))}, but its pod is on {node}"
             raise GpushimError(f"claim {name} has a device {where}; let the scheduler place the pod", REQUEST)
         request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
-        if not _NAME.fullmatch(request):
+        if not LABEL.fullmatch(request):
             raise ValueError  # which the ledger would keep, however long it is
         yield Result(request, str(row["device"]), admin, of_place[place])
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
-from gpuplugin.settings.forms import meant
+from gpuplugin.settings.forms import meant, shown
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -28,6 +28,7 @@ KINDS = {"GpuConfig": "gpu", "MigDeviceConfig": "mig"}  # with the type of the d
 TIME_SLICING, MPS = "TimeSlicing", "MPS"
 STRATEGIES = (TIME_SLICING, MPS)
 INTERVALS = ("Default", "Short", "Medium", "Long")
+ALIKE = 0.8  # of 1: gpu.nvidia.co is this driver's name, gpu.amd.com is not
 _COMPUTE_DOMAINS = "NVIDIA's driver compute-domain.nvidia.com serves compute domains"
 UNSUPPORTED = {
     "VfioDeviceConfig": "it gives GPUs to containers, not to virtual machines",
@@ -88,6 +89,22 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
     rows = [_row(row, place, driver) for place, row in enumerate(_rows(found, "config")) if _is_of(row, driver)]
     results = enumerate(_rows(found, "results"))
     return {place: _best(result, rows, types) for place, result in results if result.get("driver") == driver}
+
+
+def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
+    """Say which configs are for other drivers, and whether this one may be meant: to them they are nothing wrong.
+
+    Args:
+        rows: of a claim, a class or an allocation.
+        driver: the name of this one.
+    """
+    found = [row["opaque"].get("driver") for row in rows if isinstance(row.get("opaque"), dict)]
+    others = dict.fromkeys(one for one in found if isinstance(one, str) and one != driver)
+    return [
+        f"a config is for the driver {quote(one)}, which is not this one"
+        + (f"; is {driver} meant?" if meant(one, (driver,), ALIKE) else "")
+        for one in [*others][:LISTED]
+    ]
 
 
 def limits(config: Config, uuids: Sequence[str]) -> dict[str, int]:
@@ -253,18 +270,8 @@ def _one_of(value: Any, where: str, name: str, known: tuple[str, ...]) -> str:
 
 
 def _wrong(where: str, name: str, value: Any, form: str) -> GpushimError:
-    return GpushimError(f"{where}: {name} is {_shown(value)}; write {form}", REQUEST)
+    return GpushimError(f"{where}: {name} is {shown(value)}; write {form}", REQUEST)
 
 
 def _unknown(where: str, name: str, key: str, fix: str) -> GpushimError:
     return GpushimError(f'{where}: "{quote(key)}" is unknown in {name}; {fix}', REQUEST)
-
-
-def _shown(value: Any) -> str:
-    """Show a value of JSON; an object or a list, which may be deep, by its kind alone."""
-    kinds: tuple[tuple[type, str], ...] = ((dict, "an object"), (list, "a list"))
-    if value is None:
-        return "missing"
-    if isinstance(value, str):
-        return f'"{quote(value)}"'
-    return next((word for kind, word in kinds if isinstance(value, kind)), quote(json.dumps(value)))

@@ -6,6 +6,7 @@ Out of scope: claims that have nothing yet (explain_file.py), and what the API s
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from gpushim.containers.kubelet import Claim
 
 KNOWN = ("request", "device", "uuid", "admin")  # of a device in the ledger; the rest is shown as it is
-DEVICES = ("REQUEST", "DEVICE", "INDEX", "SINCE", "CDI NAME", "MORE", "HEALTH")
+DEVICES = ("REQUEST", "DEVICE", "INDEX", "SINCE", "CDI NAME", "USE", "HEALTH")
+# NAMESPACE/NAME of a claim (RFC 1123: a label, and a subdomain), without what a shell or terminal understands.
+NAME = re.compile("[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-.a-z0-9]{0,252}")
 
 
 def tell(name: str, settings: Settings, form: str) -> None:
@@ -41,9 +44,9 @@ def tell(name: str, settings: Settings, form: str) -> None:
     Raises:
         GpushimError: this node knows of no such claim, or cannot serve GPUs.
     """
-    namespace, _, claim = name.partition("/")
-    if not (namespace and claim) or "/" in claim:
+    if not NAME.fullmatch(name):
         raise GpushimError(f"{quote(name)} names no claim; write NAMESPACE/NAME", REQUEST)
+    namespace, _, claim = name.partition("/")
     found = report(namespace, claim, present(settings), str(settings.values["kubelet-dir"]))
     if form == "json":
         show.emit(form, found)
@@ -60,7 +63,7 @@ def tell(name: str, settings: Settings, form: str) -> None:
             ("POD", "CONTAINER", "DRIVER", "DEVICE", "CDI NAMES"), [[*row.values()] for row in found["kubelet"]]
         )
         show.say()
-    show.say(f"Its selectors and configs: {kubectl(namespace, claim)}")
+    show.text(f"Its selectors and configs: {kubectl(namespace, claim)}")  # in one line, to be pasted
 
 
 def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict[str, Any]:
@@ -68,14 +71,14 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
 
     Args:
         namespace: of the claim.
-        name: of it.
+        name: of it, both as NAME has them.
         node: what counts here.
         kubelet_dir: kubelet's directory.
 
     Returns:
         "notes"    sentences
         "claims"   [{"uid", "devices"}], of claims of this name: of the devices {"request", "device", "index",
-                   "since", "cdi", "more", "health"}
+                   "since", "cdi", "use", "health"}
         "kubelet"  [{"pod", "container", "driver", "device", "cdi"}]: who has it, a pod by its uid if kubelet is away
 
     Raises:
@@ -86,7 +89,7 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
     if not rows and not listed:
         raise GpushimError(
-            f"claim {quote(f'{namespace}/{name}')} has nothing on this node; {kubectl(namespace, name)} says "
+            f"claim {namespace}/{name} has nothing on this node; {kubectl(namespace, name)} says "
             "whether it is allocated, in which pool (a node's name), and for which pods",
             REQUEST,
         )
@@ -97,8 +100,8 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
 
 
 def kubectl(namespace: str, name: str) -> str:
-    """Return the command that shows a claim."""
-    return quote(f"kubectl --namespace {namespace} get resourceclaim {name} -o yaml")
+    """Return the command that shows a claim, whole; both names are as NAME has them."""
+    return f"kubectl --namespace {namespace} get resourceclaim {name} -o yaml"
 
 
 def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
@@ -119,13 +122,13 @@ def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
             "index": node.indices.get(uuid, ""),
             "since": _since(uuid, to, node),
             "cdi": f"{policy['cdi']['kind']}={uuid}{missing}",
-            "more": ", ".join(_more(one)),
+            "use": ", ".join(_use(one)),
             "health": health,
         }
 
 
-def _more(device: Mapping[str, Any]) -> Iterator[str]:
-    """Say what else the ledger has of a device, such as what its config asks for."""
+def _use(device: Mapping[str, Any]) -> Iterator[str]:
+    """Say how a claim uses a device: what else the ledger has of it, such as what its config asks for."""
     if device.get("admin"):
         yield "only looks"
     yield from (f"{key}: {value}" for key, value in device.items() if key not in KNOWN)

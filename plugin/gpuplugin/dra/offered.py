@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.cluster.labels import UNDEFINED, family
 from gpuplugin.devices.preferred import nearness, weight
 from gpuplugin.settings import resources
+from gpuplugin.settings.forms import LABEL
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.inventory.procfs import sysfs_name
 
@@ -53,7 +54,6 @@ MEMORY_SLICES = 8  # of a GPU; an instance has some of them
 _BRANDS = {"GRID": "Grid"}  # of inventory.nvml.BRANDS, what NVIDIA's driver for DRA spells otherwise
 _NUMBER = r"([0-9]{1,9})"
 _VERSION = re.compile(rf"{_NUMBER}(?:\.{_NUMBER})?(?:\.{_NUMBER})?")
-_LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ROOT = re.compile("pci[0-9a-f]{4,}:[0-9a-f]{2}")
 _MOST = (1 << 63) - 1  # of a quantity
@@ -210,7 +210,7 @@ def _offered(
 def _name(kind: str, uuid: str) -> str:
     """Make a device's name of its UUID; of one that is no name in small letters (drivers before 470), of its hash."""
     name = uuid.lower()
-    if name.startswith(f"{kind}-") and _LABEL.fullmatch(name):
+    if name.startswith(f"{kind}-") and LABEL.fullmatch(name):
         return name
     return f"{kind}-{hashlib.sha256(uuid.encode(errors='surrogatepass')).hexdigest()[:32]}"
 

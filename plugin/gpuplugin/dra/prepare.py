@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import checkpoints, claimed
 from gpuplugin.dra.claim import allocated, groups, is_here
+from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import podresources, sockets
@@ -106,6 +107,8 @@ class Claims:
             if found is None:
                 raise GpushimError(f"the API server no longer has the claim {name} of this pod", REQUEST)
             claim, offer = allocated(asked, found, self._node), self._offer()
+            for sentence in of_others(found["status"]["allocation"]["devices"].get("config") or (), OWN_DRIVER):
+                logger.info("claim %s: %s", name, sentence)
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
             uuids = _uuids(claim, offer)

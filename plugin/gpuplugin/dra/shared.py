@@ -90,8 +90,7 @@ class Sharing:
         for uuid in sorted(owed.keys() & uuids):
             raise GpushimError(owed[uuid], INVENTORY)
         if snapshot := self._known():
-            for group in groups:
-                (time_slice.program if group.interval else control_daemon.program_of)(snapshot)
+            need_programs(groups, snapshot)
 
     async def begin(self, claim: Claim, groups: Sequence[MpsGroup], late: float) -> None:
         """Wait until a claim's groups serve, and have engines find them.
@@ -111,6 +110,7 @@ class Sharing:
         try:
             while why := _why(groups):
                 if time.monotonic() > late or any(map(os.path.lexists, problems)):
+                    why = "; ".join(filter(None, (why, mps.no_starter())))
                     raise GpushimError(f"claim {claim} waits for what its containers share: {why}", INVENTORY)
                 self._units.need(group.name for group in groups)
                 await asyncio.sleep(POLL)
@@ -175,6 +175,16 @@ class Sharing:
             else:
                 _write(_path(uid), groups)
         self._why = problems
+
+
+def need_programs(groups: Sequence[MpsGroup], snapshot: Snapshot) -> None:
+    """Refuse groups for which the driver of a host has no program.
+
+    Raises:
+        GpushimError: so it is.
+    """
+    for group in groups:
+        (time_slice.program if group.interval else control_daemon.program_of)(snapshot)
 
 
 def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:

@@ -60,36 +60,47 @@ class Listener:
     async def bind(self, *handlers: grpc.GenericRpcHandler) -> None:
         """Serve, in the place of whatever is at the path.
 
+        Its directory is opened once, as itself: a container that may write there can have put a link in its place, or
+        in that of the socket.
+
         Args:
             handlers: what is served.
 
         Raises:
-            GpushimError: it cannot be bound; its directory may be gone.
+            GpushimError: it cannot be bound; its directory may be gone, or a link.
         """
-        folder = self.path.rpartition("/")[0]
-        aside = f"{folder}/{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
-        if len(os.fsencode(max(aside, self.path, key=len))) > LONGEST_PATH:
+        folder, _, name = self.path.rpartition("/")
+        aside = f"{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
+        if len(os.fsencode(folder)) + 1 + len(os.fsencode(max(aside, name, key=len))) > LONGEST_PATH:
             sentence = f"{self.path} is too long for a socket; --kubelet-dir must name a shorter directory"
             raise GpushimError(sentence, FAILED)
         self._server.add_generic_rpc_handlers(handlers)
+        there = -1
         try:
-            sweep(folder)
+            there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            place = f"/proc/self/fd/{there}"
+            aside = f"{place}/{aside}"
+            sweep(place)
             if not self._server.add_insecure_port("unix:" + aside):  # grpc before 1.60 does not raise
                 raise RuntimeError
-            os.chmod(aside, 0o600)
+            _allow(aside, 0o600)
             await self._server.start()
             self.inode = identity(aside)
-            os.rename(aside, self.path)
+            os.rename(aside, f"{place}/{name}")
         except BaseException as error:
             with contextlib.suppress(Exception):  # of a server that was cancelled while it started
                 await self._server.stop(None)
             if not isinstance(error, (OSError, RuntimeError)):
                 raise
             why = error.strerror if isinstance(error, OSError) else f"{folder} cannot be written"
+            if there < 0 and os.path.islink(folder):
+                why = f"{folder} is a link, which is not followed; mount the directory there instead"
             raise GpushimError(f"the socket {self.path} cannot be made: {why}", FAILED) from None
         finally:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
+            if there >= 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(aside)
+                os.close(there)
 
     def leave(self) -> None:
         """Remove the socket if it is still our own."""

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gpuplugin.matching import cel_values as cel
+from gpuplugin.matching import hints
 from gpuplugin.matching.cel_values import BOOL, DYN, INT, QUANTITY, SEMVER, STRING, FailsError, UnsureError, need
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ DOMAINS, NAMES, OPTIONAL, LIST = "domains ", "names ", "optional ", "list "  # t
 FIELDS = {"driver": STRING, "attributes": DOMAINS + DYN, "capacity": DOMAINS + QUANTITY}
 CONSTANTS = {"quantity": (QUANTITY, cel.amount), "semver": (SEMVER, cel.version)}
 WORDS = {"&&": "and", "||": "or", "!": "~", "true": "True", "false": "False", "null": "None", "in": "in", ".?": "."}
+SIGNS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 MAYBE = "optional__"  # in Python, before the name of an optional field
 _TOKEN = re.compile(
     r"(?P<blank>[ \t\r\n\f]+|//[^\n]*)|(?P<int>[0-9]+)(?![\w.])|(?P<name>[A-Za-z_]\w*)(?!['\"])|"
@@ -92,13 +94,14 @@ def _translated(text: str) -> Iterator[str]:
     while place < len(text):
         found = _TOKEN.match(text, place)
         if not found or not found.lastgroup:
-            raise UnsureError(text[place : place + 20])
+            raise UnsureError(text[place : place + 20], hints.INSTEAD.get(text[place], ""))
         form, word, place = found.lastgroup, found[0], found.end()
         if form == "blank":
             continue
         # What is Python, and not CEL.
         need(not (form == last[0] == "text" or (last[1] == "," and word in ")]")), word)
-        need(form != "name" or word in WORDS or not (keyword.iskeyword(word) or word.startswith(MAYBE)), word)
+        known = form != "name" or word in WORDS or not (keyword.iskeyword(word) or word.startswith(MAYBE))
+        need(known, word, hints.INSTEAD.get(word, ""))
         need(last[1] != ".?" or (form == "name" and word not in WORDS), word)
         yield repr(word[1:-1]) if form == "text" else MAYBE * (last[1] == ".?") + WORDS.get(word, word)
         last = form, word
@@ -174,11 +177,13 @@ def _related(operator: ast.cmpop, one: Part, other: Part) -> Run:
         inner = other.type.partition(LIST)[2]
         need(inner and (one.type == inner or DYN in (one.type, inner)), "in")
         return lambda values: _contains(one.run(values), other.run(values))  # each once: they may have such inside
-    need(types <= {*cel.KINDS.values(), DYN} and (len(types) == 1 or DYN in types), "two types")
+    sign = SIGNS[type(operator)]
+    hint = hints.compared(sign, types)
+    need(types <= {*cel.KINDS.values(), DYN} and (len(types) == 1 or DYN in types), f"{sign} of two types", hint)
     if isinstance(operator, (ast.Eq, ast.NotEq)):
         same = isinstance(operator, ast.Eq)
         return lambda values: cel.equal(one.run(values), other.run(values)) is same
-    need(types <= {DYN, INT, STRING}, "< or >")
+    need(types <= {DYN, INT, STRING}, f"{sign} of such values", hint)
     below, or_same = isinstance(operator, (ast.Lt, ast.LtE)), isinstance(operator, (ast.LtE, ast.GtE))
 
     def run(values: dict[str, Any]) -> bool:
@@ -206,6 +211,9 @@ def _looked_up(node: ast.Attribute | ast.Subscript, names: Mapping[str, str]) ->
         key = _part(node.slice, names)
     base = _part(node.value, names)
     by_domain = base.type.startswith(DOMAINS)
+    field = "capacity" if base.type.endswith(QUANTITY) else "attributes"
+    within = node.value.slice if isinstance(node.value, ast.Subscript) else None
+    domain = str(within.value) if isinstance(within, ast.Constant) else ""
     need(key.type == STRING and (base.type.startswith(NAMES) or (by_domain and not maybe)), "a field of that")
 
     def run(values: dict[str, Any]) -> Any:
@@ -215,7 +223,7 @@ def _looked_up(node: ast.Attribute | ast.Subscript, names: Mapping[str, str]) ->
         if name in found:
             values["seen"][name] = found[name]
         elif not maybe:
-            raise FailsError(f"no such key: {name}")
+            raise FailsError(f"no such key: {name}{hints.key(name, field, domain, values['device'])}")
         return found.get(name)
 
     return Part(OPTIONAL * maybe + NAMES * by_domain + base.type.partition(" ")[2], run)

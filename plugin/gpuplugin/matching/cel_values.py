@@ -11,7 +11,7 @@ import string
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.matching import patterns
+from gpuplugin.matching import hints, patterns
 from gpuplugin.settings import quantity
 
 if TYPE_CHECKING:
@@ -25,24 +25,32 @@ _VERSION = re.compile(r"\.".join(["(0|[1-9][0-9]{0,8})"] * 3), re.ASCII)
 
 
 class UnsureError(Exception):
-    """It is not known here what Kubernetes makes of this."""
+    """It is not known here what Kubernetes makes of this.
+
+    Attributes:
+        hint: what may be meant, a clause; or "".
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 class FailsError(Exception):
     """Evaluation ends with this error, and with it the scheduling of the claim."""
 
 
-def need(condition: object, what: str) -> None:
+def need(condition: object, what: str, hint: str = "") -> None:
     """Raise UnsureError of something unless a condition holds."""
     if not condition:
-        raise UnsureError(what)
+        raise UnsureError(what, hint)
 
 
 def amount(text: str) -> Fraction:
     """Read a quantity; raises UnsureError of what is none, and of one that Kubernetes rounds."""
     found = quantity.parse(text)
     if found is None or (found * 10**9).denominator != 1 or abs(found) >= 1 << 63:
-        raise UnsureError(f"quantity('{text}')")
+        raise UnsureError(f"quantity('{text}')", hints.quantity(text))
     return found
 
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.matching.manifests import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpuplugin.matching.manifests import Constraint, Request
 
+    Way = Sequence[tuple[str, str]]  # names of requests and devices
     Taken = Sequence[tuple[str, Mapping[str, Any]]]  # name of the request, and device
 
 MOST = 32  # devices of a claim (resource.k8s.io/v1, AllocationResultsMaxSize)
 STEPS = 50_000  # requests and combinations that are looked at, these once for each constraint
+ASKING = 20  # steps that it takes to ask whether a way is accepted
 
 
 class TooManyError(Exception):
@@ -38,7 +40,8 @@ def fit(
     constraints: Sequence[Constraint],
     candidates: Mapping[str, Candidates],
     driver: str,
-) -> list[tuple[str, str]] | None:
+    accepted: Callable[[Way], bool] | None = None,
+) -> Way | None:
     """Find devices for a claim.
 
     Args:
@@ -46,9 +49,10 @@ def fit(
         constraints: its constraints.
         candidates: devices in the form of resource.k8s.io/v1, by the request's name.
         driver: of the devices.
+        accepted: says whether a way will do; without it any does.
 
     Returns:
-        one way: names of requests and devices; None if there is none.
+        one way; None if there is none.
 
     Raises:
         TooManyError: that takes too long.
@@ -63,7 +67,8 @@ def fit(
 
     def tried(rest: Sequence[Sequence[Request]], taken: Taken) -> Taken | None:
         if not rest:
-            return taken
+            count(ASKING if accepted else 0)
+            return taken if accepted is None or accepted(_names(taken)) else None
         for request in rest[0]:
             count(1)
             for some in _ways(request, candidates[request.name], {device["name"] for _, device in taken}):
@@ -76,7 +81,24 @@ def fit(
         return None
 
     found = tried(requests, [])
-    return None if found is None else [(name, str(device["name"])) for name, device in found]
+    return None if found is None else _names(found)
+
+
+def concerns(constraint: Constraint, name: str) -> bool:
+    """Say whether a constraint is on what a request gets."""
+    return not constraint.requests or bool({name, name.partition("/")[0]} & {*constraint.requests})
+
+
+def attribute(device: Mapping[str, Any], name: str, driver: str) -> Mapping[str, Any] | None:
+    """Return what a device of a driver has by a full name, None if nothing."""
+    attributes = device["attributes"]
+    domain, _, last = name.rpartition("/")
+    found = attributes.get(name) or (attributes.get(last) if domain == driver else None)
+    return dict(found) if found else None
+
+
+def _names(taken: Taken) -> Way:
+    return [(name, str(device["name"])) for name, device in taken]
 
 
 def _ways(request: Request, found: Candidates, taken: set[str]) -> Iterator[tuple[Mapping[str, Any], ...]]:
@@ -91,18 +113,9 @@ def _ways(request: Request, found: Candidates, taken: set[str]) -> Iterator[tupl
 
 def _holds(constraint: Constraint, taken: Taken, driver: str) -> bool:
     concerned = [
-        _attribute(device, constraint.attribute, driver)
-        for name, device in taken
-        if not constraint.requests or {name, name.partition("/")[0]} & {*constraint.requests}
+        attribute(device, constraint.attribute, driver) for name, device in taken if concerns(constraint, name)
     ]
     values = [repr(sorted(one.items())) for one in concerned if one]
     if len(values) < len(concerned):
         return False
     return len({*values}) == len(values) if constraint.distinct else len({*values}) <= 1
-
-
-def _attribute(device: Mapping[str, Any], name: str, driver: str) -> Mapping[str, Any] | None:
-    attributes = device["attributes"]
-    domain, _, last = name.rpartition("/")
-    found = attributes.get(name) or (attributes.get(last) if domain == driver else None)
-    return dict(found) if found else None

@@ -1,5 +1,5 @@
-"""Claims, templates, classes and pods of a file, as the API server would take them; of the rest it is said that it is
-not known here.
+"""Claims, templates, classes and pods of a file, as the API server takes them, or why it refuses them; what is not
+known here is said.
 
 Each is read field by field: one that is not known here could change what it means.
 Pure. Out of scope: which devices match (verdicts.py), opaque configs (gpuplugin.dra.configs).
@@ -7,13 +7,19 @@ Pure. Out of scope: which devices match (verdicts.py), opaque configs (gpuplugin
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpuplugin.matching.fields import Form
+from gpuplugin.settings.forms import shown
+from gpushim.ground.errors import quote
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 API = "resource.k8s.io/"
-INLINE = "v1beta1"  # in which a request is not below `exactly`
+SERVED, INLINE = f"{API}v1", f"{API}v1beta1"  # by default; in which a request is not below `exactly`
+VERSIONS = (SERVED, f"{API}v1beta2", INLINE)  # whose forms are known here
 CLAIM, TEMPLATE, CLASS, POD = "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod"
 EXACT, ALL = "ExactCount", "All"
 _DEVICES = ("deviceClassName", "selectors", "allocationMode", "count", "tolerations")
@@ -61,6 +67,7 @@ class ClaimSpec(NamedTuple):
         constraints: of all.
         configs: as in status.allocation.devices.config.
         unsure: what is not known here, clauses.
+        wrong: what the API server refuses, clauses.
     """
 
     kind: str
@@ -70,6 +77,7 @@ class ClaimSpec(NamedTuple):
     constraints: tuple[Constraint, ...]
     configs: tuple[Mapping[str, Any], ...]
     unsure: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
 
 
 class Class(NamedTuple):
@@ -88,49 +96,6 @@ class File(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _Form:
-    """Reads values, and collects what is not as it is known here."""
-
-    def __init__(self) -> None:
-        self.unsure: list[str] = []
-
-    def object(self, value: Any, where: str, known: Sequence[str] = ()) -> dict[str, Any]:
-        """Return an object; none where there is none. Without `known` it may have anything."""
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self.unsure.append(f"{where} is no object")
-            return {}
-        self.unsure += [f"{where}.{key} is not known here" for key in map(str, value) if known and key not in known]
-        return value
-
-    def list(self, value: Any, where: str) -> list[Any]:
-        """Return a list; an empty one where there is none."""
-        if value is None or isinstance(value, list):
-            return value or []
-        self.unsure.append(f"{where} is no list")
-        return []
-
-    def text(self, value: Any, where: str) -> str:
-        """Return a text, which must be there."""
-        if isinstance(value, str) and value:
-            return value
-        self.unsure.append(f"{where} is no text")
-        return ""
-
-    def texts(self, value: Any, where: str) -> tuple[str, ...]:
-        """Return a list of texts."""
-        return tuple(self.text(one, where) for one in self.list(value, where))
-
-    def selectors(self, value: Any, where: str) -> tuple[str, ...]:
-        """Return expressions."""
-        found = []
-        for one in self.list(value, where):
-            cel = self.object(self.object(one, where, ("cel",)).get("cel"), f"{where}.cel", ("expression",))
-            found.append(self.text(cel.get("expression"), f"{where}.cel.expression"))
-        return tuple(found)
-
-
 def read(documents: Sequence[Any]) -> File:
     """Read a file.
 
@@ -143,15 +108,21 @@ def read(documents: Sequence[Any]) -> File:
     notes: list[str] = []
     for one in _flat(documents):
         kind, version = str(one.get("kind")), str(one.get("apiVersion"))
+        if kind in (CLAIM, TEMPLATE, CLASS) and version in VERSIONS[1:]:
+            inside = ", with `exactly:` around what a request asks for" * (version == INLINE and kind != CLASS)
+            notes.append(
+                f"{kind} {_metadata(one, 'name')}: API servers have {version} only where it was switched on; write "
+                f"{SERVED}{inside}"
+            )
         if kind in (CLAIM, TEMPLATE) and version.startswith(API):
             claims.append(_claim(one, kind, version))
         elif kind == CLASS and version.startswith(API):
-            form = _Form()
+            form = Form()
             known = ("selectors", "config", "extendedResourceName")
             spec = form.object(one.get("spec"), "spec", known)
             found = form.selectors(spec.get("selectors"), "spec.selectors")
             configs = tuple(form.object(row, "spec.config") for row in form.list(spec.get("config"), "spec.config"))
-            classes[_metadata(one, "name")] = Class(found, configs, (*form.unsure,))
+            classes[_metadata(one, "name")] = Class(found, configs, (*form.wrong, *form.unsure))
         elif kind == POD:
             pods.append(one)
         else:
@@ -174,51 +145,82 @@ def _metadata(one: Mapping[str, Any], key: str) -> str:
 
 
 def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
-    form = _Form()
+    form = Form()
     spec, where = one.get("spec"), "spec"
     if kind == TEMPLATE:
         spec, where = form.object(spec, where, ("spec", "metadata")).get("spec"), "spec.spec"
     devices = form.object(form.object(spec, where, ("devices",)).get("devices"), f"{where}.devices",
                           ("requests", "constraints", "config"))  # fmt: skip
-    inline = version == API + INLINE
+    inline = version == INLINE
     requests = tuple(_requests(row, form, inline) for row in form.list(devices.get("requests"), "requests"))
     constraints = tuple(_constraint(row, form) for row in form.list(devices.get("constraints"), "constraints"))
+    known = {one.name for row in requests for one in row}
+    known |= {name.partition("/")[0] for name in known}
     configs = []
     for row in form.list(devices.get("config"), "config"):
         configs.append(form.object(row, "config", ("requests", "opaque")))
-        _names(form.texts(configs[-1].get("requests"), "config.requests"), requests, form, "config.requests")
+        if configs[-1].get("opaque") is None:
+            form.wrong.append("a config has no opaque; write its driver and parameters there")
+        _names(form.texts(configs[-1].get("requests"), "config.requests"), known, form, "config.requests")
     for each in constraints:
-        _names(each.requests, requests, form, "constraints.requests")
+        _names(each.requests, known, form, "constraints.requests")
+    twice = [
+        name for name, number in Counter(one.name for row in requests for one in row).items() if name and number > 1
+    ]
+    form.wrong += [f"two requests have the name {name}" for name in twice]
     if not requests:
         form.unsure.append("it has no request")
     names = _metadata(one, "namespace"), _metadata(one, "name")
-    return ClaimSpec(kind, *names, requests, constraints, tuple(configs), (*dict.fromkeys(form.unsure),))
+    unsure, wrong = form.unsure, form.wrong
+    if version not in VERSIONS:
+        unsure, wrong = [f"the form of {quote(version)} is not known here"], []
+    found = (*dict.fromkeys(unsure),), (*dict.fromkeys(wrong),)
+    return ClaimSpec(kind, *names, requests, constraints, tuple(configs), *found)
 
 
-def _requests(row: Any, form: _Form, inline: bool) -> tuple[Request, ...]:
+def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
     """Return the alternatives of a request."""
     exact = (*_DEVICES, "adminAccess")
-    found = form.object(row, "requests", ("name", "firstAvailable", *(exact if inline else ("exactly",))))
-    name = form.text(found.get("name"), "requests.name")
+    outside = [key for key in exact if not inline and isinstance(row, dict) and key in row]
+    known = exact if inline else ("exactly", *outside)
+    found = form.object(row, "requests", ("name", "firstAvailable", *known))
+    if outside:
+        what = "write exactly: {deviceClassName: ...}"
+        form.wrong.append(f"{SERVED} has a request's {outside[0]} inside `exactly:`; {what}")
+    elif found and not any(found.get(key) for key in ("deviceClassName", "exactly", "firstAvailable")):
+        form.wrong.append(
+            f"request {shown(found.get('name'))} asks for nothing; write exactly: {{deviceClassName: ...}}"
+        )
+    elif inline and found.get("exactly") is not None:
+        form.wrong.append(f"{INLINE} has no `exactly:`; write {SERVED}")
+    name = form.label(found.get("name"), "requests.name")
     if found.get("firstAvailable") is None:
-        body = {key: found[key] for key in exact if key in found} if inline else found.get("exactly")
+        body = {key: found[key] for key in exact if key in found} if inline or outside else found.get("exactly")
         return (_request(name, form.object(body, name, exact), form),)
     if not inline and found.get("exactly") is not None:
-        form.unsure.append(f"{name} has both exactly and firstAvailable")
+        form.wrong.append(f"request {name} has both exactly and firstAvailable; omit one")
     rows = [
         form.object(one, f"{name}.firstAvailable", ("name", *_DEVICES))
         for one in form.list(found["firstAvailable"], name)
     ]
     return tuple(
-        _request(f"{name}/{form.text(one.get('name'), f'{name}.firstAvailable.name')}", one, form) for one in rows
+        _request(f"{name}/{form.label(one.get('name'), f'{name}.firstAvailable.name')}", one, form) for one in rows
     )
 
 
-def _request(name: str, body: Mapping[str, Any], form: _Form) -> Request:
-    mode, count, admin = body.get("allocationMode") or EXACT, body.get("count") or 1, body.get("adminAccess") or False
-    if mode not in (EXACT, ALL) or type(count) is not int or count < 1 or type(admin) is not bool:
-        form.unsure.append(f"{name}: its allocationMode, count or adminAccess is none that is known here")
-        mode, count, admin = EXACT, 1, False
+def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
+    mode, count, admin = body.get("allocationMode") or EXACT, body.get("count"), body.get("adminAccess")
+    if isinstance(count, float) and count.is_integer():  # which kubectl may write as a whole number
+        form.unsure.append(f"{name}.count is {shown(count)}, with a point")
+        count = int(count)
+    for key, value, well, what in (
+        ("allocationMode", mode, mode in (EXACT, ALL), f"{EXACT} or {ALL}"),
+        ("count", count, count is None or (type(count) is int and count >= 0), "a number from 1, without quotes"),
+        ("count", count, mode != ALL or not count, f"it only without allocationMode {ALL}"),
+        ("adminAccess", admin, admin is None or type(admin) is bool, "true or false"),
+    ):
+        if not well:
+            form.wrong.append(f"{name}.{key} is {shown(value)}; write {what}")
     tolerations = tuple(
         form.object(one, f"{name}.tolerations", _TOLERATION)
         for one in form.list(body.get("tolerations"), f"{name}.tolerations")
@@ -228,33 +230,44 @@ def _request(name: str, body: Mapping[str, Any], form: _Form) -> Request:
         form.text(body.get("deviceClassName"), f"{name}.deviceClassName"),
         form.selectors(body.get("selectors"), f"{name}.selectors"),
         mode,
-        count,
-        admin,
+        count if type(count) is int and count > 0 else 1,
+        admin is True,
         tolerations,
     )
 
 
-def _constraint(row: Any, form: _Form) -> Constraint:
+def _constraint(row: Any, form: Form) -> Constraint:
     found = form.object(row, "constraints", ("requests", "matchAttribute", "distinctAttribute"))
     distinct = found.get("distinctAttribute") is not None
     if distinct == (found.get("matchAttribute") is not None):
-        form.unsure.append("a constraint has neither matchAttribute nor distinctAttribute, or both")
-    attribute = form.text(found.get("distinctAttribute" if distinct else "matchAttribute"), "constraints")
+        form.wrong.append("a constraint has neither matchAttribute nor distinctAttribute, or both; write one")
+    key = "distinctAttribute" if distinct else "matchAttribute"
+    attribute = form.text(found.get(key), f"constraints.{key}")
+    if attribute and "/" not in attribute:
+        form.wrong.append(
+            f"constraints.{key} is {quote(attribute)}, without a domain; write one before it, as in "
+            "resource.kubernetes.io/pcieRoot or gpu.nvidia.com/productName"
+        )
     return Constraint(attribute, distinct, form.texts(found.get("requests"), "constraints.requests"))
 
 
-def _names(names: Sequence[str], requests: Sequence[Sequence[Request]], form: _Form, where: str) -> None:
+def _names(names: Sequence[str], known: Collection[str], form: Form, where: str) -> None:
     """Take note of names that no request has."""
-    known = {one.name for row in requests for one in row}
-    known |= {name.partition("/")[0] for name in known}
-    form.unsure += [f"{where} has {name}, which no request is called" for name in names if name not in known]
+    for name in names:
+        if name not in known:
+            near = form.near(name, [*known])
+            form.wrong.append(f"{where} has {quote(name)}, which is no request" + f"; is {near} meant?" * bool(near))
 
 
 def _of_pod(pod: Mapping[str, Any], claims: Sequence[ClaimSpec]) -> Iterator[str]:
     """Say which claims of a pod are not in the file."""
-    form, name = _Form(), _metadata(pod, "name")
+    form, name, here = Form(), _metadata(pod, "name"), 0
     for one in form.list(form.object(pod.get("spec"), "spec").get("resourceClaims"), "resourceClaims"):
         row = form.object(one, "resourceClaims")
         for key, kind in (("resourceClaimName", CLAIM), ("resourceClaimTemplateName", TEMPLATE)):
-            if row.get(key) and not any((each.kind, each.name) == (kind, row[key]) for each in claims):
+            if any((each.kind, each.name) == (kind, row.get(key)) for each in claims):
+                here += 1
+            elif row.get(key):
                 yield f"pod {name} has the {kind} {row[key]}, which is not in the file"
+    if here > 1:
+        yield f"pod {name} has {here} claims of the file, which are judged one by one: it needs all of them at once"

@@ -34,21 +34,22 @@ class Verdict(NamedTuple):
     doubt: str = ""
 
 
-def verdict(request: Request, found: Class | None, driver: str, body: Mapping[str, Any]) -> Verdict:
+def verdict(request: Request, found: Class, driver: str, body: Mapping[str, Any]) -> Verdict:
     """Say whether a device matches a request; selectors of the class come first.
 
     Args:
         request: of a claim.
-        found: its class; None if it is not known.
+        found: its class.
         driver: of the device.
         body: the device, in the form of resource.k8s.io/v1.
     """
-    unsure = [*(found.unsure if found else [f"the class {request.device_class} is not known here"])]
-    for text in (*(found.selectors if found else ()), *request.selectors):
+    unsure = [*found.unsure]
+    for text in (*found.selectors, *request.selectors):
         try:
             holds, seen = cel.matches(text, driver, body)
         except UnsureError as error:
-            unsure.append(f"gpushim does not know {_cut(str(error))} in {_cut(text)}")
+            more = f"; {error.hint}" if error.hint else ""
+            unsure.append(f"gpushim does not know {_cut(str(error))} in {_cut(text)}{more}")
         except FailsError as error:
             why = f"{_cut(str(error))}, in {_cut(text)}"
             if not unsure:

@@ -15,7 +15,7 @@ from gpuplugin.devices import division
 from gpuplugin.mps import of_claims
 from gpuplugin.mps.of_claims import described
 from gpuplugin.processes import spawn
-from gpuplugin.snapshot import node_requests
+from gpuplugin.snapshot import node_requests, node_snapshot
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -93,6 +93,13 @@ def ready(state_dir: str, group: MpsGroup) -> str:
             f"it has no client, and at once by systemctl restart {unit(group.name)}, which ends its clients"
         )
     return ""
+
+
+def no_starter() -> str:
+    """Say why nothing starts a claim's units here, "" if systemd does; from a pod the node is asked."""
+    if os.path.isdir(system.SYSTEMD) or os.environ.get(node_snapshot.POD):
+        return ""
+    return "systemd, which starts units of claims, does not run here"
 
 
 def owed(place: Place) -> set[str]:

@@ -5,6 +5,7 @@ Out of scope: what keys mean together (sharing.py).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ from gpushim.ground.bounds import LISTED, MEANT, PLUGIN_ENTRIES, PLUGIN_PATTERN,
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 from gpushim.oci import selection
 
+LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
 _SEXAGESIMAL = 60
@@ -115,6 +117,16 @@ def value(row: Mapping[str, Any], key: str, where: str) -> Any:
     raise GpushimError(f"{where}: {key} is {shown}; write {form}", CONFIG)
 
 
+def shown(value: Any) -> str:
+    """Show a value of JSON; an object or a list, which may be deep, by its kind alone."""
+    kinds: tuple[tuple[type, str], ...] = ((dict, "an object"), (list, "a list"))
+    if value is None:
+        return "missing"
+    if isinstance(value, str):
+        return f'"{quote(value)}"'
+    return next((word for kind, word in kinds if isinstance(value, kind)), quote(json.dumps(value)))
+
+
 def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """Say which keys mean nothing, the first ones with the known one that may be meant."""
     found, keys = [], [key for key in row if key not in known]
@@ -124,11 +136,11 @@ def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
     return found
 
 
-def meant(key: str, known: Sequence[str]) -> str:
-    """Return the known key that an unknown one may mean; "" if there is none like it."""
+def meant(key: str, known: Sequence[str], alike: float = 0.6) -> str:
+    """Return the known key that an unknown one may mean; "" if none is at least so much like it, of 1."""
     from difflib import get_close_matches  # only for a file with a wrong key
 
-    return next(iter(get_close_matches(key, known, 1)), "") if len(key) <= MEANT else ""
+    return next(iter(get_close_matches(key, known, 1, alike)), "") if len(key) <= MEANT else ""
 
 
 def table(value: Any, path: str, name: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 RECENT = 5.0  # seconds in which what was asked for may not have been read
 ANSWER = 10.0  # seconds for the node to begin a refresh, and to end a usual one
 GRACE = 10  # seconds after its own deadline (deadline-seconds under [refresh]) in which it may still end
+REFRESH = "refresh"  # no unit's name
 FIRST, LONGEST = 1.0, 60.0  # seconds between requests
 
 
@@ -46,12 +47,18 @@ def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     """
     path = f"{system.state_dir()}/{plugin_requests.NAME}"
     before: dict[str, Any] = ensure.own(path) if trust.ours(release.folder()) else {}
-    now, at = {"boot": system.boot(), "at": system.clock()}, before.get("at")
-    if before.get("boot") != now["boot"] or not isinstance(at, (int, float)) or not 0 <= system.clock() - at < RECENT:
-        before = {}
-    units = {*units, *map(str, before.get("units") or ())}
-    request = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units), **now}
+    boot, at = system.boot(), system.clock()
+    times = before.get("times") if before.get("boot") == boot else None  # of each, for another may be asked for soon
+    asked = {name: time for name, time in times.items() if _recent(time, at)} if isinstance(times, dict) else {}
+    asked.update(dict.fromkeys((*units, *[REFRESH] * renewed), at))
+    last = sorted(asked.keys() - {REFRESH}, key=lambda name: (-asked[name], name))[: plugin_requests.UNITS]
+    times = {name: asked[name] for name in (REFRESH, *last) if name in asked}
+    request = {REFRESH: REFRESH in times, "units": sorted(last), "boot": boot, "at": at, "times": times}
     replace(path, json.dumps(request).encode(), 0o600)
+
+
+def _recent(time: Any, now: float) -> bool:
+    return isinstance(time, (int, float)) and 0 <= now - time < RECENT
 
 
 class Renewal:

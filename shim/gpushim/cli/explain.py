@@ -63,6 +63,10 @@ def explain(
     """
     made = bool(env or annotation or mount or privileged)
     held = len(targets) == 2 and targets[0] == "claim"
+    if targets == ("claim",) and not os.path.lexists("claim"):
+        raise click.UsageError("say which claim: claim NAMESPACE/NAME, or --claim FILE")
+    if len(targets) == 1 and targets[0].endswith((".yaml", ".yml")):
+        raise click.UsageError(f"a bundle has a config.json; claims of a file are explained by --claim {targets[0]}")
     one = [bool(targets), bool(docker), made, bool(kubernetes), bool(pod), bool(claim)].count(True) == 1
     if not one or len(targets) > 1 + held:
         raise click.UsageError(

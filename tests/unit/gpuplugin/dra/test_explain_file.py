@@ -9,53 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.dra import explain_file
-from gpuplugin.dra.explain_file import CLASSES, documents, report
-from gpuplugin.dra.node_state import NodeState
-from gpuplugin.dra.offered import devices
+from gpuplugin.dra import claim_answer, explain_file
+from gpuplugin.dra.claim_answer import CLASSES
+from gpuplugin.dra.explain_file import documents, report
 from gpuplugin.matching import manifests
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+from unit.gpuplugin.dra.claimfiles import GPU, TAINT, answers, claim, exactly, found, held, node, opaque
+from unit.gpuplugin.snapshots import uuid
 
 TOP = Path(__file__).parents[4]
-HOST = snapshot([gpu(0), gpu(1), gpu(2, mig=True)], [mig(2, 0)])
-GPU = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
-API = "resource.nvidia.com/v1beta1"
-TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
-
-
-def claim(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
-    spec = {"devices": {"requests": [*requests] or [GPU], **more}}
-    metadata = {"name": "c", "namespace": "d"}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
-
-
-def exactly(**more: Any) -> dict[str, Any]:
-    return {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", **more}}
-
-
-def held(name: str, *uuids: str, admin: bool = False) -> dict[str, Any]:
-    return {"namespace": "d", "name": name, "devices": [{"uuid": one, "admin": admin} for one in uuids]}
-
-
-def node(**more: Any) -> NodeState:
-    offered = devices(HOST)
-    indices = {one.uuid: str(number) for number, one in enumerate(offered)}
-    return NodeState(HOST, offered, indices, {}, {}, {}, None, [])._replace(**more)
-
-
-def found(*documents: dict[str, Any], **more: Any) -> dict[str, Any]:
-    (one,) = report(manifests.read(documents), node(**more))["claims"]
-    return dict(one)
-
-
-def answers(one: dict[str, Any]) -> list[str]:
-    return [row["answer"] for request in one["requests"] for row in request["devices"]]
-
-
-def opaque(kind: str, *requests: str, **sharing: Any) -> dict[str, Any]:
-    parameters = {"apiVersion": API, "kind": kind, **({"sharing": sharing} if sharing else {})}
-    return {"requests": [*requests], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
 
 
 def test_classes_are_those_of_the_chart() -> None:
@@ -99,7 +61,7 @@ def test_who_has_it_and_which_taint() -> None:
 
 def test_admin_access_is_beside_others_and_needs_a_label() -> None:
     one = found(claim(exactly(adminAccess=True)), claims={"u": held("x", uuid(0), uuid(1))})
-    assert (one["answer"], one["why"]) == ("yes", explain_file.ADMIN)
+    assert (one["answer"], one["why"]) == ("yes", claim_answer.ADMIN)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +69,15 @@ def test_admin_access_is_beside_others_and_needs_a_label() -> None:
     [
         ([exactly(count=3)], {}, "no", "the request r asks for 3, and this node has 2 that match"),
         ([exactly(deviceClassName="x")], {}, "cannot tell", "the class x is not known here"),
+        ([exactly(deviceClassName="gpu.nvidia.co")], {}, "cannot tell", "the class gpu.nvidia.co is not known here;"),
         ([exactly(selectors=[{"cel": {"expression": "f()"}}])], {}, "cannot tell", "gpushim does not know f() in"),
-        ([exactly(cout=3)], {}, "cannot tell", "r.cout is not known here"),
+        ([exactly(capacity={})], {}, "cannot tell", "r.capacity is not known here"),
+        ([exactly(count="3")], {}, "no", 'the API server refuses it: r.count is "3"; write a number'),
         (
             [exactly(selectors=[{"cel": {"expression": "device.attributes['x'].y"}}])],
             {},
             "no",
-            "the scheduler gives up the claim: no such key: y, in device.attributes['x'].y",
+            "the scheduler gives up the claim: no such key: y (no device here has the domain x), in",
         ),
         ([], {"config": [opaque("GpuConfig", x=1)]}, "no", "the driver refuses it: the claim's GpuConfig"),
         ([], {"config": [opaque("MigDeviceConfig", "r")]}, "no", "the driver refuses it: the claim's Mig"),
@@ -122,7 +86,26 @@ def test_admin_access_is_beside_others_and_needs_a_label() -> None:
             [exactly(count=2)],
             {"constraints": [{"matchAttribute": "gpu.nvidia.com/uuid"}]},
             "no",
-            "this node has no devices for all of its requests and constraints together",
+            "the constraint matchAttribute gpu.nvidia.com/uuid does not hold: its devices differ in it",
+        ),
+        (
+            [exactly(count=2)],
+            {"constraints": [{"distinctAttribute": "gpu.nvidia.com/type"}]},
+            "no",
+            "the constraint distinctAttribute gpu.nvidia.com/type does not hold: too few of its devices differ in it",
+        ),
+        (
+            [],
+            {"constraints": [{"matchAttribute": f"gpu.nvidia.com/{name}"} for name in ("type", "pcieRoot")]},
+            "no",
+            "the constraint matchAttribute gpu.nvidia.com/pcieRoot does not hold: no device here has this attribute; "
+            "is resource.kubernetes.io/pcieRoot meant?",
+        ),
+        (
+            [{**GPU, "name": "s"}, exactly(count=2)],
+            {"constraints": [{"matchAttribute": "gpu.nvidia.com/type"}]},
+            "no",
+            claim_answer.TOO_FEW,
         ),
     ],
 )  # fmt: skip
@@ -130,6 +113,20 @@ def test_the_claim_as_a_whole(requests: Any, more: dict[str, Any], answer: str, 
     one = found(claim(*requests, **more))
     assert one["answer"] == answer
     assert one["why"].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("request_", "more", "lines"),
+    [
+        (exactly(capacity={}), {}, [("cannot tell", "r.capacity is not known here")] * 2),
+        (exactly(), {"doubt": "it is dark"}, [("cannot tell", "it matches, but it is dark")] * 2),
+        (exactly(counts=2), {}, []),
+    ],
+)
+def test_no_device_is_surer_than_its_claim(request_: Any, more: dict[str, Any], lines: list[tuple[str, str]]) -> None:
+    one = found(claim(request_), **more)
+    rows = [(row["answer"], row["why"]) for request in one["requests"] for row in request["devices"]]
+    assert rows[:2] == lines
 
 
 def test_a_class_of_the_file_counts_with_its_config() -> None:
@@ -144,7 +141,8 @@ def test_a_class_of_the_file_counts_with_its_config() -> None:
 def test_some_devices_may_be_refused() -> None:
     both = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
     one = found(claim(exactly(deviceClassName="any"), config=[opaque("GpuConfig", "r")]), both)
-    assert (one["answer"], answers(one)) == ("cannot tell", ["yes", "yes", "no"])
+    assert (one["answer"], answers(one)) == ("cannot tell", ["cannot tell", "cannot tell", "no"])
+    assert one["requests"][0]["devices"][0]["why"] == "it matches, but what the claim gets is not known here"
 
 
 def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +198,4 @@ def test_a_file_of_too_much_is_not_guessed(monkeypatch: pytest.MonkeyPatch, boun
     monkeypatch.setattr(explain_file, bound, number)
     first, last = report(manifests.read([claim(), claim()]), node())["claims"]
     assert [first["answer"], last["answer"]] == ["yes" if bound == "ANSWERS" else "cannot tell", "cannot tell"]
-    assert (last["why"], last["requests"]) == (explain_file.SLOW, [])
+    assert (last["why"], last["requests"]) == (claim_answer.SLOW, [])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,8 +54,8 @@ def test_what_a_claim_has(tmp_path: Path) -> None:
         ({}, {"offered": []}, "health", "this node does not offer it now"),
         ({"uuid": uuid(1)}, {}, "cdi", f"nvidia.com/gpu={uuid(1)} (not in /spec.json)"),
         ({"uuid": uuid(1)}, {}, "since", ""),
-        ({"admin": True}, {}, "more", "only looks"),
-        ({"strategy": "MPS", "threads": 50}, {}, "more", "strategy: MPS, threads: 50"),
+        ({"admin": True}, {}, "use", "only looks"),
+        ({"strategy": "MPS", "threads": 50}, {}, "use", "strategy: MPS, threads: 50"),
     ],
 )
 def test_what_is_said_of_a_device(row: Any, more: Any, key: str, words: str, tmp_path: Path) -> None:
@@ -87,7 +88,26 @@ def test_an_unknown_claim(tmp_path: Path) -> None:
         report(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["c", "/c", "d/", "a/b/c"])
+def test_a_command_to_be_pasted_is_whole(tmp_path: Path) -> None:
+    name = "team-a-training-run-with-a-long-name-x7k2q-gpu-claim-of-pod-" + "0123456789" * 10
+    command = f"kubectl --namespace d get resourceclaim {name} -o yaml"
+    with pytest.raises(GpushimError, match=f"claim d/{name} has nothing on this node; {command} says"):
+        explain_held.report("d", name, node(), str(tmp_path))
+
+
+def test_a_terminal_does_not_break_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gpushim.cli.show.width", lambda **_: 40)
+    monkeypatch.setattr(explain_held, "present", lambda _: node(ROW))
+    settings: Any = SimpleNamespace(values={"kubelet-dir": str(tmp_path)})
+    explain_held.tell("d/c", settings, "table")
+    assert f"configs: {explain_held.kubectl('d', 'c')}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["c", "/c", "d/", "a/b/c", "d/c;id", "d/$(id)", "d/c\x1b[2J", "d/c d", "-n/c", "d/C"]
+)
 def test_a_name_has_two_parts(name: str) -> None:
     with pytest.raises(GpushimError, match=r"names no claim; write NAMESPACE/NAME$"):
         CliRunner().invoke(command_line.command, [f"--explain-claim={name}"], catch_exceptions=False)

@@ -44,6 +44,7 @@ class Node:
         claims: results by uid; None: it is not allocated.
         listed: claims that pods have: name and device.
         asked: uids, in their order.
+        configs: of all claims.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +52,7 @@ class Node:
         self.listed: list[tuple[str, str]] = []
         self.pods: list[str] = []
         self.asked: list[str] = []
+        self.configs: list[dict[str, Any]] = []
         self.now = 1000.0
         self.answers = True
         monkeypatch.setattr(podresources, "listed", self._listed)
@@ -75,7 +77,7 @@ class Node:
             return None
         names = self.claims[asked["uid"]]
         results = [{"request": "r", "driver": OWN_DRIVER, "pool": NODE, "device": name} for name in names or ()]
-        status = {"allocation": {"devices": {"results": results}}} if results else {}
+        status = {"allocation": {"devices": {"results": results, "config": self.configs}}} if results else {}
         return {"metadata": {"uid": asked["uid"]}, "status": status}
 
     async def prepare(self, uid: str, name: str = "") -> Any:
@@ -115,6 +117,14 @@ def test_a_claim_that_has_nothing_here_any_more_keeps_nothing(node: Node, now: t
         assert not node.ledger.claims()
 
     asyncio.run(story())
+
+
+def test_a_config_for_another_driver_is_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.claims["a"], node.configs = ("gpu-0",), [{"opaque": {"driver": "gpu.nvidia.co", "parameters": {}}}]
+    with caplog.at_level("INFO"):
+        assert isinstance(asyncio.run(node.prepare("a")), list)
+    words = "claim d/a: a config is for the driver gpu.nvidia.co, which is not this one; is gpu.nvidia.com meant?"
+    assert words in caplog.messages
 
 
 def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_end(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import shared
+from gpuplugin.dra.claim import Claim
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.mps import of_claims
 from gpushim.ground.errors import GpushimError
@@ -74,6 +77,15 @@ def test_a_gpu_that_waits_too_long_for_its_former_state_is_tainted(
         sharing.check([], [uuid(0)])
     place.unlink()
     assert (sharing.owed, sharing.problems) == ({}, {})
+
+
+def test_what_waits_in_vain_says_so(sharing: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuplugin.mps.mps.no_starter", lambda: "nobody starts units")
+    group = MpsGroup(f"claim-{UID}-0", (MpsGpu(uuid(0), 0, 0),), None, 50, False)
+    with pytest.raises(
+        GpushimError, match=r"waits for what its containers share: .* does not run.*; nobody starts units$"
+    ):
+        asyncio.run(sharing.begin(Claim(UID, "d", "c", ()), [group], 0.0))
 
 
 @pytest.mark.parametrize("looked", [False, True])

@@ -75,6 +75,56 @@ def test_it_takes_the_place_of_what_is_there(folder: Path, place: Callable[[Path
     asyncio.run(run())
 
 
+async def exchanged(listener: Listener, change: Callable[[str], None]) -> None:
+    """Bind, while somebody who may write in the directory changes something as soon as the socket is there."""
+    add = listener._server.add_insecure_port
+
+    def changed(address: str) -> int:
+        port = int(add(address))
+        change(address.removeprefix("unix:"))
+        return port
+
+    listener._server.add_insecure_port = changed
+    await listener.bind(NOTHING)
+
+
+def test_a_link_in_the_socket_s_place_leads_to_no_file(folder: Path) -> None:
+    (folder / "other").write_text("kept")
+    (folder / "other").chmod(0o755)
+
+    def linked(path: str) -> None:
+        os.unlink(path)
+        os.symlink(folder / "other", path)
+
+    async def run() -> None:
+        with pytest.raises(GpushimError, match="cannot be made"):
+            await exchanged(Listener(f"{folder}/gpushim-gpu.sock"), linked)
+
+    asyncio.run(run())
+    assert stat.S_IMODE((folder / "other").stat().st_mode) == 0o755
+
+
+def test_a_link_in_the_directory_s_place_leads_nowhere(folder: Path) -> None:
+    there, other = folder / "plugin", folder / "other"
+    there.mkdir()
+    other.mkdir()
+    dead(other / "gpushim-dead.sock")
+
+    def linked(_: str) -> None:
+        there.rename(folder / "former")
+        there.symlink_to(other)
+
+    async def run() -> None:
+        listener = Listener(f"{there}/gpushim-gpu.sock")
+        await exchanged(listener, linked)
+        await listener.stop()
+        with pytest.raises(GpushimError, match=r"cannot be made: .*plugin is a link, which is not followed; mount"):
+            await Listener(f"{there}/gpushim-gpu.sock").bind(NOTHING)
+
+    asyncio.run(run())
+    assert os.listdir(other) == ["gpushim-dead.sock"]
+
+
 def test_a_directory_in_its_place_is_said(folder: Path) -> None:
     async def run() -> None:
         a_directory(folder / "gpushim-gpu.sock")

@@ -66,6 +66,19 @@ def test_a_constraint_names_all_alternatives_of_a_request() -> None:
         assert [one for _, one in way] == ["b", "c"]
 
 
+def test_a_way_may_be_refused() -> None:
+    candidates = {"r": Candidates(ABC, ABC)}
+    asked: list[Any] = []
+
+    def accepted(way: Any) -> bool:
+        asked.append(way)
+        return bool(way == [("r", "b")])
+
+    way = fit([[request()]], [], candidates, D, accepted)
+    assert (way, asked) == ([("r", "b")], [[("r", "a")], [("r", "b")]])
+    assert fit([[request()]], [], candidates, D, lambda _: False) is None
+
+
 def test_what_takes_too_long_is_not_guessed() -> None:
     many = [device(f"d{number}", home=str(number)) for number in range(MOST)]
     candidates = {"r": Candidates(many, many)}

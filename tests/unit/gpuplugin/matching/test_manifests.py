@@ -51,23 +51,82 @@ R = {"name": "r", "exactly": X}
     ("devices", "words"),
     [
         (None, "it has no request"),
-        ("x", "spec.devices is no object"),
-        ({"requests": "x"}, "requests is no list"),
-        ({"requests": [R], "reqests": []}, "spec.devices.reqests is not known here"),
-        ({"requests": ["x"]}, "requests is no object"),
-        ({"requests": [{"name": "r"}]}, "r.deviceClassName is no text"),
-        ({"requests": [{"name": "r", "exactly": {**X, "selector": []}}]}, "r.selector is not known"),
-        ({"requests": [{"name": "r", "exactly": {**X, "capacity": {}}}]}, "r.capacity is not known"),
-        ({"requests": [{"name": "r", "exactly": {**X, "count": "2"}}]}, "r: its allocationMode, count"),
-        ({"requests": [{"name": "r", "exactly": {**X, "selectors": [{}]}}]}, "r.selectors.cel.expres"),
-        ({"requests": [{**R, "firstAvailable": []}]}, "r has both exactly and firstAvailable"),
+        ({"requests": [R], "sets": []}, "spec.devices.sets is not known here"),
+        ({"requests": [{"name": "r", "exactly": {**X, "capacity": {}}}]}, "r.capacity is not known here"),
+        ({"requests": [{"name": "r", "exactly": {**X, "count": 2.0}}]}, "r.count is 2.0, with a point"),
+    ],
+)
+def test_what_is_not_known_is_said(devices: Any, words: str) -> None:
+    found = one(devices)
+    assert (found.unsure, found.wrong) == ((words,), ())
+
+
+def exactly(**more: Any) -> dict[str, Any]:
+    return {"requests": [{"name": "r", "exactly": {**X, **more}}]}
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ("x", 'spec.devices is "x"; write an object'),
+        ({"requests": "x"}, 'requests is "x"; write a list'),
+        ({"requests": [R], "reqests": []}, "spec.devices has no field reqests; is requests meant?"),
+        ({"requests": ["x"]}, 'requests is "x"; write an object'),
+        ({"requests": [{"name": "r"}]}, 'request "r" asks for nothing; write exactly'),
+        ({"requests": [{"name": "r", "exactly": {"count": 1}}]}, "r.deviceClassName is missing; write a text"),
+        ({"requests": [{**R, "name": "R"}]}, 'requests.name is "R"; write small letters'),
+        ({"requests": [R, R]}, "two requests have the name r"),
+        ({"requests": [R], "config": [{"requests": ["r"]}]}, "a config has no opaque"),
+        ({"requests": [{"name": "r", "deviceClassName": "x"}]}, "has a request's deviceClassName inside"),
+        (exactly(selector=[]), "r has no field selector; is selectors meant?"),
+        (exactly(counts=2), "r has no field counts; is count meant?"),
+        (exactly(count="2"), 'r.count is "2"; write a number from 1, without quotes'),
+        (exactly(count=-1), "r.count is -1; write a number"),
+        (exactly(count=2, allocationMode="All"), "r.count is 2; write it only without allocationMode All"),
+        (exactly(allocationMode="Any"), 'r.allocationMode is "Any"; write ExactCount or All'),
+        (exactly(adminAccess="yes"), 'r.adminAccess is "yes"; write true or false'),
+        (exactly(selectors=["true"]), "r.selectors has a text; write it as the expression of [{cel: {expression"),
+        (exactly(selectors=[{}]), "r.selectors.cel.expression is missing; write a text"),
+        (exactly(selectors=[{"cel": {"expression": " "}}]), 'r.selectors.cel.expression is " "; write a text'),
+        ({"requests": [{**R, "firstAvailable": []}]}, "request r has both exactly and firstAvailable"),
         ({"requests": [R], "constraints": [{}]}, "a constraint has neither"),
-        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, ".requests has x"),
-        ({"requests": [R], "config": [{"requests": ["r/x"], "opaque": {}}]}, "config.requests has r/x"),
+        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, "requests has x,"),
+        ({"requests": [R], "constraints": [{"matchAttribute": "pcieRoot"}]}, "matchAttribute is pcieRoot, w"),
+        ({"requests": [R], "config": [{"requests": ["r/x"], "opaque": {}}]}, "config.requests has r/x, which is no"),
+        ({"requests": [{**R, "name": "gpu"}], "config": [{"requests": ["gpus"], "opaque": {}}]}, "; is gpu meant?"),
     ],
 )  # fmt: skip
-def test_what_is_not_known_is_said(devices: Any, words: str) -> None:
-    assert any(words in each for each in one(devices).unsure)
+def test_what_the_api_server_refuses(devices: Any, words: str) -> None:
+    assert words in one(devices).wrong[0]
+    assert one(devices, apiVersion="resource.k8s.io/v9").wrong == ()
+
+
+def test_an_unknown_version_is_not_judged_by_the_form_of_another() -> None:
+    assert one(exactly(), apiVersion="resource.k8s.io/v9").unsure == (
+        "the form of resource.k8s.io/v9 is not known here",
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "notes"),
+    [
+        ("v1", []),
+        ("v1beta2", ["switched on; write resource.k8s.io/v1"]),
+        ("v1beta1", ["write resource.k8s.io/v1, with `exactly:` around what a request asks for"]),
+    ],
+)
+def test_versions_that_are_not_served_by_default(version: str, notes: list[str]) -> None:
+    made = {"kind": CLAIM, "metadata": {"name": "c"}, "spec": {"devices": {"requests": []}}}
+    found = read([{**made, "apiVersion": f"resource.k8s.io/{version}"}]).notes
+    assert [words[-len(end) :] for words, end in zip(found, notes)] == notes
+    assert len(found) == len(notes)
+
+
+def test_claims_of_one_pod_are_not_added_up() -> None:
+    made = [{"apiVersion": V1, "kind": CLAIM, "metadata": {"name": name}} for name in ("c", "d")]
+    rows = [{"name": name, "resourceClaimName": name} for name in ("c", "d")]
+    (note,) = read([*made, {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"resourceClaims": rows}}]).notes
+    assert note.startswith("pod p has 2 claims of the file, which are judged one by one")
 
 
 def test_what_else_a_file_has() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpuplugin.mps import mps
 from gpuplugin.mps.mps import Units
 from gpuplugin.settings.settings import Settings
 from gpuplugin.settings.sharing import Group, Mps
@@ -64,6 +65,17 @@ def test_where_systemd_is_not_the_node_is_asked(top: Path, host: Host, monkeypat
     Units(lambda work: work.close()).look(host.found, by_mps(top))
     asked = json.loads((top / "state/device-plugin/wanted").read_text())
     assert (asked["refresh"], asked["units"]) == (False, ["gpushim-mps@gpu.service"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "pod", "starts"), [("", "", True), ("/none", "10.0.0.1", True), ("/none", "", False)]
+)
+def test_what_starts_a_claims_units(
+    top: Path, monkeypatch: pytest.MonkeyPatch, folder: str, pod: str, starts: bool
+) -> None:
+    monkeypatch.setattr(system, "SYSTEMD", f"{top}{folder}")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", pod)
+    assert bool(mps.no_starter()) is not starts
 
 
 @pytest.mark.parametrize("group", ["claim-12345678-1234-4234-8234-123456789012-0", "former"])

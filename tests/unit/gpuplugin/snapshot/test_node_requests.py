@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpuplugin.snapshot import node_requests, node_snapshot, release
 from gpuplugin.snapshot.node_requests import Renewal
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from gpushim.refresh import plugin_requests
 from unit.gpuplugin.snapshot.test_node_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, snapshot
 
@@ -53,9 +55,31 @@ def test_what_was_asked_for_just_now_is_asked_for_still(file: Path) -> None:
     node_requests.ask(units=["a"])
     assert asked(file) == {"refresh": True, "units": ["a", "b"]}
     assert file.stat().st_mode & 0o777 == 0o600
-    file.write_text(json.dumps({**json.loads(file.read_text()), "at": system.clock() - 60}))
-    node_requests.ask(units=["c"])
-    assert asked(file) == {"refresh": False, "units": ["c"]}
+
+
+def test_each_is_asked_for_as_long_as_it_may_not_have_been_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often others are asked for meanwhile."""
+    now = 100.0
+    monkeypatch.setattr(system, "clock", lambda: now)
+    node_requests.ask(renewed=True, units=["a"])
+    for unit in "bcd":
+        now += 2
+        node_requests.ask(units=[unit])
+    assert asked(file) == {"refresh": False, "units": ["b", "c", "d"]}
+
+
+UNIT = "gpushim-mps@{:064}.service"
+
+
+def test_of_more_than_are_served_the_last_are_asked_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "clock", itertools.count(100.0, 0.001).__next__)
+    for number in range(plugin_requests.UNITS + 10):
+        node_requests.ask(units=[UNIT.format(number)])
+    units = asked(file)["units"]
+    assert len(units) == plugin_requests.UNITS
+    assert units[-1] == UNIT.format(plugin_requests.UNITS + 9)
+    assert plugin_requests._well_formed(units)
+    assert file.stat().st_size < plugin_requests.LIMIT
 
 
 def test_who_else_can_write_it_asks_for_nothing(file: Path) -> None:

@@ -105,6 +105,13 @@ def test_one_thing_to_explain(args: list[str]) -> None:
     run(explain, *args, code=2)
 
 
+@pytest.mark.parametrize(
+    ("target", "words"), [("claim", "claim NAMESPACE/NAME, or --claim FILE"), ("claim.yaml", "--claim claim.yaml")]
+)
+def test_claims_are_asked_for_by_name(target: str, words: str) -> None:
+    assert run(explain, target, code=2).stderr.endswith(f"{words}\n")
+
+
 @pytest.mark.parametrize("args", [["--claim=f"], ["claim", "d/c"]])
 def test_claims_without_the_package_that_explains_them(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpushim.cli.device_plugin.hook_program", lambda: "/nowhere/gpushim-hook")

@@ -1,0 +1,79 @@
+"""Fields of an object of the API, read one by one: what is wrong with them, and what is not known here.
+
+Out of scope: which objects there are (manifests.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.settings.forms import LABEL, meant, shown
+from gpushim.ground.bounds import LISTED
+from gpushim.ground.errors import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ALIKE = 0.8  # of 1: a field is another one misspelled, and none of a later Kubernetes
+
+
+class Form:
+    """Reads values, and collects what is not as it is known here, and what is wrong whatever there is to know."""
+
+    def __init__(self) -> None:
+        self.unsure: list[str] = []
+        self.wrong: list[str] = []
+
+    def near(self, name: str, known: Sequence[str]) -> str:
+        """Return the known name that is meant, of the first wrong ones."""
+        return meant(name, known, ALIKE) if len(self.unsure) + len(self.wrong) < LISTED else ""
+
+    def object(self, value: Any, where: str, known: Sequence[str] = ()) -> dict[str, Any]:
+        """Return an object; none where there is none. Without `known` it may have anything."""
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.wrong.append(f"{where} is {shown(value)}; write an object")
+            return {}
+        for key in map(str, value):
+            if known and key not in known:
+                near = self.near(key, known)
+                more = (f"{where} has no field {quote(key)}; is {near} meant?", f"{where}.{key} is not known here")
+                (self.wrong if near else self.unsure).append(more[not near])
+        return value
+
+    def list(self, value: Any, where: str) -> list[Any]:
+        """Return a list; an empty one where there is none."""
+        if value is None or isinstance(value, list):
+            return value or []
+        self.wrong.append(f"{where} is {shown(value)}; write a list")
+        return []
+
+    def text(self, value: Any, where: str) -> str:
+        """Return a text, which must be there."""
+        if isinstance(value, str) and value.strip():
+            return value
+        self.wrong.append(f"{where} is {shown(value)}; write a text")
+        return ""
+
+    def label(self, value: Any, where: str) -> str:
+        """Return a name that is a DNS label."""
+        text = self.text(value, where)
+        if text and not LABEL.fullmatch(text):
+            self.wrong.append(f"{where} is {shown(text)}; write small letters, digits and -")
+        return text
+
+    def texts(self, value: Any, where: str) -> tuple[str, ...]:
+        """Return a list of texts."""
+        return tuple(self.text(one, where) for one in self.list(value, where))
+
+    def selectors(self, value: Any, where: str) -> tuple[str, ...]:
+        """Return expressions."""
+        found = []
+        for one in self.list(value, where):
+            if isinstance(one, str):
+                self.wrong.append(f"{where} has a text; write it as the expression of [{{cel: {{expression: ...}}}}]")
+                continue
+            cel = self.object(self.object(one, where, ("cel",)).get("cel"), f"{where}.cel", ("expression",))
+            found.append(self.text(cel.get("expression"), f"{where}.cel.expression"))
+        return tuple(found)
