@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuplugin.dra import command_line, nvidia_flags
+from gpuplugin.dra.link import Place
 from gpuplugin.settings import flags
 from gpushim.ground.errors import GpushimError
 
@@ -45,7 +46,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("NODE_NAME", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GPUSHIM_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setattr(command_line, "_half", lambda: Half)
+    monkeypatch.setattr(command_line, "_half", lambda: (Half, Place))
     (tmp_path / "config.toml").write_text('[device-plugin]\nexclude = ["1"]\ntaint-effect = "NoExecute"\n')
     return tmp_path / "config.toml"
 
@@ -84,6 +85,7 @@ def test_flags_that_explain_is_given_are_seen(
 
 
 def test_the_other_half_has_a_user(half: Path) -> None:
-    assert (run("--cluster-user=12")[4], run("--cluster-user=root")[4]) == (12, 0)
+    assert run("--cluster-user=12")[3] == Place("/x", 12)
+    assert run("--cluster-user=root", "--cluster-unit=a.service")[3] == ("/x", 0, "a.service")
     with pytest.raises(GpushimError, match='"no-such-user", and this host has no such user'):
         run("--cluster-user=no-such-user")

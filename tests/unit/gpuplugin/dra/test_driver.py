@@ -11,6 +11,7 @@ from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import status
 from gpuplugin.dra.driver import NodeHalf
 from gpuplugin.dra.ledger import Ledger
+from gpuplugin.dra.link import Place
 from gpuplugin.dra.status import Status
 from gpuplugin.health.reason import UNTIL, Reason
 from gpuplugin.kubelet import podresources
@@ -36,7 +37,7 @@ def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Ledger, "open", begin)
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
-    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
     found = snapshot([gpu(0)])
     with pytest.raises(GpushimError, match="the disk is full"):
         asyncio.run(half._take(found))
@@ -51,7 +52,7 @@ def test_it_ends_if_its_container_is_outdated_and_else_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[GpushimError]
 ) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
 
     def read() -> None:
         with half._once("snapshot"):
@@ -70,7 +71,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeHalf:
     """One with two GPUs, of which its `reasons` says what is wrong."""
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
-    made: Any = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+    made: Any = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
     asyncio.run(made._take(HOST))
     made.reasons, made._driver = {}, SimpleNamespace(tell=lambda: None)
     made._watchers = SimpleNamespace(problems=lambda _: dict(made.reasons))

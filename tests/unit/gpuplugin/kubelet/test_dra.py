@@ -28,7 +28,7 @@ async def story(folder: Path, waiting: int) -> None:
         pass
 
     one = dra.Driver("d", str(folder), prepare, unprepare, list, lambda: None)
-    (folder / dra.REGISTRY).mkdir()
+    (folder / "plugins_registry").mkdir()
     await one.attend()
     (path,) = Path(one.folder).glob("*.sock")
     async with grpc.aio.insecure_channel(f"unix:{path}", options=OPTIONS) as channel:
