@@ -34,6 +34,7 @@ RULES: list[dict[str, Any]] = [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
 ]
+DEEP = "the API server's answer is nested too deep"
 SLICE = "resourceslices.resource.k8s.io"
 Devices = list[dict[str, Any]]
 
@@ -262,6 +263,22 @@ def test_claims(server: Api, half: Half) -> None:
     said = {one["claim"]: one for one in (half.heard(lambda one: "claim" in one) for _ in range(31))}
     assert said.pop(30) == {"claim": 30, "absent": True}
     assert [one["object"] for one in said.values()] == [{"metadata": {"uid": uid}, "status": {}}] * 30
+
+
+def test_a_claim_that_is_nested_deep(server: Api, half: Half) -> None:
+    """As the API server takes it; kubectl sends what it reads."""
+    claims = f"/apis/resource.k8s.io/v1/namespaces/{PLACE}/resourceclaims"
+    words = [*server.prefix, "/usr/bin/kubectl", f"--kubeconfig={server.work}/admin", "create", "-f-", f"--raw={claims}"]
+    opaque = '{"driver": "other.example", "parameters": {"x": ' + "[" * 2000 + "]" * 2000 + "}}"
+    spec = '{"requests": [{"name": "r", "exactly": {"deviceClassName": "x"}}], "config": [{"opaque": ' + opaque + "}]}"
+    text = '{"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "deep"}, "spec": '
+    done = subprocess.run(words, input=f'{text}{{"devices": {spec}}}}}', capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    name = "--output=jsonpath={.metadata.uid}"
+    uid = server.kubectl("get", "resourceclaim", "deep", f"--namespace={PLACE}", name).stdout
+    for number, (asked, said) in enumerate([(uid, {"error": DEEP}), ("another", {"absent": True})]):
+        half.send({"claim": number, "namespace": PLACE, "name": "deep", "uid": asked})
+        assert half.heard(lambda one: "claim" in one) == {"claim": number, **said}
 
 
 def test_a_restart_writes_nothing(server: Api, driver: Path, half: Half, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster.cluster import NAME, Api, ApiError, member
+from gpuplugin.cluster.cluster import METADATA, NAME, Api, ApiError, DeepError, member
 from gpuplugin.cluster.rights import lacking
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import GpushimError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8  # requests
 MOST = 1000  # claims that wait
+ALONE = METADATA.format("PartialObjectMetadata")  # without what its author nests
 PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 
 
@@ -58,8 +59,13 @@ class Claims:
     def _read(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
         if not (NAME.fullmatch(namespace) and NAME.fullmatch(name)):
             return {"error": "the claim's namespace or name is none in Kubernetes"}
+        path = PATH.format(namespace, name)
         try:
-            found = self._api.ask("GET", PATH.format(namespace, name), {})
+            found = self._api.ask("GET", path, {})
+        except DeepError:
+            if member(member(self._api.ask("GET", path, {}, accept=ALONE), "metadata"), "uid") != uid:
+                return {"absent": True}  # else nobody could take back what another one of that name had
+            raise
         except ApiError as error:
             if error.status == 404 and error.about == name:  # not that the server has no claims at all
                 return {"absent": True}

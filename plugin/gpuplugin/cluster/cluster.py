@@ -50,6 +50,10 @@ class ApiError(GpushimError):
         self.status, self.about = status, about
 
 
+class DeepError(ApiError):
+    """What the API server answers is nested deeper than Python reads."""
+
+
 class Api:
     """The API server.
 
@@ -237,7 +241,7 @@ def _json(data: bytes) -> Any:
     except ValueError:
         raise ApiError("the API server's answer is not JSON") from None
     except RecursionError:
-        raise ApiError("the API server's answer is nested too deep") from None
+        raise DeepError("the API server's answer is nested too deep") from None
 
 
 def _refused(answer: http.client.HTTPResponse) -> ApiError:

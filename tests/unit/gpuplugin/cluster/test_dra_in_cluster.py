@@ -14,6 +14,7 @@ import pytest
 
 from gpuplugin.cluster.access import Lent
 from gpuplugin.cluster.claims import Claims
+from gpuplugin.cluster.cluster import DeepError
 from gpuplugin.cluster.dra_in_cluster import Link
 from gpuplugin.dra.claim import allocated
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
@@ -50,7 +51,7 @@ def told(folder: Path) -> Callable[[Any], dict[str, Any]]:
     def answer(found: Any) -> dict[str, Any]:
         link = Link(f"{folder}/s", Lent(None))
         link.slices = SimpleNamespace(want=lambda _: None)  # type: ignore[assignment]
-        link.claims = Claims(SimpleNamespace(ask=lambda *_: found))  # type: ignore[arg-type]
+        link.claims = Claims(SimpleNamespace(ask=found if callable(found) else lambda *_: found))  # type: ignore[arg-type]
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(f"{folder}/s")
             server.listen()
@@ -95,6 +96,20 @@ def test_a_config_that_is_deep(told: Any, levels: int, error: str) -> None:
     said = told(claim(config(OURS, nested(levels))))
     assert (CLAIM_DEPTH, "object" in said) == (LEVELS + 25, not error)
     assert error in said.get("error", "")
+
+
+@pytest.mark.parametrize(
+    ("uid", "said"), [("u", {"error": "the API server's answer is nested too deep"}), ("v", {"absent": True})]
+)
+def test_a_claim_that_cannot_be_read_may_be_another(told: Any, uid: str, said: Any) -> None:
+    """Whose author would keep what the one before it had."""
+
+    def ask(*_: Any, accept: str = "") -> Any:
+        if "as=PartialObjectMetadata;" not in accept:
+            raise DeepError("the API server's answer is nested too deep")
+        return {"metadata": {"uid": uid}}
+
+    assert told(ask) == said
 
 
 def test_a_claim_that_is_large(told: Any) -> None:
