@@ -267,12 +267,15 @@ def test_claims(server: Api, half: Half) -> None:
 
 def test_a_claim_that_is_nested_deep(server: Api, half: Half) -> None:
     """As the API server takes it; kubectl sends what it reads."""
-    claims = f"/apis/resource.k8s.io/v1/namespaces/{PLACE}/resourceclaims"
-    words = [*server.prefix, "/usr/bin/kubectl", f"--kubeconfig={server.work}/admin", "create", "-f-", f"--raw={claims}"]
-    opaque = '{"driver": "other.example", "parameters": {"x": ' + "[" * 2000 + "]" * 2000 + "}}"
-    spec = '{"requests": [{"name": "r", "exactly": {"deviceClassName": "x"}}], "config": [{"opaque": ' + opaque + "}]}"
-    text = '{"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "deep"}, "spec": '
-    done = subprocess.run(words, input=f'{text}{{"devices": {spec}}}}}', capture_output=True, text=True)
+    path = f"/apis/resource.k8s.io/v1/namespaces/{PLACE}/resourceclaims"
+    kubectl = [*server.prefix, "/usr/bin/kubectl", f"--kubeconfig={server.work}/admin"]
+    words = [*kubectl, "create", "-f-", f"--raw={path}"]
+    request = {"name": "r", "exactly": {"deviceClassName": "x"}}
+    config = {"opaque": {"driver": "other.example", "parameters": {"x": "@"}}}
+    spec = {"devices": {"requests": [request], "config": [config]}}
+    made = {"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "deep"}, "spec": spec}
+    text = json.dumps(made).replace('"@"', "[" * 2000 + "]" * 2000)
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     name = "--output=jsonpath={.metadata.uid}"
     uid = server.kubectl("get", "resourceclaim", "deep", f"--namespace={PLACE}", name).stdout
