@@ -279,9 +279,11 @@ def test_a_claim_that_is_nested_deep(server: Api, half: Half) -> None:
     assert not done.returncode, done.stderr
     name = "--output=jsonpath={.metadata.uid}"
     uid = server.kubectl("get", "resourceclaim", "deep", f"--namespace={PLACE}", name).stdout
-    for number, (asked, said) in enumerate([(uid, {"error": DEEP}), ("another", {"absent": True})]):
+    for number, asked in enumerate([uid, "another"]):
         half.send({"claim": number, "namespace": PLACE, "name": "deep", "uid": asked})
-        assert half.heard(lambda one: "claim" in one) == {"claim": number, **said}
+    said = [half.heard(lambda one: "claim" in one) for _ in range(2)]
+    said.sort(key=lambda one: one["claim"])
+    assert said == [{"claim": 0, "error": DEEP}, {"claim": 1, "absent": True}]
 
 
 def test_a_restart_writes_nothing(server: Api, driver: Path, half: Half, tmp_path: Path) -> None:
