@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
-from gpuplugin.settings.forms import meant, shown
+from gpuplugin.settings.forms import ALIKE, meant, shown
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -28,7 +28,6 @@ KINDS = {"GpuConfig": "gpu", "MigDeviceConfig": "mig"}  # with the type of the d
 TIME_SLICING, MPS = "TimeSlicing", "MPS"
 STRATEGIES = (TIME_SLICING, MPS)
 INTERVALS = ("Default", "Short", "Medium", "Long")
-ALIKE = 0.8  # of 1: gpu.nvidia.co is this driver's name, gpu.amd.com is not
 _COMPUTE_DOMAINS = "NVIDIA's driver compute-domain.nvidia.com serves compute domains"
 UNSUPPORTED = {
     "VfioDeviceConfig": "it gives GPUs to containers, not to virtual machines",

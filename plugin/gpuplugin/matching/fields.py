@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.settings.forms import LABEL, meant, shown
+from gpuplugin.settings.forms import ALIKE, LABEL, meant, shown
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-ALIKE = 0.8  # of 1: a field is another one misspelled, and none of a later Kubernetes
 
 
 class Form:
@@ -25,7 +23,7 @@ class Form:
         self.wrong: list[str] = []
 
     def near(self, name: str, known: Sequence[str]) -> str:
-        """Return the known name that is meant, of the first wrong ones."""
+        """Return the known name that is meant, of the first wrong ones; others are of a later Kubernetes."""
         return meant(name, known, ALIKE) if len(self.unsure) + len(self.wrong) < LISTED else ""
 
     def object(self, value: Any, where: str, known: Sequence[str] = ()) -> dict[str, Any]:
