@@ -21,7 +21,7 @@ from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
     from gpuplugin.book.page import Page
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 HEALTH = "health.json"  # in the directory of what the plugin keeps
-SEEN = (  # where no flag is given
-    "settings are those of config.toml and variables here; flags of the driver that runs, such as --exclude and "
-    "--taint-effect, are not seen: gpushim-dra-driver --explain takes them, too"
-)
+FLAGS = ("exclude", "taint-effect", "disable-healthchecks", "enable-healthchecks", "config-file")  # that count here
 UNWATCHED = "whether GPUs are healthy is not known: "
 SINCE_BOOT = "what a claim or pod had before is listed when the driver or the device plugin next writes it"
 
@@ -104,6 +101,19 @@ def present(settings: Settings) -> NodeState:
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
     )
+
+
+def unseen(given: Collection[str]) -> list[str]:
+    """Say which flags of the driver that runs are not known here, as others may count there.
+
+    Args:
+        given: names of those that this command has.
+    """
+    left = [f"--{flag}" for flag in FLAGS if flag not in given]
+    return [
+        f"settings are those of config.toml and variables here; of the driver that runs {', '.join(left)} are not "
+        "seen: gpushim-dra-driver --explain takes such flags, too"
+    ] * bool(left)
 
 
 def kept_back(
