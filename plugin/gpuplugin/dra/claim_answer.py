@@ -13,7 +13,8 @@ from gpuplugin.dra import offered
 from gpuplugin.dra.rehearsal import Rehearsal
 from gpuplugin.matching.fitting import MOST, Candidates, TooManyError, attribute, concerns, fit
 from gpuplugin.matching.manifests import ALL, CLAIM, Class
-from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, untolerated, verdict
+from gpuplugin.matching.tolerations import untolerated
+from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, verdict
 from gpuplugin.settings.forms import meant
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
@@ -172,7 +173,7 @@ def _busy(spec: ClaimSpec, request: Request, one: Offered, node: NodeState) -> s
         same = spec.kind == CLAIM and (row["namespace"], row["name"]) == (spec.namespace, spec.name)
         if not same and any(each["uuid"] == one.uuid and not each.get("admin") for each in row["devices"]):
             return f"claim {row['namespace']}/{row['name']} has it"
-    for taint in untolerated(request, node.taints.get(one.uuid, ())):
+    for taint in untolerated(request.tolerations, node.taints.get(one.uuid, ())):
         value = f"={taint['value']}" if taint.get("value") else ""
         why = f": {node.why[one.uuid]}" if one.uuid in node.why else ""
         return f"it has the taint {taint['key']}{value}:{taint['effect']}{why}"

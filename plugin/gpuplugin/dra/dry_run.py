@@ -86,7 +86,7 @@ def _problems(
 ) -> dict[str, str]:
     """Say why devices have taints that keep them from claims, by UUID; notes get what is unhealthy beside."""
     reasons = node_state.reasons(settings, snapshot, notes)
-    found, why = node_state.kept_back(settings, snapshot, reasons, page)
+    found, why = node_state.tainted(settings, snapshot, reasons, page)
     tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
     left = [one.uuid for one in devices if one.uuid in found.keys() - tainted]
     notes += [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]

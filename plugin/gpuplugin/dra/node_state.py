@@ -80,20 +80,20 @@ def present(settings: Settings) -> NodeState:
     snapshot, values = node_snapshot.current(), settings.values
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
-    devices, lacks, why = spec.devices(snapshot, values)
+    devices, lacks, lacking = spec.devices(snapshot, values)
     problem = _problem()
-    notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [why, problem])]
+    notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     doubts: list[str] = []
     found = reasons(settings, snapshot, doubts)
     page, claims = _holders(doubts)
-    tainted, because = kept_back(settings, snapshot, found, page)
+    has, why = tainted(settings, snapshot, found, page)
     notes += doubts
     return NodeState(
         snapshot,
         [one for one in devices if one.uuid not in lacks],
         {uuid: one.index for uuid, one in resources.units(snapshot).items()},
-        tainted,
-        because,
+        has,
+        why,
         claims,
         page,
         notes,
@@ -116,7 +116,7 @@ def unseen(given: Collection[str]) -> list[str]:
     ] * bool(left)
 
 
-def kept_back(
+def tainted(
     settings: Settings, snapshot: Snapshot, reasons: Mapping[str, list[Reason]], page: Page | None
 ) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
     """Return the taints of devices, as the driver makes them, and why, sentences; both by UUID.

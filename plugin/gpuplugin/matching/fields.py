@@ -14,6 +14,10 @@ from gpushim.ground.errors import quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MOST = (
+    32  # selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1)
+)
+
 
 class Form:
     """Reads values, and collects what is not as it is known here, and what is wrong whatever there is to know."""
@@ -40,9 +44,11 @@ class Form:
                 (self.wrong if near else self.unsure).append(more[not near])
         return value
 
-    def list(self, value: Any, where: str) -> list[Any]:
-        """Return a list; an empty one where there is none."""
+    def list(self, value: Any, where: str, most: int = 0) -> list[Any]:
+        """Return a list; an empty one where there is none. It may have `most`, if that is not 0."""
         if value is None or isinstance(value, list):
+            if most and len(value or ()) > most:
+                self.wrong.append(f"{where} has {len(value or ())}; write {most} at most")
             return value or []
         self.wrong.append(f"{where} is {shown(value)}; write a list")
         return []
@@ -63,12 +69,12 @@ class Form:
 
     def texts(self, value: Any, where: str) -> tuple[str, ...]:
         """Return a list of texts."""
-        return tuple(self.text(one, where) for one in self.list(value, where))
+        return tuple(self.text(one, where) for one in self.list(value, where, MOST))
 
     def selectors(self, value: Any, where: str) -> tuple[str, ...]:
         """Return expressions."""
         found = []
-        for one in self.list(value, where):
+        for one in self.list(value, where, MOST):
             if isinstance(one, str):
                 self.wrong.append(f"{where} has a text; write it as the expression of [{{cel: {{expression: ...}}}}]")
                 continue
