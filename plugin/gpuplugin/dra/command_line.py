@@ -24,6 +24,8 @@ from gpushim.ground import logs, system
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gpuplugin.settings.settings import Settings
 
 PROGRAM = "gpushim-dra-driver"
@@ -116,7 +118,7 @@ def command(
         dry_run.tell(Sources(given, os.environ).read(), _rival)
         return
     if file or claim:
-        _explain(file, claim, Sources(given, os.environ).read(), form, bool(options.given(flags)))
+        _explain(file, claim, Sources(given, os.environ).read(), form, given)
         return
     if not socket:
         raise click.UsageError("Missing option '--socket'.")
@@ -137,11 +139,11 @@ def command(
 command.params += options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
 
 
-def _explain(file: str | None, claim: str | None, settings: Settings, form: str, flags: bool) -> None:
+def _explain(file: str | None, claim: str | None, settings: Settings, form: str, given: Collection[str]) -> None:
     """Say what is asked; with much of gpushim, which the halves do without."""
     from gpuplugin.dra import node_state
 
-    settings.notes += [] if flags else [node_state.SEEN]
+    settings.notes += node_state.unseen(given)
     if claim:
         from gpuplugin.dra import explain_held
 

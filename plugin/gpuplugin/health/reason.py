@@ -63,6 +63,7 @@ class Reason:
         gi: the GPU instance that it concerns; None: the whole GPU.
         ci: the compute instance that it concerns; None: all of that GPU instance.
         number: of the XID or recovery action; 0: none.
+        passes: it ends some time after the last event, without anything that people do.
     """
 
     kind: str
@@ -72,16 +73,12 @@ class Reason:
     gi: int | None = None
     ci: int | None = None
     number: int = 0
+    passes: bool = False
 
     @property
     def when(self) -> float:
         """Since when by the wall clock as it is now, in seconds since 1970; for people alone."""
         return time.time() - system.clock() + self.since
-
-    @property
-    def passes(self) -> bool:
-        """Whether it ends some time after the last event, without anything that people do."""
-        return self.until == UNTIL[xids.TIME]
 
     def concerns(self, mig: MigInstance) -> bool:
         """Say whether it concerns a MIG instance of its GPU."""
@@ -141,7 +138,8 @@ def brief(sentence: str) -> str:
 
 def of(cause: Cause) -> Reason:
     """Return the reason that a cause is."""
-    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], cause.gi, cause.ci, cause.number)
+    rest = cause.gi, cause.ci, cause.number, cause.ends == xids.TIME
+    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], *rest)
 
 
 def _clause(cause: Cause) -> str:
