@@ -16,7 +16,7 @@ from gpuplugin.mps import mps, of_claims
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
-from gpushim.containers.kubeconfig import Kubeconfig
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError

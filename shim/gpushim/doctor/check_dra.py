@@ -13,8 +13,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers import kubelet
-from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.doctor import (
     OK,

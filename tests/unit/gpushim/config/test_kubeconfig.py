@@ -13,7 +13,7 @@ import pytest
 
 from gpuplugin.cluster.access import Lent
 from gpuplugin.cluster.cluster import Api
-from gpushim.containers.kubeconfig import Kubeconfig
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, certify
 
