@@ -5,7 +5,6 @@ Out of scope: device plugins (check_device_plugin.py), kubelet (check_kubelet.py
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
@@ -75,13 +74,17 @@ def driver(host: Host) -> Iterator[Finding]:
 
 
 def _kubeconfig(host: Host) -> Iterator[Finding]:
-    """Say what is wrong with the kubeconfig of a package's driver, whether that runs or not; a pod's has another."""
+    """Say what is wrong with the kubeconfig of a package's driver, whether that runs or not; a pod's has another.
+
+    Raises:
+        PermissionError: an ordinary user may not read it, or a file that it names, as the driver may.
+    """
     path = str(host.settings["device-plugin"]["kubeconfig"]) if host.unit(f"{UNIT}.service") else ""
-    if os.path.lexists(path) and not os.access(path, os.R_OK):
-        raise PermissionError(errno.EACCES, "", path)
     try:
         Kubeconfig().look(path)
     except GpushimError as error:
+        if isinstance(error.__cause__, PermissionError) and os.geteuid():
+            raise error.__cause__ from None
         fix = f"{corrected(path)}, or name another under [device-plugin] in {shlex.quote(host.config)}"
         yield broken(f"gpushim-dra-driver cannot ask the API server: {visible(str(error))}", fix)
 

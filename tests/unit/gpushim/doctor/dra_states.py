@@ -118,6 +118,14 @@ def there_is_no_kubeconfig_and_no_driver_runs(patient: Patient) -> None:
     patient.write(UNIT, "")
 
 
+@fault("kubernetes-dra-driver", "broken", "cannot be read: No such file or directory")
+def the_kubeconfig_is_a_dangling_link(patient: Patient) -> None:
+    path = patient.top / "kubeconfig"
+    path.symlink_to("none")
+    configure(patient, "device-plugin", f'kubeconfig = "{path}"')
+    plays(patient)
+
+
 @fault("kubernetes-dra-driver", "warning", "has released the GPUs")
 def the_driver_has_let_go(patient: Patient) -> None:
     plays(patient, released=True, problem="released by somebody")
