@@ -164,15 +164,20 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
 
 
 def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
-    """Say of the first of unhealthy devices why it is, and what makes it healthy."""
-    one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "passes")}
+    """Say of the first of unhealthy devices why it is, and what makes it healthy: the driver says which cure."""
+    one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "cure", "until")}
     evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {one['uuid']}: {one['why']}"
-    if one["passes"]:
-        return warning(evidence, f"wait until it is over, {one['passes']}")
     gpu = shlex.quote(one["gpu"])
     reset = inside(host, f"nvidia-smi --gpu-reset -i {gpu}")
-    way = f"gpushim device-plugin release && {reset}; gpushim device-plugin take"
-    return warning(evidence, f"reboot, or end what uses {gpu}; then {way}")
+    fixes = {
+        "exchange": f"exchange {gpu} (RMA)",
+        "nvml": "do what nvml says, or reboot where that is ok",
+        "end": f"end what uses {gpu} together with other GPUs",
+        "reset": f"reboot, or end what uses {gpu}; then gpushim device-plugin release && {reset}; "
+        "gpushim device-plugin take",
+        "wait": f"wait until it is over, {one['until']}",
+    }
+    return warning(evidence, fixes.get(one["cure"], "reboot"))
 
 
 def _with_spec(host: Host) -> str:
