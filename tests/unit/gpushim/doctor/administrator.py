@@ -205,7 +205,8 @@ def _(self: Administrator, *words: str | None) -> None:
 
 
 @step(
-    r"(reboot)|(exchange) GPU-1 \(RMA\)|do what (nvml) says, or reboot where that is ok|(end) what uses GPU-1 together .*"
+    r"(reboot)|(exchange) GPU-1 \(RMA\)|do what (nvml) says, or reboot where that is ok"
+    r"|(end) what uses GPU-1 together with other GPUs"
 )
 def _(self: Administrator, *words: str | None) -> None:
     cures = {"reboot": ("reboot", "reset", "wait"), "exchange": ("exchange",), "nvml": ("nvml",), "end": ("end",)}
