@@ -89,8 +89,10 @@ def test_no_request(tmp_path: Path) -> None:
 
 
 def test_a_bundle_may_be_called_as_a_file_of_claims_is(tmp_path: Path) -> None:
-    (tmp_path / "b.yaml").mkdir()
-    assert "leaves this container as it is" in run(explain, str(bundle(tmp_path / "b.yaml"))).stdout
+    folder = tmp_path / "b.yaml"
+    folder.mkdir()
+    bundle(folder)
+    assert "leaves this container as it is" in run(explain, str(folder)).stdout
 
 
 @pytest.mark.parametrize(
