@@ -25,13 +25,13 @@ def share(cases: Iterable[T], parts: int) -> list[T]:
     return found if LONG else found[SHARE % parts :: parts]
 
 
-def taken(number: int, parts: int = 2) -> bool:
-    """Say whether a half, or one of four parts, takes a test's case of this number."""
+def taken(number: int, parts: int) -> bool:
+    """Say whether one of so many parts, of two to four, takes a test's case of this number."""
     return LONG or not HALF or (SHARE // 60 + number + int(HALF)) % parts == 0  # not by what `share` goes by
 
 
 def turn_of(name: str) -> bool:
-    """Say whether a test of this name is to go the second of two ways: a third of them, another with each run."""
+    """Say whether a test of this name is to go the second of two ways: a third; GPUSHIM_SHARE=0, 1, 2 for all."""
     return (SHARE + len(name)) % 3 == 0
 
 

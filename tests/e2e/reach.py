@@ -23,6 +23,7 @@ from e2e.leftovers import groups, until
 from fakehost import Host, ci_cap, gi_cap
 
 SECONDS = 30.0
+BEGINS = 2.0  # seconds from runc's first process to a container's
 DEFAULT = "default"  # a namespace
 ENDING = ["sh", "-c", "trap exit TERM; sleep 100000 & wait"]  # a container's command that ends when it is told
 PLACES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # of the controller of devices: cgroup v1, v2
@@ -124,8 +125,8 @@ class Containers:
     def running(self) -> dict[str, int]:
         """List the containers in which a process runs, and one process of each: runc's own is not what runs there.
 
-        One that has just been started, and that kubelet lists as running, is waited for. Others may never start: of a
-        kubelet that went between a create and its start.
+        One that has just been started is waited for: for long where kubelet lists it as running. Others may never
+        start, of a kubelet that went between a create and its start.
         """
         top = next(path for path in (Path(place, self.node.engine.state.name) for place in PLACES) if path.is_dir())
 
@@ -137,6 +138,7 @@ class Containers:
             listed = self.node.containers()
             return not any(_begins(pid) for path, pid in first().items() if path.split("/")[-2] in listed)
 
+        until(lambda: not any(map(_begins, first().values())), BEGINS)
         assert until(begun, SECONDS), "a container has not begun"
         return {path: pid for path, pid in first().items() if not _begins(pid)}
 

@@ -30,7 +30,7 @@ ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8"}
 
 def release(signed: bool) -> Path:
     """Return the directory of a release; all are of the same commit."""
-    recipe, name = built.recipe((*built.SOURCES, "packaging")), "signed" if signed else "plain"
+    recipe, name = built.recipe(tuple(_listed())), "signed" if signed else "plain"
     place = CACHE / f"{recipe}-{name}"
     with trees.locked(CACHE), tempfile.TemporaryDirectory(dir=CACHE) as work:
         if not place.is_dir():
@@ -42,24 +42,18 @@ def release(signed: bool) -> Path:
                     make(Path(work, "two"), Path(work, "place"), "--key", "release@example.org", **env, **ELSEWHERE)
             else:
                 make(Path(work, "one"), Path(work, "place"))
-            for old in CACHE.glob(f"????????????-{name}"):
-                shutil.rmtree(old)
+            for old in CACHE.glob("????????????*"):
+                if not old.name.startswith(recipe):
+                    shutil.rmtree(old)
             Path(work, "place").rename(place)
     return place
 
 
 def commit(directory: Path) -> None:
     """Make a repository in an absent directory, of which a release can be made."""
-    listed = subprocess.run(
-        [*GIT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=trees.TOP,
-        check=True,
-        capture_output=True,
-    ).stdout
-    for name in filter(None, listed.decode().split("\0")):
-        if os.path.lexists(trees.TOP / name):
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(trees.TOP / name, directory / name, follow_symlinks=False)
+    for name in _listed():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(trees.TOP / name, directory / name, follow_symlinks=False)
     log = directory / "CHANGELOG.md"
     heading = rf"^## {re.escape(built.version_here())} — .*$"
     log.write_text(re.sub(heading, f"## {built.version_here()} — 2026-01-01", log.read_text(), flags=re.MULTILINE))
@@ -67,6 +61,12 @@ def commit(directory: Path) -> None:
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "All"]):
         subprocess.run([*GIT, *words], cwd=directory, check=True, env={**os.environ, **times})
     _ready(directory)
+
+
+def _listed() -> list[str]:
+    words = [*GIT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=trees.TOP, check=True, capture_output=True).stdout.decode().split("\0")
+    return [name for name in listed if name and os.path.lexists(trees.TOP / name)]
 
 
 def _ready(directory: Path) -> None:

@@ -21,7 +21,6 @@ from e2e.test_hostile import REFUSED, TRAPS
 from e2e.test_hostile_code import VARIABLES, arm
 from e2e.test_races import LINKS, Race, prepare, windowed
 from fakehost import Host
-from sample import share
 
 FAMILY = [name for name in TRAPS if name.startswith("T-0132")]
 OTHERS = [name for name in TRAPS if name not in FAMILY]
@@ -66,7 +65,7 @@ def root(debian_tree: Path, tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.mark.parametrize(("where", "name", "way"), share(CASES, 2), indirect=["where"])
+@pytest.mark.parametrize(("where", "name", "way"), CASES, indirect=["where"])
 def test_an_image_of_links_harms_nothing(
     where: Place, root: Path, tmp_path: Path, gpu_host: Host, name: str, way: str
 ) -> None:
@@ -98,7 +97,7 @@ def test_no_variable_reaches_a_process_of_the_host(
     assert set(env) <= set(done.stdout.splitlines())
 
 
-@pytest.mark.parametrize(("where", "way"), share(product(PLACES, WAYS), 2), indirect=["where"])
+@pytest.mark.parametrize(("where", "way"), [*product(PLACES, WAYS)], indirect=["where"])
 def test_a_race_won_in_every_window(
     where: Place, debian_tree: Path, tmp_path: Path, gpu_host: Host, way: str
 ) -> None:

@@ -96,6 +96,8 @@ class Listener:
             if not isinstance(error, (OSError, RuntimeError)):
                 raise
             why = error.strerror if isinstance(error, OSError) else f"{folder} cannot be written"
+            if there < 0 and os.path.islink(folder):
+                why = f"{folder} is a link, which is not followed; mount the directory there instead"
             raise GpushimError(f"the socket {self.path} cannot be made: {why}", FAILED) from None
         finally:
             if there >= 0:

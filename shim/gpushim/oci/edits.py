@@ -25,7 +25,7 @@ Out of scope: reading and writing the file.
 
 from __future__ import annotations
 
-from gpushim.ground.errors import BUNDLE, GpushimError
+from gpushim.ground.errors import BUNDLE, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -169,9 +169,10 @@ def _node(spec: dict[str, Any], node: dict[str, Any], here: dict[str, Any]) -> b
         here["devices"].append(node)
         return True
     if (device.get("major"), device.get("minor")) != (node["major"], node["minor"]):
+        other = quote(f"{device.get('major')}:{device.get('minor')}")
         raise GpushimError(
-            f"config.json already has {node['path']}, as device {device.get('major')}:{device.get('minor')}"
-            f" instead of {node['major']}:{node['minor']}; do not pass that node by hand",
+            f"config.json already has {node['path']}, as device {other} instead of {node['major']}:{node['minor']};"
+            " do not pass that node by hand",
             BUNDLE,
         )
     return False
