@@ -126,8 +126,8 @@ def _ask_plugin() -> dict[str, Any]:
     """Ask the plugin for its state.
 
     Raises:
-        GpushimError: it is not there, or refuses. Where claims give out the GPUs and nobody has the plugin started, to
-            start it would undo the way over to them.
+        GpushimError: it is not there, or refuses. Where claims give out the GPUs and systemd is not to start the
+            plugin, to start it would undo the way over to them.
     """
     try:
         return _ask("status")

@@ -76,9 +76,7 @@ def test_the_same_check_where_nothing_is_hidden(patient: Patient, check: str) ->
 
 
 @pytest.mark.parametrize("name", ["kubeconfig", "key"])
-def test_a_kubeconfig_that_root_alone_may_read(
-    patient: Patient, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_kubeconfig_that_root_alone_may_read(patient: Patient, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Or a file that it names: the driver is root's, and may."""
     user = {"client-certificate-data": "YQ==", "client-key": "key"}
     patient.write(UNIT, "")
