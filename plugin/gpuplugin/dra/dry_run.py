@@ -14,7 +14,7 @@ from gpuplugin.dra import node_state, offered, spec
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
-from gpushim.containers.kubeconfig import Kubeconfig
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import FAILED, GpushimError
 

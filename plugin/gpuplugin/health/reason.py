@@ -37,6 +37,12 @@ TEXTS = {
     "gone": "NVML does not list the GPU any more",
     "rows": "a memory row could not be replaced, so the GPU is to be exchanged (RMA)",
 }
+# What people do about reasons, the gravest first: of several reasons the first counts. "nvml" is to find out why NVML
+# does not answer, "end" to end work that uses this GPU together with others, and "wait" nothing.
+CURES = ("exchange", "reboot", "nvml", "end", "reset", "wait")
+_CURES = {"rows": "exchange", "lost": "reboot", "gone": "reboot", "unwatched": "nvml"}  # of kinds; "reset" of others
+_OF_ACTIONS = {1: "reset", 3: "end", 4: "reset"}  # "reboot" of others, also of those that are not known
+_OF_XIDS = dict.fromkeys((54, 79, 151), "reboot")  # CHECK_MECHANICALS, RESTART_BM, RESTART_VM in xids.CATALOG
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "unwatched")
 GIVEN = "is not given out", "can be given out again"  # as `log` says it of the device plugin's devices
@@ -80,6 +86,15 @@ class Reason:
         """Since when by the wall clock as it is now, in seconds since 1970; for people alone."""
         return time.time() - system.clock() + self.since
 
+    @property
+    def cure(self) -> str:
+        """What people do about it, one of CURES."""
+        if self.passes:
+            return "wait"
+        if self.kind == "recovery":
+            return _OF_ACTIONS.get(self.number, "reboot")
+        return _OF_XIDS.get(self.number, "reset") if self.kind == "xid" else _CURES.get(self.kind, "reset")
+
     def concerns(self, mig: MigInstance) -> bool:
         """Say whether it concerns a MIG instance of its GPU."""
         return self.gi is None or (self.gi == mig["gi"] and self.ci in (None, mig["ci"]))
@@ -95,6 +110,11 @@ def reasons(causes: Iterable[Cause]) -> list[Reason]:
         for one in found
         if one.kind not in SILENT or one is silent[0]
     ]
+
+
+def cure(found: Iterable[Reason]) -> str:
+    """Return what people do about all reasons of a device, one of CURES."""
+    return min((one.cure for one in found), key=CURES.index, default="wait")
 
 
 def texts(found: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str, str]:

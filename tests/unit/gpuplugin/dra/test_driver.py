@@ -92,11 +92,12 @@ def test_what_becomes_unhealthy_and_healthy_is_logged_once(half: Any, caplog: py
     assert caplog.messages == [f"{who} unhealthy: {xids.text(79)}", f"{who} healthy again"]
 
 
-def test_what_is_unhealthy_is_told_with_what_passes_last(half: Any) -> None:
+def test_what_is_unhealthy_is_told_with_its_cure_and_what_passes_last(half: Any) -> None:
     half.reasons = {uuid(0): [xid(94)], uuid(1): [xid(94), xid(79)]}
     half._judge(HOST)
     found = [*status._unhealthy(half._now())]
-    assert [(row["uuid"], row["passes"]) for row in found] == [(uuid(1), ""), (uuid(0), UNTIL[xids.TIME])]
+    told = [(row["uuid"], row["cure"], row["until"]) for row in found]
+    assert told == [(uuid(1), "reboot", ""), (uuid(0), "wait", UNTIL[xids.TIME])]
     assert (found[0]["gpu"], found[0]["why"]) == (uuid(1), f"{xids.text(94)}; {xids.text(79)}")
 
 
