@@ -42,6 +42,7 @@ def tell(settings: Settings, others: Others) -> None:
         snapshot = node_snapshot.current()
         found, ways = offered(snapshot, settings, notes)
         notes += absent(settings) + others(settings, snapshot)
+        notes += filter(None, [resources.left_out(snapshot, settings.values["exclude"])])
     finally:
         for note in notes:
             show.say(f"note: {note}")
@@ -58,8 +59,6 @@ def tell(settings: Settings, others: Others) -> None:
     if any(one.share and one.share.memory for devices in found.values() for one in devices):
         show.say(_limits(snapshot))
     show.say(book.summary(book.Book()))
-    if out := resources.left_out(snapshot, settings.values["exclude"]):
-        show.say(f"{out[:1].upper()}{out[1:]}.")
     if ways.features or ways.imex:
         beside = [*ways.features, *(f"IMEX channel {channel}" for channel in ways.imex)]
         show.say(f"Every container gets {', '.join(beside)}, too.")

@@ -60,14 +60,14 @@ class Driver:
     Attributes:
         folder: short, for kubelet's directory and sockets.
         env: GPUSHIM_CONFIG and GPUSHIM_STATE.
-        claims: what the API server has, by uid.
+        claims: what the API server has, by uid: objects, or JSON.
         pools: what the driver has wanted published, the last last.
         problem: why the other half cannot publish, or "".
     """
 
     folder: Path
     env: dict[str, str]
-    claims: dict[str, dict[str, Any]] = field(default_factory=dict)
+    claims: dict[str, Any] = field(default_factory=dict)
     pools: list[Any] = field(default_factory=list)
     problem: str = ""
     process: subprocess.Popen[bytes] | None = None
@@ -109,8 +109,9 @@ class Driver:
                         half.sendall(json.dumps({"published": news}).encode() + b"\n")
                         continue
                     found = self.claims.get(news["uid"])
-                    answer = {"object": found} if found else {"absent": True}
-                    half.sendall(json.dumps({"claim": news["claim"], **answer}).encode() + b"\n")
+                    text = found if isinstance(found, str) else json.dumps(found)
+                    answer = f'"object": {text}' if found else '"absent": true'
+                    half.sendall(f'{{"claim": {news["claim"]}, {answer}}}\n'.encode())
             time.sleep(0.01)
 
     def registration(self) -> str:

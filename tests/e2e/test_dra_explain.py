@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e import claims, scheduled
+from e2e import claimforms, claims, scheduled
 from e2e.apiserver import Api
 from gpuplugin.dra import claim_answer, explain_file, explain_held
 from gpuplugin.dra.node_state import NodeState
@@ -120,29 +120,6 @@ KNOWN = [
     f"!{A}.migEnabled == true",
     f"{A}.type == 'gpu' && {A}.numaNode == 0 || {A}.type == 'mig'",
     f"{A}.type == 'mig' || {A}.type == 'gpu' && {A}.numaNode == 0",
-]
-# Requests of claims, and more of their specification, that the API server refuses.
-REFUSED: list[tuple[list[Any], dict[str, Any]]] = [
-    ([{"name": "r", "deviceClassName": claims.DRIVER}], {}),
-    ([{"name": "r"}], {}),
-    ([{**claims.request(), "firstAvailable": [{"name": "a", "deviceClassName": "any"}]}], {}),
-    ([claims.request(counts=2)], {}),
-    ([claims.request(count="2")], {}),
-    ([claims.request(count=-1)], {}),
-    ([claims.request(count=2, allocationMode="All")], {}),
-    ([claims.request(allocationMode="Any")], {}),
-    ([claims.request(adminAccess="yes")], {}),
-    ([claims.request(selectors=["true"])], {}),
-    ([claims.request(selectors=[{"cel": {"expression": " "}}])], {}),
-    ([claims.request(device_class="")], {}),
-    ([claims.request("gpu")], {"config": [{"requests": ["gpus"], "opaque": {"driver": "x.y", "parameters": {}}}]}),
-    ([claims.request("gpu")], {"constraints": [{"requests": ["gpus"], "matchAttribute": "gpu.nvidia.com/uuid"}]}),
-    ([claims.request()], {"constraints": [{"matchAttribute": "pcieRoot"}]}),
-    ([claims.request()], {"constraints": [{}]}),
-    ([claims.request()], {"config": [{"requests": ["gpu"]}]}),
-    ([claims.request("GPU")], {}),
-    ([claims.request(), claims.request()], {}),
-    ([claims.request()], {"constraint": []}),
 ]
 TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
 TAINTED = DEVICES[2]
@@ -261,11 +238,19 @@ def test_claims(server: Api) -> None:
 
 
 def test_claims_that_the_api_server_refuses(server: Api) -> None:
-    for number, (requests, more) in enumerate(REFUSED):
+    for number, (requests, more) in enumerate(claimforms.REFUSED):
         one = claims.claim(f"i{number}", *requests, **more)
         done = server.kubectl("create", "--filename=-", f"--namespace={scheduled.SPACE}", objects=[one])
         assert done.returncode, one
         assert answered(one, {})["why"].startswith("the API server refuses it: "), (one, done.stderr)
+
+
+def test_claims_that_the_api_server_takes(server: Api) -> None:
+    for number, (requests, more) in enumerate(claimforms.MOST):
+        one = claims.claim(f"m{number}", *requests, **more)
+        done = server.kubectl("create", "--filename=-", f"--namespace={scheduled.SPACE}", objects=[one])
+        assert not done.returncode, (one, done.stderr)
+        assert not answered(one, {})["why"].startswith("the API server"), one
 
 
 def test_the_api_server_has_one_version_by_default(server: Api) -> None:

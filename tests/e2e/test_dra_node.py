@@ -94,6 +94,15 @@ def test_one_of_several_claims_fails_alone(one: Driver, host: Host) -> None:
     assert found["unknown"] == "the API server no longer has the claim d/c-unknown of this pod"
 
 
+@pytest.mark.parametrize("levels", [100, 976, 5000])
+def test_a_claim_that_is_deep_fails_alone(one: Driver, host: Host, levels: int) -> None:
+    one.allocate("b", name(host.gpus[1].uuid))
+    one.claims["a"] = '{"metadata": {"uid": "a"}, "status": {"allocation": ' + "[" * levels + "]" * levels + "}}"
+    found = one.prepare("a", "b")
+    assert found["a"] == "what the other container says is not understood"
+    assert found["b"][0]["cdi_device_ids"] == cdi(host.gpus[1].uuid)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_claim_has_stays_its_own_over_a_restart(one: Driver, host: Host, number: int) -> None:
     one.allocate("a", name(host.gpus[1].uuid))

@@ -33,11 +33,20 @@ StandardError=append:/mnt/log
 TRY = """
 wait_for() { for try in $(seq 150); do ! eval "$1" || return 0; sleep 0.1; done; echo never: "$1"; }
 pid() { systemctl show $1 --property MainPID --value; }
+connect='import socket
+one = socket.socket(socket.AF_UNIX)
+one.settimeout(20)
+one.connect("/run/gpushim-dra/cluster.sock")
+print(one.makefile("rb").read())'
 told() { grep -c 'kubeconfig cannot be used' /mnt/log || true; }
 mkdir -p /etc/sysusers.d && cp /mnt/units/USERS /etc/sysusers.d
 systemctl start NODE
 wait_for '[ $(told) = 1 ]' && echo told
-stat -c '%U %a' /run/gpushim-dra /run/gpushim-dra/cluster.sock
+stat -c '%U %G %a' /run/gpushim-dra /run/gpushim-dra/cluster.sock
+as() { setpriv --reuid $1 --regid $2 --clear-groups python3 -c "$connect" 2>&1 | tail -1; }
+echo its number: $(as gpushim-dra gpushim-dra) $(as root root) $(systemctl is-active CLUSTER)
+echo another: $(as nobody gpushim-dra) $(as nobody nogroup)
+grep -c 'is not of CLUSTER connects' /mnt/log
 stat -c %U /proc/$(pid NODE) /proc/$(pid CLUSTER)
 echo keep: $(systemctl is-active KEEP)
 before=$(pid NODE)
@@ -54,8 +63,11 @@ wait_for '! systemctl is-active --quiet KEEP' && wait_for '! systemctl is-active
 echo stopped: $(systemctl show NODE --property Result --value) $(ls -d /run/gpushim-dra 2>/dev/null)
 """
 SAID = """told
-root 755
-root 666
+root gpushim-dra 750
+root root 666
+its number: b'' b'' active
+another: b'' PermissionError: [Errno 13] Permission denied
+1
 root
 gpushim-dra
 keep: active

@@ -34,6 +34,7 @@ RULES: list[dict[str, Any]] = [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
 ]
+DEEP = "the API server's answer is nested too deep"
 SLICE = "resourceslices.resource.k8s.io"
 Devices = list[dict[str, Any]]
 
@@ -261,9 +262,28 @@ def test_claims(server: Api, half: Half) -> None:
         half.send({"claim": number, "namespace": PLACE, "name": name, "uid": uid})
     said = {one["claim"]: one for one in (half.heard(lambda one: "claim" in one) for _ in range(31))}
     assert said.pop(30) == {"claim": 30, "absent": True}
-    metadata = {"namespace": PLACE, "name": "c", "uid": uid}
-    wanted = {"metadata": metadata, "spec": found["spec"], "status": {}}
-    assert [one["object"] for one in said.values()] == [wanted] * 30
+    assert [one["object"] for one in said.values()] == [{"metadata": {"uid": uid}, "status": {}}] * 30
+
+
+def test_a_claim_that_is_nested_deep(server: Api, half: Half) -> None:
+    """As the API server takes it; kubectl sends what it reads."""
+    path = f"/apis/resource.k8s.io/v1/namespaces/{PLACE}/resourceclaims"
+    kubectl = [*server.prefix, "/usr/bin/kubectl", f"--kubeconfig={server.work}/admin"]
+    words = [*kubectl, "create", "-f-", f"--raw={path}"]
+    request = {"name": "r", "exactly": {"deviceClassName": "x"}}
+    config = {"opaque": {"driver": "other.example", "parameters": {"x": "@"}}}
+    spec = {"devices": {"requests": [request], "config": [config]}}
+    made = {"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "deep"}, "spec": spec}
+    text = json.dumps(made).replace('"@"', "[" * 2000 + "]" * 2000)
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    name = "--output=jsonpath={.metadata.uid}"
+    uid = server.kubectl("get", "resourceclaim", "deep", f"--namespace={PLACE}", name).stdout
+    for number, asked in enumerate([uid, "another"]):
+        half.send({"claim": number, "namespace": PLACE, "name": "deep", "uid": asked})
+    said = [half.heard(lambda one: "claim" in one) for _ in range(2)]
+    said.sort(key=lambda one: one["claim"])
+    assert said == [{"claim": 0, "error": DEEP}, {"claim": 1, "absent": True}]
 
 
 def test_a_restart_writes_nothing(server: Api, driver: Path, half: Half, tmp_path: Path) -> None:

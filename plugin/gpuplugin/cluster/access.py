@@ -1,7 +1,7 @@
 """Where the API server is, and what it is asked with: what kubelet gives a pod, or a package's node half tells.
 
 Both rotate, so they are read, or told, again.
-Out of scope: requests (cluster.py), the kubeconfig (gpushim/containers/kubeconfig.py).
+Out of scope: requests (cluster.py), the kubeconfig (gpushim/config/kubeconfig.py).
 """
 
 from __future__ import annotations

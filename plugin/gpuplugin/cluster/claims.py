@@ -8,8 +8,9 @@ from __future__ import annotations
 import queue
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster.cluster import NAME, Api, ApiError, member
+from gpuplugin.cluster.cluster import METADATA, NAME, Api, ApiError, DeepError, member
 from gpuplugin.cluster.rights import lacking
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8  # requests
 MOST = 1000  # claims that wait
+ALONE = METADATA.format("PartialObjectMetadata")  # without what its author nests
 PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
-PARTS = {"metadata": ("namespace", "name", "uid", "deletionTimestamp"), "status": ("allocation", "reservedFor")}
 
 
 class Claims:
@@ -58,16 +59,39 @@ class Claims:
     def _read(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
         if not (NAME.fullmatch(namespace) and NAME.fullmatch(name)):
             return {"error": "the claim's namespace or name is none in Kubernetes"}
+        path = PATH.format(namespace, name)
         try:
-            found = self._api.ask("GET", PATH.format(namespace, name), {})
+            found = self._api.ask("GET", path, {})
+        except DeepError:
+            if member(member(self._api.ask("GET", path, {}, accept=ALONE), "metadata"), "uid") != uid:
+                return {"absent": True}  # else nobody could take back what another one of that name had
+            raise
         except ApiError as error:
             if error.status == 404 and error.about == name:  # not that the server has no claims at all
                 return {"absent": True}
             raise lacking(error, "get", "resourceclaims") from None
         if member(member(found, "metadata"), "uid") != uid:
             return {"absent": True}
-        rest = {
-            part: {key: member(member(found, part), key) for key in keys if member(member(found, part), key)}
-            for part, keys in PARTS.items()
-        }
-        return {"object": {**rest, "spec": member(found, "spec") or {}}}
+        return {"object": {"metadata": {"uid": uid}, "status": _ours(member(found, "status"))}}
+
+
+def _ours(status: Any) -> dict[str, Any]:
+    """Return what is this driver's of a claim's status; of configs of others, which may be anything, their driver."""
+    allocation = member(status, "allocation")
+    if not allocation:
+        return {}
+    devices = member(allocation, "devices")
+    results = [one for one in _rows(devices, "results") if member(one, "driver") == OWN_DRIVER]
+    return {"allocation": {"devices": {"results": results, "config": [*map(_config, _rows(devices, "config"))]}}}
+
+
+def _rows(devices: Any, key: str) -> list[Any]:
+    rows = member(devices, key)
+    return rows if isinstance(rows, list) else []
+
+
+def _config(row: Any) -> Any:
+    driver = member(member(row, "opaque"), "driver")
+    if driver == OWN_DRIVER:
+        return row
+    return {"opaque": {"driver": driver}} if isinstance(driver, str) else {}

@@ -50,6 +50,10 @@ class ApiError(GpushimError):
         self.status, self.about = status, about
 
 
+class DeepError(ApiError):
+    """What the API server answers is nested deeper than Python reads."""
+
+
 class Api:
     """The API server.
 
@@ -234,8 +238,10 @@ def _read(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ApiError("the API server's answer is not JSON") from None
+    except RecursionError:
+        raise DeepError("the API server's answer is nested too deep") from None
 
 
 def _refused(answer: http.client.HTTPResponse) -> ApiError:

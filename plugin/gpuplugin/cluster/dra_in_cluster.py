@@ -25,8 +25,9 @@ from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import Api, named
 from gpuplugin.cluster.node_label import NodeLabel
 from gpuplugin.cluster.slices import Slices
-from gpushim.ground.bounds import CLAIM_LINE
+from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.ground.nesting import deeper
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -148,9 +149,10 @@ class Link:
             answered: the object to be sent.
             connected: by which it was asked for.
         """
-        line = json.dumps(answered).encode() + b"\n"
-        if len(line) > CLAIM_LINE:
-            line = json.dumps({"claim": answered.get("claim"), "error": "the claim is too large"}).encode() + b"\n"
+        try:
+            line = _line(answered)
+        except GpushimError as error:
+            line = _line({"claim": answered.get("claim"), "error": str(error)})
         with self._sending:
             to = self._connected
             if to is None or (connected is not None and connected is not to):
@@ -160,6 +162,24 @@ class Link:
             except OSError:  # half a line may have gone
                 with contextlib.suppress(OSError):
                     to.shutdown(socket.SHUT_RDWR)
+
+
+def _line(answered: dict[str, Any]) -> bytes:
+    """Return a line that the node half reads: of a claim, which others write, it may have to be refused.
+
+    Raises:
+        GpushimError: it is too large, or too deep.
+    """
+    try:
+        line = json.dumps(answered).encode() + b"\n"
+        deep = deeper(line, CLAIM_DEPTH)
+    except RecursionError:
+        line, deep = b"", True
+    if len(line) > CLAIM_LINE:
+        raise GpushimError(f"the claim has more than {CLAIM_LINE >> 20} MiB", FAILED)
+    if deep:
+        raise GpushimError(f"a config of the claim is nested deeper than {CLAIM_DEPTH} levels", FAILED)
+    return line
 
 
 def _is_pool(pool: Any) -> bool:

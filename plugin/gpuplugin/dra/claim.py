@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import configs
 from gpuplugin.dra.configs import INTERVALS, MPS, Config
-from gpuplugin.dra.offered import GPU, MIG
+from gpuplugin.dra.offered import type_of
 from gpuplugin.mps import of_claims
 from gpuplugin.settings.forms import LABEL
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -151,6 +151,6 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
 
 
 def _types(allocation: Mapping[str, Any]) -> dict[str, str]:
-    """Return the types of devices, which their names begin with."""
+    """Return the types of devices, as far as they are known."""
     names = [str(row["device"]) for row in allocation["devices"]["results"]]
-    return {name: name.partition("-")[0] for name in names if name.startswith((f"{GPU}-", f"{MIG}-"))}
+    return {name: type_of(name) for name in names if type_of(name)}

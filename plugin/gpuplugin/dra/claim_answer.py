@@ -9,10 +9,12 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuplugin.dra import offered, rehearsal
+from gpuplugin.dra import offered
+from gpuplugin.dra.rehearsal import Rehearsal
 from gpuplugin.matching.fitting import MOST, Candidates, TooManyError, attribute, concerns, fit
 from gpuplugin.matching.manifests import ALL, CLAIM, Class
-from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, untolerated, verdict
+from gpuplugin.matching.tolerations import untolerated
+from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, verdict
 from gpuplugin.settings.forms import meant
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
@@ -80,14 +82,16 @@ class Claim(NamedTuple):
     Attributes:
         spec: as the file has it.
         node: what counts here.
-        classes: by the name of a request or alternative.
-        rows: the devices, by the same.
+        rehearsal: what its driver says of it.
+        rows: the devices, by the name of a request or alternative.
+        late: time.process_time() from which on nothing is looked at.
     """
 
     spec: ClaimSpec
     node: NodeState
-    classes: Mapping[str, Class]
+    rehearsal: Rehearsal
     rows: Mapping[str, Sequence[Row]]
+    late: float
 
 
 def judged(spec: ClaimSpec, of_file: Mapping[str, Class], node: NodeState, late: float) -> Claim:
@@ -101,7 +105,8 @@ def judged(spec: ClaimSpec, of_file: Mapping[str, Class], node: NodeState, late:
     """
     choices = [one for choice in spec.requests for one in choice]
     classes = {one.name: _class(one.device_class, of_file) for one in choices}
-    return Claim(spec, node, classes, {one.name: _rows(spec, one, classes[one.name], node, late) for one in choices})
+    blank = Claim(spec, node, Rehearsal(spec, classes, node), {}, late)
+    return blank._replace(rows={one.name: _rows(blank, one, classes[one.name]) for one in choices})
 
 
 def answer(claim: Claim) -> Answer:
@@ -113,7 +118,7 @@ def answer(claim: Claim) -> Answer:
     spec = claim.spec
     if spec.unsure:
         return Answer(UNSURE, spec.unsure[0])
-    if wrong := rehearsal.of_configs(spec):
+    if wrong := claim.rehearsal.of_configs():
         return Answer(NO, wrong)
     everything = [row for some in claim.rows.values() for row in some]
     doubts = [row.verdict.doubt for row in everything if row.verdict.doubt]
@@ -127,7 +132,7 @@ def answer(claim: Claim) -> Answer:
         if failing:
             return Answer(UNSURE, f"the scheduler gives up if it comes to {failing.device.name}: {failing.why}")
         now = _fit(claim, {YES}, now=True)
-        why = rehearsal.of_way(spec, claim.classes, now or some, claim.node)
+        why = claim.rehearsal.of_way(now or some)
         if why := why or next((row.refused for row in everything if row.verdict.answer == YES and row.refused), ""):
             return _refused(claim, why)
     except TooManyError:
@@ -136,7 +141,7 @@ def answer(claim: Claim) -> Answer:
         busy = [f"{row.device.name}: {row.busy}" for row in everything if row.answer == LATER]
         return Answer(LATER, "".join(busy[:1]))
     admin = any(one.admin for choice in spec.requests for one in choice)
-    notes = rehearsal.notes(spec, claim.classes, now, claim.node)
+    notes = claim.rehearsal.notes(now)
     return Answer(YES, ADMIN if admin else "this node can serve it now", notes)
 
 
@@ -148,17 +153,17 @@ def _class(name: str, of_file: Mapping[str, Class]) -> Class:
     return Class((), (), (f"the class {quote(name)} is not known here" + f"; is {near} meant?" * bool(near),))
 
 
-def _rows(spec: ClaimSpec, request: Request, found: Class, node: NodeState, late: float) -> list[Row]:
-    """Judge each device for a request; `late` as for `judged`."""
+def _rows(claim: Claim, request: Request, found: Class) -> list[Row]:
+    """Judge each device for a request."""
     refused: dict[str, str] = {}  # by the type of devices
     rows = []
-    for one in node.offered:
-        slow = time.process_time() >= late
+    for one in claim.node.offered:
+        slow = time.process_time() >= claim.late
         verdict_ = Verdict(UNSURE, SLOW) if slow else verdict(request, found, OWN_DRIVER, one.body)
         type_ = one.body["attributes"]["type"]["string"]
-        if verdict_.answer != NO and type_ not in refused:
-            refused[type_] = rehearsal.of_device(spec, request, found, one.name)
-        rows.append(Row(one, verdict_, _busy(spec, request, one, node), refused.get(type_, "")))
+        if not slow and verdict_.answer != NO and type_ not in refused:
+            refused[type_] = claim.rehearsal.of_device(request.name, one.name)
+        rows.append(Row(one, verdict_, _busy(claim.spec, request, one, claim.node), refused.get(type_, "")))
     return rows
 
 
@@ -168,7 +173,7 @@ def _busy(spec: ClaimSpec, request: Request, one: Offered, node: NodeState) -> s
         same = spec.kind == CLAIM and (row["namespace"], row["name"]) == (spec.namespace, spec.name)
         if not same and any(each["uuid"] == one.uuid and not each.get("admin") for each in row["devices"]):
             return f"claim {row['namespace']}/{row['name']} has it"
-    for taint in untolerated(request, node.taints.get(one.uuid, ())):
+    for taint in untolerated(request.tolerations, node.taints.get(one.uuid, ())):
         value = f"={taint['value']}" if taint.get("value") else ""
         why = f": {node.why[one.uuid]}" if one.uuid in node.why else ""
         return f"it has the taint {taint['key']}{value}:{taint['effect']}{why}"
@@ -184,7 +189,7 @@ def _refused(claim: Claim, why: str) -> Answer:
             claim._replace(rows=left),
             {YES},
             now=False,
-            accepted=lambda way: not rehearsal.of_way(claim.spec, claim.classes, way, claim.node),
+            accepted=lambda way: not claim.rehearsal.of_way(way),
         )
     except TooManyError:
         return may
@@ -204,7 +209,8 @@ def _fit(claim: Claim, answers: set[str], now: bool, accepted: Callable[[Way], b
             sure = sum(row.verdict.answer == YES for row in some)
             known = one.mode != ALL or sure == len(some)
             requests[-1].append(one if known else one._replace(mode="", number=max(1, sure)))
-    return fit(requests, claim.spec.constraints, candidates, OWN_DRIVER, accepted)
+    late = lambda: time.process_time() >= claim.late  # noqa: E731
+    return fit(requests, claim.spec.constraints, candidates, OWN_DRIVER, accepted, late)
 
 
 def _lack(claim: Claim) -> str:

@@ -24,6 +24,8 @@ from gpushim.ground import logs, system
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gpuplugin.settings.settings import Settings
 
 PROGRAM = "gpushim-dra-driver"
@@ -47,6 +49,13 @@ PROGRAM = "gpushim-dra-driver"
     metavar="USER",
     default="0",
     help="User, beside root, who may connect to the socket: the one that --cluster runs as. A name or number.",
+)
+@click.option(
+    "--cluster-unit",
+    "unit",
+    metavar="UNIT",
+    default="",
+    help="Systemd unit in which whoever connects has to be, besides; it needs the host's PID namespace.",
 )
 @click.option(
     "--node-name",
@@ -84,6 +93,7 @@ def command(
     cluster: bool,
     socket: str,
     user: str,
+    unit: str,
     node: str,
     file: str | None,
     claim: str | None,
@@ -108,7 +118,7 @@ def command(
         dry_run.tell(Sources(given, os.environ).read(), _rival)
         return
     if file or claim:
-        _explain(file, claim, Sources(given, os.environ).read(), form, bool(options.given(flags)))
+        _explain(file, claim, Sources(given, os.environ).read(), form, given)
         return
     if not socket:
         raise click.UsageError("Missing option '--socket'.")
@@ -122,17 +132,18 @@ def command(
     settings = sources.read()
     for note in (*notes, *settings.notes):
         logs.logger.warning("%s", note)
-    asyncio.run(_half()(settings, sources, node, socket, _number(user)).run())
+    half, place = _half()
+    asyncio.run(half(settings, sources, node, place(socket, _number(user), unit)).run())
 
 
 command.params += options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
 
 
-def _explain(file: str | None, claim: str | None, settings: Settings, form: str, flags: bool) -> None:
+def _explain(file: str | None, claim: str | None, settings: Settings, form: str, given: Collection[str]) -> None:
     """Say what is asked; with much of gpushim, which the halves do without."""
     from gpuplugin.dra import node_state
 
-    settings.notes += [] if flags else [node_state.SEEN]
+    settings.notes += node_state.unseen(given)
     if claim:
         from gpuplugin.dra import explain_held
 
@@ -174,9 +185,10 @@ def _half() -> Any:
     """
     try:
         from gpuplugin.dra.driver import NodeHalf
+        from gpuplugin.dra.link import Place
     except ImportError as error:
         raise options.no_grpcio(error) from None
-    return NodeHalf
+    return NodeHalf, Place
 
 
 def main() -> None:

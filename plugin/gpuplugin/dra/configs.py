@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
-from gpuplugin.settings.forms import meant, shown
+from gpuplugin.settings.forms import ALIKE, meant, shown
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -28,7 +28,6 @@ KINDS = {"GpuConfig": "gpu", "MigDeviceConfig": "mig"}  # with the type of the d
 TIME_SLICING, MPS = "TimeSlicing", "MPS"
 STRATEGIES = (TIME_SLICING, MPS)
 INTERVALS = ("Default", "Short", "Medium", "Long")
-ALIKE = 0.8  # of 1: gpu.nvidia.co is this driver's name, gpu.amd.com is not
 _COMPUTE_DOMAINS = "NVIDIA's driver compute-domain.nvidia.com serves compute domains"
 UNSUPPORTED = {
     "VfioDeviceConfig": "it gives GPUs to containers, not to virtual machines",
@@ -61,8 +60,8 @@ class Config:
     place: int = field(default=-1, compare=False)
 
 
-class _Row(NamedTuple):
-    """A config with what decides where it counts."""
+class Row(NamedTuple):
+    """A config that is read, with what decides where it counts."""
 
     of_claim: bool
     requests: tuple[str, ...]
@@ -86,9 +85,26 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
         GpushimError: a config of this driver is wrong, or names a request that got a device of another type.
     """
     found = allocation.get("devices") or {}
-    rows = [_row(row, place, driver) for place, row in enumerate(_rows(found, "config")) if _is_of(row, driver)]
-    results = enumerate(_rows(found, "results"))
-    return {place: _best(result, rows, types) for place, result in results if result.get("driver") == driver}
+    rows = read(listed(found, "config"), driver)
+    return {
+        place: best(str(result.get("request")), str(result.get("device")), rows, types)
+        for place, result in enumerate(listed(found, "results"))
+        if result.get("driver") == driver
+    }
+
+
+def read(rows: Sequence[Mapping[str, Any]], driver: str, first: int = 0) -> list[Row]:
+    """Read the configs of a driver.
+
+    Args:
+        rows: of an allocation.
+        driver: its name.
+        first: place of the first of them.
+
+    Raises:
+        GpushimError: one is wrong.
+    """
+    return [_row(row, place, driver) for place, row in enumerate(rows, first) if _is_of(row, driver)]
 
 
 def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
@@ -136,9 +152,18 @@ def mebibytes(text: str) -> int | None:
     return int(number) >> 20 if number is not None and 1 << 20 <= number < 1 << 63 else None
 
 
-def _best(result: Mapping[str, Any], rows: Sequence[_Row], types: Mapping[str, str]) -> Config:
-    """Find the config that counts for a device; one of the wrong type is passed over if it names no request."""
-    request, device = str(result.get("request")), str(result.get("device"))
+def best(request: str, device: str, rows: Sequence[Row], types: Mapping[str, str]) -> Config:
+    """Find the config that counts for a device; one of the wrong type is passed over if it names no request.
+
+    Args:
+        request: that got the device.
+        device: its name.
+        rows: as `read` returns them.
+        types: as for `chosen`.
+
+    Raises:
+        GpushimError: one that names the request is of another type.
+    """
     names = {request, request.partition("/")[0]}  # an alternative of firstAvailable is g/two
     fit = [row for row in rows if not row.requests or names & {*row.requests}]
     for row in sorted(fit, key=lambda row: (row.of_claim, bool(row.requests), row.config.place), reverse=True):
@@ -154,7 +179,12 @@ def _best(result: Mapping[str, Any], rows: Sequence[_Row], types: Mapping[str, s
     return Config()
 
 
-def _rows(found: Any, key: str) -> list[dict[str, Any]]:
+def listed(found: Any, key: str) -> list[dict[str, Any]]:
+    """Return a list of an allocation's devices, "config" or "results".
+
+    Raises:
+        GpushimError: it is none, or too long.
+    """
     rows = (found.get(key) or []) if isinstance(found, dict) else None
     if not isinstance(rows, list) or len(rows) > ROWS or not all(isinstance(row, dict) for row in rows):
         raise GpushimError(
@@ -170,7 +200,7 @@ def _is_of(row: Mapping[str, Any], driver: str) -> bool:
     return isinstance(opaque, dict) and opaque.get("driver") == driver
 
 
-def _row(row: Mapping[str, Any], place: int, driver: str) -> _Row:
+def _row(row: Mapping[str, Any], place: int, driver: str) -> Row:
     """Read a config of this driver."""
     of_claim = row.get("source") != "FromClass"
     named = row.get("requests") or []
@@ -189,7 +219,7 @@ def _row(row: Mapping[str, Any], place: int, driver: str) -> _Row:
     _one_of(parameters.get("apiVersion"), where, "apiVersion", (API,))
     fields = _object(parameters, where, "parameters", ("apiVersion", "kind", "sharing"))
     config = replace(_config(fields.get("sharing"), where, type_), place=place)
-    return _Row(of_claim, requests, where, type_, config)
+    return Row(of_claim, requests, where, type_, config)
 
 
 def _check_size(parameters: Any, where: str) -> None:

@@ -34,7 +34,7 @@ from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
 from gpuplugin.snapshot.node_snapshot import OutdatedError
-from gpushim.containers.kubeconfig import Kubeconfig
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuplugin.book.page import Page
+    from gpuplugin.dra.link import Place
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
     from gpuplugin.settings.settings import Settings
@@ -61,12 +62,11 @@ class NodeHalf:
         settings: in force, those of the device plugin.
         sources: what they are read from, whose changes are followed.
         node: this node's name.
-        socket: path of the socket for the other half.
-        user: number of the user that the other half runs as.
+        place: where it meets the other half.
     """
 
-    def __init__(self, settings: Settings, sources: Sources, node: str, socket: str, user: int) -> None:
-        self._settings, self._sources, self._node, self._socket, self._user = settings, sources, node, socket, user
+    def __init__(self, settings: Settings, sources: Sources, node: str, place: Place) -> None:
+        self._settings, self._sources, self._node, self._place = settings, sources, node, place
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._book, self._newest = Book(), Newest()
         self._ledger, self._kubeconfig = Ledger(self._book), Kubeconfig()
@@ -99,7 +99,7 @@ class NodeHalf:
         self._watchers = Watchers(
             f"{folder}/health.json", self._tasks.start, self._wake.set, self._renewal.hurry, self._settings.checks
         )
-        self._link = Link(self._socket, self._user, self._wake.set)
+        self._link = Link(self._place, self._tasks.start, self._wake.set)
         claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer, self._sharing)
         self._letting = LettingGo(self._tasks.start, self._close, self._wake.set, lambda _: None, "the DRA driver")
         status = Status(self._now, claims, self._ledger, self._link, self._newest, self._letting, kubelet_dir)

@@ -10,26 +10,27 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import book, by_device, claimed
-from gpuplugin.dra import node_state, offered, spec, taints
-from gpuplugin.health import reason
-from gpuplugin.mps import mps, of_claims
+from gpuplugin.dra import node_state, offered, spec
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
-from gpushim.containers.kubeconfig import Kubeconfig
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
-from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from gpuplugin.book.claimed import Row
+    from gpuplugin.book.page import Page
     from gpuplugin.dra.offered import Offered
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
 COLUMNS = ("DEVICE", "INDEX", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
 FOLDERS = ("plugins_registry", "plugins", "pod-resources")  # of kubelet's, in each of which something is looked for
+
+GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the book says of whose container
 
 
 def tell(settings: Settings, rival: Callable[[str], str]) -> None:
@@ -49,17 +50,21 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     devices, lacks, why = spec.devices(snapshot, values)
     notes = node_state.excluded(settings, snapshot)
-    problems = _problems(devices, settings, snapshot, notes)
+    page, rows = _holders()
+    problems = _problems(devices, settings, snapshot, page, notes)
     _note(notes)
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
-    _list(devices, {uuid: one.index for uuid, one in resources.units(snapshot).items()}, lacks, problems)
+    indices = {uuid: one.index for uuid, one in resources.units(snapshot).items()}
+    problems.update(dict.fromkeys(lacks, "the CDI spec does not have it"))
+    _list(devices, indices, problems, _held(page, rows), lacks)
     show.say(book.summary(book.Book()))
     if there := rival(kubelet_dir):
         raise GpushimError(spec.RIVAL.format(there), FAILED)
     if why:
         raise GpushimError(why, FAILED)
-    Kubeconfig().look(str(values["kubeconfig"]))
+    if not os.environ.get(node_snapshot.POD):  # whose halves share a token; the host's files are not seen there
+        Kubeconfig().look(str(values["kubeconfig"]))
 
 
 def _note(notes: Iterable[str]) -> None:
@@ -76,21 +81,25 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
             yield f"there is no {kubelet_dir}/{name}, which kubelet makes when it starts"
 
 
-def _problems(devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, notes: list[str]) -> dict[str, str]:
+def _problems(
+    devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, page: Page | None, notes: list[str]
+) -> dict[str, str]:
     """Say why devices have taints that keep them from claims, by UUID; notes get what is unhealthy beside."""
-    reasons, owed = node_state.reasons(settings, snapshot, notes), _owed()
-    why = {**owed, **taints.problems(snapshot), **reason.texts(reasons, snapshot)}
-    found = taints.taints(reasons, snapshot, None, str(settings.values["taint-effect"]), owed=owed)
+    reasons = node_state.reasons(settings, snapshot, notes)
+    found, why = node_state.tainted(settings, snapshot, reasons, page)
     tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
-    left = [one.uuid for one in devices if one.uuid in why.keys() - tainted]
+    left = [one.uuid for one in devices if one.uuid in found.keys() - tainted]
     notes += [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
-    return {uuid: why[uuid] for uuid in tainted}
+    return {uuid: why.get(uuid, GIVEN) for uuid in tainted}
 
 
 def _list(
-    devices: Sequence[Offered], indices: Mapping[str, str], lacks: Collection[str], problems: Mapping[str, str]
+    devices: Sequence[Offered],
+    indices: Mapping[str, str],
+    why: Mapping[str, str],
+    held: Mapping[str, str],
+    lacks: Collection[str],
 ) -> None:
-    why, held = {**problems, **dict.fromkeys(lacks, "the CDI spec does not have it")}, _held()
     slices = offered.slices([one for one in devices if one.uuid not in lacks], {})
     well = [one for one in devices if one.uuid not in why]
     show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices")
@@ -103,23 +112,20 @@ def _list(
     show.say()
 
 
-def _owed() -> dict[str, str]:
-    """Say what is still as a claim that is over had it, by UUID, as far as this user may read that."""
-    state = system.state_dir()
-    claims = of_claims.left(state)
-    return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
-
-
-def _held() -> dict[str, str]:
-    """Say who has devices, by UUID, as far as this user may read that."""
-    found: dict[str, str] = {}
+def _holders() -> tuple[Page | None, Mapping[str, Row]]:
+    """Read the book of this boot, and the claims beside it, as far as this user may."""
     try:
         shared = book.Book()
         page, (_, rows, _) = shared.read(), claimed.read()
     except (GpushimError, OSError):
-        return found
-    if page and page["boot"] == shared.boot:
-        for *_, one in by_device.entries(page):
-            found[one["uuid"]] = "device plugin" if one["giver"] == by_device.PLUGIN else one["to"]
+        return None, {}
+    return page if page and page["boot"] == shared.boot else None, rows
+
+
+def _held(page: Page | None, rows: Mapping[str, Row]) -> dict[str, str]:
+    """Say who has devices, by UUID."""
+    found: dict[str, str] = {}
+    for *_, one in by_device.entries(page) if page else ():
+        found[one["uuid"]] = "device plugin" if one["giver"] == by_device.PLUGIN else one["to"]
     claims = {uuid: f"claim {row['namespace']}/{row['name']}" for row in rows.values() for uuid in claimed.held(row)}
     return {**found, **claims}

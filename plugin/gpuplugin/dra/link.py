@@ -1,7 +1,8 @@
 """The socket to the other half, which has the token: it is sent what to publish, and asked for claims.
 
-Both send lines of JSON; gpuplugin/cluster/dra_in_cluster.py lists them. The kernel says which user connects. Only the
-newest client is served. What it says of a claim comes from strangers, so claim.py checks it.
+Both send lines of JSON; gpuplugin/cluster/dra_in_cluster.py lists them. The kernel says who connects. Only the newest
+client is served. What it says of a claim comes from strangers, so claim.py checks it; an answer that cannot be read
+fails that claim alone.
 Out of scope: what is published, and the API server.
 """
 
@@ -10,15 +11,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.sockets import identity
-from gpushim.ground.bounds import CLAIM_LINE
-from gpushim.ground.errors import FAILED, GpushimError, quote, visible
+from gpuplugin.processes.peer_unit import of_unit
+from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
+from gpushim.ground.errors import FAILED, GpushimError, visible
 from gpushim.ground.logs import logger
+from gpushim.ground.nesting import deeper
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
 
     from gpuplugin.kubelet.sockets import Identity
@@ -27,25 +33,45 @@ PUBLISHED = 64 << 10  # bytes of a line that is kept
 ERROR = 500  # characters
 GENERATIONS = 1 << 63  # of a pool, fewer than these (int64)
 CLIENTS = 4  # that wait, of which one counts
+PAUSE = 0.1  # seconds from one client to the next: whoever comes again and again costs little
+STAYS = 60.0  # seconds; what is wrong with clients is logged once, until one has stayed so long
 ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
+_CLAIM = re.compile(rb'\{"claim": ?([0-9]{1,18}),')  # begins an answer
+
+
+class Place(NamedTuple):
+    """Where the halves meet.
+
+    Attributes:
+        path: of the socket.
+        user: number of the user who may connect, beside root.
+        unit: of systemd that whoever connects has to be in, besides; "" for any, or none.
+    """
+
+    path: str
+    user: int
+    unit: str = ""
 
 
 class Link:
     """The socket.
 
     Args:
-        path: of the socket.
-        user: who may connect, beside root.
+        place: where the halves meet.
+        start: starts a coroutine as a task.
         changed: is called when the other half has published something, or is gone.
 
     Attributes:
         published: what the other half said last of its slices: "generation" and "problem"; or nothing.
     """
 
-    def __init__(self, path: str, user: int, changed: Callable[[], object]) -> None:
-        self.path, self._user, self._changed = path, user, changed
+    def __init__(
+        self, place: Place, start: Callable[[Any], asyncio.Task[Any]], changed: Callable[[], object]
+    ) -> None:
+        (self.path, self._user, self._unit), self._start, self._changed = place, start, changed
         self.published: Mapping[str, Any] = {}
-        self._server: asyncio.AbstractServer | None = None
+        self._logged: set[str] = set()
+        self._accepting: asyncio.Task[Any] | None = None
         self._inode: Identity | None = None
         self._client: asyncio.StreamWriter | None = None
         self._asked: dict[int, tuple[asyncio.Future[Any], bytes]] = {}
@@ -64,22 +90,24 @@ class Link:
         Raises:
             GpushimError: it cannot be made.
         """
-        if self._server and identity(self.path) == self._inode:
+        if self._accepting and identity(self.path) == self._inode:
             return
         try:
-            # The other half is not root; `_met` says who is let in. It may have put a link where the socket was.
+            # The other half is not root; `_admit` says who is let in. It may have put a link where the socket was.
             listening, inode = sockets.private(self.path, CLIENTS, 0o666)
         except OSError as error:
             raise GpushimError(f"the socket {self.path} cannot be made: {error.strerror or error}", FAILED) from None
-        if self._server:
-            self._server.close()
+        if self._accepting:
+            self._accepting.cancel()
         self._inode = inode
-        self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=CLAIM_LINE)
+        listening.setblocking(False)
+        self._accepting = self._start(self._accept(listening))
+        self._accepting.add_done_callback(lambda _: listening.close())
 
     def stop(self) -> None:
         """Serve no more."""
-        if self._server:
-            self._server.close()
+        if self._accepting:
+            self._accepting.cancel()
         if self._client:
             self._client.close()
         if self._inode and identity(self.path) == self._inode:
@@ -139,30 +167,56 @@ class Link:
         elif self._client:
             self._client.transport.abort()
 
+    async def _accept(self, listening: socket.socket) -> None:
+        """Let clients in, one in PAUSE seconds at most."""
+        while True:
+            try:
+                connected, _ = await asyncio.get_running_loop().sock_accept(listening)
+                await self._admit(connected)
+            except OSError:  # it has gone, or no descriptor is left
+                pass
+            await asyncio.sleep(PAUSE)
+
+    async def _admit(self, connected: socket.socket) -> None:
+        """Serve a client if it is the other half."""
+        if not sockets.of_user(connected, self._user) or (self._unit and not of_unit(connected, self._unit)):
+            connected.close()
+            where = f"of {self._unit}" if self._unit else f"user {self._user}'s"
+            self._warn(f"a process that is not {where} connects to {self.path}, and is sent away")
+            return
+        reader = asyncio.StreamReader(limit=CLAIM_LINE)
+        protocol = asyncio.StreamReaderProtocol(reader, self._met)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connected)
+
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a client until it ends, or another one comes."""
-        if not sockets.of_user(writer.get_extra_info("socket"), self._user):
-            writer.close()
-            return
         if self._client:
             self._client.close()
-        self._client = writer
+        self._client, begun = writer, time.monotonic()
         writer.write(self._api + self._pool + b"".join(line for _, line in self._asked.values()))
         try:
-            while line := await reader.readline():
-                self._heard(json.loads(line), len(line))
+            while (line := await reader.readline()).endswith(b"\n"):
+                self._heard(_parsed(line), len(line))
                 await asyncio.sleep(0)  # lines that are there already come at once, and others wait
-        except (ValueError, OSError, RecursionError) as error:  # ValueError: a line over CLAIM_LINE, too
-            logger.warning("the container beside this one sends an invalid line: %s", quote(str(error)[:200]))
+        except OSError:
+            pass
+        except ValueError:  # a line over CLAIM_LINE, too
+            if time.monotonic() - begun > STAYS:
+                self._logged.clear()
+            self._warn("the container beside this one sends a line that is not understood")
         finally:
             writer.close()
             if self._client is writer:
                 self._client, self.published = None, {}
                 self._changed()
 
-    def _heard(self, news: Any, size: int) -> None:
-        if not isinstance(news, dict):
-            raise ValueError("it is no object")
+    def _warn(self, sentence: str) -> None:
+        """Log what is wrong with a client, but not each time that it comes."""
+        if sentence not in self._logged:
+            logger.warning("%s", sentence)
+        self._logged.add(sentence)
+
+    def _heard(self, news: dict[str, Any], size: int) -> None:
         found = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
         if found and not found[0].done():
             found[0].set_result(news)
@@ -170,6 +224,25 @@ class Link:
         if published is not None and published != self.published:
             self.published = published
             self._changed()
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return what a line says; an answer that cannot be read, or is deeper than any claim, is an error of its claim.
+
+    Raises:
+        ValueError: it is nothing that is known.
+    """
+    try:
+        # Not of bytes, which json would read in UTF-16, too.
+        found = None if deeper(line, CLAIM_DEPTH) else json.loads(line.decode())
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    answered = _CLAIM.match(line)
+    if not answered:
+        raise ValueError
+    return {"claim": int(answered[1]), "error": None}
 
 
 def _published(news: Any) -> dict[str, Any] | None:

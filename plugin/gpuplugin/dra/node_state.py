@@ -13,6 +13,7 @@ from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import newest, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
+from gpuplugin.mps import mps, of_claims
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
@@ -20,7 +21,7 @@ from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
     from gpuplugin.book.page import Page
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 HEALTH = "health.json"  # in the directory of what the plugin keeps
-SEEN = (  # where no flag is given
-    "settings are those of config.toml and variables here; flags of the driver that runs, such as --exclude and "
-    "--taint-effect, are not seen: gpushim-dra-driver --explain takes them, too"
-)
+FLAGS = ("exclude", "taint-effect", "disable-healthchecks", "enable-healthchecks", "config-file")  # that count here
 UNWATCHED = "whether GPUs are healthy is not known: "
 SINCE_BOOT = "what a claim or pod had before is listed when the driver or the device plugin next writes it"
 
@@ -82,19 +80,20 @@ def present(settings: Settings) -> NodeState:
     snapshot, values = node_snapshot.current(), settings.values
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
-    devices, lacks, why = spec.devices(snapshot, values)
+    devices, lacks, lacking = spec.devices(snapshot, values)
     problem = _problem()
-    notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [why, problem])]
+    notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     doubts: list[str] = []
     found = reasons(settings, snapshot, doubts)
     page, claims = _holders(doubts)
+    has, why = tainted(settings, snapshot, found, page)
     notes += doubts
     return NodeState(
         snapshot,
         [one for one in devices if one.uuid not in lacks],
         {uuid: one.index for uuid, one in resources.units(snapshot).items()},
-        taints.taints(found, snapshot, page, str(values["taint-effect"])),
-        {**taints.problems(snapshot), **reason.texts(found, snapshot), **plugins(page)},
+        has,
+        why,
         claims,
         page,
         notes,
@@ -102,6 +101,41 @@ def present(settings: Settings) -> NodeState:
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
     )
+
+
+def unseen(given: Collection[str]) -> list[str]:
+    """Say which flags of the driver that runs are not known here, as others may count there.
+
+    Args:
+        given: names of those that this command has.
+    """
+    left = [f"--{flag}" for flag in FLAGS if flag not in given]
+    return [
+        f"settings are those of config.toml and variables here; of the driver that runs {', '.join(left)} are not "
+        "seen: gpushim-dra-driver --explain takes such flags, too"
+    ] * bool(left)
+
+
+def tainted(
+    settings: Settings, snapshot: Snapshot, reasons: Mapping[str, list[Reason]], page: Page | None
+) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
+    """Return the taints of devices, as the driver makes them, and why, sentences; both by UUID.
+
+    What pods have of a device plugin that does not write the book is not seen: the driver asks kubelet.
+
+    Args:
+        settings: in force.
+        snapshot: of the host's inventory.
+        reasons: why devices are unhealthy, by UUID.
+        page: the book of this boot.
+    """
+    owed, why = _owed(), dict[str, list[str]]()
+    for some in (reason.texts(reasons, snapshot), taints.problems(snapshot), owed, _plugins(page)):
+        for uuid, text in some.items():
+            row = why.setdefault(uuid, [])
+            row += [] if any(text in one for one in row) else [text]
+    found = taints.taints(reasons, snapshot, page, str(settings.values["taint-effect"]), owed=owed)
+    return found, {uuid: "; ".join(row) for uuid, row in why.items()}
 
 
 def excluded(settings: Settings, snapshot: Snapshot) -> list[str]:
@@ -123,7 +157,14 @@ def _problem() -> str:
     return release.PROBLEM if os.path.lexists(release.Release().path) else ""
 
 
-def plugins(page: Page | None) -> dict[str, str]:
+def _owed() -> dict[str, str]:
+    """Say what is still as a claim that is over had it, by UUID, as far as this user may read that."""
+    state = system.state_dir()
+    claims = of_claims.left(state)
+    return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
+
+
+def _plugins(page: Page | None) -> dict[str, str]:
     """Say who has what by the device plugin, by UUID."""
     rows = by_device.entries(page) if page else ()
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}

@@ -108,7 +108,12 @@ def devices(
 
 def of_class(name: str) -> str:
     """Return the DeviceClass of a device with this name."""
-    return CLASSES.get(name.partition("-")[0], OWN_DRIVER)
+    return CLASSES.get(type_of(name), OWN_DRIVER)
+
+
+def type_of(name: str) -> str:
+    """Return GPU or MIG, which the name of a device begins with; "" if it is none of this driver's."""
+    return next((type_ for type_ in CLASSES if name.startswith(f"{type_}-")), "")
 
 
 def slices(offered: Sequence[Offered], taints: Mapping[str, Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:

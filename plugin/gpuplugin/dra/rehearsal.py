@@ -5,87 +5,110 @@ Out of scope: which devices it would get (claim_answer.py), what the driver has 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.dra import claim, shared
-from gpuplugin.dra.configs import chosen, mebibytes
-from gpuplugin.mps import mps
+from gpuplugin.dra import claim, configs, offered, shared
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.node_state import NodeState
     from gpuplugin.matching.fitting import Way
-    from gpuplugin.matching.manifests import ClaimSpec, Class, Request
+    from gpuplugin.matching.manifests import ClaimSpec, Class
 
 REFUSES = "the driver refuses it: "
-POOL, UID = "here", "00000000-0000-4000-8000-000000000000"  # of an allocation that is none
+UID = "00000000-0000-4000-8000-000000000000"  # of a claim that has none yet
+STARTER = (
+    "systemd, which starts its gpushim-mps@claim-UID-NUMBER.service, is not seen here, as from a pod; where the node "
+    "has none, its init must run what that runs, or the claim waits in vain"
+)
 
 
-def of_configs(spec: ClaimSpec) -> str:
-    """Say why the driver refuses a claim's configs, whatever it gets."""
-    return _sentence(lambda: chosen({"devices": {"config": _of_claim(spec)}}, OWN_DRIVER, {}))
-
-
-def of_device(spec: ClaimSpec, request: Request, found: Class, device: str) -> str:
-    """Say why the driver refuses a device of this type."""
-    results = [{"request": request.name, "driver": OWN_DRIVER, "device": device}]
-    devices = {"config": [*_of_class(request.name, found), *_of_claim(spec)], "results": results}
-    return _sentence(lambda: chosen({"devices": devices}, OWN_DRIVER, {device: device.partition("-")[0]}))
-
-
-def of_way(spec: ClaimSpec, classes: Mapping[str, Class], way: Way, node: NodeState) -> str:
-    """Say why the driver refuses a claim that gets these devices.
+class Rehearsal:
+    """A claim that may get one thing or another. Its configs, and those of its classes, are read once.
 
     Args:
         spec: the claim.
-        classes: by the request's name.
-        way: names of requests and devices.
-        node: where it gets them.
+        classes: by the name of a request or alternative.
+        node: where it gets devices.
     """
-    try:
-        groups = _groups(spec, classes, way, node)
-        shared.need_programs(groups, node.snapshot)
-    except GpushimError as error:
-        return f"{REFUSES}{error}"
-    starter = mps.no_starter() if groups else ""
-    return f"the driver waits in vain: {starter}" if starter else ""
+
+    def __init__(self, spec: ClaimSpec, classes: Mapping[str, Class], node: NodeState) -> None:
+        self._spec, self._node = spec, node
+        self._uuids = {one.name: one.uuid for one in node.offered}
+        self._admin = {one.name for choice in spec.requests for one in choice if one.admin}
+        rows = {name: [_of_class(name, row) for row in found.configs] for name, found in classes.items()}
+        self._rows = {**rows, "": [{**row, "source": "FromClaim"} for row in spec.configs]}  # by request, then all
+        self._read: dict[str, list[configs.Row] | GpushimError] = {}
+
+    def of_configs(self) -> str:
+        """Say why the driver refuses the claim's configs, whatever it gets, or ""."""
+        return _sentence(lambda: self._configs(()))
+
+    def of_device(self, request: str, device: str) -> str:
+        """Say why the driver refuses a device of this type for a request, or ""."""
+        types = {device: offered.type_of(device)}
+        return _sentence(lambda: configs.best(request, device, self._configs([request]), types))
+
+    def of_way(self, way: Way) -> str:
+        """Say why the driver refuses the claim if it gets this, or "".
+
+        Args:
+            way: names of requests and devices.
+        """
+        return _sentence(lambda: shared.need_programs(self._groups(way), self._node.snapshot))
+
+    def notes(self, way: Way) -> list[str]:
+        """Say what is to be known of a way that is not refused: limits that limit nothing, and what starts units."""
+        has = {one.uuid: str(one.body["capacity"]["memory"]["value"]) for one in self._node.offered}
+        groups = self._groups(way)
+        found = [STARTER] if groups and not os.path.isdir(system.SYSTEMD) else []
+        found += [
+            f"its MPS limit of {limit}Mi limits nothing, for {gpu.uuid} has {has[gpu.uuid]}"
+            for group in groups
+            for gpu, limit in zip(group.gpus, group.limits)
+            if limit and limit > (configs.mebibytes(has[gpu.uuid]) or limit)
+        ]
+        return [f"claim {self._spec.name}: {sentence}" for sentence in found]
+
+    def _groups(self, way: Way) -> Sequence[MpsGroup]:
+        """Do as the driver does with a claim that has an allocation."""
+        rows = self._configs([*dict(way)])
+        types = {device: offered.type_of(device) for _, device in way}
+        results = [
+            claim.Result(
+                request.partition("/")[0], device, request in self._admin, configs.best(request, device, rows, types)
+            )
+            for request, device in way
+        ]
+        found = claim.Claim(UID, self._spec.namespace or "default", self._spec.name, (*results,))
+        return claim.groups(found, self._uuids)
+
+    def _configs(self, requests: Collection[str]) -> list[configs.Row]:
+        """Return what counts for these requests: first configs of their classes, then the claim's."""
+        configs.listed({"config": [row for name in (*requests, "") for row in self._rows[name]]}, "config")
+        return [row for name in (*requests, "") for row in self._of(name)]
+
+    def _of(self, name: str) -> list[configs.Row]:
+        if name not in self._read:
+            first = [*self._rows].index(name) * configs.ROWS
+            try:
+                self._read[name] = configs.read(self._rows[name], OWN_DRIVER, first)
+            except GpushimError as error:
+                self._read[name] = error
+        found = self._read[name]
+        if isinstance(found, GpushimError):
+            raise found.with_traceback(None)
+        return found
 
 
-def notes(spec: ClaimSpec, classes: Mapping[str, Class], way: Way, node: NodeState) -> list[str]:
-    """Say which limits of memory limit nothing; arguments as of `of_way`, which has nothing to say."""
-    has = {one.uuid: str(one.body["capacity"]["memory"]["value"]) for one in node.offered}
-    return [
-        f"claim {spec.name}: its MPS limit of {limit}Mi limits nothing, for {gpu.uuid} has {has[gpu.uuid]}"
-        for group in _groups(spec, classes, way, node)
-        for gpu, limit in zip(group.gpus, group.limits)
-        if limit and limit > (mebibytes(has[gpu.uuid]) or limit)
-    ]
-
-
-def _groups(spec: ClaimSpec, classes: Mapping[str, Class], way: Way, node: NodeState) -> Sequence[MpsGroup]:
-    """Do as the driver does with a claim that has an allocation."""
-    admin = {one.name for choice in spec.requests for one in choice if one.admin}
-    results = [
-        {"request": request, "driver": OWN_DRIVER, "pool": POOL, "device": device, "adminAccess": request in admin}
-        for request, device in way
-    ]
-    of_classes = [row for request in dict(way) for row in _of_class(request, classes[request])]
-    devices = {"results": results, "config": [*of_classes, *_of_claim(spec)]}
-    found = {"metadata": {"uid": UID}, "status": {"allocation": {"devices": devices}}}
-    asked = {"namespace": spec.namespace or "default", "name": spec.name, "uid": UID}
-    return claim.groups(claim.allocated(asked, found, POOL), {one.name: one.uuid for one in node.offered})
-
-
-def _of_class(request: str, found: Class) -> list[dict[str, Any]]:
-    return [{**row, "source": "FromClass", "requests": [request]} for row in found.configs]
-
-
-def _of_claim(spec: ClaimSpec) -> list[dict[str, Any]]:
-    return [{**row, "source": "FromClaim"} for row in spec.configs]
+def _of_class(request: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "source": "FromClass", "requests": [request]}
 
 
 def _sentence(prepare: Callable[[], object]) -> str:

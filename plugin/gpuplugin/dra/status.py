@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.book import claimed
 from gpuplugin.dra.offered import CLASSES, of_class
 from gpuplugin.dra.spec import RIVAL
+from gpuplugin.health import reason
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics.metrics import DRIVER
 from gpuplugin.processes import counts, instances
@@ -186,12 +187,12 @@ class Status:
 
 
 def _unhealthy(now: Now) -> Iterator[dict[str, Any]]:
-    """List devices that are not well by their health, what passes by itself last."""
+    """List devices that are not well by their health, each with its cure, the gravest first."""
     rows = [(one, now.reasons[one.uuid]) for one in now.offered if now.reasons.get(one.uuid)]
-    for one, reasons in sorted(rows, key=lambda row: all(each.passes for each in row[1])):
-        until = reasons[-1].until if all(each.passes for each in reasons) else ""
-        gpu = one.body["attributes"]["parentUUID"]["string"]
-        yield {"uuid": one.uuid, "gpu": gpu, "why": now.why.get(one.uuid, ""), "passes": until}
+    for one, reasons in sorted(rows, key=lambda row: reason.CURES.index(reason.cure(row[1]))):
+        cure, gpu = reason.cure(reasons), one.body["attributes"]["parentUUID"]["string"]
+        until = reasons[-1].until if cure == "wait" else ""
+        yield {"uuid": one.uuid, "gpu": gpu, "why": now.why.get(one.uuid, ""), "cure": cure, "until": until}
 
 
 def _devices(now: Now) -> list[tuple[str, None, list[Device]]]:
@@ -216,5 +217,5 @@ def _claimed(rows: Mapping[str, Row]) -> Iterator[Sample]:
 def _tainted(now: Now) -> Iterator[Sample]:
     rows = (one for row in now.taints().values() for one in row)
     found = Counter((one["key"].rpartition("/")[2], one["effect"]) for one in rows)
-    for (reason, effect), number in found.items():
-        yield "tainted_devices", {"reason": reason, "effect": effect}, number
+    for (key, effect), number in found.items():
+        yield "tainted_devices", {"reason": key, "effect": effect}, number

@@ -55,7 +55,7 @@ def taints(
         for one in row:
             mild = one.kind == "unwatched" and effect == NO_EXECUTE
             add(uuid, one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
-    for uuid in {*(problems(snapshot).keys() - reasons.keys()), *owed}:
+    for uuid in {*problems(snapshot), *owed}:  # also beside a reason, whose effect may be none
         add(uuid, PROBLEM, "", NO_SCHEDULE)
     for uuid in _given(page, snapshot, unnoted):
         add(uuid, PLUGIN, "allocated", NO_SCHEDULE)

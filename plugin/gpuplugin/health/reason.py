@@ -37,6 +37,12 @@ TEXTS = {
     "gone": "NVML does not list the GPU any more",
     "rows": "a memory row could not be replaced, so the GPU is to be exchanged (RMA)",
 }
+# What people do about reasons, the gravest first: of several reasons the first counts. "nvml" is to find out why NVML
+# does not answer, "end" to end work that uses this GPU together with others, and "wait" nothing.
+CURES = ("exchange", "reboot", "nvml", "end", "reset", "wait")
+_CURES = {"rows": "exchange", "lost": "reboot", "gone": "reboot", "unwatched": "nvml"}  # of kinds; "reset" of others
+_OF_ACTIONS = {1: "reset", 3: "end", 4: "reset"}  # "reboot" of others, also of those that are not known
+_OF_XIDS = dict.fromkeys((54, 79, 151), "reboot")  # CHECK_MECHANICALS, RESTART_BM, RESTART_VM in xids.CATALOG
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "unwatched")
 GIVEN = "is not given out", "can be given out again"  # as `log` says it of the device plugin's devices
@@ -63,6 +69,7 @@ class Reason:
         gi: the GPU instance that it concerns; None: the whole GPU.
         ci: the compute instance that it concerns; None: all of that GPU instance.
         number: of the XID or recovery action; 0: none.
+        passes: it ends some time after the last event, without anything that people do.
     """
 
     kind: str
@@ -72,6 +79,7 @@ class Reason:
     gi: int | None = None
     ci: int | None = None
     number: int = 0
+    passes: bool = False
 
     @property
     def when(self) -> float:
@@ -79,9 +87,13 @@ class Reason:
         return time.time() - system.clock() + self.since
 
     @property
-    def passes(self) -> bool:
-        """Whether it ends some time after the last event, without anything that people do."""
-        return self.until == UNTIL[xids.TIME]
+    def cure(self) -> str:
+        """What people do about it, one of CURES."""
+        if self.passes:
+            return "wait"
+        if self.kind == "recovery":
+            return _OF_ACTIONS.get(self.number, "reboot")
+        return _OF_XIDS.get(self.number, "reset") if self.kind == "xid" else _CURES.get(self.kind, "reset")
 
     def concerns(self, mig: MigInstance) -> bool:
         """Say whether it concerns a MIG instance of its GPU."""
@@ -98,6 +110,11 @@ def reasons(causes: Iterable[Cause]) -> list[Reason]:
         for one in found
         if one.kind not in SILENT or one is silent[0]
     ]
+
+
+def cure(found: Iterable[Reason]) -> str:
+    """Return what people do about all reasons of a device, one of CURES."""
+    return min((one.cure for one in found), key=CURES.index, default="wait")
 
 
 def texts(found: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str, str]:
@@ -141,7 +158,8 @@ def brief(sentence: str) -> str:
 
 def of(cause: Cause) -> Reason:
     """Return the reason that a cause is."""
-    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], cause.gi, cause.ci, cause.number)
+    rest = cause.gi, cause.ci, cause.number, cause.ends == xids.TIME
+    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], *rest)
 
 
 def _clause(cause: Cause) -> str:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 UNKNOWN, HEALTHY, UNHEALTHY = range(3)  # HealthStatus
 REPEAT = 20.0  # seconds; a device that kubelet does not hear of for 30 s, or as long as a message says, is Unknown
+# Of kubelet's one connection: a prepare may wait for 40 s, one for each pod that starts, and unprepare shall not.
+STREAMS = 1024  # more than a node has pods
 CLAIMS = 256  # of one call, most; kubelet asks for those of one pod
 REASON = 500  # characters of why kubelet refuses
 FOLDER = "plugins"  # in kubelet's directory, has one of each driver
@@ -154,7 +156,7 @@ class Driver:
             raise GpushimError(why, FAILED) from None
         if old:
             logger.warning("%s is gone, and is made again", path)
-        fresh = Listener(path, idle=False)
+        fresh = Listener(path, idle=False, streams=STREAMS)
         await fresh.bind(*handlers)
         if old:
             await old.stop()

@@ -30,13 +30,9 @@ PREFIX, ASIDE, SUFFIX = "gpushim-", ".gpushim-", ".sock"  # of our sockets' name
 GRACE = 1.0  # seconds for calls that are being answered
 # Whoever may connect, kubelet alone by the socket's mode, cannot make this process big: a connection without a call
 # is closed, and a message has at most what kubelet's own lists may have.
-OPTIONS = (
-    ("grpc.max_receive_message_length", 4 << 20),
-    ("grpc.max_concurrent_streams", 32),
-    ("grpc.so_reuseport", 0),
-)
+OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0))
 IDLE = (("grpc.max_connection_idle_ms", 60_000),)
-CALLS = 64  # at a time, over all connections
+STREAMS = 32  # calls at a time of a connection; over all connections, twice as many
 _ROOT = 0
 _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 NAMES = 4096  # of a directory that are looked at, most; one of kubelet's has a dozen
@@ -49,16 +45,17 @@ class Listener:
         path: absolute.
         idle: whether a connection without a call ends after a while; to kubelet the end of that to a DRA driver is
             the driver's.
+        streams: calls at a time of a connection; those beyond wait in it.
 
     Attributes:
         inode: of its socket, as `identity` tells it.
     """
 
-    def __init__(self, path: str, idle: bool = True) -> None:
+    def __init__(self, path: str, idle: bool = True, streams: int = STREAMS) -> None:
         self.path = path
         self.inode: Identity | None = None
-        options = OPTIONS + IDLE if idle else OPTIONS
-        self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS)
+        options = (*OPTIONS, ("grpc.max_concurrent_streams", streams), *(IDLE if idle else ()))
+        self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * streams)
 
     async def bind(self, *handlers: grpc.GenericRpcHandler) -> None:
         """Serve, in the place of whatever is at the path.

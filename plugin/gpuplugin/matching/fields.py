@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.settings.forms import LABEL, meant, shown
+from gpuplugin.settings.forms import ALIKE, LABEL, meant, shown
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ALIKE = 0.8  # of 1: a field is another one misspelled, and none of a later Kubernetes
+MOST = (
+    32  # selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1)
+)
 
 
 class Form:
@@ -25,7 +27,7 @@ class Form:
         self.wrong: list[str] = []
 
     def near(self, name: str, known: Sequence[str]) -> str:
-        """Return the known name that is meant, of the first wrong ones."""
+        """Return the known name that is meant, of the first wrong ones; others are of a later Kubernetes."""
         return meant(name, known, ALIKE) if len(self.unsure) + len(self.wrong) < LISTED else ""
 
     def object(self, value: Any, where: str, known: Sequence[str] = ()) -> dict[str, Any]:
@@ -42,9 +44,11 @@ class Form:
                 (self.wrong if near else self.unsure).append(more[not near])
         return value
 
-    def list(self, value: Any, where: str) -> list[Any]:
-        """Return a list; an empty one where there is none."""
+    def list(self, value: Any, where: str, most: int = 0) -> list[Any]:
+        """Return a list; an empty one where there is none. It may have `most`, if that is not 0."""
         if value is None or isinstance(value, list):
+            if most and len(value or ()) > most:
+                self.wrong.append(f"{where} has {len(value or ())}; write {most} at most")
             return value or []
         self.wrong.append(f"{where} is {shown(value)}; write a list")
         return []
@@ -65,12 +69,12 @@ class Form:
 
     def texts(self, value: Any, where: str) -> tuple[str, ...]:
         """Return a list of texts."""
-        return tuple(self.text(one, where) for one in self.list(value, where))
+        return tuple(self.text(one, where) for one in self.list(value, where, MOST))
 
     def selectors(self, value: Any, where: str) -> tuple[str, ...]:
         """Return expressions."""
         found = []
-        for one in self.list(value, where):
+        for one in self.list(value, where, MOST):
             if isinstance(one, str):
                 self.wrong.append(f"{where} has a text; write it as the expression of [{{cel: {{expression: ...}}}}]")
                 continue

@@ -41,6 +41,7 @@ def fit(
     candidates: Mapping[str, Candidates],
     driver: str,
     accepted: Callable[[Way], bool] | None = None,
+    late: Callable[[], bool] = lambda: False,
 ) -> Way | None:
     """Find devices for a claim.
 
@@ -50,6 +51,7 @@ def fit(
         candidates: devices in the form of resource.k8s.io/v1, by the request's name.
         driver: of the devices.
         accepted: says whether a way will do; without it any does.
+        late: says whether that has taken too long.
 
     Returns:
         one way; None if there is none.
@@ -62,7 +64,7 @@ def fit(
     def count(more: int) -> None:
         nonlocal steps
         steps += more
-        if steps > STEPS:
+        if steps > STEPS or late():
             raise TooManyError
 
     def tried(rest: Sequence[Sequence[Request]], taken: Taken) -> Taken | None:

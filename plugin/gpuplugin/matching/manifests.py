@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.matching.fields import Form
+from gpuplugin.matching import tolerations
+from gpuplugin.matching.fields import MOST, Form
 from gpuplugin.settings.forms import shown
 from gpushim.ground.errors import quote
 
@@ -22,8 +23,8 @@ SERVED, INLINE = f"{API}v1", f"{API}v1beta1"  # by default; in which a request i
 VERSIONS = (SERVED, f"{API}v1beta2", INLINE)  # whose forms are known here
 CLAIM, TEMPLATE, CLASS, POD = "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod"
 EXACT, ALL = "ExactCount", "All"
+ALTERNATIVES = 8  # of a request (resource.k8s.io/v1, FirstAvailableDeviceRequestMaxSize)
 _DEVICES = ("deviceClassName", "selectors", "allocationMode", "count", "tolerations")
-_TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 
 
 class Request(NamedTuple):
@@ -121,7 +122,9 @@ def read(documents: Sequence[Any]) -> File:
             known = ("selectors", "config", "extendedResourceName")
             spec = form.object(one.get("spec"), "spec", known)
             found = form.selectors(spec.get("selectors"), "spec.selectors")
-            configs = tuple(form.object(row, "spec.config") for row in form.list(spec.get("config"), "spec.config"))
+            configs = tuple(
+                form.object(row, "spec.config") for row in form.list(spec.get("config"), "spec.config", MOST)
+            )
             classes[_metadata(one, "name")] = Class(found, configs, (*form.wrong, *form.unsure))
         elif kind == POD:
             pods.append(one)
@@ -152,12 +155,12 @@ def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
     devices = form.object(form.object(spec, where, ("devices",)).get("devices"), f"{where}.devices",
                           ("requests", "constraints", "config"))  # fmt: skip
     inline = version == INLINE
-    requests = tuple(_requests(row, form, inline) for row in form.list(devices.get("requests"), "requests"))
-    constraints = tuple(_constraint(row, form) for row in form.list(devices.get("constraints"), "constraints"))
+    requests = tuple(_requests(row, form, inline) for row in form.list(devices.get("requests"), "requests", MOST))
+    constraints = tuple(_constraint(row, form) for row in form.list(devices.get("constraints"), "constraints", MOST))
     known = {one.name for row in requests for one in row}
     known |= {name.partition("/")[0] for name in known}
     configs = []
-    for row in form.list(devices.get("config"), "config"):
+    for row in form.list(devices.get("config"), "config", MOST):
         configs.append(form.object(row, "config", ("requests", "opaque")))
         if configs[-1].get("opaque") is None:
             form.wrong.append("a config has no opaque; write its driver and parameters there")
@@ -201,7 +204,7 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
         form.wrong.append(f"request {name} has both exactly and firstAvailable; omit one")
     rows = [
         form.object(one, f"{name}.firstAvailable", ("name", *_DEVICES))
-        for one in form.list(found["firstAvailable"], name)
+        for one in form.list(found["firstAvailable"], f"{name}.firstAvailable", ALTERNATIVES)
     ]
     return tuple(
         _request(f"{name}/{form.label(one.get('name'), f'{name}.firstAvailable.name')}", one, form) for one in rows
@@ -221,10 +224,8 @@ def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
     ):
         if not well:
             form.wrong.append(f"{name}.{key} is {shown(value)}; write {what}")
-    tolerations = tuple(
-        form.object(one, f"{name}.tolerations", _TOLERATION)
-        for one in form.list(body.get("tolerations"), f"{name}.tolerations")
-    )
+    where = f"{name}.tolerations"
+    rows = form.list(body.get("tolerations"), where)
     return Request(
         name,
         form.text(body.get("deviceClassName"), f"{name}.deviceClassName"),
@@ -232,7 +233,7 @@ def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
         mode,
         count if type(count) is int and count > 0 else 1,
         admin is True,
-        tolerations,
+        tuple(tolerations.read(one, where, form) for one in rows),
     )
 
 

@@ -1,6 +1,6 @@
-"""Whether a device matches a request, and which of its taints keep it from that: yes, no, or not known here.
+"""Whether a device matches a request: yes, no, or not known here.
 
-Pure. Out of scope: what a claim gets as a whole (fitting.py).
+Pure. Out of scope: taints (tolerations.py), what a claim gets as a whole (fitting.py).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from gpuplugin.matching import cel
 from gpuplugin.matching.cel_values import FailsError, UnsureError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from gpuplugin.matching.manifests import Class, Request
 
 YES, NO, UNSURE, FAILS = "yes", "no", "cannot tell", "fails"
 TEXT = 400  # characters of a selector that a clause has
-KEEPING = ("NoSchedule", "NoExecute")  # effects of taints
 
 
 class Verdict(NamedTuple):
@@ -59,24 +58,6 @@ def verdict(request: Request, found: Class, driver: str, body: Mapping[str, Any]
             if not holds:
                 return Verdict(NO, f"{_cut(text)} is false{_shown(seen, body)}", unsure[0] if unsure else "")
     return Verdict(UNSURE, unsure[0], unsure[0]) if unsure else Verdict(YES, "")
-
-
-def untolerated(request: Request, taints: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return the taints that keep a device from a request."""
-    return [
-        taint
-        for taint in taints
-        if taint["effect"] in KEEPING and not any(_tolerates(one, taint) for one in request.tolerations)
-    ]
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    key, effect = toleration.get("key") or "", toleration.get("effect") or ""
-    if effect not in ("", taint["effect"]) or key not in ("", taint["key"]):
-        return False
-    if (toleration.get("operator") or "Equal") == "Exists":
-        return True
-    return bool(key) and (toleration.get("value") or "") == taint.get("value", "")
 
 
 def _cut(text: str) -> str:

@@ -19,6 +19,7 @@ from gpushim.oci import selection
 LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
+ALIKE = 0.8  # of 1: a name is another one misspelled; gpu.nvidia.co is gpu.nvidia.com, gpu.amd.com is not
 _SEXAGESIMAL = 60
 _BARE = ("replicas", "count", "threads", "distinct", "multiUser", *SWITCHES)  # no strings
 _MIB = {"Mi": 1, "Gi": 1 << 10}

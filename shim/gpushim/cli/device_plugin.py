@@ -17,7 +17,7 @@ from gpushim.cli import show
 from gpushim.cli.sections import Commands
 from gpushim.containers import holders
 from gpushim.decision.decide import hook_program
-from gpushim.engines.processes import ask
+from gpushim.engines.processes import ask, programs
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.inventory import ensure
@@ -123,21 +123,29 @@ class _NobodyError(GpushimError):
 
 
 def _ask_plugin() -> dict[str, Any]:
-    """Ask the plugin for its state; to start it where claims give out the GPUs would undo the way over to them.
+    """Ask the plugin for its state.
 
     Raises:
-        GpushimError: it is not there, or refuses.
+        GpushimError: it is not there, or refuses. Where claims give out the GPUs and systemd is not to start the
+            plugin, to start it would undo the way over to them.
     """
     try:
         return _ask("status")
-    except _NobodyError:
+    except _NobodyError as error:
         if not ask.listens(f"{system.state_dir()}/{plugin_socket.DRIVERS}"):
             raise
-    raise GpushimError(
-        f"no {PLUGIN} runs here: {DRIVER} gives out the GPUs of this node by claims; see gpushim ps and "
-        f"{DRIVER} --check",
-        FAILED,
-    )
+        absent = str(error)
+    see = f"see gpushim ps and {DRIVER} --check"
+    if _started():
+        raise GpushimError(f"{absent}; beside it {DRIVER} gives out GPUs by claims: {see}", FAILED)
+    raise GpushimError(f"no {PLUGIN} runs here: {DRIVER} gives out the GPUs of this node by claims; {see}", FAILED)
+
+
+def _started() -> bool:
+    """Say whether systemd is to start the plugin: its unit is there, and neither disabled nor masked."""
+    program = programs.find("systemctl")
+    answer = ask.program([program, "is-enabled", f"{PLUGIN}.service"]) if program else None
+    return answer is not None and answer.out.strip() not in ("", "not-found", "disabled", "masked", "masked-runtime")
 
 
 def _ask_both(do: str) -> dict[str, Any]:

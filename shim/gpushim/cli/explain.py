@@ -65,7 +65,7 @@ def explain(
     held = len(targets) == 2 and targets[0] == "claim"
     if targets == ("claim",) and not os.path.lexists("claim"):
         raise click.UsageError("say which claim: claim NAMESPACE/NAME, or --claim FILE")
-    if len(targets) == 1 and targets[0].endswith((".yaml", ".yml")):
+    if len(targets) == 1 and targets[0].endswith((".yaml", ".yml")) and not os.path.isdir(targets[0]):
         raise click.UsageError(f"a bundle has a config.json; claims of a file are explained by --claim {targets[0]}")
     one = [bool(targets), bool(docker), made, bool(kubernetes), bool(pod), bool(claim)].count(True) == 1
     if not one or len(targets) > 1 + held:

@@ -1,1 +1,1 @@
-"""What the administrator allows: config.toml and its schema."""
+"""What the administrator allows: config.toml and its schema, and a kubeconfig."""

@@ -1,1 +1,1 @@
-"""Which containers and pods there are, which of them has which GPU, and kubeconfigs."""
+"""Which containers and pods there are, and which of them has which GPU."""

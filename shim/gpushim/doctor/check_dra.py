@@ -5,7 +5,6 @@ Out of scope: device plugins (check_device_plugin.py), kubelet (check_kubelet.py
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
@@ -13,8 +12,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers import kubelet
-from gpushim.containers.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.doctor import (
     OK,
@@ -75,13 +74,17 @@ def driver(host: Host) -> Iterator[Finding]:
 
 
 def _kubeconfig(host: Host) -> Iterator[Finding]:
-    """Say what is wrong with the kubeconfig of a package's driver, whether that runs or not; a pod's has another."""
+    """Say what is wrong with the kubeconfig of a package's driver, whether that runs or not; a pod's has another.
+
+    Raises:
+        PermissionError: an ordinary user may not read it, or a file that it names, as the driver may.
+    """
     path = str(host.settings["device-plugin"]["kubeconfig"]) if host.unit(f"{UNIT}.service") else ""
-    if os.path.lexists(path) and not os.access(path, os.R_OK):
-        raise PermissionError(errno.EACCES, "", path)
     try:
         Kubeconfig().look(path)
     except GpushimError as error:
+        if isinstance(error.__cause__, PermissionError) and os.geteuid():
+            raise error.__cause__ from None
         fix = f"{corrected(path)}, or name another under [device-plugin] in {shlex.quote(host.config)}"
         yield broken(f"gpushim-dra-driver cannot ask the API server: {visible(str(error))}", fix)
 
@@ -161,15 +164,20 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
 
 
 def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
-    """Say of the first of unhealthy devices why it is, and what makes it healthy."""
-    one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "passes")}
+    """Say of the first of unhealthy devices why it is, and what makes it healthy: the driver says which cure."""
+    one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "cure", "until")}
     evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {one['uuid']}: {one['why']}"
-    if one["passes"]:
-        return warning(evidence, f"wait until it is over, {one['passes']}")
     gpu = shlex.quote(one["gpu"])
     reset = inside(host, f"nvidia-smi --gpu-reset -i {gpu}")
-    way = f"gpushim device-plugin release && {reset}; gpushim device-plugin take"
-    return warning(evidence, f"reboot, or end what uses {gpu}; then {way}")
+    fixes = {
+        "exchange": f"exchange {gpu} (RMA)",
+        "nvml": "do what nvml says, or reboot where that is ok",
+        "end": f"end what uses {gpu} together with other GPUs",
+        "reset": f"reboot, or end what uses {gpu}; then gpushim device-plugin release && {reset}; "
+        "gpushim device-plugin take",
+        "wait": f"wait until it is over, {one['until']}",
+    }
+    return warning(evidence, fixes.get(one["cure"], "reboot"))
 
 
 def _with_spec(host: Host) -> str:

@@ -40,6 +40,7 @@ CLAIM_CONFIG = 10 << 10  # bytes of an opaque config of a ResourceClaim; the API
 CLAIM_FILE = 1 << 20  # bytes of a file of claims that is explained; a list of a large cluster's has more
 CLAIM_NODES = 100_000  # values, with what aliases stand for; a file of that size has half as many
 CLAIM_LINE = 4 << 20  # bytes of a line between the halves of the DRA driver; a slice has 350 KB at most
+CLAIM_DEPTH = 32  # levels of such a line; that of a claim with the deepest GpuConfig has 11
 
 # What an image has on its root file system.
 PATH = 4096  # bytes with the NUL: PATH_MAX of <linux/limits.h>

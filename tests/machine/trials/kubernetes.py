@@ -59,7 +59,8 @@ def consumer(name: str, giver: str) -> None:
     script = f"({LOOK}) 2>&1; echo the end; exec {IDLE}"
     box = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/usr/bin/sh", "-c", script]}
     pod(name, {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
-    until(lambda: "the end" in log(name))
+    if not until(lambda: "the end" in log(name)):
+        note(f"{name} has not run", log("plugin") + run("journalctl", "--unit=kubelet", "--lines=60"))
     said = log(name)
     given, other = (GIVEN, OTHER) if GIVEN[1] in said else (OTHER, GIVEN)  # kubelet chooses
     looked(f"a pod with a GPU of {giver}", said, given=given, other=other)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpuplugin.dra import command_line, nvidia_flags
+from gpuplugin.dra.link import Place
+from gpuplugin.dra.node_state import FLAGS
 from gpuplugin.settings import flags
 from gpushim.ground.errors import GpushimError
 
@@ -45,7 +48,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("NODE_NAME", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GPUSHIM_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setattr(command_line, "_half", lambda: Half)
+    monkeypatch.setattr(command_line, "_half", lambda: (Half, Place))
     (tmp_path / "config.toml").write_text('[device-plugin]\nexclude = ["1"]\ntaint-effect = "NoExecute"\n')
     return tmp_path / "config.toml"
 
@@ -73,17 +76,27 @@ def test_settings_are_the_plugins(half: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run("--kubeconfig=")[0].values["kubeconfig"] == ""  # as the chart has it
 
 
-@pytest.mark.parametrize(("words", "unseen"), [((), True), (("--exclude=0",), False)])
+@pytest.mark.parametrize(
+    ("words", "unseen"),
+    [
+        ((), {*FLAGS}),
+        (("--kubelet-dir=/k", "--exclude=0"), {*FLAGS} - {"exclude"}),
+        (("--additional-xids-to-ignore=31",), {*FLAGS} - {"disable-healthchecks"}),
+        ([f"--{flag}={'None' if flag == 'taint-effect' else ''}" for flag in FLAGS], set()),
+    ],
+)
 def test_flags_that_explain_is_given_are_seen(
-    half: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], unseen: bool
+    half: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], unseen: set[str]
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr("gpuplugin.dra.explain_file.tell", lambda _, settings, form: notes.extend(settings.notes))
     run("--explain=x", *words)
-    assert any("flags of the driver that runs" in note for note in notes) == unseen
+    said = " ".join(note for note in notes if "of the driver that runs" in note)
+    assert {flag for flag in FLAGS if f"--{flag}" in said} == unseen
 
 
 def test_the_other_half_has_a_user(half: Path) -> None:
-    assert (run("--cluster-user=12")[4], run("--cluster-user=root")[4]) == (12, 0)
+    assert run("--cluster-user=12")[3] == Place("/x", 12)
+    assert run("--cluster-user=root", "--cluster-unit=a.service")[3] == ("/x", 0, "a.service")
     with pytest.raises(GpushimError, match='"no-such-user", and this host has no such user'):
         run("--cluster-user=no-such-user")

@@ -11,6 +11,7 @@ from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import status
 from gpuplugin.dra.driver import NodeHalf
 from gpuplugin.dra.ledger import Ledger
+from gpuplugin.dra.link import Place
 from gpuplugin.dra.status import Status
 from gpuplugin.health.reason import UNTIL, Reason
 from gpuplugin.kubelet import podresources
@@ -36,7 +37,7 @@ def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Ledger, "open", begin)
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
-    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
     found = snapshot([gpu(0)])
     with pytest.raises(GpushimError, match="the disk is full"):
         asyncio.run(half._take(found))
@@ -51,7 +52,7 @@ def test_it_ends_if_its_container_is_outdated_and_else_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[GpushimError]
 ) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+    half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
 
     def read() -> None:
         with half._once("snapshot"):
@@ -70,7 +71,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeHalf:
     """One with two GPUs, of which its `reasons` says what is wrong."""
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
-    made: Any = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", str(tmp_path / "s"), 0)
+    made: Any = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
     asyncio.run(made._take(HOST))
     made.reasons, made._driver = {}, SimpleNamespace(tell=lambda: None)
     made._watchers = SimpleNamespace(problems=lambda _: dict(made.reasons))
@@ -79,7 +80,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeHalf:
 
 def xid(number: int) -> Reason:
     ends = xids.verdict(number).ends
-    return Reason("xid", xids.text(number), 1.0, UNTIL[ends], number=number)
+    return Reason("xid", xids.text(number), 1.0, UNTIL[ends], number=number, passes=ends == xids.TIME)
 
 
 def test_what_becomes_unhealthy_and_healthy_is_logged_once(half: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,11 +92,12 @@ def test_what_becomes_unhealthy_and_healthy_is_logged_once(half: Any, caplog: py
     assert caplog.messages == [f"{who} unhealthy: {xids.text(79)}", f"{who} healthy again"]
 
 
-def test_what_is_unhealthy_is_told_with_what_passes_last(half: Any) -> None:
+def test_what_is_unhealthy_is_told_with_its_cure_and_what_passes_last(half: Any) -> None:
     half.reasons = {uuid(0): [xid(94)], uuid(1): [xid(94), xid(79)]}
     half._judge(HOST)
     found = [*status._unhealthy(half._now())]
-    assert [(row["uuid"], row["passes"]) for row in found] == [(uuid(1), ""), (uuid(0), UNTIL[xids.TIME])]
+    told = [(row["uuid"], row["cure"], row["until"]) for row in found]
+    assert told == [(uuid(1), "reboot", ""), (uuid(0), "wait", UNTIL[xids.TIME])]
     assert (found[0]["gpu"], found[0]["why"]) == (uuid(1), f"{xids.text(94)}; {xids.text(79)}")
 
 

@@ -42,7 +42,10 @@ def test_who_has_what(capsys: pytest.CaptureFixture[str]) -> None:
         device = {"request": "r", "device": f"gpu-{uuid(2)}", "uuid": uuid(2), "admin": False}
         claimed.write({"u": {"namespace": "d", "name": "ours", "devices": [device]}})
     dry_run.tell(settings.resolve({}, {}, {}), lambda _: "")
-    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-")}
+    lines = capsys.readouterr().out.splitlines()
+    assert any("2 of 3 can be given out" in line for line in lines)  # but for claims that only look
+    rows = {line.split()[0]: line for line in lines if line.startswith("gpu-")}
+    assert "pod d/p has it" in rows[uuid(0).lower()]
     for number, words in enumerate(("device plugin", "claim d/theirs of other.org", "claim d/ours")):
         assert words in rows[uuid(number).lower()]
 
@@ -93,6 +96,18 @@ def test_what_is_unhealthy(
     assert (f"note: {uuid(1)} can be given out, as taint-effect is None: XID 79" in found) == note
 
 
+@pytest.mark.parametrize("effect", ["NoSchedule", "None"])
+def test_what_cannot_be_listed_is_not_given_out_whatever_the_effect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, effect: str
+) -> None:
+    sick(1)
+    hangs = snapshot([gpu(0), gpu(1, problem="it hangs"), gpu(2)])
+    monkeypatch.setattr(node_snapshot, "current", lambda: hangs)
+    found = said(capsys, taint_effect=effect)
+    assert "2 of 3 can be given out" in found
+    assert [line for line in found.splitlines() if "XID 79" in line and line.endswith("; it hangs")]
+
+
 def test_health_that_nobody_has_watched_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     words = "note: whether GPUs are healthy is not known: neither driver nor device plugin has watched them yet"
     assert words in said(capsys)
@@ -112,3 +127,10 @@ def test_a_kubeconfig_that_the_driver_does_not_take(capsys: pytest.CaptureFixtur
         said(capsys, kubeconfig=str(tmp_path / "none"))
     assert found.value.exit_code == CONFIG
     assert "3 of 3 can be given out" in capsys.readouterr().out
+
+
+def test_a_pod_does_not_see_the_hosts_kubeconfig(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
+    assert "3 of 3 can be given out" in said(capsys, kubeconfig=str(tmp_path / "none"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 
 from gpuplugin.dra import link
-from gpuplugin.dra.link import Link
-from gpushim.ground.bounds import CLAIM_LINE
+from gpuplugin.dra.link import Link, Place
+from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 from gpushim.ground.errors import GpushimError
 
 CLAIM = {"namespace": "d", "name": "c", "uid": "u"}
@@ -32,9 +34,12 @@ class Other:
         self.writer.write((said if isinstance(said, str) else json.dumps(said)).encode() + b"\n")
 
 
-def run(folder: Path, story: Callable[[Link, Callable[[], Awaitable[Other]]], Awaitable[None]]) -> None:
+Story = Callable[[Link, Callable[[], Awaitable[Other]]], Awaitable[None]]
+
+
+def run(folder: Path, story: Story, unit: str = "") -> None:
     async def begin() -> None:
-        one, came = Link(f"{folder}/s", 12345, lambda: None), []
+        one, came = Link(Place(f"{folder}/s", 12345, unit), asyncio.ensure_future, lambda: None), []
 
         async def come() -> Other:
             came.append(Other(*await asyncio.open_unix_connection(one.path, limit=CLAIM_LINE)))
@@ -113,8 +118,15 @@ def test_who_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPa
     run(folder, story)
 
 
-@pytest.mark.parametrize("said", ["{", "[]", "3", '{"claim": {}}', '{"published": []}', "x" * (CLAIM_LINE + 2)])
-def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str) -> None:
+UTF_16 = "\0".join('["\\"",' + "[" * 9999 + '"]')  # json takes bytes with zeros for that
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["{", "[]", "3", '{"claim": {}}', '{"published": []}', "x" * (CLAIM_LINE + 2), "[" * CLAIM_LINE, UTF_16],
+    ids=lambda said: said[:20],
+)
+def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story(one: Link, come: Any) -> None:
         other = await come()
         await other.heard()
@@ -129,9 +141,15 @@ def test_who_talks_nonsense_is_let_go_or_ignored(folder: Path, said: str) -> Non
         assert one.published == {"generation": 3, "problem": ""}
 
     run(folder, story)
+    gc.collect()
+    assert {*caplog.messages} <= {"the container beside this one sends a line that is not understood"}
 
 
-DEEP = "[" * 500 + "]" * 500
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+DEEP = nested(20)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +194,60 @@ def test_an_error_that_is_no_text_ends_nothing(folder: Path) -> None:
     run(folder, story)
 
 
-def test_a_stranger_is_not_let_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuplugin.kubelet.sockets.of_user", lambda *_: False)
+@pytest.mark.parametrize(
+    ("said", "understood"),
+    [
+        (nested(CLAIM_DEPTH - 1), True),
+        (nested(CLAIM_DEPTH), False),
+        (nested(976), False),  # where json begins to fail, here and there
+        (nested(100_000), False),
+        ("{]", False),
+        ("9" * 5000 + "}", False),
+        ('"\\udc00"', True),
+    ],
+    ids=lambda said: str(said)[:20],
+)
+def test_what_a_claim_contains_fails_that_claim_alone(folder: Path, said: str, understood: bool) -> None:
+    async def story(one: Link, come: Any) -> None:
+        other = await come()
+        await other.heard()
+        asking = [asyncio.ensure_future(one.claim(CLAIM)) for _ in range(2)]
+        numbers = [(await other.heard())["claim"] for _ in asking]
+        other.say(f'{{"claim": {numbers[0]}, "object": {said}}}')
+        other.say({"claim": numbers[1], "object": {}})
+        found, beside = await asyncio.gather(*asking, return_exceptions=True)
+        assert beside == {}
+        assert isinstance(found, GpushimError) is not understood
+        assert understood or str(found) == "what the other container says is not understood"
+
+    run(folder, story)
+
+
+@pytest.mark.parametrize(("of_user", "unit"), [(False, ""), (True, "a.service")])
+def test_a_stranger_is_not_let_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, of_user: bool, unit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gpuplugin.kubelet.sockets.of_user", lambda *_: of_user)
 
     async def story(one: Link, come: Any) -> None:
-        assert await (await come()).reader.read() == b""
-        assert not one.connected
+        for _ in range(3):
+            assert await (await come()).reader.read() == b""
+            assert not one.connected
+        (line,) = caplog.messages  # however often it comes
+        assert line.endswith(f"connects to {one.path}, and is sent away")
+
+    run(folder, story, unit)
+
+
+def test_who_comes_again_and_again_costs_little(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(one: Link, come: Any) -> None:
+        begun = time.monotonic()
+        for _ in range(4):
+            other = await come()
+            other.say("no sense")
+            await other.reader.read()
+        assert time.monotonic() - begun > 0.2
+        assert len(caplog.messages) == 1
 
     run(folder, story)
 

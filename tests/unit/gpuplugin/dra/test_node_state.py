@@ -88,6 +88,18 @@ def test_health_and_holders(running: Newest) -> None:
     assert (found.problem, found.doubt, found.watched, [*found.claims]) == ("", "", True, ["u"])
 
 
+def test_what_a_claim_that_is_over_still_owes(running: Newest, tmp_path: Path) -> None:
+    """Beside another reason, and without one."""
+    watch().heard({"xid": 79, "gpu": uuid(0)}, system.clock())
+    place = tmp_path / "s/mps/claim-12345678-1234-4234-8234-123456789012-0"
+    place.mkdir(parents=True)
+    (place / "compute-modes.json").write_text(json.dumps({uuid(0): 0, uuid(1): 0}))
+    found = present()
+    for number in (0, 1):
+        assert {"key": "gpu.nvidia.com/problem", "effect": "NoSchedule"} in found.taints[uuid(number)]
+        assert "has not ended yet" in found.why[uuid(number)]
+
+
 def test_what_exclude_leaves_out_is_said() -> None:
     found = node_state.present(settings.resolve({"exclude": ("1,9",)}, {}, {}))
     assert {"left out by exclude: 1", 'exclude has "9", which this host does not have'} <= {*found.notes}

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuplugin.mps import mps
+from gpuplugin.dra import explain_file, rehearsal
+from gpuplugin.dra.offered import devices
+from gpuplugin.matching import fitting
+from gpuplugin.snapshot.node_snapshot import POD
+from gpushim.ground import system
 from unit.gpuplugin.dra.claimfiles import HOST, claim, exactly, found, notes, opaque
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
@@ -37,24 +43,52 @@ SLICES = opaque("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interva
         ([exactly(count=2)], mps_config(uuid(1)), WITH_MPS, "yes", ""),
     ],
 )
-def test_what_prepare_refuses(
-    monkeypatch: pytest.MonkeyPatch, requests: Any, config: Any, host: Any, answer: str, words: str
-) -> None:
-    monkeypatch.setattr(mps, "no_starter", str)
+def test_what_prepare_refuses(requests: Any, config: Any, host: Any, answer: str, words: str) -> None:
     one = found(claim(*requests, config=[config]), snapshot=host)
     assert one["answer"] == answer
     assert words in one["why"]
 
 
-def test_units_of_claims_need_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "no_starter", lambda: "nobody starts units")
-    one = found(claim(config=[mps_config()]), snapshot=WITH_MPS)
-    assert (one["answer"], one["why"]) == ("no", "the driver waits in vain: nobody starts units")
-    assert found(claim(), snapshot=WITH_MPS)["answer"] == "yes"
+@pytest.mark.parametrize("pod", ["", "10.0.0.1"])
+@pytest.mark.parametrize("systemd", [True, False])
+def test_what_starts_units_of_claims_is_noted_wherever_one_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, systemd: bool, pod: str
+) -> None:
+    monkeypatch.setattr(system, "SYSTEMD", str(tmp_path) if systemd else "/none")
+    monkeypatch.setenv(POD, pod)
+    shares = claim(config=[mps_config()])
+    assert found(shares, snapshot=WITH_MPS)["answer"] == "yes"
+    assert (f"claim c: {rehearsal.STARTER}" in notes(shares, snapshot=WITH_MPS)) is not systemd
+    assert rehearsal.STARTER not in notes(claim(), snapshot=WITH_MPS)
 
 
-def test_a_limit_above_the_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "no_starter", str)
+def refused_in_any_way() -> dict[str, Any]:
+    """Return a claim with as many configs, and as large ones, as there may be, none of which any device has."""
+    requests = [{**exactly(), "name": name} for name in "abcd"]
+    return claim(*requests, config=[mps_config(*map(str, range(100, 400)))] * 32)
+
+
+@pytest.mark.usefixtures("bounded")
+def test_configs_are_not_read_for_each_way() -> None:
+    """There are 1680 ways, and a reading takes 30 ms at least."""
+    host = snapshot([gpu(number) for number in range(8)], files=WITH_MPS["files"], driver=WITH_MPS["driver"])
+    began = time.process_time()
+    one = found(refused_in_any_way(), snapshot=host, offered=devices(host))
+    assert (one["answer"], time.process_time() - began < 15) == ("no", True)
+
+
+@pytest.mark.usefixtures("bounded")
+def test_a_search_ends_when_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain_file, "SECONDS", 0.5)
+    monkeypatch.setattr(fitting, "STEPS", 10**12)
+    host = snapshot([gpu(number) for number in range(32)])
+    one = found(
+        claim(exactly(count=16), constraints=[{"matchAttribute": "gpu.nvidia.com/uuid"}]), offered=devices(host)
+    )
+    assert (one["answer"], one["why"]) == ("cannot tell", "there are too many ways to combine devices")
+
+
+def test_a_limit_above_the_memory_is_noted() -> None:
     words = f"claim c: its MPS limit of 102400Mi limits nothing, for {uuid(0)} has 40Gi"
     assert words in notes(claim(config=[mps_config(limit="100Gi")]), snapshot=WITH_MPS)
     assert "limits nothing" not in notes(claim(config=[mps_config(limit="40Gi")]), snapshot=WITH_MPS)

@@ -49,6 +49,13 @@ def test_what_the_snapshot_says_of_a_gpu_holds_for_its_instances() -> None:
     assert found({}, host).keys() == {GPU, uuid(0, "MIG")}
 
 
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_what_cannot_be_listed_is_not_scheduled_whatever_else_is_wrong_with_it(effect: str) -> None:
+    row = found({GPU: [XID]}, snapshot([gpu(0, problem="it hangs")]), effect=effect)[GPU]
+    assert row[0]["effect"] == effect
+    assert row[1:] == [{"key": KEY + "problem", "effect": "NoSchedule"}]
+
+
 def book(giver: str, name: str) -> Any:
     page = fresh("b", "")
     entry = noted_entry(giver, "pod d/p", name, ("", "gpu"), "allocate", 1.0)

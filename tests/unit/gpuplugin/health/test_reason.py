@@ -86,6 +86,30 @@ def test_what_the_snapshot_says_of_it_is_said_once(problem: str | None, kinds: l
     assert reason.texts(dict.fromkeys(uuids, found), snapshot([gpu(0), whole], [part])) == dict.fromkeys(uuids, said)
 
 
+RESET, WAIT = Cause("ecc", 0, 0, ends=xids.ACTION), Cause("xid", 0, 0, 94, ends=xids.TIME)
+
+
+@pytest.mark.parametrize(
+    ("causes", "cure"),
+    [
+        ([WAIT], "wait"),
+        ([RESET, WAIT], "reset"),
+        ([Cause("xid", 0, 0, 48, ends=xids.ACTION)], "reset"),
+        ([Cause("xid", 0, 0, 79, ends=xids.ACTION), RESET], "reboot"),
+        ([Cause("error", 0, 0)], "reset"),
+        ([Cause("lost", 0, 0), WAIT], "reboot"),
+        ([Cause("gone", 0, 0)], "reboot"),
+        ([Cause("unwatched", 0, 0), RESET], "nvml"),
+        ([Cause("recovery", 0, 0, 2), Cause("rows", 0, 0)], "exchange"),
+        *(([Cause("recovery", 0, 0, number), RESET], "reset") for number in (1, 4)),
+        *(([Cause("recovery", 0, 0, number), RESET], "reboot") for number in (2, 6, 7, 99)),
+        ([Cause("recovery", 0, 0, 3), RESET], "end"),  # what ECC errors and XIDs wait for is the driver's action
+    ],
+)
+def test_the_gravest_cure_counts(causes: list[Cause], cure: str) -> None:
+    assert reason.cure(map(reason.of, causes)) == cure
+
+
 @pytest.mark.parametrize("step", [-3600.0, 0.0, 86400.0])
 def test_since_when_is_shown_by_the_clock_on_the_wall(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
     told, wall = reason.of(Cause("lost", system.clock() - 60, 0)), time.time()

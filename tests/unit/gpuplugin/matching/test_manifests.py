@@ -65,6 +65,10 @@ def exactly(**more: Any) -> dict[str, Any]:
     return {"requests": [{"name": "r", "exactly": {**X, **more}}]}
 
 
+def tolerates(**more: Any) -> dict[str, Any]:
+    return exactly(tolerations=[{"key": "a/b", **more}])
+
+
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
@@ -88,6 +92,18 @@ def exactly(**more: Any) -> dict[str, Any]:
         (exactly(selectors=["true"]), "r.selectors has a text; write it as the expression of [{cel: {expression"),
         (exactly(selectors=[{}]), "r.selectors.cel.expression is missing; write a text"),
         (exactly(selectors=[{"cel": {"expression": " "}}]), 'r.selectors.cel.expression is " "; write a text'),
+        (tolerates(key=5), 'r.tolerations.key is 5; write a taint'),
+        (tolerates(key="a b"), 'r.tolerations.key is "a b"; write a taint'),
+        (tolerates(operator="Exits"), 'r.tolerations.operator is "Exits"; write Equal or Exists'),
+        (tolerates(value=79), "r.tolerations.value is 79; write a taint"),
+        (tolerates(operator="Exists", value="79"), 'r.tolerations.value is "79"; write a taint'),
+        (tolerates(effect="No"), 'r.tolerations.effect is "No"; write NoSchedule or NoExecute'),
+        (tolerates(tolerationSeconds="5"), 'r.tolerations.tolerationSeconds is "5"; write a number'),
+        (exactly(selectors=[CEL] * 33), "r.selectors has 33; write 32 at most"),
+        ({"requests": [R], "config": [{"opaque": {}}] * 33}, "config has 33; write 32 at most"),
+        ({"requests": [R], "constraints": [{"matchAttribute": "a/b"}] * 33}, "constraints has 33; write 32"),
+        ({"requests": [R] * 33}, "requests has 33; write 32 at most"),
+        ({"requests": [{"name": "r", "firstAvailable": [X] * 9}]}, "r.firstAvailable has 9; write 8"),
         ({"requests": [{**R, "firstAvailable": []}]}, "request r has both exactly and firstAvailable"),
         ({"requests": [R], "constraints": [{}]}, "a constraint has neither"),
         ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, "requests has x,"),
@@ -99,6 +115,11 @@ def exactly(**more: Any) -> dict[str, Any]:
 def test_what_the_api_server_refuses(devices: Any, words: str) -> None:
     assert words in one(devices).wrong[0]
     assert one(devices, apiVersion="resource.k8s.io/v9").wrong == ()
+
+
+@pytest.mark.parametrize("more", [{"value": "79", "effect": "None"}, {"operator": "Exists", "tolerationSeconds": 5}])
+def test_tolerations_that_it_takes(more: dict[str, Any]) -> None:
+    assert one(tolerates(**more)).wrong == ()
 
 
 def test_an_unknown_version_is_not_judged_by_the_form_of_another() -> None:

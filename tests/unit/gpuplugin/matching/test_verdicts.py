@@ -6,7 +6,8 @@ import pytest
 
 from gpuplugin.dra.offered import devices
 from gpuplugin.matching.manifests import EXACT, Class, Request
-from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, untolerated, verdict
+from gpuplugin.matching.tolerations import untolerated
+from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, verdict
 from unit.gpuplugin.snapshots import gpu, snapshot
 
 A = "device.attributes['gpu.nvidia.com']"
@@ -96,7 +97,7 @@ TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 )
 def test_taints(toleration: dict[str, Any] | None, taint: dict[str, str], kept: bool) -> None:
     tolerations = () if toleration is None else (toleration,)
-    assert bool(untolerated(request(tolerations=tolerations), [taint])) is kept
+    assert bool(untolerated(tolerations, [taint])) is kept
 
 
 @pytest.mark.parametrize("text", ["'{}' == ''", "{}", f"{A}['{{}}'] == ''"])

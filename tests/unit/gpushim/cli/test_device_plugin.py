@@ -14,8 +14,10 @@ import pytest
 from click.testing import Result
 
 from gpushim.cli import main
+from gpushim.engines.processes import programs
 from gpushim.ground import system
 from gpushim.refresh import plugin_socket
+from unit import ordinary
 from unit.gpushim.cli.commands import apart
 
 FORGED = "x\x1b]0;t\x07\u202e\nok all is well"
@@ -128,14 +130,21 @@ def test_the_dra_driver_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
     assert done.stdout.count("claim mine of x") == (do == "release")
 
 
-def test_the_dra_driver_alone_has_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is advised to start the device plugin."""
-    with socket.socket(socket.AF_UNIX) as server:
+@pytest.mark.parametrize("state", ["", "not-found", "disabled", "masked", "enabled", "enabled-runtime"])
+def test_the_dra_driver_alone_has_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """Nobody is advised to start a device plugin that is not to run; one that is to has failed."""
+    with ordinary.folder() as folder, socket.socket(socket.AF_UNIX) as server:
+        (folder / "systemctl").write_text(f"#!/bin/sh\necho $1 $2 >{folder}/asked; echo {state}\n")
+        (folder / "systemctl").chmod(0o755)
+        monkeypatch.setattr(programs, "DIRECTORIES", (str(folder),))
         server.bind(str(tmp_path / plugin_socket.DRIVERS))
         server.listen()
         done = run(monkeypatch, tmp_path, "status")
-    assert (done.exit_code, "systemctl" in done.stderr) == (1, False)
-    assert "gpushim-dra-driver gives out the GPUs of this node by claims; see gpushim ps and" in done.stderr
+        assert (folder / "asked").read_text() == "is-enabled gpushim-device-plugin.service\n"
+    assert done.exit_code == 1
+    assert ("systemctl start gpushim-device-plugin, or see" in done.stderr) == state.startswith("enabled")
+    assert "by claims" in done.stderr
+    assert "see gpushim ps and gpushim-dra-driver --check" in done.stderr
 
 
 def test_both_are_asked_and_the_refusal_of_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

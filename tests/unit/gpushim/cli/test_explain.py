@@ -88,6 +88,13 @@ def test_no_request(tmp_path: Path) -> None:
     assert "gpushim leaves this container as it is: NVIDIA_VISIBLE_DEVICES is not set" in out
 
 
+def test_a_bundle_may_be_called_as_a_file_of_claims_is(tmp_path: Path) -> None:
+    folder = tmp_path / "b.yaml"
+    folder.mkdir()
+    bundle(folder)
+    assert "leaves this container as it is" in run(explain, str(folder)).stdout
+
+
 @pytest.mark.parametrize(
     "args",
     [

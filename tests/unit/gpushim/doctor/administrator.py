@@ -45,6 +45,7 @@ def step(pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 class Administrator:
     def __init__(self, patient: Patient, held: contextlib.ExitStack) -> None:
         self.patient, self.held, patch = patient, held, patient.patch
+        self.on_gpus: list[str] = []  # what was done that a reset takes
         conf = f"{patient.top}/etc/containers/containers.conf"
         said = f'echo "msg=\\"decode configuration {conf}: correct me\\"" >&2; exit 1'
         patient.script(
@@ -86,6 +87,11 @@ class Administrator:
             match, act = known[0]
             act(self, *match.groups())
         self.patient.reread()
+
+    def cured(self, *cures: str) -> None:
+        """Have the driver say that all is well, if that is what its devices need (reason.CURES)."""
+        if all(row["cure"] in cures for row in dra_states.unhealthy(self.patient)):
+            dra_states.our_driver(self.patient, self.held)
 
     def restart(self, unit: str) -> None:
         """Start an engine again: it reads its settings, and was started later than all that is there."""
@@ -181,15 +187,30 @@ def _(self: Administrator) -> None:
 
 @step("gpushim device-plugin take")
 def _(self: Administrator) -> None:
-    if os.path.exists(f"{self.patient.state}/dra-driver.sock"):
-        dra_states.our_driver(self.patient, self.held)
-    else:
+    if not os.path.exists(f"{self.patient.state}/dra-driver.sock"):
         nodes.our_plugin(self.patient, self.held)
+    elif sick := dra_states.unhealthy(self.patient):
+        if self.on_gpus == [f"end {sick[0]['gpu']}", "release", f"reset {sick[0]['gpu']}"]:
+            self.cured("reset", "wait")
+    else:
+        dra_states.our_driver(self.patient, self.held)
 
 
-@step(r"reboot, or end what uses GPU-1|gpushim device-plugin release|chroot \S+ nvidia-smi --gpu-reset -i GPU-1")
-def _(self: Administrator) -> None:
-    pass  # the GPU is well, which is told of after `take`
+@step(
+    r"reboot, or (end) what uses (\S+)|gpushim device-plugin (release)|chroot \S+ nvidia-smi --gpu-(reset) -i (\S+)"
+)
+def _(self: Administrator, *words: str | None) -> None:
+    """Nothing is well before `take`, which looks at what was done, and in which order."""
+    self.on_gpus.append(" ".join(filter(None, words)))
+
+
+@step(
+    r"(reboot)|(exchange) GPU-1 \(RMA\)|do what (nvml) says, or reboot where that is ok"
+    r"|(end) what uses GPU-1 together with other GPUs"
+)
+def _(self: Administrator, *words: str | None) -> None:
+    cures = {"reboot": ("reboot", "reset", "wait"), "exchange": ("exchange",), "nvml": ("nvml",), "end": ("end",)}
+    self.cured(*cures[next(filter(None, words))])
 
 
 @step(r"correct (\S+), or name another under \[device-plugin\] in (\S+)")
@@ -200,7 +221,7 @@ def _(self: Administrator, path: str, config: str) -> None:
 
 @step(r"wait until it is over, 60 s after the last one")
 def _(self: Administrator) -> None:
-    dra_states.our_driver(self.patient, self.held)
+    self.cured("wait")
 
 
 @step(r"gpushim doctor podman")

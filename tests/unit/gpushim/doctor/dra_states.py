@@ -11,6 +11,7 @@ from typing import Any
 import gpushim
 from gpushim.containers.kubelet import CLAIMS, OWN_DRIVER
 from gpushim.doctor import check_dra
+from gpushim.refresh import plugin_socket
 from unit.gpushim.doctor.fault import State, into
 from unit.gpushim.doctor.nodes import GONE, KUBELET, answering, bound, configure, held
 from unit.gpushim.doctor.patient import Patient
@@ -46,6 +47,13 @@ def plays(patient: Patient, unit: bool = True, **more: Any) -> None:
     our_driver(patient, held(patient), {**ANSWER, **more})
     if unit:
         patient.write(UNIT, "")
+
+
+def unhealthy(patient: Patient) -> list[dict[str, str]]:
+    """Ask the driver for its unhealthy devices."""
+    data = plugin_socket.exchange(patient.state, plugin_socket.STATUS, 5, plugin_socket.DRIVERS)
+    found: list[dict[str, str]] = json.loads(data).get("unhealthy", [])
+    return found
 
 
 def claimed(patient: Patient, *uuids: str) -> None:
@@ -118,6 +126,14 @@ def there_is_no_kubeconfig_and_no_driver_runs(patient: Patient) -> None:
     patient.write(UNIT, "")
 
 
+@fault("kubernetes-dra-driver", "broken", "cannot be read: No such file or directory")
+def the_kubeconfig_is_a_dangling_link(patient: Patient) -> None:
+    path = patient.top / "kubeconfig"
+    path.symlink_to("none")
+    configure(patient, "device-plugin", f'kubeconfig = "{path}"')
+    plays(patient)
+
+
 @fault("kubernetes-dra-driver", "warning", "has released the GPUs")
 def the_driver_has_let_go(patient: Patient) -> None:
     plays(patient, released=True, problem="released by somebody")
@@ -140,15 +156,39 @@ def the_spec_may_not_have_it(patient: Patient) -> None:
     plays(patient, lacks="no claim is given a GPU that /s does not have")
 
 
+def ill(patient: Patient, cure: str, why: str, uuid: str = "GPU-1", until: str = "") -> None:
+    """Have a device be unhealthy, as gpuplugin.dra.status says it."""
+    plays(patient, unhealthy=[{"uuid": uuid, "gpu": "GPU-1", "why": why, "cure": cure, "until": until}])
+
+
 @fault("kubernetes-dra-driver", "warning", "1 of 2 devices for claims are unhealthy, such as MIG-1: XID 48, a memory")
 def a_device_is_unhealthy(patient: Patient) -> None:
-    plays(patient, unhealthy=[{"uuid": "MIG-1", "gpu": "GPU-1", "why": "XID 48, a memory error", "passes": ""}])
+    ill(patient, "reset", "XID 48, a memory error", "MIG-1")
 
 
-@fault("kubernetes-dra-driver", "warning", "2 of 2 devices for claims are unhealthy, such as GPU-1: XID 94")
+@fault("kubernetes-dra-driver", "warning", "such as GPU-1: the GPU is lost")
+def a_gpu_is_lost(patient: Patient) -> None:
+    ill(patient, "reboot", "the GPU is lost from the bus")
+
+
+@fault("kubernetes-dra-driver", "warning", "such as GPU-1: the GPU cannot be watched")
+def a_gpu_is_unwatched(patient: Patient) -> None:
+    ill(patient, "nvml", "the GPU cannot be watched: Unknown Error")
+
+
+@fault("kubernetes-dra-driver", "warning", "such as GPU-1: a memory row")
+def a_memory_row_could_not_be_replaced(patient: Patient) -> None:
+    ill(patient, "exchange", "a memory row could not be replaced")
+
+
+@fault("kubernetes-dra-driver", "warning", "such as GPU-1: the driver asks to end")
+def the_gpus_work_is_to_end(patient: Patient) -> None:
+    ill(patient, "end", "the driver asks to end all work")
+
+
+@fault("kubernetes-dra-driver", "warning", "1 of 2 devices for claims are unhealthy, such as GPU-1: XID 94")
 def what_is_unhealthy_passes(patient: Patient) -> None:
-    row = {"uuid": "GPU-1", "gpu": "GPU-1", "why": "XID 94, a contained error", "passes": "60 s after the last one"}
-    plays(patient, unhealthy=[row, row])
+    ill(patient, "wait", "XID 94, a contained error", until="60 s after the last one")
 
 
 @fault("kubernetes-dra-driver", "warning", "that runs is version 0.0.1")

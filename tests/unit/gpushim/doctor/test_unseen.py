@@ -14,6 +14,8 @@ from gpushim.doctor import Finding, check_podman, checks
 from gpushim.engines.processes.running import Impostor
 from gpushim.ground.errors import GpushimError
 from unit import ordinary
+from unit.gpushim.config.test_kubeconfig import kubeconfig
+from unit.gpushim.doctor.dra_states import UNIT
 from unit.gpushim.doctor.patient import Patient
 
 # What is hidden, by the check that would need it.
@@ -71,6 +73,21 @@ def test_what_is_hidden(patient: Patient, check: str) -> None:
 @pytest.mark.parametrize("check", sorted({*HIDDEN} - {"cdi-paths"}))
 def test_the_same_check_where_nothing_is_hidden(patient: Patient, check: str) -> None:
     assert not any("cannot read" in each.evidence for each in found(patient, check))
+
+
+@pytest.mark.parametrize("name", ["kubeconfig", "key"])
+def test_a_kubeconfig_that_root_alone_may_read(patient: Patient, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Or a file that it names: the driver is root's, and may."""
+    user = {"client-certificate-data": "YQ==", "client-key": "key"}
+    patient.write(UNIT, "")
+    patient.write("kubeconfig", json.dumps(kubeconfig(user)))
+    patient.write("key", "k")
+    monkeypatch.setitem(patient.host.settings["device-plugin"], "kubeconfig", f"{patient.top}/kubeconfig")
+    assert not any("cannot" in each.evidence for each in found(patient, "kubernetes-dra-driver"))
+    with ordinary.hidden(patient.top / name):
+        (said,) = found(patient, "kubernetes-dra-driver")
+    assert (said.verdict, said.fix) == ("warning", "run this as root")
+    assert f"cannot read {patient.top}/{name}" in said.evidence
 
 
 def test_engines_of_root(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ class Kubeconfig:
             path: of the file, or "".
 
         Raises:
-            GpushimError: it is wrong, or a file cannot be read or trusted. What it said before still counts.
+            GpushimError: it is wrong, or a file cannot be read, which its __cause__ says, or trusted. What it said
+                before still counts.
         """
         if not path:
             self._now, self._seen = None, {}
@@ -49,9 +50,12 @@ class Kubeconfig:
             self._seen = {}
             try:
                 self._now = self._read(path)
-            except (GpushimError, ValueError) as error:  # the latter of an address, or of a name of a file
+            except GpushimError:
                 self._seen = {}
-                raise error if isinstance(error, GpushimError) else _wrong(path, quote(str(error))) from None
+                raise
+            except ValueError as error:  # of an address, or of a name of a file
+                self._seen = {}
+                raise _wrong(path, quote(str(error))) from None
         return self._now
 
     def _file(self, path: str) -> str:
@@ -60,13 +64,13 @@ class Kubeconfig:
             return policy.trusted(path, "kubeconfig, or file of one").decode()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
-            raise GpushimError(f"{path} cannot be read: {why}", CONFIG) from None
+            raise GpushimError(f"{path} cannot be read: {why}", CONFIG) from error
 
     def _read(self, path: str) -> dict[str, str]:
         try:
             content, _ = spec_text.parse(self._file(path).encode(), path)
         except GpushimError as error:  # whose code is that of a CDI spec
-            raise GpushimError(str(error), CONFIG) from None
+            raise GpushimError(str(error), CONFIG) from error.__cause__
         context = _named(content, "contexts", _member(content, "current-context"), path)
         parts = [_named(content, f"{part}s", _member(context, part), path) for part in ("cluster", "user")]
         for part, refused in zip(parts, _REFUSED):

@@ -13,22 +13,25 @@ import pytest
 
 from gpuplugin.cluster.access import Lent
 from gpuplugin.cluster.cluster import Api
-from gpushim.containers.kubeconfig import Kubeconfig
+from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, certify
 
 SERVER = {"server": "https://localhost:6443/base", "certificate-authority-data": base64.b64encode(b"ca").decode()}
 
 
-def written(folder: Path, user: dict[str, Any], cluster: dict[str, Any] | None = None, **more: Any) -> str:
-    """Write one, and return its path."""
-    said = {
+def kubeconfig(user: dict[str, Any], cluster: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
         "clusters": [{"name": "x"}, {"name": "c", "cluster": {**SERVER, **(cluster or {})}}],
         "users": [{"name": "u", "user": user}],
         "contexts": [{"name": "k", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "k",
     }
-    (folder / "config").write_text(json.dumps({**said, **more}))
+
+
+def written(folder: Path, user: dict[str, Any], cluster: dict[str, Any] | None = None, **more: Any) -> str:
+    """Write one, and return its path."""
+    (folder / "config").write_text(json.dumps({**kubeconfig(user, cluster), **more}))
     return str(folder / "config")
 
 

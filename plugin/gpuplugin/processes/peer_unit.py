@@ -1,0 +1,66 @@
+"""Whether the process at the other end of a UNIX socket is of one systemd unit.
+
+A user's number is no name: whoever may start a container may choose it. A cgroup is made by systemd alone, or below
+what it has delegated. This process has to be of the same systemd, in the host's PID namespace.
+Source: cgroups(7), unix(7). Out of scope: whose process it is (gpuplugin.kubelet.sockets).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+
+from gpushim.ground import system
+
+_PEERPIDFD = 77  # SO_PEERPIDFD of <asm-generic/socket.h>
+_INT, _UCRED = struct.Struct("i"), struct.Struct("3i")  # a pidfd; struct ucred of unix(7): pid, uid, gid
+_HIERARCHIES = ("", "name=systemd")  # cgroup v2; v1, and beside v2
+_LIMIT = 1 << 14  # bytes of a file of cgroups; v1 has a dozen lines
+
+
+def of_unit(connected: socket.socket, unit: str) -> bool:
+    """Say whether the process that has connected is still there, and of a unit; what cannot be seen is not.
+
+    Args:
+        connected: the socket.
+        unit: its name, such as a.service.
+    """
+    pid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+    groups, own = _groups(pid), _groups("self")
+    found = [(groups.get(name, [""]), ours) for name, ours in own.items() if ours[-1].endswith(".service")]
+    theirs = [group[-1] == unit and _manager(group) == _manager(ours) for group, ours in found]
+    return bool(theirs) and all(theirs) and _lives(connected)
+
+
+def _lives(connected: socket.socket) -> bool:
+    """Say whether the process that has connected lives, so that no other one has its number.
+
+    Linux before 6.5 does not tell: there it is the one that has the number as it is looked at.
+    """
+    try:
+        process = _INT.unpack(connected.getsockopt(socket.SOL_SOCKET, _PEERPIDFD, _INT.size))[0]
+    except OSError as error:
+        return error.errno == errno.ENOPROTOOPT
+    try:
+        asking = select.poll()
+        asking.register(process, select.POLLIN)  # pidfd_open(2): when it has ended
+        return not asking.poll(0)
+    finally:
+        os.close(process)
+
+
+def _groups(process: int | str) -> dict[str, list[str]]:
+    """Return the components of a process's cgroups, by the hierarchies that systemd may have its units in."""
+    lines = [line.split(":", 2) for line in (system.text(f"/proc/{process}/cgroup", _LIMIT) or "").splitlines()]
+    return {line[1]: line[2].split("/") for line in lines if len(line) == 3 and line[1] in _HIERARCHIES}
+
+
+def _manager(group: list[str]) -> list[str]:
+    """Return the cgroup of the systemd that has a unit: that of a user, or of a container, has one of its own."""
+    above = group[:-1]
+    while above and above[-1].endswith(".slice"):
+        above.pop()
+    return above
