@@ -25,6 +25,7 @@ from e2e.helm import NAMESPACE, Values
 from e2e.plane import Cluster
 from e2e.reach import Pods
 from fakehost import Host
+from gpuplugin.allocation.kubelet_view import QUIET
 
 STEPS = int(os.environ.get("GPUSHIM_DRA_WALK_STEPS", "25"))
 SEED = os.environ.get("GPUSHIM_DRA_WALK_SEED") or str(time.time_ns())
@@ -210,6 +211,22 @@ class Walk:
 
 def phase(pods: dict[str, dict[str, Any]], name: str) -> str:
     return str(pods[name]["status"]["phase"])
+
+
+def test_what_an_init_container_has_is_no_claim_s(cluster: Cluster, host: Host) -> None:
+    """Of the device plugin; kubelet (pod-resources) does not list it, and has it until the pod ends."""
+    spec = workload.spec({GPU: 1}, runtime="")
+    (box,) = spec["containers"]
+    spec["initContainers"] = [{**box, "name": "init"}]  # works for long
+    del box["resources"]
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "init"}, "spec": spec})
+    becomes(cluster, lambda: claims.taints(cluster), "a GPU is given out")
+    before = claims.taints(cluster)
+    time.sleep(QUIET + 3)  # what nobody has who is listed would be free then
+    assert "init" not in cluster.node.everybody()
+    assert claims.taints(cluster) == before
+    workload.remove(cluster, "init")
+    becomes(cluster, lambda: not claims.taints(cluster), "it is free when the pod has ended", 60)
 
 
 def test_no_gpu_is_given_twice(cluster: Cluster, host: Host, tmp_path: Path) -> None:

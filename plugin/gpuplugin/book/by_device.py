@@ -25,6 +25,7 @@ CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID
 ALLOCATED, LISTED = "allocate", "pod-resources"  # sources of entries: given, and listed by kubelet since
 SURE = (ALLOCATED, LISTED)
 FORMER, FORGOTTEN = "pod-resources before kubelet's restart", "forgotten by kubelet"  # and of those listed before
+UNLISTED = "kubelet's checkpoint"  # which kubelet does not list: pod-resources has no init containers
 
 
 class Given(NamedTuple):

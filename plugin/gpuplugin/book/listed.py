@@ -17,6 +17,7 @@ from gpuplugin.book.by_device import (
     LISTED,
     PLUGIN,
     SURE,
+    UNLISTED,
     noted_entry,
     stem,
     way_of_part,
@@ -68,25 +69,47 @@ def met(page: Page, kubelet: list[Any], remembered: Collection[str]) -> Page:
     return found
 
 
-def listed(page: Page, held: Held, pods: Collection[str] | None, since: float) -> Page:
+def listed(
+    page: Page,
+    held: Held,
+    pods: Collection[str] | None,
+    since: float,
+    promised: Collection[str] | None = (),
+    before: Collection[str] = (),
+) -> Page:
     """Return the book after kubelet has said who has what.
 
     A pod keeps what it was given until it ends: kubelet takes nothing from it, but may forget it in a restart. So an
-    entry from before that ends only when its pod is listed no more.
+    entry from before that ends only when its pod is listed no more. What an init container alone has, kubelet does
+    not list: it stays while kubelet's checkpoint has it, which knows late of a pod's end, and while one of the pods
+    is listed that came with it and have nothing.
 
     Args:
         page: the book.
         held: who has what; without CLAIM of devices of plugins alone.
         pods: all that are listed, with devices or without; None while kubelet may not know all of them.
         since: seconds since boot; what was given out before that and no pod has is free.
+        promised: resources and ids in kubelet's checkpoint, as keys of entries; None for who cannot see it, to whom
+            what was never listed is had until the device plugin has found out.
+        before: the pods that were listed the time before.
     """
     found: Page = {**page, "gpus": {}}
+    without = {*(pods or ())} - {who for row in held.values() for who in row.values()}
     for gpu, one in page["gpus"].items():
         entries: dict[str, Entry] = {}
         for key, entry in one["entries"].items():
             resource, _, name = key.partition(" ")
             who = held.get(resource, {}).get(name, "")
-            if who:
+            if not who and pods is not None and entry["giver"] == PLUGIN and entry["source"] in (ALLOCATED, UNLISTED):
+                recent = entry["source"] == ALLOCATED and _recent(entry, since)
+                new = without - {*before} if recent or not entry["to"] else set()
+                may = without & {*entry["to"].split(", "), *new}
+                if promised is None:
+                    entries.update({key: entry} if recent or may or (without and not entry["to"]) else {})
+                elif recent or (may and key in promised):
+                    source = ALLOCATED if recent else UNLISTED
+                    entries[key] = {**entry, "to": ", ".join(sorted(may)), "source": source}
+            elif who:
                 entries[key] = {**entry, "to": who, "source": LISTED}
             elif pods is None or _recent(entry, since) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry

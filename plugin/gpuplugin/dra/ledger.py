@@ -179,7 +179,7 @@ class Ledger:
     def _heard(self, page: Page, holders: Holders, rows: Mapping[str, Row], homes: Mapping[str, str]) -> Page:
         """Return the book after what kubelet lists."""
         since = system.clock() - QUIET
-        page = listed.listed(page, holders.held, holders.pods, since)
+        page = listed.listed(page, holders.held, holders.pods, since, promised=None)
         known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
         page = listed.claims(page, {**holders.claims, **known}, homes, None if holders.pods is None else since)
         for uuid, name in known.items():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.book import by_device, listed
-from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, FORGOTTEN, FORMER, LISTED
+from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, FORGOTTEN, FORMER, LISTED, UNLISTED
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
@@ -34,6 +34,30 @@ CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
 )
 def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, after: Any) -> None:
     found = listed.listed(book(entries={KEY: before}), held, pods, since=7.0)
+    assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == ([after] if after else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "pods", "promised", "after"),
+    [
+        (entry(time=9.0), (POD, "pod x"), (), (ALLOCATED, POD)),  # one of them may be it; x was there before
+        (entry(), (POD, "pod x"), (KEY,), (UNLISTED, POD)),  # not looked at till now
+        (entry(to=f"{POD}, pod y"), (POD, "pod x", "pod z"), (KEY,), (UNLISTED, POD)),
+        (entry(to=POD), (POD,), (), None),  # kubelet has taken it back
+        (entry(to=POD), ("pod x",), (KEY,), None),
+        (entry(source=UNLISTED, to=POD), (POD,), (KEY,), (UNLISTED, POD)),
+        (entry(source=UNLISTED, to=POD), ("pod x", "pod z"), (KEY,), None),
+        (entry(source=UNLISTED, to=POD), None, (KEY,), (UNLISTED, POD)),
+        (entry(source=UNLISTED, to=POD), (POD,), None, (UNLISTED, POD)),  # who cannot see the checkpoint
+        (entry(source=UNLISTED, to=POD), ("pod x",), None, None),
+        (entry(), ("pod x",), None, (ALLOCATED, "")),
+        (entry(), (), None, None),
+    ],
+)
+def test_what_an_init_container_may_have_stays_while_kubelet_and_a_pod_do(
+    before: Any, pods: Any, promised: Any, after: Any
+) -> None:
+    found = listed.listed(book(entries={KEY: before}), {}, pods, 7.0, promised, ("pod x",))
     assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == ([after] if after else [])
 
 
