@@ -200,7 +200,7 @@ def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], here: dict[Any,
         about = [one for one in here["rules"] if one.get("type") in (None, "", "a", kind)]
         here[kind, major] = [one for one in about if one.get("major") in (None, -1, major)]
     # Of ours, those about other devices say nothing about this one.
-    ours = here.setdefault(rule[:3], [])
+    ours = here.setdefault((kind, major, minor), [])
     if _allowed([*here[kind, major], *ours], *rule):
         return False
     ours.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
