@@ -243,3 +243,12 @@ def test_a_low_level_runtime_that_leads_to_what_stays_is_none(program: Path, ver
     done = subprocess.run([program, verb, "x"], capture_output=True, text=True, check=False, timeout=10)
     low.write_text(before)
     assert (done.returncode, "and the low-level runtime of its containers too" in done.stderr) == (127, True)
+
+
+def test_what_cannot_be_taken_away_stays_for_its_containers(tmp_path: Path) -> None:
+    """As on a file system that is read-only: a maintainer's script ends at no error of that."""
+    (tmp_path / "stub/containers").mkdir(parents=True)
+    others = "recorded() { :; }; rm() { false; }; ln() { :; }; note() { echo noted; exit; }"
+    script = f"{SCRIPT.read_text()}\nSTUB={tmp_path}/stub; {others}; link_stub x"
+    done = subprocess.run(["/bin/sh", "-euc", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "noted\n"), done.stderr

@@ -111,9 +111,9 @@ keep_stub() { # program's name, this version's directory
 # But where none ran: a container that is created through the link would miss it, if it went again.
 link_stub() { # program's name
   if [ ! -d "$STUB" ]; then return 0; fi
-  if [ -z "$(ls "$STUB/containers")" ] && [ -z "$(recorded "$1")" ]; then drop_stub; [ -d "$STUB" ] || return 0; fi
+  if [ -z "$(ls "$STUB/containers")" ] && [ -z "$(recorded "$1")" ]; then drop_stub || :; [ -d "$STUB" ] || return 0; fi
   if [ ! -e "/usr/bin/$1" ] && [ ! -L "/usr/bin/$1" ]; then ln -s "$STUB/runtime" "/usr/bin/$1"; fi
-  if [ -z "$(recorded "$1")" ]; then drop_stub; [ -d "$STUB" ] || return 0; fi
+  if [ -z "$(recorded "$1")" ]; then drop_stub || :; [ -d "$STUB" ] || return 0; fi
   note "$STUB" # others than keep_stub may run
   if [ -d /etc/systemd/system ]; then
     mkdir -p /etc/systemd/system/multi-user.target.wants

@@ -25,6 +25,8 @@ from gpuplugin.book.by_device import (
 from gpuplugin.devices.changes import is_instance
 from gpuplugin.settings import resources
 
+PODS, ANY = 16, "one of many pods"  # names of pods that are noted, most; and what is noted instead
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -63,7 +65,7 @@ def met(page: Page, kubelet: list[Any], remembered: Collection[str]) -> Page:
         for key, entry in one["entries"].items():
             if entry["giver"] == PLUGIN and key not in remembered:
                 entries[key] = {**entry, "source": FORGOTTEN}
-            elif entry["source"] in SURE and entry["giver"] == PLUGIN:
+            elif entry["source"] in SURE and entry["to"] and entry["giver"] == PLUGIN:  # else nobody has looked yet
                 entries[key] = {**entry, "source": FORMER}
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
     return found
@@ -81,16 +83,14 @@ def listed(
 
     A pod keeps what it was given until it ends: kubelet takes nothing from it, but may forget it in a restart. So an
     entry from before that ends only when its pod is listed no more. What an init container alone has, kubelet does
-    not list: it stays while kubelet's checkpoint has it, which knows late of a pod's end, and while one of the pods
-    is listed that came with it and have nothing.
+    not list: see `_unlisted`.
 
     Args:
         page: the book.
         held: who has what; without CLAIM of devices of plugins alone.
         pods: all that are listed, with devices or without; None while kubelet may not know all of them.
         since: seconds since boot; what was given out before that and no pod has is free.
-        promised: resources and ids in kubelet's checkpoint, as keys of entries; None for who cannot see it, to whom
-            what was never listed is had until the device plugin has found out.
+        promised: resources and ids in kubelet's checkpoint, as keys of entries; None if it cannot be seen here.
         before: the pods that were listed the time before.
     """
     found: Page = {**page, "gpus": {}}
@@ -100,23 +100,48 @@ def listed(
         for key, entry in one["entries"].items():
             resource, _, name = key.partition(" ")
             who = held.get(resource, {}).get(name, "")
-            if not who and pods is not None and entry["giver"] == PLUGIN and entry["source"] in (ALLOCATED, UNLISTED):
-                recent = entry["source"] == ALLOCATED and _recent(entry, since)
-                new = without - {*before} if recent or not entry["to"] else set()
-                may = without & {*entry["to"].split(", "), *new}
-                if promised is None:
-                    entries.update({key: entry} if recent or may or (without and not entry["to"]) else {})
-                elif recent or (may and key in promised):
-                    source = ALLOCATED if recent else UNLISTED
-                    entries[key] = {**entry, "to": ", ".join(sorted(may)), "source": source}
-            elif who:
+            if who:
                 entries[key] = {**entry, "to": who, "source": LISTED}
+            elif pods is not None and entry["giver"] == PLUGIN and entry["source"] in (ALLOCATED, UNLISTED):
+                there = None if promised is None else key in promised
+                kept = _unlisted(entry, without, before, _recent(entry, since), there)
+                entries.update({key: kept} if kept else {})
             elif pods is None or _recent(entry, since) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry
-            elif entry["source"] in (FORMER, FORGOTTEN) and entry["to"] in pods:
+            elif entry["source"] in (FORMER, FORGOTTEN) and _of(entry, pods):
                 entries[key] = {**entry, "source": FORGOTTEN}
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
     return found
+
+
+def _unlisted(
+    entry: Entry, without: set[str], before: Collection[str], recent: bool, promised: bool | None
+) -> Entry | None:
+    """Return an entry that kubelet does not list while somebody may have it; None if nobody does.
+
+    kubelet's checkpoint has what an init container got, until it knows of the pod's end, which may be late. So it
+    also ends with the pods that came with it, for one of them has it.
+
+    Args:
+        entry: of the device plugin's.
+        without: pods that are listed without a device.
+        before: pods that were listed the time before.
+        recent: kubelet may not have it yet.
+        promised: kubelet's checkpoint has it; None: it cannot be seen here, and the device plugin finds out.
+    """
+    if promised is None:
+        return entry if recent or _of(entry, without) or (without and not entry["to"]) else None
+    came = without - {*before} if recent or not entry["to"] else set()
+    may = came | _of(entry, without)
+    if recent or (promised and may):
+        to = ", ".join(sorted(may)) if len(may) <= PODS else ANY
+        return {**entry, "to": to, "source": ALLOCATED if recent else UNLISTED}
+    return None
+
+
+def _of(entry: Entry, pods: Collection[str]) -> set[str]:
+    """Return those of some pods that may have what an entry is about."""
+    return {*pods} if entry["to"] == ANY else {*pods} & {*entry["to"].split(", ")}
 
 
 def claims(page: Page, who: Mapping[str, str], homes: Mapping[str, str], since: float | None) -> Page:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
@@ -27,3 +28,26 @@ def test_who_cannot_be_its_shell_gets_no_word(monkeypatch: pytest.MonkeyPatch, p
     with open(answers) as pipe:
         assert pipe.read() == ""
     assert os.waitstatus_to_exitcode(os.waitpid(here, 0)[1]) == FAILED
+
+
+def test_who_is_asked_late_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait, "TICK", 1000)
+    (reading, request), (answers, writing) = os.pipe(), os.pipe()
+    with subprocess.Popen(["/bin/sh", "-c", "exec 5</dev/null; echo; read -r _"], stdin=-1, stdout=-1) as shell:
+        assert shell.stdin
+        assert shell.stdout
+        shell.stdout.readline()
+        pid, here = os.getpid(), os.fork()
+        if not here:
+            os.dup2(reading, 0)
+            os.dup2(writing, 1)
+            left = wait.Shell(["wait", str(pid), "prestart"]).left
+            os.write(1, b"all" if left == wait.MOST else b"less")
+            os._exit(0)
+        os.write(request, str(shell.pid).encode())
+        for fd in (writing, request, reading):
+            os.close(fd)
+        with open(answers) as pipe:
+            assert pipe.read() == "begun\nall"
+        os.waitpid(here, 0)
+        shell.stdin.close()

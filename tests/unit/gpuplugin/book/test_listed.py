@@ -8,6 +8,7 @@ import pytest
 
 from gpuplugin.book import by_device, listed
 from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, FORGOTTEN, FORMER, LISTED, UNLISTED
+from gpuplugin.book.listed import ANY
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
@@ -30,6 +31,7 @@ CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
         (entry(source=FORGOTTEN, to=POD), {}, ("pod default/b",), None),
         (entry(source=FORGOTTEN, to=POD), HAS, (POD,), (LISTED, POD)),
         (entry(source=FORGOTTEN, to=POD), {}, None, (FORGOTTEN, POD)),
+        (entry(source=FORMER, to=f"{POD}, pod x"), {}, (POD,), (FORGOTTEN, f"{POD}, pod x")),
     ],
 )
 def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, after: Any) -> None:
@@ -48,6 +50,8 @@ def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, afte
         (entry(source=UNLISTED, to=POD), (POD,), (KEY,), (UNLISTED, POD)),
         (entry(source=UNLISTED, to=POD), ("pod x", "pod z"), (KEY,), None),
         (entry(source=UNLISTED, to=POD), None, (KEY,), (UNLISTED, POD)),
+        (entry(), [*map("pod {}".format, range(17))], (KEY,), (UNLISTED, ANY)),
+        (entry(source=UNLISTED, to=ANY), ("pod x",), (KEY,), (UNLISTED, "pod x")),
         (entry(source=UNLISTED, to=POD), (POD,), None, (UNLISTED, POD)),  # who cannot see the checkpoint
         (entry(source=UNLISTED, to=POD), ("pod x",), None, None),
         (entry(), ("pod x",), None, (ALLOCATED, "")),
@@ -72,7 +76,8 @@ def test_a_claim_ends_when_kubelet_was_asked_for_claims_and_lists_it_no_more(hel
     [
         (entry(source=LISTED), {KEY}, FORMER),
         (entry(source=LISTED), set(), FORGOTTEN),
-        (entry(), {KEY}, FORMER),
+        (entry(to=POD), {KEY}, FORMER),
+        (entry(), {KEY}, ALLOCATED),  # kubelet went before anybody looked
         (entry(), set(), FORGOTTEN),
         (CLAIMED, set(), LISTED),
     ],
