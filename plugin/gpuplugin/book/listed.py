@@ -104,8 +104,8 @@ def listed(
                 entries[key] = {**entry, "to": who, "source": LISTED}
             elif pods is not None and entry["giver"] == PLUGIN and entry["source"] in (ALLOCATED, UNLISTED):
                 there = None if promised is None else key in promised
-                kept = _unlisted(entry, without, before, _recent(entry, since), there)
-                entries.update({key: kept} if kept else {})
+                still = _unlisted(entry, without, before, _recent(entry, since), there)
+                entries.update({key: still} if still else {})
             elif pods is None or _recent(entry, since) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry
             elif entry["source"] in (FORMER, FORGOTTEN) and _of(entry, pods):
