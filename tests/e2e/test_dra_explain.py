@@ -148,6 +148,10 @@ LOOKING: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     ([claims.request("a", count=2)], {"constraints": [{"matchAttribute": "example.com/x"}]}),
     ([claims.request("a", count=2)], {"constraints": [{"distinctAttribute": PARENT}]}),
     ([claims.request("a", count=2)], {"constraints": [{"distinctAttribute": "gpu.nvidia.com/type"}]}),
+    *(
+        ([claims.request("a", count=2)], {"constraints": [{"matchAttribute": one, "distinctAttribute": other}]})
+        for one, other in (("gpu.nvidia.com/type", "gpu.nvidia.com/type"), (PARENT, PARENT))
+    ),
     (
         [claims.request("a"), claims.request("b"), claims.request("m", "mig.nvidia.com")],
         {"constraints": [{"matchAttribute": PARENT, "requests": ["a", "m"]}]},
@@ -243,6 +247,16 @@ def test_claims_that_the_api_server_refuses(server: Api) -> None:
         done = server.kubectl("create", "--filename=-", f"--namespace={scheduled.SPACE}", objects=[one])
         assert done.returncode, one
         assert answered(one, {})["why"].startswith("the API server refuses it: "), (one, done.stderr)
+
+
+@pytest.mark.parametrize(("forms", "taken"), [(claimforms.ODD, False), (claimforms.TAKEN, True)])
+def test_what_is_around_a_specification(server: Api, forms: list[dict[str, Any]], taken: bool) -> None:
+    for more in forms:
+        one = {**claims.claim("around"), **more}
+        done = server.kubectl("create", "--filename=-", f"--namespace={scheduled.SPACE}", objects=[one])
+        assert (done.returncode == 0) is taken, (one, done.stderr)
+        refused = answered(one, {})["why"].startswith("the API server refuses it: ")
+        assert refused is not taken, (one, done.stderr)
 
 
 def test_claims_that_the_api_server_takes(server: Api) -> None:

@@ -32,6 +32,7 @@ LATER = "not now"  # an answer
 ADMIN = 'its namespace must have the label resource.kubernetes.io/admin-access: "true"'
 SLOW = "the file has more than gpushim looks at; put fewer claims into it"
 TOGETHER = "this node has no devices for all of its requests and constraints together"
+EMPTY = "it has no request, so it gets no device"
 TOO_FEW = "this node has no devices for all of its requests together"
 # As the chart has them, which a test holds to it; a class of the file counts before.
 CLASSES = {
@@ -120,6 +121,8 @@ def answer(claim: Claim) -> Answer:
         return Answer(UNSURE, spec.unsure[0])
     if wrong := claim.rehearsal.of_configs():
         return Answer(NO, wrong)
+    if not spec.requests:
+        return Answer(NO, EMPTY)
     everything = [row for some in claim.rows.values() for row in some]
     doubts = [row.verdict.doubt for row in everything if row.verdict.doubt]
     try:
@@ -247,6 +250,9 @@ def _unmet(constraint: Constraint, *, claim: Claim) -> str:
         return f"the constraint {what} {quote(name)} does not hold: {differ}"
     known = {each if "/" in each else f"{OWN_DRIVER}/{each}" for body in bodies for each in body["attributes"]}
     last = name.rpartition("/")[2]
+    if any(last in body["capacity"] for body in bodies):
+        what = f"the constraint {what} {quote(name)} does not hold"
+        return f"{what}: {last} is a capacity, and constraints are of attributes"
     near = next((each for each in sorted(known) if each.endswith(f"/{last}")), "") or meant(name, sorted(known))
     more = f"; is {near} meant?" if near else ""
     return f"the constraint {what} {quote(name)} does not hold: no device here has this attribute{more}"

@@ -5,6 +5,7 @@ Out of scope: which objects there are (manifests.py).
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.settings.forms import ALIKE, LABEL, meant, shown
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 MOST = (
     32  # selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1)
 )
+
+LONGEST = 253  # characters of an object's name
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
 
 
 class Form:
@@ -66,6 +70,22 @@ class Form:
         if text and not LABEL.fullmatch(text):
             self.wrong.append(f"{where} is {shown(text)}; write small letters, digits and -")
         return text
+
+    def metadata(self, value: Any) -> str:
+        """Return an object's name, or what the API server makes one of, out of its metadata."""
+        data = self.object(value, "metadata")
+        for key in ("labels", "annotations"):
+            for name, text in self.object(data.get(key), f"metadata.{key}").items():
+                if not isinstance(text, (str, type(None))):
+                    self.wrong.append(f"metadata.{key}.{quote(str(name))} is {shown(text)}; write a text, in quotes")
+        found = {key: self.text(data[key], f"metadata.{key}") for key in ("name", "generateName") if data.get(key)}
+        for key, text in found.items():
+            whole = f"{text[:-1]}a" if key == "generateName" and text.endswith("-") else text
+            if text and not (_SUBDOMAIN.fullmatch(whole) and len(whole) <= LONGEST):
+                self.wrong.append(f"metadata.{key} is {shown(text)}; write small letters, digits, - and .")
+        if not found:
+            self.wrong.append("metadata.name is missing; write one")
+        return next(iter(found.values()), "")
 
     def texts(self, value: Any, where: str) -> tuple[str, ...]:
         """Return a list of texts."""

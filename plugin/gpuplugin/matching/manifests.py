@@ -24,6 +24,7 @@ VERSIONS = (SERVED, f"{API}v1beta2", INLINE)  # whose forms are known here
 CLAIM, TEMPLATE, CLASS, POD = "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod"
 EXACT, ALL = "ExactCount", "All"
 ALTERNATIVES = 8  # of a request (resource.k8s.io/v1, FirstAvailableDeviceRequestMaxSize)
+_WHOLE = ("apiVersion", "kind", "metadata", "spec", "status")  # in whatever version
 _DEVICES = ("deviceClassName", "selectors", "allocationMode", "count", "tolerations")
 
 
@@ -149,9 +150,8 @@ def _metadata(one: Mapping[str, Any], key: str) -> str:
 
 def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
     form = Form()
-    spec, where = one.get("spec"), "spec"
-    if kind == TEMPLATE:
-        spec, where = form.object(spec, where, ("spec", "metadata")).get("spec"), "spec.spec"
+    form.wrong += [f"a {kind} has no field {quote(str(key))}" for key in one if key not in _WHOLE]
+    spec, where = _spec(one, kind, form)
     devices = form.object(form.object(spec, where, ("devices",)).get("devices"), f"{where}.devices",
                           ("requests", "constraints", "config"))  # fmt: skip
     inline = version == INLINE
@@ -171,14 +171,27 @@ def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
         name for name, number in Counter(one.name for row in requests for one in row).items() if name and number > 1
     ]
     form.wrong += [f"two requests have the name {name}" for name in twice]
-    if not requests:
-        form.unsure.append("it has no request")
-    names = _metadata(one, "namespace"), _metadata(one, "name")
+    names = _metadata(one, "namespace"), form.metadata(one.get("metadata"))
     unsure, wrong = form.unsure, form.wrong
     if version not in VERSIONS:
         unsure, wrong = [f"the form of {quote(version)} is not known here"], []
     found = (*dict.fromkeys(unsure),), (*dict.fromkeys(wrong),)
     return ClaimSpec(kind, *names, requests, constraints, tuple(configs), *found)
+
+
+def _spec(one: Mapping[str, Any], kind: str, form: Form) -> tuple[Any, str]:
+    """Return what a claim, or one of a template, is specified by, and where that is."""
+    spec = one.get("spec")
+    there = {*spec} if isinstance(spec, dict) else set()
+    if kind == CLAIM and "spec" in there:
+        form.wrong.append(f"a {CLAIM} has `devices:` below one `spec:`, not two; omit one of them")
+        return spec["spec"], "spec.spec"
+    if kind == TEMPLATE and "devices" in there and "spec" not in there:
+        form.wrong.append(f"a {TEMPLATE} has `devices:` below two `spec:`, its own and its claims'; write both")
+        return {"devices": spec["devices"]}, "spec"
+    if kind == TEMPLATE:
+        return form.object(spec, "spec", ("spec", "metadata")).get("spec"), "spec.spec"
+    return spec, "spec"
 
 
 def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
@@ -202,10 +215,11 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
         return (_request(name, form.object(body, name, exact), form),)
     if not inline and found.get("exactly") is not None:
         form.wrong.append(f"request {name} has both exactly and firstAvailable; omit one")
-    rows = [
-        form.object(one, f"{name}.firstAvailable", ("name", *_DEVICES))
-        for one in form.list(found["firstAvailable"], f"{name}.firstAvailable", ALTERNATIVES)
-    ]
+    rows = []
+    for one in form.list(found["firstAvailable"], f"{name}.firstAvailable", ALTERNATIVES):
+        if isinstance(one, dict) and "exactly" in one:
+            form.wrong.append(f"{name}.firstAvailable has no `exactly:`; write what is in it in its place")
+        rows.append(form.object(one, f"{name}.firstAvailable", ("name", *_DEVICES)))
     return tuple(
         _request(f"{name}/{form.label(one.get('name'), f'{name}.firstAvailable.name')}", one, form) for one in rows
     )
@@ -239,9 +253,9 @@ def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
 
 def _constraint(row: Any, form: Form) -> Constraint:
     found = form.object(row, "constraints", ("requests", "matchAttribute", "distinctAttribute"))
-    distinct = found.get("distinctAttribute") is not None
-    if distinct == (found.get("matchAttribute") is not None):
-        form.wrong.append("a constraint has neither matchAttribute nor distinctAttribute, or both; write one")
+    distinct = found.get("matchAttribute") is None  # of both the scheduler goes by matchAttribute alone
+    if distinct and found.get("distinctAttribute") is None:
+        form.wrong.append("a constraint has neither matchAttribute nor distinctAttribute; write one")
     key = "distinctAttribute" if distinct else "matchAttribute"
     attribute = form.text(found.get(key), f"constraints.{key}")
     if attribute and "/" not in attribute:
@@ -253,7 +267,8 @@ def _constraint(row: Any, form: Form) -> Constraint:
 
 
 def _names(names: Sequence[str], known: Collection[str], form: Form, where: str) -> None:
-    """Take note of names that no request has."""
+    """Take note of names that no request has, or that come twice."""
+    form.wrong += [f"{where} has {quote(name)} twice" for name, number in Counter(names).items() if number > 1]
     for name in names:
         if name not in known:
             near = form.near(name, [*known])

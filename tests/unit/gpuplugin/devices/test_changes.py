@@ -114,7 +114,11 @@ def test_many_pods_are_named_so_far() -> None:
     ("who", "of", "says"),
     [
         ({changes.CLAIM: {"GPU-0": "claim d/c"}}, whole(0), "claim d/c has it"),
-        ({changes.CLAIM: {"MIG-0a": "claim d/c", "MIG-0b": "claim d/b"}}, whole(0), "claim d/b has MIG-0b, claim d/c has MIG-0a"),
+        (
+            {changes.CLAIM: {"MIG-0a": "claim d/c", "MIG-0b": "claim d/b"}},
+            whole(0),
+            "claim d/b has MIG-0b, claim d/c has MIG-0a",
+        ),
         ({changes.CLAIM: {"GPU-0": "claim d/c"}}, divided(0), "claim d/c has GPU-0"),
     ],
 )

@@ -145,6 +145,16 @@ def test_some_devices_may_be_refused() -> None:
     assert one["requests"][0]["devices"][0]["why"] == "it matches, but what the claim gets is not known here"
 
 
+def test_a_capacity_is_no_attribute() -> None:
+    one = found(claim(exactly(count=2), constraints=[{"matchAttribute": "gpu.nvidia.com/memory"}]))
+    assert one["why"].endswith("does not hold: memory is a capacity, and constraints are of attributes")
+
+
+def test_a_claim_without_a_request_gets_nothing() -> None:
+    one = found({**claim(), "spec": {}})
+    assert (one["answer"], one["why"]) == ("no", "it has no request, so it gets no device")
+
+
 def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     path.write_text("a: 1\n---\n# nothing\n--- {b: 2}\n---\ntext: |\n  ---\n")

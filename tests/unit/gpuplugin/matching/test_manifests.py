@@ -50,7 +50,6 @@ R = {"name": "r", "exactly": X}
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
-        (None, "it has no request"),
         ({"requests": [R], "sets": []}, "spec.devices.sets is not known here"),
         ({"requests": [{"name": "r", "exactly": {**X, "capacity": {}}}]}, "r.capacity is not known here"),
         ({"requests": [{"name": "r", "exactly": {**X, "count": 2.0}}]}, "r.count is 2.0, with a point"),
@@ -106,6 +105,8 @@ def tolerates(**more: Any) -> dict[str, Any]:
         ({"requests": [{"name": "r", "firstAvailable": [X] * 9}]}, "r.firstAvailable has 9; write 8"),
         ({"requests": [{**R, "firstAvailable": []}]}, "request r has both exactly and firstAvailable"),
         ({"requests": [R], "constraints": [{}]}, "a constraint has neither"),
+        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["r", "r"]}]}, "requests has r twice"),
+        ({"requests": [{"name": "r", "firstAvailable": [{"name": "a", "exactly": X}]}]}, "has no `exactly:`; write"),
         ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, "requests has x,"),
         ({"requests": [R], "constraints": [{"matchAttribute": "pcieRoot"}]}, "matchAttribute is pcieRoot, w"),
         ({"requests": [R], "config": [{"requests": ["r/x"], "opaque": {}}]}, "config.requests has r/x, which is no"),
@@ -115,6 +116,31 @@ def tolerates(**more: Any) -> dict[str, Any]:
 def test_what_the_api_server_refuses(devices: Any, words: str) -> None:
     assert words in one(devices).wrong[0]
     assert one(devices, apiVersion="resource.k8s.io/v9").wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"metadata": {"name": "My_Claim"}}, 'metadata.name is "My_Claim"; write small letters, digits, - and .'),
+        ({"metadata": {"generateName": "a_"}}, 'metadata.generateName is "a_"; write small'),
+        ({"metadata": None}, "metadata.name is missing"),
+        ({"metadata": {"name": "a", "labels": {"a": 1}}}, "metadata.labels.a is 1; write a text, in quotes"),
+        ({"sepc": {}}, "a ResourceClaim has no field sepc"),
+        ({"spec": {"spec": {"devices": {"requests": [R]}}}}, "below one `spec:`, not two"),
+        ({"kind": TEMPLATE}, "below two `spec:`, its own and its claims'"),
+    ],
+)
+def test_what_is_wrong_around_a_specification(more: dict[str, Any], words: str) -> None:
+    found = one({"requests": [R]}, **more)
+    assert words in found.wrong[0]
+    assert (len(found.wrong), len(found.requests)) == (1, 1)
+
+
+def test_of_a_constraint_that_is_both_the_scheduler_knows_one() -> None:
+    (found,) = one(
+        {"requests": [R], "constraints": [{"matchAttribute": "a/b", "distinctAttribute": "a/c"}]}
+    ).constraints
+    assert (found.attribute, found.distinct) == ("a/b", False)
 
 
 @pytest.mark.parametrize("more", [{"value": "79", "effect": "None"}, {"operator": "Exists", "tolerationSeconds": 5}])
