@@ -168,12 +168,14 @@ def _number(user: str) -> int:
         raise GpushimError(f'--cluster-user is "{quote(user)}", and this host has no such user', CONFIG) from None
 
 
-def _rival(kubelet_dir: str) -> str:
-    """Say where another giver's driver of this name listens; "" without grpcio, with which alone one can be asked."""
+def _rival(kubelet_dir: str) -> str | None:
+    """Say where another giver's driver of this name listens, as `node_state.rival`; without grpcio, as that does."""
     try:
         from gpuplugin.kubelet import plugins
     except ImportError:
-        return ""
+        from gpuplugin.dra import node_state
+
+        return node_state.rival()
     return asyncio.run(plugins.rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
 
 

@@ -30,15 +30,20 @@ if TYPE_CHECKING:
 COLUMNS = ("DEVICE", "INDEX", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
 FOLDERS = ("plugins_registry", "plugins", "pod-resources")  # of kubelet's, in each of which something is looked for
 
+UNASKED = (
+    "whether another driver has this one's name is not known: this Python has no grpcio, and no gpushim-dra-driver "
+    "answers"
+)
 GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the book says of whose container
 
 
-def tell(settings: Settings, rival: Callable[[str], str]) -> None:
+def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
     """Print it.
 
     Args:
         settings: in force.
-        rival: returns where another giver's driver of this name listens, or "", by kubelet's directory.
+        rival: returns where another giver's driver of this name listens, by kubelet's directory; "" if none does,
+            None if that is not known.
 
     Raises:
         GpushimError: nothing would be offered.
@@ -61,6 +66,7 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
     show.say(book.summary(book.Book()))
     if there := rival(kubelet_dir):
         raise GpushimError(spec.RIVAL.format(there), FAILED)
+    _note([UNASKED] * (there is None))
     if why:
         raise GpushimError(why, FAILED)
     if not os.environ.get(node_snapshot.POD):  # whose halves share a token; the host's files are not seen there

@@ -147,17 +147,16 @@ def _since(uuid: str, to: str, node: NodeState) -> str:
 
 def _listed(namespace: str, name: str, kubelet_dir: str, notes: list[str]) -> Sequence[Claim]:
     """List what kubelet has for a claim: as it says, else as its file does."""
+    why = "kubelet does not say which containers have it"
     try:
         from gpuplugin.kubelet import podresources
 
         found = asyncio.run(podresources.listed(kubelet_dir))
     except ImportError:
-        found = None
+        found, why = None, "this Python has no grpcio, by which kubelet says which containers have it"
     claims = found.claims if found else []
     if found is None:
-        notes.append(
-            f"kubelet does not say which containers have it; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods"
-        )
+        notes.append(f"{why}: see gpushim ps; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods")
         try:
             claims = kubelet.claims(kubelet_dir)
         except (OSError, ValueError) as error:

@@ -6,6 +6,8 @@ Out of scope: what the driver makes of it (driver.py), what the scheduler has pr
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +21,7 @@ from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
 from gpushim.paths import trust
+from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
+SECONDS = 2.0  # for the answer of the driver that runs
 HEALTH = "health.json"  # in the directory of what the plugin keeps
 FLAGS = ("exclude", "taint-effect", "disable-healthchecks", "enable-healthchecks", "config-file")  # that count here
 UNWATCHED = "whether GPUs are healthy is not known: "
@@ -154,7 +158,21 @@ def _problem() -> str:
     """Say why nothing is given out, "" if something may be."""
     if not trust.ours(release.folder()) or not newest.runs(release.folder()):
         return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
-    return release.PROBLEM if os.path.lexists(release.Release().path) else ""
+    there = rival()
+    why = spec.RIVAL.format(there) if there else ""
+    return release.PROBLEM if os.path.lexists(release.Release().path) else why
+
+
+def rival() -> str | None:
+    """Return where another giver's driver of this name listens, "" if none does, as the driver that runs has found.
+
+    Returns:
+        None if it does not say.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        data = plugin_socket.exchange(system.state_dir(), plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
+        return str(json.loads(data).get("rival") or "")
+    return None
 
 
 def _owed() -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.matching import tolerations
 from gpuplugin.matching.fields import MOST, Form
-from gpuplugin.settings.forms import shown
+from gpuplugin.settings.forms import ALIKE, meant, shown
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
@@ -130,7 +130,9 @@ def read(documents: Sequence[Any]) -> File:
         elif kind == POD:
             pods.append(one)
         else:
-            notes.append(f"{kind} {_metadata(one, 'name')} of {version} is not looked at")
+            right = meant(kind, (CLAIM, TEMPLATE), ALIKE)
+            more = f"; write kind: {right} and apiVersion: {SERVED}" if right else ""
+            notes.append(f"{kind} {_metadata(one, 'name')} of {version} is not looked at{more}")
     notes += [note for pod in pods for note in _of_pod(pod, claims)]
     return File(tuple(claims), classes, tuple(notes))
 

@@ -90,8 +90,8 @@ def _kubeconfig(host: Host) -> Iterator[Finding]:
 
 
 def runs(host: Host) -> bool:
-    """Say whether gpushim's DRA driver listens for kubelet."""
-    return bool(_listens(host, ours=True))
+    """Say whether gpushim's DRA driver listens, for kubelet, or, beside another of its name, for root alone."""
+    return bool(_listens(host, ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
 
 
 def _listens(host: Host, ours: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpuplugin.dra import command_line, nvidia_flags
+from gpuplugin.dra import command_line, node_state, nvidia_flags
 from gpuplugin.dra.link import Place
 from gpuplugin.dra.node_state import FLAGS
 from gpuplugin.settings import flags
@@ -28,6 +28,13 @@ def test_what_does_not_speak_with_kubelet_needs_no_grpc(module: str) -> None:
         [sys.executable, "-c", words], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_without_grpc_the_driver_that_runs_says_whether_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("gpuplugin.kubelet.plugins", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuplugin.kubelet.plugins", None)
+    monkeypatch.setattr(node_state, "rival", lambda: "/x")
+    assert command_line._rival("/k") == "/x"
 
 
 class Half:

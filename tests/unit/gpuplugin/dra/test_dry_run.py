@@ -66,6 +66,11 @@ def test_another_driver_is_named() -> None:
         dry_run.tell(settings.resolve({}, {}, {}), lambda _: "/k/x.sock")
 
 
+def test_whether_there_is_another_driver_may_not_be_known(capsys: pytest.CaptureFixture[str]) -> None:
+    dry_run.tell(settings.resolve({}, {}, {}), lambda _: None)
+    assert dry_run.UNASKED in capsys.readouterr().out
+
+
 def sick(number: int) -> None:
     """Have an XID of a GPU known, as by a driver that watches."""
     found = Health(f"{release.prepare()}/health.json")

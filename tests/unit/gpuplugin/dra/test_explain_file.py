@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -163,6 +164,16 @@ def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert documents("-") == [{"c": 3}]
 
 
+def test_json_needs_no_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "f"
+    path.write_text(json.dumps(claim(exactly()), indent=1))
+    assert documents(str(path)) == [claim(exactly())]
+    path.write_text("a: 1")
+    with pytest.raises(GpushimError, match=r"is YAML, and PyYAML is not installed.*ask in the DRA driver's pod"):
+        documents(str(path))
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -171,6 +182,14 @@ def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b"a: [", "is not YAML: "),
         (b"a" * (1 << 20) + b"a", "has more than 1024 KiB"),
         (b"kind: Pod", "has no ResourceClaim"),
+        (
+            b"{kind: ResourceClaims, apiVersion: v1, metadata: {name: c}}",
+            "; ResourceClaims c of v1 is not looked at; write kind: ResourceClaim and apiVersion: resource",
+        ),
+        (
+            b"{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}}",
+            "; DaemonSet d of apps/v1 is not looked at$",
+        ),
     ],
 )
 def test_files_that_cannot_be_explained(data: bytes | None, words: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,18 @@ def test_what_kubelet_has_of_another_driver(tmp_path: Path) -> None:
     found = report(tmp_path)
     assert [*found["kubelet"][0].values()] == ["uid p", "", "other.example.com", "gpu-0", "x/y=z"]
     assert "gpushim's driver has given it nothing: kubelet has it of another" in found["notes"]
+
+
+def test_why_kubelet_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state(tmp_path, "gpu.nvidia.com")
+    assert report(tmp_path, ROW)["notes"][-1].startswith(
+        "kubelet does not say which containers have it: see gpushim ps"
+    )
+    monkeypatch.delattr("gpuplugin.kubelet.podresources", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuplugin.kubelet.podresources", None)
+    found = report(tmp_path, ROW)
+    assert found["notes"][-1].startswith("this Python has no grpcio, by which kubelet says which containers have it")
+    assert found["kubelet"][0]["pod"] == "uid p"
 
 
 def test_an_unknown_claim(tmp_path: Path) -> None:

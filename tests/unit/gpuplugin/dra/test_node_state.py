@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from gpuplugin.book import book, claimed
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import PLUGIN, noted_entry
 from gpuplugin.book.page import fresh
-from gpuplugin.dra import node_state
+from gpuplugin.dra import node_state, spec
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.health.health import Health
@@ -19,6 +20,7 @@ from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpushim.doctor.nodes import answering
 
 HOST = snapshot([gpu(0), gpu(1)])
 
@@ -65,6 +67,20 @@ def test_a_driver_that_has_ended(running: Newest) -> None:
     assert present().problem == ""
     running.leave()
     assert present().problem.startswith("no gpushim-dra-driver runs")
+
+
+@pytest.mark.parametrize(
+    ("answer", "there"), [({"rival": "/x"}, "/x"), ({"rival": ""}, ""), ({}, ""), ([], None), (None, None)]
+)
+def test_another_driver_is_where_the_one_that_runs_says(
+    running: Newest, tmp_path: Path, answer: object, there: str | None
+) -> None:
+    told = contextlib.nullcontext()
+    if answer is not None:
+        told = answering(tmp_path / "s/dra-driver.sock", json.dumps(answer).encode() + b"\n")  # type: ignore[assignment]
+    with told:
+        assert node_state.rival() == there
+        assert present().problem == (spec.RIVAL.format(there) if there else "")
 
 
 def test_health_and_holders(running: Newest) -> None:

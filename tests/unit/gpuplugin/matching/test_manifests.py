@@ -105,7 +105,7 @@ def tolerates(**more: Any) -> dict[str, Any]:
         ({"requests": [{"name": "r", "firstAvailable": [X] * 9}]}, "r.firstAvailable has 9; write 8"),
         ({"requests": [{**R, "firstAvailable": []}]}, "request r has both exactly and firstAvailable"),
         ({"requests": [R], "constraints": [{}]}, "a constraint has neither"),
-        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["r", "r"]}]}, "requests has r twice"),
+        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["r", "r"]}]}, "has r twice"),
         ({"requests": [{"name": "r", "firstAvailable": [{"name": "a", "exactly": X}]}]}, "has no `exactly:`; write"),
         ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, "requests has x,"),
         ({"requests": [R], "constraints": [{"matchAttribute": "pcieRoot"}]}, "matchAttribute is pcieRoot, w"),

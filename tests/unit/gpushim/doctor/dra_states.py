@@ -92,6 +92,14 @@ def another_driver_of_the_name(patient: Patient) -> None:
     plays(patient, rival="/x", registered=False)
 
 
+@fault("kubernetes-dra-driver", "broken", "another driver named gpu.nvidia.com runs on this node, at /x")
+def gpushims_has_no_socket_for_kubelet_beside_another(patient: Patient) -> None:
+    plays(patient, rival="/x", registered=False)
+    folder = patient.top / PLUGINS
+    (folder / "gpushim-c0ffee.sock").unlink()
+    held(patient).enter_context(bound(folder / "dra.sock"))
+
+
 @fault("kubernetes-dra-driver", "broken", "kubelet has not registered gpushim-dra-driver: no such version")
 def kubelet_does_not_have_it(patient: Patient) -> None:
     plays(patient, registered=False, refused="no such version")
