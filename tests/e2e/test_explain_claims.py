@@ -6,6 +6,8 @@ tests/e2e/test_dra_explain.py holds what it says of selectors and requests again
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,23 @@ def written(folder: Path, *objects: dict[str, Any]) -> str:
     path = folder / "claim.yaml"
     path.write_text(yaml.safe_dump_all(objects))
     return str(path)
+
+
+def test_beside_another_driver_of_the_name(one: Driver, folder: Path) -> None:
+    path = written(folder, claims.claim("two"))
+    words = [sys.executable, "-m", "e2e.dradriver", str(folder), claims.DRIVER, "pool", "gpu-0", "x/y=z"]
+    paths = ":".join(str(TOP / name) for name in ("plugin", "shim", "vendor", "tests"))
+
+    def answer() -> str:
+        (found,) = report(one, f"--claim={path}")["claims"]
+        return f"{found['answer']}: {found['why']}"
+
+    with subprocess.Popen(words, env={"PATH": SYSTEM_PATH, "PYTHONPATH": paths}) as theirs:
+        try:
+            becomes(one, lambda: answer().startswith("not now: another driver gpu.nvidia.com listens at "))
+        finally:
+            theirs.kill()
+    becomes(one, lambda: answer().startswith("yes: "))
 
 
 def test_a_claim_before_and_after_it_has_a_device(one: Driver, host: Host, folder: Path) -> None:

@@ -147,6 +147,8 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
     if answer.get("rival"):
         where = quote(str(answer["rival"]))
         yield broken(f"{ANOTHER}, at {where}, so gpushim-dra-driver gives out none", REMOVE)
+    elif not answer.get("registered") and not _kubelet(host):
+        yield skipped("gpushim-dra-driver waits for kubelet, which does not listen")
     elif not answer.get("registered"):
         why = f": {visible(str(answer['refused']))}" if answer.get("refused") else ""
         yield broken(f"kubelet has not registered gpushim-dra-driver{why}", _again(host))
@@ -161,6 +163,11 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
         yield broken(visible(str(answer["lacks"])), _with_spec(host))
     elif answer.get("unhealthy"):
         yield _unhealthy(host, answer["unhealthy"], answer["devices"])
+
+
+def _kubelet(host: Host) -> bool:
+    """Say whether a kubelet listens (check_kubelet.listens tells if none does)."""
+    return ask.listens(f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.KUBELET_SOCKET}")
 
 
 def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:

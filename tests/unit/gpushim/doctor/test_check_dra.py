@@ -37,6 +37,15 @@ def test_both_fronts_are_said(node: Patient) -> None:
     )
 
 
+def test_who_waits_for_kubelet_is_not_broken(unlisted: Patient) -> None:
+    with contextlib.ExitStack() as held:
+        unlisted.kept_open = held
+        (unlisted.top / nodes.PLUGINS / "kubelet.sock").unlink()
+        dra_states.plays(unlisted, registered=False)
+        (found,) = unlisted.said("kubernetes-dra-driver")
+    assert (found.verdict, "waits for kubelet" in found.evidence) == ("skipped", True)
+
+
 def test_nvidias_claims_are_not_missed(node: Patient) -> None:
     """Its driver has the same name, and its claims tell no UUIDs."""
     dra_states.claimed(node)
