@@ -69,6 +69,9 @@ REFUSED: list[tuple[list[Any], dict[str, Any]]] = [
     ([{"name": "r", "firstAvailable": [{"name": "a", "exactly": ANY}]}], {}),
     ([claims.request()], {"config": [{"requests": ["gpu"]}]}),
     ([claims.request("GPU")], {}),
+    ([claims.request(device_class="GPU.nvidia.com")], {}),
+    ([claims.request(selectors=[{"cel": {"expression": f"{' ' * 10240}true"}}])], {}),
+    ([claims.request()], {"config": [{"opaque": {"driver": "x.y", "parameters": "x"}}]}),
     ([claims.request(), claims.request()], {}),
     ([claims.request()], {"constraint": []}),
     *(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from e2e import claimforms, claims, scheduled
 from e2e.apiserver import Api
@@ -164,6 +165,11 @@ LOOKING: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     ([claims.request(device_class="any", selectors=[LARGE])], {}),
 ]
 WHOLE, PART = ({"name": type_, "deviceClassName": f"{type_}.nvidia.com"} for type_ in ("gpu", "mig"))
+# Configs of the first of those, of an alternative that is not chosen and of one that is.
+NOT_CHOSEN, CHOSEN = (
+    {"requests": [name], "opaque": {"driver": driver, "parameters": {"kind": "x"}}}
+    for name, driver in (("a/gpu", claims.DRIVER), ("a/one", "x.y"))
+)
 # Requests of claims that hold what they get, one after the other: GPU, GPU or MIG instance.
 HOLDING: list[list[dict[str, Any]]] = [
     [{"name": "a", "firstAvailable": [{**WHOLE, "count": 3}, {**WHOLE, "name": "one", "selectors": [LARGE]}]}],
@@ -279,7 +285,7 @@ def test_claims_that_hold_devices(server: Api) -> None:
     names = {one.name: one.uuid for one in DEVICES}
     answers = []
     for number, requests in enumerate(HOLDING):
-        claim = claims.claim(f"h{number}", *requests)
+        claim = claims.claim(f"h{number}", *requests, config=[] if number else [NOT_CHOSEN, CHOSEN])
         answers.append(answered(claim, held)["answer"])
         got = scheduled.outcomes(server, [claim])[f"h{number}"]
         assert (answers[-1] == "yes") == isinstance(got, list), (claim, got)
@@ -290,3 +296,5 @@ def test_claims_that_hold_devices(server: Api) -> None:
     line = explain_held.kubectl(scheduled.SPACE, "h0")  # that messages name
     done = server.kubectl(*line.split()[1:])
     assert f"pool: {scheduled.POOL}" in done.stdout, done.stderr
+    (config,) = yaml.safe_load(done.stdout)["status"]["allocation"]["devices"]["config"]
+    assert config["requests"] == ["a/one"]

@@ -56,6 +56,19 @@ def written(folder: Path, *objects: dict[str, Any]) -> str:
     return str(path)
 
 
+def test_a_claim_that_the_driver_refuses(one: Driver, host: Host) -> None:
+    for uid in ("u1", "u2"):
+        one.allocate(uid, host.gpus[1].uuid.lower())
+    assert isinstance(one.prepare("u1")["u1"], list)
+    why = one.prepare("u2")["u2"]
+    said = explain(one.env, "claim", "d/c-u2", check=False)
+    assert f"claim d/c-u2 has nothing on this node: its driver refuses it: {why}" in " ".join(said.split())
+    one.unprepare("u1")
+    assert isinstance(one.prepare("u2")["u2"], list)
+    assert not [note for note in report(one, "claim", "d/c-u2")["notes"] if "refuses" in note]
+    one.unprepare("u2")
+
+
 def test_beside_another_driver_of_the_name(one: Driver, folder: Path) -> None:
     path = written(folder, claims.claim("two"))
     words = [sys.executable, "-m", "e2e.dradriver", str(folder), claims.DRIVER, "pool", "gpu-0", "x/y=z"]

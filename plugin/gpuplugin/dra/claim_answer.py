@@ -136,7 +136,8 @@ def answer(claim: Claim) -> Answer:
             return Answer(UNSURE, f"the scheduler gives up if it comes to {failing.device.name}: {failing.why}")
         now = _fit(claim, {YES}, now=True)
         why = claim.rehearsal.of_way(now or some)
-        if why := why or next((row.refused for row in everything if row.verdict.answer == YES and row.refused), ""):
+        chosen = [row for name in dict(now or some) for row in claim.rows[name]]  # of alternatives, those of the way
+        if why := why or next((row.refused for row in chosen if row.verdict.answer == YES and row.refused), ""):
             return _refused(claim, why)
     except TooManyError:
         return Answer(UNSURE, "there are too many ways to combine devices")

@@ -112,6 +112,8 @@ def command(
     logs.start(config["log"]["format"], config["log"]["level"])
     given, notes = nvidia_flags.ours(options.given(flags), os.environ)
     given.update({"metrics": (metrics,), "metrics-token-file": (token,)})  # never the device plugin's address
+    if form != "table" and not (file or claim):
+        raise click.UsageError("--format is for --explain and --explain-claim")
     if check:
         from gpuplugin.dra import dry_run
 

@@ -108,7 +108,9 @@ def _list(
 ) -> None:
     slices = offered.slices([one for one in devices if one.uuid not in lacks], {})
     well = [one for one in devices if one.uuid not in why]
-    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices")
+    taken = sum(one.uuid in held for one in well)
+    busy = f"; {taken} of these held" * bool(taken)
+    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices{busy}")
     rows = []
     for one in devices:
         product, profile = (one.body["attributes"][key]["string"] for key in ("productName", "profile"))

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device, checkpoints
+from gpuplugin.dra import node_state
 from gpuplugin.dra.node_state import present
 from gpushim.cdi.generate import publish
 from gpushim.cli import show
@@ -87,6 +88,12 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     notes = [*node.notes]
     rows = {uid: row for uid, row in node.claims.items() if (row["namespace"], row["name"]) == (namespace, name)}
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
+    if why := node_state.refusal(namespace, name):
+        notes.append(f"its driver refuses it: {why}")
+    if why and not rows and not listed:
+        raise GpushimError(
+            f"claim {namespace}/{name} has nothing on this node: its driver refuses it: {why}", REQUEST
+        )
     if not rows and not listed:
         raise GpushimError(
             f"claim {namespace}/{name} has nothing on this node; {kubectl(namespace, name)} says "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import newest, spec, taints
@@ -19,7 +19,7 @@ from gpuplugin.mps import mps, of_claims
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
-from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
+from gpushim.ground.errors import FAILED, INVENTORY, GpushimError, visible
 from gpushim.paths import trust
 from gpushim.refresh import plugin_socket
 
@@ -169,9 +169,30 @@ def rival() -> str | None:
     Returns:
         None if it does not say.
     """
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+    answer = _asked()
+    return None if answer is None else str(answer.get("rival") or "")
+
+
+def refusal(namespace: str, name: str) -> str:
+    """Say why the driver that runs refused a claim just now; "" if it did not, or does not say.
+
+    Args:
+        namespace: of the claim.
+        name: of it.
+    """
+    rows = (_asked() or {}).get("refusals")
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and (row.get("namespace"), row.get("name")) == (namespace, name):
+            return visible(str(row.get("why")))
+    return ""
+
+
+def _asked() -> dict[str, Any] | None:
+    """Ask the driver that runs for its state; None if it does not answer as it should."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         data = plugin_socket.exchange(system.state_dir(), plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
-        return str(json.loads(data).get("rival") or "")
+        answer = json.loads(data)
+        return answer if isinstance(answer, dict) else None
     return None
 
 

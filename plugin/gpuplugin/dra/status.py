@@ -22,6 +22,7 @@ from gpuplugin.settings.resources import Device
 from gpuplugin.snapshot import release
 from gpushim import __version__
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
+
+KEPT = 60.0  # seconds for which a refusal is told; kubelet asks sooner again, as long as a pod has the claim
 
 
 class Now(NamedTuple):
@@ -97,12 +100,15 @@ class Status:
     ) -> None:
         self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
         self._letting, self._kubelet_dir = letting, kubelet_dir
+        self._refused: dict[str, tuple[float, dict[str, str]]] = {}  # since when, and why, by the claim's uid
         self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take}
 
     async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
         """Prepare claims, as `Claims.prepare`, and count them."""
         began = time.perf_counter()
         found = await self._claims.prepare(asked)
+        for one in asked:
+            self._note(one, found.get(one["uid"]))
         for answer in found.values():
             took = time.perf_counter() - began
             counts.took(counts.PREPARES, took, "error" if isinstance(answer, str) else "ok")
@@ -115,6 +121,14 @@ class Status:
         for one in asked:
             took = time.perf_counter() - began
             counts.took(counts.UNPREPARES, took, "error" if self._claims.owes(one["uid"]) else "ok")
+
+    def _note(self, claim: Mapping[str, str], answer: object) -> None:
+        """Keep for a while why a claim was refused, the last ones; kubelet asks again and again."""
+        now = time.monotonic()
+        rows = {uid: row for uid, row in self._refused.items() if uid != claim["uid"] and now - row[0] < KEPT}
+        if isinstance(answer, str):
+            rows[claim["uid"]] = now, {"namespace": claim["namespace"], "name": claim["name"], "why": answer}
+        self._refused = dict([*rows.items()][-LISTED:])
 
     def gpus(self) -> bool:
         """Say whether figures of GPUs are to be told here."""
@@ -169,6 +183,7 @@ class Status:
             "lacks": now.lacks,
             "devices": len(now.offered),
             "unhealthy": [*_unhealthy(now)],
+            "refusals": [row for since, row in self._refused.values() if time.monotonic() - since < KEPT],
             "publishes": now.slices is not None,
             "published": published,
         }

@@ -19,6 +19,7 @@ MOST = (
     32  # selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1)
 )
 
+EXPRESSION = 10 << 10  # bytes of one (resource.k8s.io/v1, CELSelectorExpressionMaxLength)
 LONGEST = 253  # characters of an object's name
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
 
@@ -81,11 +82,20 @@ class Form:
         found = {key: self.text(data[key], f"metadata.{key}") for key in ("name", "generateName") if data.get(key)}
         for key, text in found.items():
             whole = f"{text[:-1]}a" if key == "generateName" and text.endswith("-") else text
-            if text and not (_SUBDOMAIN.fullmatch(whole) and len(whole) <= LONGEST):
-                self.wrong.append(f"metadata.{key} is {shown(text)}; write small letters, digits, - and .")
+            self._subdomain(text, whole, f"metadata.{key}")
         if not found:
             self.wrong.append("metadata.name is missing; write one")
         return next(iter(found.values()), "")
+
+    def named(self, value: Any, where: str) -> str:
+        """Return the name of an object."""
+        text = self.text(value, where)
+        self._subdomain(text, text, where)
+        return text
+
+    def _subdomain(self, text: str, whole: str, where: str) -> None:
+        if text and not (_SUBDOMAIN.fullmatch(whole) and len(whole) <= LONGEST):
+            self.wrong.append(f"{where} is {shown(text)}; write small letters, digits, - and .")
 
     def texts(self, value: Any, where: str) -> tuple[str, ...]:
         """Return a list of texts."""
@@ -100,4 +110,6 @@ class Form:
                 continue
             cel = self.object(self.object(one, where, ("cel",)).get("cel"), f"{where}.cel", ("expression",))
             found.append(self.text(cel.get("expression"), f"{where}.cel.expression"))
+            if (size := len(found[-1].encode(errors="surrogatepass"))) > EXPRESSION:
+                self.wrong.append(f"{where}.cel.expression has {size} bytes; write {EXPRESSION} at most")
         return tuple(found)

@@ -166,6 +166,8 @@ def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
         configs.append(form.object(row, "config", ("requests", "opaque")))
         if configs[-1].get("opaque") is None:
             form.wrong.append("a config has no opaque; write its driver and parameters there")
+        parameters = form.object(configs[-1].get("opaque"), "config.opaque").get("parameters")
+        form.object(parameters, "config.opaque.parameters")
         _names(form.texts(configs[-1].get("requests"), "config.requests"), known, form, "config.requests")
     for each in constraints:
         _names(each.requests, known, form, "constraints.requests")
@@ -244,7 +246,7 @@ def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
     rows = form.list(body.get("tolerations"), where)
     return Request(
         name,
-        form.text(body.get("deviceClassName"), f"{name}.deviceClassName"),
+        form.named(body.get("deviceClassName"), f"{name}.deviceClassName"),
         form.selectors(body.get("selectors"), f"{name}.selectors"),
         mode,
         count if type(count) is int and count > 0 else 1,

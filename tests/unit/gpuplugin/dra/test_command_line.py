@@ -37,6 +37,11 @@ def test_without_grpc_the_driver_that_runs_says_whether_there_is_another(monkeyp
     assert command_line._rival("/k") == "/x"
 
 
+def test_what_is_no_report_has_no_format() -> None:
+    done = CliRunner().invoke(command_line.command, ["--check", "--format=json"])
+    assert (done.exit_code, "--format is for --explain and --explain-claim" in done.output) == (2, True)
+
+
 class Half:
     """Takes the node half's place, and what it is made with."""
 

@@ -66,6 +66,14 @@ def test_another_driver_is_named() -> None:
         dry_run.tell(settings.resolve({}, {}, {}), lambda _: "/k/x.sock")
 
 
+def test_what_is_held_is_no_less_given_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Book().prepare()
+    claimed.write(
+        {"u": {"namespace": "d", "name": "c", "devices": [{"request": "r", "device": "x", "uuid": uuid(1)}]}}
+    )
+    assert "can be given out, in 1 ResourceSlices; 1 of these held" in said(capsys)
+
+
 def test_whether_there_is_another_driver_may_not_be_known(capsys: pytest.CaptureFixture[str]) -> None:
     dry_run.tell(settings.resolve({}, {}, {}), lambda _: None)
     assert dry_run.UNASKED in capsys.readouterr().out

@@ -83,6 +83,17 @@ def test_another_driver_is_where_the_one_that_runs_says(
         assert present().problem == (spec.RIVAL.format(there) if there else "")
 
 
+REFUSED = {"namespace": "d", "name": "c", "why": "no\n"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"), [([REFUSED], r"no\n"), ([{**REFUSED, "name": "x"}], ""), ([5], ""), (None, ""), (5, "")]
+)
+def test_why_a_claim_is_refused(running: Newest, tmp_path: Path, rows: object, why: str) -> None:
+    with answering(tmp_path / "s/dra-driver.sock", json.dumps({"refusals": rows}).encode() + b"\n"):
+        assert node_state.refusal("d", "c") == why
+
+
 def test_health_and_holders(running: Newest) -> None:
     health = watch()
     health.heard({"xid": 79, "gpu": uuid(0)}, system.clock())
