@@ -38,6 +38,7 @@ ODD: list[dict[str, Any]] = [
     {"sepc": {}},
     {"spec": {"spec": claims.claim("a")["spec"]}},
     {"kind": "ResourceClaimTemplate"},
+    {"kind": "ResourceClaimTemplate", "spec": {"metadata": {"name": "x"}, "spec": claims.claim("a")["spec"]}},
 ]
 TAKEN: list[dict[str, Any]] = [
     {"metadata": {"name": "a.b-c"}},

@@ -19,6 +19,7 @@ MOST = (
     32  # selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1)
 )
 
+LABELLING = ("labels", "annotations")  # of metadata
 EXPRESSION = 10 << 10  # bytes of one (resource.k8s.io/v1, CELSelectorExpressionMaxLength)
 LONGEST = 253  # characters of an object's name
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
@@ -75,7 +76,7 @@ class Form:
     def metadata(self, value: Any) -> str:
         """Return an object's name, or what the API server makes one of, out of its metadata."""
         data = self.object(value, "metadata")
-        for key in ("labels", "annotations"):
+        for key in LABELLING:
             for name, text in self.object(data.get(key), f"metadata.{key}").items():
                 if not isinstance(text, (str, type(None))):
                     self.wrong.append(f"metadata.{key}.{quote(str(name))} is {shown(text)}; write a text, in quotes")

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.matching import tolerations
-from gpuplugin.matching.fields import MOST, Form
+from gpuplugin.matching import pod_claims, tolerations
+from gpuplugin.matching.fields import LABELLING, MOST, Form
+from gpuplugin.matching.pod_claims import CLAIM, TEMPLATE
 from gpuplugin.settings.forms import ALIKE, meant, shown
 from gpushim.ground.errors import quote
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 API = "resource.k8s.io/"
 SERVED, INLINE = f"{API}v1", f"{API}v1beta1"  # by default; in which a request is not below `exactly`
 VERSIONS = (SERVED, f"{API}v1beta2", INLINE)  # whose forms are known here
-CLAIM, TEMPLATE, CLASS, POD = "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod"
+CLASS, POD = "DeviceClass", "Pod"
 EXACT, ALL = "ExactCount", "All"
 ALTERNATIVES = 8  # of a request (resource.k8s.io/v1, FirstAvailableDeviceRequestMaxSize)
 _WHOLE = ("apiVersion", "kind", "metadata", "spec", "status")  # in whatever version
@@ -133,7 +134,8 @@ def read(documents: Sequence[Any]) -> File:
             right = meant(kind, (CLAIM, TEMPLATE), ALIKE)
             more = f"; write kind: {right} and apiVersion: {SERVED}" if right else ""
             notes.append(f"{kind} {_metadata(one, 'name')} of {version} is not looked at{more}")
-    notes += [note for pod in pods for note in _of_pod(pod, claims)]
+    rows = [(one.kind, one.name) for one in claims]
+    notes += [note for pod in pods for note in pod_claims.notes(pod, rows)]
     return File(tuple(claims), classes, tuple(notes))
 
 
@@ -194,7 +196,10 @@ def _spec(one: Mapping[str, Any], kind: str, form: Form) -> tuple[Any, str]:
         form.wrong.append(f"a {TEMPLATE} has `devices:` below two `spec:`, its own and its claims'; write both")
         return {"devices": spec["devices"]}, "spec"
     if kind == TEMPLATE:
-        return form.object(spec, "spec", ("spec", "metadata")).get("spec"), "spec.spec"
+        found = form.object(spec, "spec", ("spec", "metadata"))
+        more = [*form.object(found.get("metadata"), "spec.metadata")]
+        form.wrong += [f"spec.metadata has {key}; omit it" for key in map(str, more) if key not in LABELLING]
+        return found.get("spec"), "spec.spec"
     return spec, "spec"
 
 
@@ -277,17 +282,3 @@ def _names(names: Sequence[str], known: Collection[str], form: Form, where: str)
         if name not in known:
             near = form.near(name, [*known])
             form.wrong.append(f"{where} has {quote(name)}, which is no request" + f"; is {near} meant?" * bool(near))
-
-
-def _of_pod(pod: Mapping[str, Any], claims: Sequence[ClaimSpec]) -> Iterator[str]:
-    """Say which claims of a pod are not in the file."""
-    form, name, here = Form(), _metadata(pod, "name"), 0
-    for one in form.list(form.object(pod.get("spec"), "spec").get("resourceClaims"), "resourceClaims"):
-        row = form.object(one, "resourceClaims")
-        for key, kind in (("resourceClaimName", CLAIM), ("resourceClaimTemplateName", TEMPLATE)):
-            if any((each.kind, each.name) == (kind, row.get(key)) for each in claims):
-                here += 1
-            elif row.get(key):
-                yield f"pod {name} has the {kind} {row[key]}, which is not in the file"
-    if here > 1:
-        yield f"pod {name} has {here} claims of the file, which are judged one by one: it needs all of them at once"

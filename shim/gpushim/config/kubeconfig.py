@@ -71,7 +71,9 @@ class Kubeconfig:
             content, _ = spec_text.parse(self._file(path).encode(), path)
         except GpushimError as error:  # whose code is that of a CDI spec
             raise GpushimError(str(error), CONFIG) from error.__cause__
-        context = _named(content, "contexts", _member(content, "current-context"), path)
+        if not (current := _member(content, "current-context")):
+            raise _wrong(path, "it has no current-context")
+        context = _named(content, "contexts", current, path)
         parts = [_named(content, f"{part}s", _member(context, part), path) for part in ("cluster", "user")]
         for part, refused in zip(parts, _REFUSED):
             for key in (key for key in refused if part.get(key)):

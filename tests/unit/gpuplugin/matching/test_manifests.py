@@ -130,6 +130,10 @@ def test_what_the_api_server_refuses(devices: Any, words: str) -> None:
         ({"metadata": {"name": "a", "labels": {"a": 1}}}, "metadata.labels.a is 1; write a text, in quotes"),
         ({"sepc": {}}, "a ResourceClaim has no field sepc"),
         ({"spec": {"spec": {"devices": {"requests": [R]}}}}, "below one `spec:`, not two"),
+        (
+            {"kind": TEMPLATE, "spec": {"metadata": {"name": "x"}, "spec": {"devices": {"requests": [R]}}}},
+            "spec.metadata has name; omit it",
+        ),
         ({"kind": TEMPLATE}, "below two `spec:`, its own and its claims'"),
     ],
 )
@@ -177,6 +181,38 @@ def test_claims_of_one_pod_are_not_added_up() -> None:
     rows = [{"name": name, "resourceClaimName": name} for name in ("c", "d")]
     (note,) = read([*made, {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"resourceClaims": rows}}]).notes
     assert note.startswith("pod p has 2 claims of the file, which are judged one by one")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"resourceClaims": [{"name": "a", "resourceClaimTemplateName": "c"}]},
+            "the file, where c is a ResourceClaim",
+        ),
+        (
+            {"resourceClaims": [{"name": "a", "resourceClaimName": "d"}]},
+            "pod p has the ResourceClaim d, which is not in",
+        ),
+        (
+            {"containers": [{"name": "m", "resources": {"claims": [{"name": "x"}]}}]},
+            "pod p: the API server refuses it: container m names x, which is not in resourceClaims",
+        ),
+        (
+            {"initContainers": [{"name": "m", "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 1}}}]},
+            "pod p: container m asks for nvidia.com/gpu=1: see gpushim explain --kubernetes nvidia.com/gpu=1",
+        ),
+    ],
+)
+def test_what_is_said_of_a_pod(spec: dict[str, Any], words: str) -> None:
+    made = {"apiVersion": V1, "kind": CLAIM, "metadata": {"name": "c"}}
+    (note,) = read([made, {"kind": "Pod", "metadata": {"name": "p"}, "spec": spec}]).notes
+    assert words in note
+
+
+@pytest.mark.parametrize("spec", [5, {"containers": 5}, {"containers": [5]}, {"resourceClaims": [{"name": {}}]}])
+def test_what_is_no_pod_is_no_harm(spec: object) -> None:
+    read([{"kind": "Pod", "metadata": 5, "spec": spec}])
 
 
 def test_what_else_a_file_has() -> None:
