@@ -12,6 +12,7 @@ import pytest
 
 from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
+from gpuplugin.book.by_device import noted_entry
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import prepare, shared
 from gpuplugin.dra.claim import Claim as Claimed
@@ -260,6 +261,24 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
         assert "claim d/theirs of gpu.nvidia.com has it" in await node.prepare("a")
         node.listed.clear()
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("pods", "free"), [(["pod d/static-n"], False), (["pod d/static-n", "pod d/x"], True)])
+def test_of_a_kubelet_without_an_api_server_nothing_is_known_to_have_ended(
+    node: Node, pods: list[str], free: bool
+) -> None:
+    """It lists static pods alone: what the device plugin gave is its pod's until it has heard of all for a while."""
+    with node.ledger._book.locked() as page:
+        given = noted_entry(by_device.PLUGIN, "pod d/p", uuid(0), ("", "nvidia.com/gpu"), by_device.LISTED, 0.0)
+        gpus = {uuid(0): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(0)}": given}}}
+        node.ledger._book.write({**node.ledger._book.now(page), "gpus": gpus})  # type: ignore[typeddict-item]
+
+    async def story() -> None:
+        node.claims["a"], node.pods = ("gpu-0",), pods
+        await node.later(prepare.YOUNG + 2 * moments.EACH)
+        assert isinstance(await node.prepare("a"), list) == free
 
     asyncio.run(story())
 
