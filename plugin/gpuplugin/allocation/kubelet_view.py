@@ -142,7 +142,7 @@ class Questions:
         with shared.locked() as before:
             page = shared.now(before)
             claims = checkpoints.holding(folder, listed.known(page, there))  # once more: the lock is that file's, too
-            known = evidence.holding(known, claims)
+            known = evidence.with_claims(known, claims)
             if known.pods is not None:
                 names = known.names if known.answered else None
                 page = listed.listed(page, known.pods, names, known.asked - QUIET, promised, whole=False)

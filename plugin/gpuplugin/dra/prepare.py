@@ -17,14 +17,14 @@ from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.processes import moments
+from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
     from gpuplugin.devices.mps_group import MpsGroup
@@ -192,7 +192,7 @@ class Claims:
 
         To take back may take long, until GPUs are what they were; what others have is kept new meanwhile.
         """
-        await asyncio.gather(_again(self._sweep), _again(self._take_back), self._shared.keep())
+        await asyncio.gather(*map(tasks.repeat, (self._sweep, self._take_back, self._shared.look)))
 
     async def _take_back(self) -> None:
         """Take back what has ended, and nobody has taken back yet."""
@@ -220,7 +220,8 @@ class Claims:
         due = [
             uid
             for uid, since in self._unlisted.items()
-            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED and rows[uid]["namespace"]
+            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
+            if rows[uid]["namespace"] and uid not in self._ended
         ]
         self._asked.update(dict.fromkeys(due, now))
         await asyncio.gather(*(self._doubt(uid, rows[uid]) for uid in due))
@@ -239,21 +240,8 @@ class Claims:
             return
         if uid not in self._young and (found is None or not is_here(row, found, self._node)):
             name = quote(f"{row['namespace']}/{row['name']}")
-            logger.info("claim %s is gone from this node: its GPUs are free", name)
+            logger.info("claim %s is gone from this node: its GPUs are taken back", name)
             self._ended.add(uid)
-
-
-async def _again(part: Callable[[], Awaitable[None]]) -> None:
-    """Do a part at each moment, as long as the driver runs; what is wrong with it is logged once."""
-    last_error = ""
-    while True:
-        await asyncio.sleep(moments.until())
-        try:
-            await part()
-        except GpushimError as error:
-            if str(error) != last_error:
-                logger.warning("%s", error)
-            last_error = str(error)
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

@@ -137,33 +137,38 @@ def test_who_also_looks_at_what_it_has_has_it(ledger: Ledger, admin: list[bool])
     assert claimed.known() == ({("d", "a", "gpu-0"): GPU}, {("a", "gpu-0"): GPU})
 
 
-def spoiled(ledger: Ledger, **members: Any) -> dict[str, Any]:
-    """Change members of the claim a, as damage does; return what is in the file."""
+def spoiled(ledger: Ledger, row: Any) -> dict[str, Any]:
+    """Change the claim a, as damage does; return what is in the file."""
     path = Path(ledger.path)
     found: dict[str, Any] = json.loads(path.read_text())
-    found["claims"]["a"].update(members)
+    found["claims"]["a"] = row
     path.write_text(json.dumps(found))
     return found
 
 
 DEVICE, LATER = {"request": "q", "device": "gpu-0", "uuid": GPU}, {"request": "q", "device": "mig-later"}
-PARTLY: dict[str, dict[str, Any]] = {
-    "a device without a UUID": {"devices": [DEVICE, LATER]},
-    "a UUID in another place": {"devices": [{**LATER, "partition": {"gpu": GPU, "start": 4}}]},
-    "a device without a name": {"devices": [{"uuid": GPU}, 3]},
-    "no list": {"devices": {"gpu-0": [GPU]}},
-    "no name": {"name": 3},
-    "no namespace": {"namespace": None},
+ROW: dict[str, Any] = {"namespace": "d", "name": "a", "devices": [DEVICE]}
+PARTLY: dict[str, Any] = {
+    "a device without a UUID": {**ROW, "devices": [DEVICE, LATER]},
+    "a UUID in another place": {**ROW, "devices": [{**LATER, "partition": {"gpu": GPU, "start": 4}}]},
+    "a device without a name": {**ROW, "devices": [{"uuid": GPU}, 3]},
+    "no list": {**ROW, "devices": {"gpu-0": [GPU]}},
+    "no devices": {"namespace": "d", "name": "a", "gpus": [{"uuid": GPU}]},
+    "devices that are nothing": {**ROW, "devices": None, "gpus": [GPU]},
+    "no object": [DEVICE],
+    "a text": GPU,
+    "no name": {**ROW, "name": 3},
+    "no namespace": {**ROW, "namespace": None},
 }
 
 
-@pytest.mark.parametrize("members", PARTLY.values(), ids=PARTLY)
+@pytest.mark.parametrize("row", PARTLY.values(), ids=PARTLY)
 def test_a_claim_that_is_not_understood_in_full_has_what_is_understood(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any]
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, row: Any
 ) -> None:
     """It stays as it is, until it is undone."""
     give(ledger, claim("a", GPU))
-    before = spoiled(ledger, **members)
+    before = spoiled(ledger, row)
     now = system.clock()
     monkeypatch.setattr(system, "clock", lambda: now + 60)
     again = booted(monkeypatch)

@@ -185,6 +185,27 @@ def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pyt
     asyncio.run(story())
 
 
+def test_a_claim_that_is_gone_is_asked_for_and_logged_once_while_it_is_taken_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        await node.prepare("a")
+        node.claims.clear()
+        node.asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(node.driver, "_take_back", lambda: asyncio.sleep(0))
+            await node.later(200)
+        assert [*node.ledger.claims()] == node.asked == ["a"]
+        await node.later(moments.EACH)
+        assert not node.ledger.claims()
+
+    asyncio.run(story())
+    assert caplog.messages.count("claim d/a is gone from this node: its GPUs are taken back") == 1
+
+
 def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
     """It is taken back later, as what cannot be written."""
     uid = "12345678-1234-4234-8234-123456789012"
