@@ -45,7 +45,10 @@ TAKEN: list[dict[str, Any]] = [
     {"metadata": {"name": "a" * 253}},
     {"metadata": {"generateName": "a-"}},
     {"metadata": {"name": "l", "labels": {"a": "1", "b": ""}}},
-    {"kind": "ResourceClaimTemplate", "spec": {"spec": claims.claim("a")["spec"]}},
+    {
+        "kind": "ResourceClaimTemplate",
+        "spec": {"metadata": {"creationTimestamp": None, "labels": {"a": "b"}}, "spec": claims.claim("a")["spec"]},
+    },
 ]
 # Requests of claims, and more of their specification, that the API server refuses.
 REFUSED: list[tuple[list[Any], dict[str, Any]]] = [

@@ -87,8 +87,8 @@ def present(settings: Settings) -> NodeState:
     devices, lacks, lacking = spec.devices(snapshot, values)
     problem = _problem()
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
-    doubts: list[str] = []
-    found = reasons(settings, snapshot, doubts)
+    found, unwatched = reasons(settings, snapshot)
+    doubts = [unwatched] * bool(unwatched)
     page, claims = _holders(doubts)
     has, why = tainted(settings, snapshot, found, page)
     notes += doubts
@@ -209,19 +209,17 @@ def _plugins(page: Page | None) -> dict[str, str]:
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
 
 
-def reasons(settings: Settings, snapshot: Snapshot, doubts: list[str]) -> dict[str, list[Reason]]:
-    """Say why devices are unhealthy, by UUID, as whoever watches them, or did last, has written it.
+def reasons(settings: Settings, snapshot: Snapshot) -> tuple[dict[str, list[Reason]], str]:
+    """Say why devices are unhealthy, by UUID, as who watches them, or did last, has written; or why nobody knows it.
 
     Args:
         settings: in force.
         snapshot: of the host's inventory.
-        doubts: gets a sentence if that is not known.
     """
     path, closed = f"{release.folder()}/{HEALTH}", _closed(release.folder())
     if closed or not (trust.ours(release.folder()) and os.path.lexists(path)):
-        doubts.append(UNWATCHED + (closed or "neither driver nor device plugin has watched them yet"))
-        return {}
-    return Health(path, settings.checks).problems(snapshot, system.clock())
+        return {}, UNWATCHED + (closed or "neither driver nor device plugin has watched them yet")
+    return Health(path, settings.checks).problems(snapshot, system.clock()), ""
 
 
 def _holders(doubts: list[str]) -> tuple[Page | None, Mapping[str, Row]]:

@@ -103,7 +103,7 @@ class Rehearsal:
         names = {*requests, *(name.partition("/")[0] for name in requests), *always}
         places = [(name, at) for name in requests for at in range(len(self._rows[name]))]
         places += [("", at) for at, row in enumerate(self._rows[""]) if _counts(row, names)]
-        configs.listed({"config": [self._rows[name][at] for name, at in places]}, "config")
+        configs.rows_of({"config": [self._rows[name][at] for name, at in places]}, "config")
         return [row for place in places for row in self._of(*place)]
 
     def _of(self, name: str, at: int) -> list[configs.Row]:

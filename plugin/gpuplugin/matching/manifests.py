@@ -197,8 +197,9 @@ def _spec(one: Mapping[str, Any], kind: str, form: Form) -> tuple[Any, str]:
         return {"devices": spec["devices"]}, "spec"
     if kind == TEMPLATE:
         found = form.object(spec, "spec", ("spec", "metadata"))
-        more = [*form.object(found.get("metadata"), "spec.metadata")]
-        form.wrong += [f"spec.metadata has {key}; omit it" for key in map(str, more) if key not in LABELLING]
+        more = form.object(found.get("metadata"), "spec.metadata")
+        odd = [str(key) for key, value in more.items() if key not in LABELLING and value is not None]
+        form.wrong += [f"spec.metadata has {quote(key)}; omit it" for key in odd]
         return found.get("spec"), "spec.spec"
     return spec, "spec"
 
@@ -280,5 +281,5 @@ def _names(names: Sequence[str], known: Collection[str], form: Form, where: str)
     form.wrong += [f"{where} has {quote(name)} twice" for name, number in Counter(names).items() if number > 1]
     for name in names:
         if name not in known:
-            near = form.near(name, [*known])
-            form.wrong.append(f"{where} has {quote(name)}, which is no request" + f"; is {near} meant?" * bool(near))
+            near = form.suggested(name, [*known])
+            form.wrong.append(f"{where} has {quote(name)}, which is no request{near}")
