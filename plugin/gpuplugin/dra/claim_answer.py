@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpuplugin.dra import offered
 from gpuplugin.dra.rehearsal import Rehearsal
 from gpuplugin.matching.fitting import MOST, Candidates, TooManyError, attribute, concerns, fit
-from gpuplugin.matching.manifests import ALL, CLAIM, Class
+from gpuplugin.matching.manifests import ALL, Class
+from gpuplugin.matching.pod_claims import CLAIM
 from gpuplugin.matching.tolerations import untolerated
 from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, verdict
 from gpuplugin.settings.forms import meant, suggested

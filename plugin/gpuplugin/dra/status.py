@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
 
-KEPT = 60.0  # seconds for which a refusal is told; kubelet asks sooner again, as long as a pod has the claim
+RECENT = 60.0  # seconds for which a refusal is told; kubelet asks sooner again, as long as a pod has the claim
 
 
 class Now(NamedTuple):
@@ -125,7 +125,7 @@ class Status:
     def _note(self, claim: Mapping[str, str], answer: object) -> None:
         """Keep for a while why a claim was refused, the last ones; kubelet asks again and again."""
         now = time.monotonic()
-        rows = {uid: row for uid, row in self._refused.items() if uid != claim["uid"] and now - row[0] < KEPT}
+        rows = {uid: row for uid, row in self._refused.items() if uid != claim["uid"] and now - row[0] < RECENT}
         if isinstance(answer, str):
             rows[claim["uid"]] = now, {"namespace": claim["namespace"], "name": claim["name"], "why": answer}
         self._refused = dict([*rows.items()][-LISTED:])
@@ -183,7 +183,7 @@ class Status:
             "lacks": now.lacks,
             "devices": len(now.offered),
             "unhealthy": [*_unhealthy(now)],
-            "refusals": [row for since, row in self._refused.values() if time.monotonic() - since < KEPT],
+            "refusals": [row for since, row in self._refused.values() if time.monotonic() - since < RECENT],
             "publishes": now.slices is not None,
             "published": published,
         }

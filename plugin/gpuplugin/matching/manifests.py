@@ -187,7 +187,7 @@ def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
 
 def _spec(one: Mapping[str, Any], kind: str, form: Form) -> tuple[Any, str]:
     """Return what a claim, or one of a template, is specified by, and where that is."""
-    spec = one.get("spec")
+    spec: Any = one.get("spec")
     there = {*spec} if isinstance(spec, dict) else set()
     if kind == CLAIM and "spec" in there:
         form.wrong.append(f"a {CLAIM} has `devices:` below one `spec:`, not two; omit one of them")

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.matching.manifests import ALL, CLAIM, EXACT, TEMPLATE, ClaimSpec, read
+from gpuplugin.matching.manifests import ALL, EXACT, ClaimSpec, read
+from gpuplugin.matching.pod_claims import CLAIM, TEMPLATE
 
 V1 = "resource.k8s.io/v1"
 CEL = {"cel": {"expression": "true"}}
