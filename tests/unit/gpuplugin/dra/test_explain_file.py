@@ -54,10 +54,16 @@ def test_what_others_have(more: dict[str, Any], answer: str, lines: list[str]) -
 
 
 def test_who_has_it_and_which_taint() -> None:
-    more = {"claims": {"u": held("x", uuid(0))}, "taints": {uuid(1): [TAINT]}, "why": {uuid(1): "XID 79"}}
+    more: dict[str, Any] = {
+        "claims": {"u": held("x", uuid(0))},
+        "taints": {uuid(1): [TAINT]},
+        "why": {uuid(1): "XID 79"},
+    }
     rows = {row["device"]: row["why"] for row in found(claim(), **more)["requests"][0]["devices"]}
     assert rows[uuid(0).lower()] == "claim d/x has it"
     assert rows[uuid(1).lower()] == "it has the taint gpu.nvidia.com/xid=79:NoSchedule: XID 79"
+    lost = found(claim(), **{**more, "why": {uuid(0): "lost"}})
+    assert lost["requests"][0]["devices"][0]["why"] == "claim d/x has it, and it ails: lost"
 
 
 def test_admin_access_is_beside_others_and_needs_a_label() -> None:
