@@ -63,7 +63,7 @@ def test_who_has_it_and_which_taint() -> None:
     assert rows[uuid(0).lower()] == "claim d/x has it"
     assert rows[uuid(1).lower()] == "it has the taint gpu.nvidia.com/xid=79:NoSchedule: XID 79"
     lost = found(claim(), **{**more, "why": {uuid(0): "lost"}})
-    assert lost["requests"][0]["devices"][0]["why"] == "claim d/x has it, and it ails: lost"
+    assert lost["requests"][0]["devices"][0]["why"] == "claim d/x has it, and it is unhealthy: lost"
 
 
 def test_admin_access_is_beside_others_and_needs_a_label() -> None:
