@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 WAIT = 2.0  # seconds between looks while there is no snapshot to go by
+LONGEST = 4.0  # seconds between decisions while somebody has something in another way
 CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
 
 
@@ -64,6 +65,7 @@ class Plugin:
         )
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._again = 0.0  # time.monotonic() at which that is looked at again, for something waits
+        self._pause = TICK  # seconds until that, longer each time that nothing is new: a claim may stay for days
         self._started, self._ending, self._turns = False, False, 0  # of letting go and taking, that were seen
         self._noted: set[str] = set()
         self._snapshot: Snapshot | None = None  # the last one
@@ -227,11 +229,12 @@ class Plugin:
             notes.append(f"no device is given out: {error}")
         else:
             self._started = True
+            self._pause = min(2 * self._pause, LONGEST) if seen == self._seen else TICK
             self._seen = None if settings is not self._settings else seen
-            self._again = time.monotonic() + (TICK if waits else float("inf"))
+            self._again = time.monotonic() + (self._pause if waits else float("inf"))
         self._note(notes)
         self._noted = {*notes}
-        return max(TICK if waits else moments.until(), CALM * (time.thread_time() - begun))
+        return max(self._pause if waits else moments.until(), CALM * (time.thread_time() - begun))
 
     def _judge(self) -> None:
         """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
