@@ -16,13 +16,21 @@ from gpuplugin.snapshot import node_snapshot
 from gpushim.cdi import specs
 from gpushim.cli import explain as printing
 from gpushim.cli import show
+from gpushim.engines.processes import ask
 from gpushim.explain import explain as story
+from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, GpushimError, quote
+from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpuplugin.settings.settings import Settings
+
+BY_CLAIMS = (
+    "no gpushim-device-plugin runs on this node, whose GPUs gpushim-dra-driver gives out: a pod that asks for this "
+    "gets a claim, if a DeviceClass has it as its extendedResourceName; the rest is what the plugin would answer"
+)
 
 
 def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -43,7 +51,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     Raises:
         GpushimError: the host or the request is such that there is no answer.
     """
-    snapshot, notes = node_snapshot.current(), settings.notes[:]
+    snapshot, notes = node_snapshot.current(), [*settings.notes, *_by_claims()]
     found, ways = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []
@@ -59,6 +67,13 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     merged = _merged([each["answer"] for each in answers])
     cdi = _places(merged, snapshot["policy"]["cdi"]["spec-dirs"])
     return {"notes": notes, "answers": answers, "merged": merged, "cdi": cdi, "container": _container(merged)}
+
+
+def _by_claims() -> Iterator[str]:
+    """Say so where the DRA driver alone gives out GPUs, as far as this user may see it."""
+    driver, plugin = (f"{system.state_dir()}/{name}" for name in (plugin_socket.DRIVERS, plugin_socket.SOCKET))
+    if ask.listens(driver) and not ask.listens(plugin):
+        yield BY_CLAIMS
 
 
 def _named(name: str, found: Mapping[str, Any]) -> str:

@@ -115,7 +115,11 @@ def command(
     if check:
         from gpuplugin.dra import dry_run
 
-        dry_run.tell(Sources(given, os.environ).read(), _rival)
+        if form != "table":
+            raise click.UsageError("--format is of --explain and --explain-claim; --check prints a table.")
+        found = Sources(given, os.environ).read()
+        found.notes[:0] = notes
+        dry_run.tell(found, _rival)
         return
     if file or claim:
         _explain(file, claim, Sources(given, os.environ).read(), form, given)
@@ -168,12 +172,15 @@ def _number(user: str) -> int:
         raise GpushimError(f'--cluster-user is "{quote(user)}", and this host has no such user', CONFIG) from None
 
 
-def _rival(kubelet_dir: str) -> str:
-    """Say where another giver's driver of this name listens; "" without grpcio, with which alone one can be asked."""
+def _rival(kubelet_dir: str) -> str | None:
+    """Say where another giver's driver of this name listens; without grpcio our driver is asked. None: not known."""
     try:
         from gpuplugin.kubelet import plugins
     except ImportError:
-        return ""
+        from gpuplugin.dra import driver_answer
+
+        there = driver_answer.ask().get("rival")
+        return there if isinstance(there, str) else None
     return asyncio.run(plugins.rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
 
 

@@ -16,6 +16,7 @@ from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.engines.processes import ask
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -29,16 +30,22 @@ if TYPE_CHECKING:
 
 COLUMNS = ("DEVICE", "INDEX", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
 FOLDERS = ("plugins_registry", "plugins", "pod-resources")  # of kubelet's, in each of which something is looked for
+SOCKET = "pod-resources/kubelet.sock"  # at which kubelet alone listens
+UNASKED = (
+    f"whether another driver {OWN_DRIVER} is on this node is not known: Python has no grpcio, and no "
+    "gpushim-dra-driver that runs here can be asked"
+)
 
 GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the book says of whose container
 
 
-def tell(settings: Settings, rival: Callable[[str], str]) -> None:
+def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
     """Print it.
 
     Args:
         settings: in force.
-        rival: returns where another giver's driver of this name listens, or "", by kubelet's directory.
+        rival: returns where another giver's driver of this name listens, "", or None if that is not known, by
+            kubelet's directory.
 
     Raises:
         GpushimError: nothing would be offered.
@@ -59,7 +66,9 @@ def tell(settings: Settings, rival: Callable[[str], str]) -> None:
     problems.update(dict.fromkeys(lacks, "the CDI spec does not have it"))
     _list(devices, indices, problems, _held(page, rows), lacks)
     show.say(book.summary(book.Book()))
-    if there := rival(kubelet_dir):
+    there = rival(kubelet_dir)
+    _note([UNASKED] * (there is None))
+    if there:
         raise GpushimError(spec.RIVAL.format(there), FAILED)
     if why:
         raise GpushimError(why, FAILED)
@@ -79,6 +88,9 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
     for name in FOLDERS:
         if not os.path.isdir(f"{kubelet_dir}/{name}"):
             yield f"there is no {kubelet_dir}/{name}, which kubelet makes when it starts"
+    socket = f"{kubelet_dir}/{SOCKET}"
+    if os.access(socket, os.W_OK) and not ask.listens(socket):
+        yield f"nobody listens at {socket}: no kubelet runs"
 
 
 def _problems(
@@ -102,7 +114,9 @@ def _list(
 ) -> None:
     slices = offered.slices([one for one in devices if one.uuid not in lacks], {})
     well = [one for one in devices if one.uuid not in why]
-    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices")
+    taken = sum(one.uuid in held for one in well)
+    some = f", of which claims have {taken}" if taken else ""
+    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out{some}, in {len(slices)} ResourceSlices")
     rows = []
     for one in devices:
         product, profile = (one.body["attributes"][key]["string"] for key in ("productName", "profile"))

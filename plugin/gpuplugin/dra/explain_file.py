@@ -19,6 +19,7 @@ from gpuplugin.matching.verdicts import NO, UNSURE, YES
 from gpushim.cdi import yaml
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground import fastjson
 from gpushim.ground.bounds import CLAIM_FILE, CLAIM_NODES
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -75,13 +76,28 @@ def documents(path: str) -> list[Any]:
             data = file.read(CLAIM_FILE + 1)
         if len(data) > CLAIM_FILE:
             raise yaml.YamlError(f"has more than {CLAIM_FILE >> 10} KiB")
-        found = [yaml.loads(part) for part in _PART.split(data)]
+        found = [*_parsed(data, name)]
         yaml.check_size(found, CLAIM_NODES)
         return found
     except OSError as error:
         raise GpushimError(f"{quote(name)} cannot be read: {error.strerror}", REQUEST) from None
     except yaml.YamlError as error:
         raise GpushimError(f"{quote(name)} {error}", REQUEST) from None
+
+
+def _parsed(data: bytes, name: str) -> Iterator[Any]:
+    """Parse documents; what begins with a brace may be JSON, which needs no PyYAML. A key's last value counts."""
+    for part in _PART.split(data):
+        if not part.lstrip().startswith(b"{"):
+            yield yaml.loads(part)
+            continue
+        try:
+            yield fastjson.loads(part, quote(name), own=True)
+        except GpushimError as error:
+            try:
+                yield yaml.loads(part)  # {a: b}
+            except yaml.YamlError:
+                raise GpushimError(str(error), REQUEST) from None
 
 
 def report(file: manifests.File, node: NodeState, path: str = "") -> dict[str, Any]:

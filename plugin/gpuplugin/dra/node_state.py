@@ -7,17 +7,17 @@ Out of scope: what the driver makes of it (driver.py), what the scheduler has pr
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import book, by_device, claimed
-from gpuplugin.dra import newest, spec, taints
+from gpuplugin.dra import driver_answer, newest, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
 from gpuplugin.mps import mps, of_claims
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
-from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
+from gpushim.ground.errors import FAILED, INVENTORY, GpushimError, quote
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class NodeState(NamedTuple):
         problem: why no claim gets anything here, or "".
         watched: whether the driver watches health now.
         doubt: why it is not known whether what seems free is, or "".
+        refusals: claims that the driver has lately answered with an error: "namespace", "name", "why".
     """
 
     snapshot: Snapshot
@@ -64,6 +65,7 @@ class NodeState(NamedTuple):
     problem: str = ""
     watched: bool = True
     doubt: str = ""
+    refusals: Sequence[Mapping[str, str]] = ()
 
 
 def present(settings: Settings) -> NodeState:
@@ -81,7 +83,8 @@ def present(settings: Settings) -> NodeState:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
     devices, lacks, lacking = spec.devices(snapshot, values)
-    problem = _problem()
+    said = driver_answer.ask()
+    problem = _problem(said)
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     doubts: list[str] = []
     found = reasons(settings, snapshot, doubts)
@@ -100,6 +103,7 @@ def present(settings: Settings) -> NodeState:
         problem,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
+        said.get("refusals") or (),
     )
 
 
@@ -150,10 +154,12 @@ def _closed(folder: str) -> str:
     return f"{folder} is root's; run this as root" if closed else ""
 
 
-def _problem() -> str:
-    """Say why nothing is given out, "" if something may be."""
+def _problem(said: Mapping[str, Any]) -> str:
+    """Say why nothing is given out, "" if something may be, also by what the driver answers."""
     if not trust.ours(release.folder()) or not newest.runs(release.folder()):
         return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
+    if rival := said.get("rival"):
+        return spec.RIVAL.format(quote(str(rival)))
     return release.PROBLEM if os.path.lexists(release.Release().path) else ""
 
 

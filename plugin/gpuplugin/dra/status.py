@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
 
+REFUSALS = 64  # claims of which is known what they were refused for
+LATELY = 120.0  # seconds; kubelet asks again sooner
+
 
 class Now(NamedTuple):
     """The driver at one moment.
@@ -97,7 +100,8 @@ class Status:
     ) -> None:
         self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
         self._letting, self._kubelet_dir = letting, kubelet_dir
-        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take}
+        self._refusals: dict[str, dict[str, Any]] = {}  # by uid of a claim
+        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take, "claims": self._listed}
 
     async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
         """Prepare claims, as `Claims.prepare`, and count them."""
@@ -106,6 +110,13 @@ class Status:
         for answer in found.values():
             took = time.perf_counter() - began
             counts.took(counts.PREPARES, took, "error" if isinstance(answer, str) else "ok")
+        for one in asked:
+            self._refusals.pop(one["uid"], None)
+            if isinstance(why := found.get(one["uid"]), str):
+                row = {"namespace": one["namespace"], "name": one["name"], "why": why}
+                self._refusals[one["uid"]] = {**row, "at": time.monotonic()}
+        while len(self._refusals) > REFUSALS:
+            del self._refusals[next(iter(self._refusals))]
         return found
 
     async def unprepare(self, asked: Asked) -> None:
@@ -113,6 +124,7 @@ class Status:
         began = time.perf_counter()
         await self._claims.unprepare(asked)
         for one in asked:
+            self._refusals.pop(one["uid"], None)
             took = time.perf_counter() - began
             counts.took(counts.UNPREPARES, took, "error" if self._claims.owes(one["uid"]) else "ok")
 
@@ -152,6 +164,12 @@ class Status:
         rows = [{key: getattr(one, key) for key in keys} for one in held]
         return {**await self._asked(), **self._letting.state, "pods": None if listed is None else [], "claims": rows}
 
+    async def _listed(self) -> dict[str, Any]:
+        """Tell which containers have which claims, of all drivers, as kubelet does; None where it does not."""
+        listed = await podresources.listed(self._kubelet_dir)
+        rows = [{**one._asdict(), "uids": [*one.uids]} for one in listed.claims] if listed else None
+        return {"claims": rows}
+
     async def _take(self) -> dict[str, Any]:
         self._letting.take()
         return await self._asked()
@@ -169,6 +187,7 @@ class Status:
             "lacks": now.lacks,
             "devices": len(now.offered),
             "unhealthy": [*_unhealthy(now)],
+            "refusals": [one for one in self._refusals.values() if time.monotonic() - one["at"] < LATELY],
             "publishes": now.slices is not None,
             "published": published,
         }

@@ -12,6 +12,7 @@ import os
 from gpuplugin.node import configured, host, lay, owners, remains
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
+from gpushim.containers import kubelet, pods
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError
 
@@ -57,8 +58,24 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
             os.unlink(records.PATH)
             return
         configured.take_back(record, restart)
+        _tell_of_claims()
         remains.keep(shell, record)
         _remove(record, shell, labels)
+
+
+def _tell_of_claims() -> None:
+    """Name the claims that still have GPUs by the driver: without one kubelet cannot end their pods."""
+    rows: list[kubelet.Claim] = []
+    with contextlib.suppress(OSError, ValueError):
+        rows = kubelet.claims(pods.kubelet_dir())
+    names = sorted({f"{one.namespace}/{one.name}" for one in rows if one.driver == kubelet.OWN_DRIVER})
+    if names:
+        more = f" and {len(names) - remains.SHOWN} more" if len(names) > remains.SHOWN else ""
+        say(
+            f"gpushim-node: claims of {kubelet.OWN_DRIVER} have GPUs here, and without a driver kubelet cannot end "
+            f"their pods: {', '.join(names[: remains.SHOWN])}{more}",
+            error=True,
+        )
 
 
 def _remove(record: records.Record, shell: str, labels: str) -> None:

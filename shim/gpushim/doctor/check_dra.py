@@ -30,7 +30,7 @@ from gpushim.doctor import (
     warning,
 )
 from gpushim.doctor.check_driver import inside
-from gpushim.doctor.check_kubelet import again, setting
+from gpushim.doctor.check_kubelet import again, kubelet_socket, setting
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError, quote, visible
 from gpushim.inventory import ensure
@@ -90,8 +90,8 @@ def _kubeconfig(host: Host) -> Iterator[Finding]:
 
 
 def runs(host: Host) -> bool:
-    """Say whether gpushim's DRA driver listens for kubelet."""
-    return bool(_listens(host, ours=True))
+    """Say whether gpushim's DRA driver listens for kubelet, or, as beside another of its name, for root alone."""
+    return bool(_listens(host, ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
 
 
 def _listens(host: Host, ours: bool) -> str:
@@ -147,6 +147,8 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
     if answer.get("rival"):
         where = quote(str(answer["rival"]))
         yield broken(f"{ANOTHER}, at {where}, so gpushim-dra-driver gives out none", REMOVE)
+    elif not answer.get("registered") and not ask.listens(kubelet_socket(host)):  # of which another check tells
+        yield skipped("gpushim-dra-driver waits for kubelet, which does not listen")
     elif not answer.get("registered"):
         why = f": {visible(str(answer['refused']))}" if answer.get("refused") else ""
         yield broken(f"kubelet has not registered gpushim-dra-driver{why}", _again(host))

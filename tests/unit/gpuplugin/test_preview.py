@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gpushim.cdi import specs
 from gpushim.explain import explain as story
 from gpushim.inventory import renew
 from unit.gpuplugin.snapshots import gpu, snapshot
+from unit.gpushim.doctor.nodes import bound
 
 
 @pytest.fixture
@@ -44,3 +46,15 @@ def test_a_client_of_mps_has_its_daemon(client: Any) -> None:
 @pytest.mark.parametrize(("way", "by_us"), [("envvar", True), ("cdi-cri", False), ("cdi-annotations", True)])
 def test_what_mps_adds_is_no_request_to_the_runtime(client: Any, way: str, by_us: bool) -> None:
     assert (client(way)["container"] is not None) == by_us
+
+
+@pytest.mark.parametrize(("sockets", "by_claims"), [(["dra-driver"], True), (["dra-driver", "device-plugin"], False)])
+def test_a_node_that_goes_by_claims_says_so(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: list[str], by_claims: bool
+) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    assert preview.BY_CLAIMS not in client("envvar")["notes"]
+    held = [bound(tmp_path / f"{name}.sock") for name in sockets]
+    assert (preview.BY_CLAIMS in client("envvar")["notes"]) == by_claims
+    for one in held:
+        one.close()

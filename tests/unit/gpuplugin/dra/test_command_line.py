@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from gpuplugin.dra.link import Place
 from gpuplugin.dra.node_state import FLAGS
 from gpuplugin.settings import flags
 from gpushim.ground.errors import GpushimError
+from unit.gpuplugin import nogrpc
+from unit.gpushim.doctor.nodes import answering
 
 TOP = Path(__file__).parents[4]
 
@@ -93,6 +97,31 @@ def test_flags_that_explain_is_given_are_seen(
     run("--explain=x", *words)
     said = " ".join(note for note in notes if "of the driver that runs" in note)
     assert {flag for flag in FLAGS if f"--{flag}" in said} == unseen
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"), [({"rival": "/k/x"}, "/k/x"), ({"rival": ""}, ""), ({"error": "busy"}, None), (None, None)]
+)
+def test_without_grpcio_the_driver_is_asked_for_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: dict[str, str] | None, found: str | None
+) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    nogrpc.without(monkeypatch, "gpuplugin.kubelet.plugins")
+    data = json.dumps(answer).encode() + b"\n"
+    with answering(tmp_path / "dra-driver.sock", data) if answer else contextlib.nullcontext():
+        assert command_line._rival("/k") == found
+
+
+def test_check_says_what_of_nvidias_does_nothing(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("gpuplugin.dra.dry_run.tell", lambda settings, _: notes.extend(settings.notes))
+    run("--check", "--feature-gates=MPSSupport=true")
+    assert notes == ["--feature-gates is accepted without effect: what gpushim has of these features is on"]
+
+
+def test_check_has_one_format() -> None:
+    done = CliRunner().invoke(command_line.command, ["--check", "--format=json"])
+    assert (done.exit_code, "--check prints a table" in done.output) == (2, True)
 
 
 def test_the_other_half_has_a_user(half: Path) -> None:

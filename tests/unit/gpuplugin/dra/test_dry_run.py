@@ -17,6 +17,7 @@ from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpushim.doctor.nodes import bound
 
 HOST = snapshot([gpu(0), gpu(1), gpu(2)])
 
@@ -43,7 +44,7 @@ def test_who_has_what(capsys: pytest.CaptureFixture[str]) -> None:
         claimed.write({"u": {"namespace": "d", "name": "ours", "devices": [device]}})
     dry_run.tell(settings.resolve({}, {}, {}), lambda _: "")
     lines = capsys.readouterr().out.splitlines()
-    assert any("2 of 3 can be given out" in line for line in lines)  # but for claims that only look
+    assert any("2 of 3 can be given out, of which claims have 2," in line for line in lines)
     rows = {line.split()[0]: line for line in lines if line.startswith("gpu-")}
     assert "pod d/p has it" in rows[uuid(0).lower()]
     for number, words in enumerate(("device plugin", "claim d/theirs of other.org", "claim d/ours")):
@@ -64,6 +65,19 @@ def test_a_gpu_that_a_claim_has_left_as_it_is_not_to_be(tmp_path: Path, capsys: 
 def test_another_driver_is_named() -> None:
     with pytest.raises(GpushimError, match=r"^another driver gpu\.nvidia\.com listens at /k/x\.sock, so"):
         dry_run.tell(settings.resolve({}, {}, {}), lambda _: "/k/x.sock")
+
+
+def test_it_is_said_that_nobody_can_be_asked_for_another_driver(capsys: pytest.CaptureFixture[str]) -> None:
+    dry_run.tell(settings.resolve({}, {}, {}), lambda _: None)
+    assert f"note: {dry_run.UNASKED}\n" in capsys.readouterr().out.replace("\n  ", " ")
+
+
+def test_a_kubelet_that_has_ended(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "pod-resources").mkdir()
+    bound(tmp_path / dry_run.SOCKET).close()
+    assert "kubelet.sock: no kubelet runs" in said(capsys, kubelet_dir=str(tmp_path)).replace("\n  ", " ")
+    with bound(tmp_path / dry_run.SOCKET):
+        assert "no kubelet runs" not in said(capsys, kubelet_dir=str(tmp_path)).replace("\n  ", " ")
 
 
 def sick(number: int) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -153,10 +154,28 @@ def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert documents("-") == [{"c": 3}]
 
 
+def test_json_needs_no_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node without PyYAML, where YAML is refused with that advice."""
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "f"
+    path.write_text(json.dumps(claim(), indent=1) + "\n---\n" + json.dumps(claim()))
+    assert [row["answer"] for row in report(manifests.read(documents(str(path))), node())["claims"]] == ["yes"] * 2
+    path.write_text("a: 1")
+    with pytest.raises(GpushimError, match=r"f is YAML, and PyYAML is not installed; install it, or write JSON$"):
+        documents(str(path))
+    path.write_text("{a: 1}")
+    with pytest.raises(GpushimError, match="f is not valid JSON") as refused:
+        documents(str(path))
+    assert refused.value.exit_code == 10
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (None, "cannot be read: No such file"),
+        (b"{", "is not valid JSON: "),
+        (b'{"a": ' * 100000, "nested too deeply"),
+        (b'{"a": ' * 40 + b"1" + b"}" * 40, "nested too deeply"),
         (b"\xff", "is not UTF-8"),
         (b"a: [", "is not YAML: "),
         (b"a" * (1 << 20) + b"a", "has more than 1024 KiB"),

@@ -10,7 +10,7 @@ from gpuplugin.book import book, claimed
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import PLUGIN, noted_entry
 from gpuplugin.book.page import fresh
-from gpuplugin.dra import node_state
+from gpuplugin.dra import node_state, spec
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.health.health import Health
@@ -19,6 +19,7 @@ from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpushim.doctor.nodes import answering
 
 HOST = snapshot([gpu(0), gpu(1)])
 
@@ -59,6 +60,16 @@ def test_without_a_driver_nothing_is_given_and_little_known() -> None:
     assert found.problem in found.notes
     assert any("whether GPUs are healthy is not known" in note for note in found.notes)
     assert ([*found.taints], found.claims, found.watched) == ([], {}, False)
+
+
+def test_another_driver_of_the_name(running: Newest, tmp_path: Path) -> None:
+    """Ours says so, and gives out nothing."""
+    refusals = [{"namespace": "d", "name": "c", "why": "no"}]
+    answer = json.dumps({"rival": "/k/x.sock", "refusals": refusals}).encode() + b"\n"
+    with answering(tmp_path / "s/dra-driver.sock", answer):
+        found = present()
+    assert found.problem == spec.RIVAL.format("/k/x.sock")
+    assert (found.problem in found.notes, found.refusals) == (True, refusals)
 
 
 def test_a_driver_that_has_ended(running: Newest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,21 @@ def test_what_fails_can_be_tried_again(
     monkeypatch.setattr(uninstall, "STEPS", "true")
     uninstall._remove(record.load(), "", str(tmp_path))
     assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, ""), (1, "their pods: d/c0\n"), (9, "d/c7 and 1 more\n")])
+def test_claims_that_are_left_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, words: str
+) -> None:
+    monkeypatch.setattr("gpushim.containers.pods.kubelet_dir", lambda: str(tmp_path))
+    claim = {"Namespace": "d", "PodUIDs": {}}
+    device = {"Devices": [{"PoolName": "n", "DeviceName": "g", "CDIDeviceIDs": []}]}
+    rows = [{**claim, "ClaimName": f"c{one}", "DriverState": {"gpu.nvidia.com": device}} for one in range(number)]
+    rows.append({**claim, "ClaimName": "theirs", "DriverState": {"other.org": device}})
+    (tmp_path / "dra_manager_state").write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": rows})}))
+    uninstall._tell_of_claims()
+    said = capsys.readouterr().err
+    assert (words in said, bool(said)) == (True, bool(number))
+    (tmp_path / "dra_manager_state").write_text("{")
+    uninstall._tell_of_claims()
+    assert capsys.readouterr().err == ""

@@ -89,7 +89,11 @@ def claims_without_their_unit(patient: Patient) -> None:
 
 @fault("kubernetes-dra-driver", "broken", "another driver named gpu.nvidia.com runs on this node, at /x")
 def another_driver_of_the_name(patient: Patient) -> None:
-    plays(patient, rival="/x", registered=False)
+    """Beside which ours has no socket for kubelet."""
+    folder = patient.top / PLUGINS
+    plays(patient, unit=False, rival="/x", registered=False)
+    (folder / "gpushim-c0ffee.sock").unlink()
+    held(patient).enter_context(bound(folder / "dra.sock"))
 
 
 @fault("kubernetes-dra-driver", "broken", "kubelet has not registered gpushim-dra-driver: no such version")

@@ -59,7 +59,7 @@ def answering(path: Path, answer: bytes | None) -> Iterator[None]:
                     if answer is None:
                         kept.append(client)
                         continue
-                    with client:
+                    with client, contextlib.suppress(BrokenPipeError):  # of who only sees whether it listens
                         client.recv(4096)
                         client.sendall(answer)
 

@@ -51,3 +51,18 @@ def test_an_instance_that_does_not_publish_is_well(node: Patient) -> None:
     """As the older of two during an update."""
     dra_states.plays(node, publishes=False, published={})
     assert [one.verdict for one in node.said("kubernetes-dra-driver")] == ["ok"]
+
+
+def test_beside_another_driver_the_device_plugin_is_not_missed(node: Patient) -> None:
+    dra_states.another_driver_of_the_name(node)
+    (node.top / nodes.PLUGINS / "nvidia-gpu.sock").unlink()
+    assert [one.verdict for one in node.said("kubernetes-device-plugin")] == ["skipped"]
+
+
+def test_a_driver_that_waits_for_kubelet_is_well(node: Patient) -> None:
+    """What is to be done about kubelet says the check of kubelet."""
+    dra_states.plays(node, registered=False)
+    assert [one.verdict for one in node.said("kubernetes-dra-driver")] == ["broken"]
+    (node.top / nodes.PLUGINS / "kubelet.sock").unlink()
+    assert [one.verdict for one in node.said("kubernetes-dra-driver")] == ["skipped"]
+    assert [one.verdict for one in node.said("kubernetes-kubelet")] == ["broken"]
