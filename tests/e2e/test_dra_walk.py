@@ -19,6 +19,7 @@ import pytest
 
 from e2e import claims, workload
 from e2e.allocated import built
+from e2e.controlplane import served
 from e2e.deployed import BIG, GPU, IMAGE, SMALL, serves
 from e2e.dradeployed import becomes, install, log
 from e2e.helm import NAMESPACE, Values
@@ -214,18 +215,39 @@ def phase(pods: dict[str, dict[str, Any]], name: str) -> str:
 
 
 def test_what_an_init_container_has_is_no_claim_s(cluster: Cluster, host: Host) -> None:
-    """Of the device plugin; kubelet (pod-resources) does not list it, and has it until the pod ends."""
+    """Of the device plugin; kubelet (pod-resources) lists what the usual container is to have alone."""
+    workload.create(cluster, "beside", {}, runtime="")
+    workload.running(cluster, "beside")
     spec = workload.spec({GPU: 1}, runtime="")
     (box,) = spec["containers"]
-    spec["initContainers"] = [{**box, "name": "init"}]  # works for long
-    del box["resources"]
+    spec["initContainers"] = [{**box, "name": "init", "resources": {"limits": {GPU: "2"}}}]  # works for long
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "init"}, "spec": spec})
-    becomes(cluster, lambda: claims.taints(cluster), "a GPU is given out")
+    becomes(cluster, lambda: len(claims.taints(cluster)) == 2, "two GPUs are given out")
     before = claims.taints(cluster)
     time.sleep(QUIET + 3)  # what nobody has who is listed would be free then
-    assert "init" not in cluster.node.everybody()
+    assert len(cluster.node.held("init")[GPU]) == 1
     assert claims.taints(cluster) == before
     workload.remove(cluster, "init")
+    becomes(cluster, lambda: not claims.taints(cluster), "they are free when the pod has ended", 60)
+    workload.remove(cluster, "beside")
+
+
+def test_what_a_pod_has_stays_its_own_with_another_kubelet_and_no_api_server(cluster: Cluster) -> None:
+    """kubelet lists static pods alone then, until the API server is back: the owner runs on all the while."""
+    workload.create(cluster, "owner", {GPU: 1}, runtime="")
+    workload.running(cluster, "owner")
+    becomes(cluster, lambda: claims.taints(cluster), "the GPU is given out")
+    before = claims.taints(cluster)
+    cluster.node.stop(signal.SIGKILL)
+    cluster.server.stop(signal.SIGKILL)
+    cluster.node.start()
+    time.sleep(2 * QUIET + 3)  # it is young for so long; what nobody has who is listed would be free then
+    assert "owner" not in cluster.node.everybody()
+    assert "pod default/owner" in cluster.run("cat /var/lib/gpushim/device-plugin/book.json")
+    cluster.server.start()
+    served(cluster.place, cluster.work)
+    becomes(cluster, lambda: claims.taints(cluster) == before, "slices are there again, and have it")
+    workload.remove(cluster, "owner")
     becomes(cluster, lambda: not claims.taints(cluster), "it is free when the pod has ended", 60)
 
 

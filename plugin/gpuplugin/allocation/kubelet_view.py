@@ -26,7 +26,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from gpuplugin.allocation.registry import Registry
     from gpuplugin.book.page import Page
@@ -61,7 +61,7 @@ class Questions:
         self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
         self._others: frozenset[Any] = frozenset()  # sockets of other plugins
         self._open = True  # the book has something that kubelet has not said yet
-        self._pods: Collection[str] | None = None  # that were listed last
+        self._asked_once = False
         registry.news = self.look
 
     async def keep(self) -> None:
@@ -137,20 +137,21 @@ class Questions:
             return {name: [*row] for name, row in desired.items()}
         matters = bool(claims) or self._matters(page, desired, listed.known(page, there))
         known = await self._evidence(snapshot, there, ask=matters)
-        promised = await asyncio.to_thread(checkpoints.remembered, folder) if matters else frozenset()
+        look = matters or not self._asked_once
+        promised = await asyncio.to_thread(checkpoints.remembered, folder) if look else None
         with shared.locked() as before:
             page = shared.now(before)
             claims = checkpoints.holding(folder, listed.known(page, there))  # once more: the lock is that file's, too
-            known = evidence.holding(known, claims)
+            known = evidence.with_claims(known, claims)
             if known.pods is not None:
                 names = known.names if known.answered else None
-                page = listed.listed(page, known.pods, names, known.asked - QUIET, promised, self._pods or ())
-                self._pods = names or self._pods
+                page = listed.listed(page, known.pods, names, known.asked - QUIET, promised, whole=False)
             units = listed.known(page, there)
             alien = {uuid for uuid, owner in by_device.owners(page).items() if self._registry.instances.lives(owner)}
             settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
             new = by_device.noted(page, desired, last, settled, units, self._registry.instances.number)
-            new = listed.adopted(new, {by_device.CLAIM: claims} if known.pods is None else known.pods, units)
+            pods = {by_device.CLAIM: claims} if known.pods is None else known.pods
+            new = listed.adopted(new, pods, units, promised or {})
             if known.answered:
                 new = {**new, "unknown": ""}
             if new != before or shared.stuck:
@@ -241,7 +242,7 @@ class Questions:
         remembered = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
         with shared.locked() as before:
             if not self._knows(before, there):
-                shared.write(listed.met(shared.now(before), [there, system.clock()], remembered))
+                shared.write(listed.met(shared.now(before), [there, system.clock()], remembered or ()))
         self._hurry()
 
     def _knows(self, page: Page | None, there: str) -> bool:
@@ -267,7 +268,7 @@ class Questions:
         self._open = any(one != by_device.LISTED for one, _ in sources)
         new = [since for source, since in sources if source == by_device.ALLOCATED]
         asked = system.clock()
-        known = self._pods is not None and all(one in by_device.SURE for one, _ in sources)
+        known = self._asked_once and all(one in by_device.SURE for one, _ in sources)
         if known and not any(since < asked - TICK for since in new):
             self._named = None if new else seen
             return
@@ -277,10 +278,13 @@ class Questions:
             pods = None if self._young(asked) else answer.pods
             with shared.locked() as before:
                 if before is not None and before["boot"] == boot:
-                    found = listed.listed(before, answer.held(), pods, asked - QUIET, promised, self._pods or ())
+                    found = listed.listed(before, answer.held(), pods, asked - QUIET, promised, whole=False)
                     if found != before:
                         shared.write(found)
-            self._pods = (pods or self._pods) if new else answer.pods  # of none came after them
+                        self._hurry()
+                    if listed.unlisted(found):
+                        self._registry.repeat()
+            self._asked_once = True
         seen, page = (trust.identity(shared.path), self._socket()), shared.read()
         entries = by_device.entries(page) if page else []
         new = [one["time"] for *_, one in entries if one["source"] == by_device.ALLOCATED]

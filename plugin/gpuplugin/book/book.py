@@ -235,9 +235,8 @@ def check_form(path: str, found: Any, form: int) -> None:
 
     Raises:
         GpushimError: it is in a newer form.
-        AttributeError: it is nothing of the kind.
     """
-    if isinstance(found.get("form"), int) and found["form"] > form:
+    if isinstance(found, dict) and isinstance(found.get("form"), int) and found["form"] > form:
         raise GpushimError(
             f"{path} is written by a newer version of gpushim, in a form that this one does not know; "
             "run that version, or drain this node and remove the file",

@@ -75,17 +75,28 @@ def read(folder: str, snapshot: Snapshot, units: Units) -> Promised:
     return found
 
 
-def remembered(folder: str) -> frozenset[str]:
-    """List what kubelet knows of after a start, as resource and id with a blank between them.
+def remembered(folder: str) -> dict[str, str] | None:
+    """List what kubelet has given out by device plugins, and knows of after a start.
+
+    It writes that at each Allocate, and at each list that a plugin sends. What ended pods had it drops when it is
+    asked (pod-resources), unless it still waits for the API server (UpdateAllocatedDevices in its devicemanager).
 
     Args:
         folder: kubelet's directory.
+
+    Returns:
+        who has it, by resource and id with a blank between them; None if it cannot be read, with which kubelet would
+        begin without any of it.
     """
     try:
         found = kubelet.checkpoint(folder).given
-    except (OSError, ValueError):  # kubelet begins without what it cannot read
-        return frozenset()
-    return frozenset(f"{one.resource} {name}" for one in found for name in one.devices)
+    except (OSError, ValueError):
+        return None
+    return {
+        f"{one.resource} {name}": f"container {one.container} of the pod with uid {one.uid}"
+        for one in found
+        for name in one.devices
+    }
 
 
 def claimed(

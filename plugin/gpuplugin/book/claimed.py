@@ -77,8 +77,8 @@ def is_row(row: Any) -> bool:
 
 def _partly(uid: str, raw: Any) -> Row | None:
     """Return a claim that is not understood in full; None if there is no UUID in it."""
-    there = raw.get("devices") if isinstance(raw, dict) else None
-    devices = []
+    there = (raw.get("devices") or raw) if isinstance(raw, dict) else raw
+    members, devices = raw if isinstance(raw, dict) else {}, []
     for one in there if isinstance(there, list) else [there]:
         if is_row({"namespace": "", "name": "", "devices": [one]}):
             devices.append(one)
@@ -86,8 +86,8 @@ def _partly(uid: str, raw: Any) -> Row | None:
             devices += [{"request": "", "device": "", "uuid": uuid} for uuid in _uuids(one)]
     if not devices:
         return None
-    names = {key: raw[key] for key in ("namespace", "name") if isinstance(raw.get(key), str)}
-    return {**raw, "namespace": "", "name": uid, **names, "devices": devices}
+    names = {key: members[key] for key in ("namespace", "name") if isinstance(members.get(key), str)}
+    return {**members, "namespace": "", "name": uid, **names, "devices": devices}
 
 
 def _uuids(found: Any) -> Iterator[str]:
@@ -120,10 +120,12 @@ def write(rows: Mapping[str, Row]) -> None:
         ) from None
 
 
-def _as_it_was(row: Row, known: Row, raw: Row) -> Row:
+def _as_it_was(row: Row, known: Row, raw: Any) -> Any:
     """Return a claim with what `read` has completed as the file has it, unless it was changed."""
     if any(row[key] != known[key] for key in _NAMES):
         return row
+    if not isinstance(raw, dict):
+        return raw
     return {**{key: one for key, one in row.items() if key not in _NAMES}, **{k: raw[k] for k in _NAMES if k in raw}}
 
 

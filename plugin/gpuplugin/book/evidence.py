@@ -51,7 +51,7 @@ class Evidence:
         return self.pods is not None and not self.young
 
 
-def holding(known: Evidence, claims: Mapping[str, str]) -> Evidence:
+def with_claims(known: Evidence, claims: Mapping[str, str]) -> Evidence:
     """Return what is known with claims that have GPUs even where kubelet does not list them.
 
     Args:

@@ -25,7 +25,7 @@ from gpuplugin.book.by_device import (
 from gpuplugin.devices.changes import is_instance
 from gpuplugin.settings import resources
 
-PODS, ANY = 16, "one of many pods"  # names of pods that are noted, most; and what is noted instead
+A_POD = "pod "  # with which names of those begin that kubelet lists (podresources.py)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -76,25 +76,24 @@ def listed(
     held: Held,
     pods: Collection[str] | None,
     since: float,
-    promised: Collection[str] | None = (),
-    before: Collection[str] = (),
+    promised: Mapping[str, str] | None,
+    whole: bool,
 ) -> Page:
     """Return the book after kubelet has said who has what.
 
-    A pod keeps what it was given until it ends: kubelet takes nothing from it, but may forget it in a restart. So an
-    entry from before that ends only when its pod is listed no more. What an init container alone has, kubelet does
-    not list: see `_unlisted`.
+    A pod keeps what it was given until it ends: kubelet takes nothing from it, but may forget it in a restart, does
+    not list what an init container alone has, and lists static pods alone while it has started without an API server.
+    All the while its checkpoint has it.
 
     Args:
         page: the book.
         held: who has what; without CLAIM of devices of plugins alone.
-        pods: all that are listed, with devices or without; None while kubelet may not know all of them.
-        since: seconds since boot; what was given out before that and no pod has is free.
-        promised: resources and ids in kubelet's checkpoint, as keys of entries; None if it cannot be seen here.
-        before: the pods that were listed the time before.
+        pods: that are listed, with devices or without; None while kubelet may not know all of them.
+        since: seconds since boot; what was given out before that is in kubelet's checkpoint, if somebody has it.
+        promised: as `checkpoints.remembered` returns it.
+        whole: no pod of the API server's is missing in `pods`.
     """
     found: Page = {**page, "gpus": {}}
-    without = {*(pods or ())} - {who for row in held.values() for who in row.values()}
     for gpu, one in page["gpus"].items():
         entries: dict[str, Entry] = {}
         for key, entry in one["entries"].items():
@@ -102,46 +101,22 @@ def listed(
             who = held.get(resource, {}).get(name, "")
             if who:
                 entries[key] = {**entry, "to": who, "source": LISTED}
-            elif pods is not None and entry["giver"] == PLUGIN and entry["source"] in (ALLOCATED, UNLISTED):
-                there = None if promised is None else key in promised
-                still = _unlisted(entry, without, before, _recent(entry, since), there)
-                entries.update({key: still} if still else {})
             elif pods is None or _recent(entry, since) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry
-            elif entry["source"] in (FORMER, FORGOTTEN) and _of(entry, pods):
+            elif entry["source"] in (FORMER, FORGOTTEN) and entry["to"] in pods:
                 entries[key] = {**entry, "source": FORGOTTEN}
+            elif entry["giver"] == PLUGIN and (promised is None or key in promised):
+                known = entry["to"].startswith(A_POD)  # kubelet has listed it once
+                if not (known and whole and entry["to"] not in pods):
+                    to = entry["to"] if known or promised is None else promised[key]
+                    entries[key] = {**entry, "to": to, "source": UNLISTED}
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
     return found
 
 
-def _unlisted(
-    entry: Entry, without: set[str], before: Collection[str], recent: bool, promised: bool | None
-) -> Entry | None:
-    """Return an entry that kubelet does not list while somebody may have it; None if nobody does.
-
-    kubelet's checkpoint has what an init container got, until it knows of the pod's end, which may be late. So it
-    also ends with the pods that came with it, for one of them has it.
-
-    Args:
-        entry: of the device plugin's.
-        without: pods that are listed without a device.
-        before: pods that were listed the time before.
-        recent: kubelet may not have it yet.
-        promised: kubelet's checkpoint has it; None: it cannot be seen here, and the device plugin finds out.
-    """
-    if promised is None:
-        return entry if recent or _of(entry, without) or (without and not entry["to"]) else None
-    came = without - {*before} if recent or not entry["to"] else set()
-    may = came | _of(entry, without)
-    if recent or (promised and may):
-        to = ", ".join(sorted(may)) if len(may) <= PODS else ANY
-        return {**entry, "to": to, "source": ALLOCATED if recent else UNLISTED}
-    return None
-
-
-def _of(entry: Entry, pods: Collection[str]) -> set[str]:
-    """Return those of some pods that may have what an entry is about."""
-    return {*pods} if entry["to"] == ANY else {*pods} & {*entry["to"].split(", ")}
+def unlisted(page: Page) -> bool:
+    """Say whether something is noted that kubelet does not list, so that its checkpoint tells when it ends."""
+    return any(one["source"] in (FORMER, UNLISTED) for *_, one in by_device.entries(page))
 
 
 def claims(page: Page, who: Mapping[str, str], homes: Mapping[str, str], since: float | None) -> Page:
@@ -175,24 +150,27 @@ def _recent(entry: Entry, since: float) -> bool:
     return entry["time"] > since and (entry["giver"] == PLUGIN or entry["source"] == ALLOCATED)
 
 
-def adopted(page: Page, held: Held, units: Units) -> Page:
-    """Return the book with what kubelet lists, and nobody has noted: claims, and what was given out before the book.
+def adopted(page: Page, held: Held, units: Units, promised: Mapping[str, str]) -> Page:
+    """Return the book with what kubelet has given, and nobody has noted: claims, and what was given before the book.
 
     Args:
         page: the book.
         held: who has what.
         units: as `known` lists them.
+        promised: as `checkpoints.remembered` returns it.
     """
+    rows = [(f"{resource} {name}", who, LISTED) for resource, row in held.items() for name, who in row.items()]
+    listed = {key for key, *_ in rows}
+    rows += [(key, who, UNLISTED) for key, who in promised.items() if key not in listed]
     gpus = {one.gpu: one.uuid for one in units.values() if not is_instance(one.uuid)}
     found: Page = {**page, "gpus": {gpu: {**one, "entries": {**one["entries"]}} for gpu, one in page["gpus"].items()}}
-    for resource, row in held.items():
-        giver = DRIVER if resource == CLAIM else PLUGIN
-        for name, who in row.items():
-            uuid, key = stem(name), f"{resource} {name}"
-            gpu = found["gpus"].get(gpus.get(units[uuid].gpu, "") if uuid in units else "")
-            one = gpu and _as_given(resource, name, gpu["divisions"].get(uuid))
-            if gpu and one and key not in gpu["entries"]:
-                gpu["entries"][key] = noted_entry(giver, who, uuid, one, LISTED, 0.0)  # nobody knows since when
+    for key, who, source in rows:
+        resource, _, name = key.partition(" ")
+        uuid, giver = stem(name), DRIVER if resource == CLAIM else PLUGIN
+        gpu = found["gpus"].get(gpus.get(units[uuid].gpu, "") if uuid in units else "")
+        one = gpu and _as_given(resource, name, gpu["divisions"].get(uuid))
+        if gpu and one and key not in gpu["entries"]:
+            gpu["entries"][key] = noted_entry(giver, who, uuid, one, source, 0.0)  # nobody knows since when
     return found
 
 

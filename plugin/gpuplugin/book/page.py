@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         """That somebody got something: by which front, as what, when in seconds since boot."""
 
         giver: str
-        to: str
+        to: str  # a pod once kubelet has listed it, before that "" or as its checkpoint names it; or a claim
         uuid: str
         division: list[str]
         source: str

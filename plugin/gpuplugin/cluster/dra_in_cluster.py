@@ -178,7 +178,7 @@ def _line(answered: dict[str, Any]) -> bytes:
     if len(line) > CLAIM_LINE:
         raise GpushimError(f"the claim has more than {CLAIM_LINE >> 20} MiB", FAILED)
     if deep:
-        raise GpushimError(f"a config of the claim is nested deeper than {CLAIM_DEPTH} levels", FAILED)
+        raise GpushimError("a config of the claim is nested too deep", FAILED)
     return line
 
 

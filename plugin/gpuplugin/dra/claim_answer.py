@@ -15,7 +15,7 @@ from gpuplugin.matching.fitting import MOST, Candidates, TooManyError, attribute
 from gpuplugin.matching.manifests import ALL, CLAIM, Class
 from gpuplugin.matching.tolerations import untolerated
 from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, verdict
-from gpuplugin.settings.forms import meant
+from gpuplugin.settings.forms import meant, suggested
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
@@ -149,8 +149,8 @@ def _class(name: str, of_file: Mapping[str, Class]) -> Class:
     found = of_file.get(name) or CLASSES.get(name)
     if found:
         return found
-    near = meant(name, [*CLASSES, *islice(of_file, LISTED)])
-    return Class((), (), (f"the class {quote(name)} is not known here" + f"; is {near} meant?" * bool(near),))
+    near = suggested(name, [*CLASSES, *islice(of_file, LISTED)])
+    return Class((), (), (f"the class {quote(name)} is not known here{near}",))
 
 
 def _rows(claim: Claim, request: Request, found: Class) -> list[Row]:
@@ -163,7 +163,8 @@ def _rows(claim: Claim, request: Request, found: Class) -> list[Row]:
         type_ = one.body["attributes"]["type"]["string"]
         if not slow and verdict_.answer != NO and type_ not in refused:
             refused[type_] = claim.rehearsal.of_device(request.name, one.name)
-        rows.append(Row(one, verdict_, _busy(claim.spec, request, one, claim.node), refused.get(type_, "")))
+        busy = "" if slow else _busy(claim.spec, request, one, claim.node)
+        rows.append(Row(one, verdict_, busy, refused.get(type_, "")))
     return rows
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
-from gpuplugin.settings.forms import ALIKE, meant, shown
+from gpuplugin.settings.forms import ALIKE, meant, shown, suggested
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -85,10 +85,10 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
         GpushimError: a config of this driver is wrong, or names a request that got a device of another type.
     """
     found = allocation.get("devices") or {}
-    rows = read(listed(found, "config"), driver)
+    rows = read(rows_of(found, "config"), driver)
     return {
         place: best(str(result.get("request")), str(result.get("device")), rows, types)
-        for place, result in enumerate(listed(found, "results"))
+        for place, result in enumerate(rows_of(found, "results"))
         if result.get("driver") == driver
     }
 
@@ -117,8 +117,7 @@ def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
     found = [row["opaque"].get("driver") for row in rows if isinstance(row.get("opaque"), dict)]
     others = dict.fromkeys(one for one in found if isinstance(one, str) and one != driver)
     return [
-        f"a config is for the driver {quote(one)}, which is not this one"
-        + (f"; is {driver} meant?" if meant(one, (driver,), ALIKE) else "")
+        f"a config is for the driver {quote(one)}, which is not this one{suggested(one, (driver,), ALIKE)}"
         for one in [*others][:LISTED]
     ]
 
@@ -179,7 +178,7 @@ def best(request: str, device: str, rows: Sequence[Row], types: Mapping[str, str
     return Config()
 
 
-def listed(found: Any, key: str) -> list[dict[str, Any]]:
+def rows_of(found: Any, key: str) -> list[dict[str, Any]]:
     """Return a list of an allocation's devices, "config" or "results".
 
     Raises:

@@ -56,10 +56,9 @@ def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     devices, lacks, why = spec.devices(snapshot, values)
-    notes = node_state.excluded(settings, snapshot)
     page, rows = _holders()
-    problems = _problems(devices, settings, snapshot, page, notes)
-    _note(notes)
+    problems, notes = _problems(devices, settings, snapshot, page)
+    _note([*node_state.excluded(settings, snapshot), *notes])
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
     indices = {uuid: one.index for uuid, one in resources.units(snapshot).items()}
@@ -94,15 +93,15 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
 
 
 def _problems(
-    devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, page: Page | None, notes: list[str]
-) -> dict[str, str]:
-    """Say why devices have taints that keep them from claims, by UUID; notes get what is unhealthy beside."""
-    reasons = node_state.reasons(settings, snapshot, notes)
+    devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, page: Page | None
+) -> tuple[dict[str, str], list[str]]:
+    """Say why devices have taints that keep them from claims, by UUID; and what is unhealthy beside."""
+    reasons, doubt = node_state.reasons(settings, snapshot)
     found, why = node_state.tainted(settings, snapshot, reasons, page)
     tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
     left = [one.uuid for one in devices if one.uuid in found.keys() - tainted]
-    notes += [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
-    return {uuid: why.get(uuid, GIVEN) for uuid in tainted}
+    beside = [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
+    return {uuid: why.get(uuid, GIVEN) for uuid in tainted}, [*filter(None, [doubt]), *beside]
 
 
 def _list(

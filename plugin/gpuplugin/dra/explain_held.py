@@ -170,7 +170,7 @@ def _listed(namespace: str, name: str, kubelet_dir: str, notes: list[str]) -> Se
 
 def _by_driver() -> list[Claim] | None:
     """Have the driver ask kubelet; None if it does not run, or kubelet does not say."""
-    rows = driver_answer.ask("claims").get("claims")
+    rows: Any = driver_answer.ask("claims").get("claims")
     try:
         lists = [{**row, "cdi": tuple(row["cdi"]), "uids": frozenset(row["uids"])} for row in rows]
         return [Claim(**row) for row in lists]

@@ -38,11 +38,13 @@ class Holders(NamedTuple):
     Attributes:
         held: pods by resource of device plugins and id.
         pods: all of them; None while there may be more.
+        promised: what kubelet's checkpoint has, as `checkpoints.remembered` returns it.
         claims: claims by UUID, without those that only look.
     """
 
     held: Mapping[str, Mapping[str, str]]
     pods: Collection[str] | None
+    promised: Mapping[str, str] | None
     claims: Mapping[str, str] = {}
 
 
@@ -179,7 +181,7 @@ class Ledger:
     def _heard(self, page: Page, holders: Holders, rows: Mapping[str, Row], homes: Mapping[str, str]) -> Page:
         """Return the book after what kubelet lists."""
         since = system.clock() - QUIET
-        page = listed.listed(page, holders.held, holders.pods, since, promised=None)
+        page = listed.listed(page, holders.held, holders.pods, since, holders.promised, whole=True)
         known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
         page = listed.claims(page, {**holders.claims, **known}, homes, None if holders.pods is None else since)
         for uuid, name in known.items():

@@ -201,10 +201,10 @@ class Link:
         except OSError:
             pass
         except ValueError:  # a line over CLAIM_LINE, too
-            if time.monotonic() - begun > STAYS:
-                self._logged.clear()
             self._warn("the container beside this one sends a line that is not understood")
         finally:
+            if time.monotonic() - begun > STAYS:
+                self._logged.clear()
             writer.close()
             if self._client is writer:
                 self._client, self.published = None, {}

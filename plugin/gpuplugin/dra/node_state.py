@@ -83,11 +83,11 @@ def present(settings: Settings) -> NodeState:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
     devices, lacks, lacking = spec.devices(snapshot, values)
-    said = driver_answer.ask()
-    problem = _problem(said)
+    answer = driver_answer.ask()
+    problem = _problem(answer)
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
-    doubts: list[str] = []
-    found = reasons(settings, snapshot, doubts)
+    found, unwatched = reasons(settings, snapshot)
+    doubts = [unwatched] * bool(unwatched)
     page, claims = _holders(doubts)
     has, why = tainted(settings, snapshot, found, page)
     notes += doubts
@@ -103,7 +103,7 @@ def present(settings: Settings) -> NodeState:
         problem,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
-        said.get("refusals") or (),
+        answer.get("refusals") or (),
     )
 
 
@@ -154,11 +154,11 @@ def _closed(folder: str) -> str:
     return f"{folder} is root's; run this as root" if closed else ""
 
 
-def _problem(said: Mapping[str, Any]) -> str:
+def _problem(answer: Mapping[str, Any]) -> str:
     """Say why nothing is given out, "" if something may be, also by what the driver answers."""
     if not trust.ours(release.folder()) or not newest.runs(release.folder()):
         return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
-    if rival := said.get("rival"):
+    if rival := answer.get("rival"):
         return spec.RIVAL.format(quote(str(rival)))
     return release.PROBLEM if os.path.lexists(release.Release().path) else ""
 
@@ -176,19 +176,17 @@ def _plugins(page: Page | None) -> dict[str, str]:
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
 
 
-def reasons(settings: Settings, snapshot: Snapshot, doubts: list[str]) -> dict[str, list[Reason]]:
-    """Say why devices are unhealthy, by UUID, as whoever watches them, or did last, has written it.
+def reasons(settings: Settings, snapshot: Snapshot) -> tuple[dict[str, list[Reason]], str]:
+    """Say why devices are unhealthy, by UUID, as who watches them, or did last, has written; or why nobody knows it.
 
     Args:
         settings: in force.
         snapshot: of the host's inventory.
-        doubts: gets a sentence if that is not known.
     """
     path, closed = f"{release.folder()}/{HEALTH}", _closed(release.folder())
     if closed or not (trust.ours(release.folder()) and os.path.lexists(path)):
-        doubts.append(UNWATCHED + (closed or "neither driver nor device plugin has watched them yet"))
-        return {}
-    return Health(path, settings.checks).problems(snapshot, system.clock())
+        return {}, UNWATCHED + (closed or "neither driver nor device plugin has watched them yet")
+    return Health(path, settings.checks).problems(snapshot, system.clock()), ""
 
 
 def _holders(doubts: list[str]) -> tuple[Page | None, Mapping[str, Row]]:

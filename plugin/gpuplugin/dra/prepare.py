@@ -17,14 +17,14 @@ from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.processes import moments
+from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuplugin.book.claimed import Row
     from gpuplugin.devices.mps_group import MpsGroup
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpuplugin.kubelet.podresources import Listed
     from gpushim.ground.model import Snapshot
 
-YOUNG = 10.0  # seconds in which a kubelet that has just begun may not list all pods
+YOUNG = 10.0  # seconds in which a kubelet that has the API server's pods may not list all of them yet
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
 SOON = 3.0  # seconds for an answer to that: what no pod has is to stay new in the book, for `ledger.QUIET` seconds
 LATE = 38.0  # seconds after which kubelet, which waits for 45, is told what a claim waits for
@@ -89,7 +89,7 @@ class Claims:
     ) -> None:
         self._shared = shared
         self._ledger, self._link, self._node, self._kubelet_dir, self._offer = ledger, link, node, kubelet_dir, offer
-        self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() when that was seen first
+        self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() since when it lists pods
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         self._ended: set[str] = set()  # uids of what kubelet wants taken back, and could not be written
@@ -168,27 +168,31 @@ class Claims:
         self._ended -= ended
 
     async def _listed(self) -> tuple[Listed, Holders] | None:
-        """Ask kubelet who has what; of one that has just begun it is not believed that others have nothing."""
+        """Ask kubelet who has what; of one that has just begun it is not believed that others have nothing.
+
+        It lists static pods alone until it has those of the API server, which may be away for long.
+        """
         there = sockets.identity(f"{self._kubelet_dir}/{podresources.SOCKET}")
-        if there != self._kubelet[0]:
-            self._kubelet = there, time.monotonic()
-        young = time.monotonic() - self._kubelet[1] < YOUNG
         found = await podresources.listed(self._kubelet_dir)
         if found is None:
             return None
+        if there != self._kubelet[0] or not found.served(self._node):
+            self._kubelet = there, time.monotonic()
+        whole = time.monotonic() - self._kubelet[1] >= YOUNG
+        promised = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir)
         claims: dict[str, str] = {}
         if snapshot := self._offer().snapshot:
             units = resources.units(snapshot)
             rows = checkpoints.claimed(found.claims, snapshot, units, claimed.known())
             claims = {uuid: who for who, uuid in rows}
-        return found, Holders(found.held(), None if young else found.pods, claims)
+        return found, Holders(found.held(), found.pods if whole else None, promised, claims)
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what claims have no more; keep what they share.
 
         To take back may take long, until GPUs are what they were; what others have is kept new meanwhile.
         """
-        await asyncio.gather(_again(self._sweep), _again(self._take_back), self._shared.keep())
+        await asyncio.gather(*map(tasks.repeat, (self._sweep, self._take_back, self._shared.look)))
 
     async def _take_back(self) -> None:
         """Take back what has ended, and nobody has taken back yet."""
@@ -216,7 +220,8 @@ class Claims:
         due = [
             uid
             for uid, since in self._unlisted.items()
-            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED and rows[uid]["namespace"]
+            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
+            if rows[uid]["namespace"] and uid not in self._ended
         ]
         self._asked.update(dict.fromkeys(due, now))
         await asyncio.gather(*(self._doubt(uid, rows[uid]) for uid in due))
@@ -235,21 +240,8 @@ class Claims:
             return
         if uid not in self._young and (found is None or not is_here(row, found, self._node)):
             name = quote(f"{row['namespace']}/{row['name']}")
-            logger.info("claim %s is gone from this node: its GPUs are free", name)
+            logger.info("claim %s is gone from this node: its GPUs are taken back", name)
             self._ended.add(uid)
-
-
-async def _again(part: Callable[[], Awaitable[None]]) -> None:
-    """Do a part at each moment, as long as the driver runs; what is wrong with it is logged once."""
-    last_error = ""
-    while True:
-        await asyncio.sleep(moments.until())
-        try:
-            await part()
-        except GpushimError as error:
-            if str(error) != last_error:
-                logger.warning("%s", error)
-            last_error = str(error)
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

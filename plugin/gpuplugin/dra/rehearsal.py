@@ -91,7 +91,7 @@ class Rehearsal:
 
     def _configs(self, requests: Collection[str]) -> list[configs.Row]:
         """Return what counts for these requests: first configs of their classes, then the claim's."""
-        configs.listed({"config": [row for name in (*requests, "") for row in self._rows[name]]}, "config")
+        configs.rows_of({"config": [row for name in (*requests, "") for row in self._rows[name]]}, "config")
         return [row for name in (*requests, "") for row in self._of(name)]
 
     def _of(self, name: str) -> list[configs.Row]:

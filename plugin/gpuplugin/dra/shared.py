@@ -16,7 +16,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.mps import control_daemon, mps, of_claims, time_slice
-from gpuplugin.processes import moments
 from gpushim.cdi import versions
 from gpushim.cdi.generate import publish
 from gpushim.ground import system
@@ -139,19 +138,12 @@ class Sharing:
             self._units.need(names)
             await asyncio.sleep(POLL)
 
-    async def keep(self) -> None:
-        """See to it, as long as the driver runs, that there is what claims share, and nothing else."""
-        last_error = ""
-        while True:
-            try:
-                self._look()
-            except (GpushimError, OSError) as error:
-                if str(error) != last_error:
-                    logger.warning("%s", error)
-                last_error = str(error)
-            await asyncio.sleep(moments.until())
+    async def look(self) -> None:
+        """See to it that there is what claims share, and nothing else.
 
-    def _look(self) -> None:
+        Raises:
+            GpushimError, OSError: a file cannot be read or written.
+        """
         if self._known() is None:
             return
         state, folder = system.state_dir(), publish.default_directory()

@@ -207,10 +207,10 @@ class Status:
 
 def _unhealthy(now: Now) -> Iterator[dict[str, Any]]:
     """List devices that are not well by their health, each with its cure, the gravest first."""
-    rows = [(one, now.reasons[one.uuid]) for one in now.offered if now.reasons.get(one.uuid)]
-    for one, reasons in sorted(rows, key=lambda row: reason.CURES.index(reason.cure(row[1]))):
-        cure, gpu = reason.cure(reasons), one.body["attributes"]["parentUUID"]["string"]
-        until = reasons[-1].until if cure == "wait" else ""
+    rows = [(one, why, reason.cure(why)) for one in now.offered if (why := now.reasons.get(one.uuid))]
+    for one, why, cure in sorted(rows, key=lambda row: reason.CURES.index(row[2])):
+        gpu = one.body["attributes"]["parentUUID"]["string"]
+        until = why[-1].until if cure == "wait" else ""
         yield {"uuid": one.uuid, "gpu": gpu, "why": now.why.get(one.uuid, ""), "cure": cure, "until": until}
 
 

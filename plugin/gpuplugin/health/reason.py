@@ -42,7 +42,6 @@ TEXTS = {
 CURES = ("exchange", "reboot", "nvml", "end", "reset", "wait")
 _CURES = {"rows": "exchange", "lost": "reboot", "gone": "reboot", "unwatched": "nvml"}  # of kinds; "reset" of others
 _OF_ACTIONS = {1: "reset", 3: "end", 4: "reset"}  # "reboot" of others, also of those that are not known
-_OF_XIDS = dict.fromkeys((54, 79, 151), "reboot")  # CHECK_MECHANICALS, RESTART_BM, RESTART_VM in xids.CATALOG
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "unwatched")
 GIVEN = "is not given out", "can be given out again"  # as `log` says it of the device plugin's devices
@@ -93,7 +92,7 @@ class Reason:
             return "wait"
         if self.kind == "recovery":
             return _OF_ACTIONS.get(self.number, "reboot")
-        return _OF_XIDS.get(self.number, "reset") if self.kind == "xid" else _CURES.get(self.kind, "reset")
+        return xids.verdict(self.number).cure if self.kind == "xid" else _CURES.get(self.kind, "reset")
 
     def concerns(self, mig: MigInstance) -> bool:
         """Say whether it concerns a MIG instance of its GPU."""

@@ -101,6 +101,10 @@ class Endpoint:
             if self.doubted:
                 self.forgotten()
 
+    def repeat(self) -> None:
+        """Tell kubelet once more what there is."""
+        self._service.repeat()
+
     async def keep(self) -> None:
         """Attend this resource as long as the plugin runs."""
         listed = ""

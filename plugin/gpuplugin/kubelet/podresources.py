@@ -60,6 +60,14 @@ class Listed(NamedTuple):
             found.setdefault(row["resource"], {}).update(dict.fromkeys(row["devices"], who))
         return found
 
+    def served(self, node: str) -> bool:
+        """Say whether a pod of the API server's is among them; static pods have the node's name at the end of theirs.
+
+        Args:
+            node: its name.
+        """
+        return not all(pod.endswith(f"-{node.lower()}") for pod in self.pods)
+
 
 async def listed(kubelet_dir: str) -> Listed | None:
     """Ask which containers have what; None if kubelet does not say."""

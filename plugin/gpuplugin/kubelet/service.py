@@ -38,11 +38,13 @@ class Reader:
         news: set when it has something to do.
         over: it is to end.
         sent: the list that it got last.
+        again: it is to get that once more.
     """
 
     def __init__(self, listener: Listener) -> None:
         self.listener, self.news, self.over = listener, asyncio.Event(), False
         self.sent: bytes | None = None
+        self.again = False
 
     def end(self) -> None:
         """Have the stream end, as one that was served well."""
@@ -89,6 +91,12 @@ class Service:
         self._tell()
         return True
 
+    def repeat(self) -> None:
+        """Tell the list once more: kubelet writes its checkpoint at each that it gets."""
+        if self.newest:
+            self.newest.again = True
+            self.newest.news.set()
+
     def set_quiet(self, quiet: bool) -> None:
         """Tell no news while another instance speaks for the resource: kubelet would mix the two lists."""
         if quiet != self._quiet:
@@ -119,7 +127,8 @@ class Service:
             while not mine.over:
                 mine.news.clear()
                 data = self._list
-                if data != mine.sent and (mine.sent is None or not self._quiet):
+                if (data != mine.sent or mine.again) and (mine.sent is None or not self._quiet):
+                    mine.again = False
                     yield data
                     mine.sent = data
                 else:

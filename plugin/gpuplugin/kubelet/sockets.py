@@ -13,12 +13,12 @@ import errno
 import os
 import socket
 import stat
-import struct
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from gpuplugin.processes.peer_unit import peer
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0
 IDLE = (("grpc.max_connection_idle_ms", 60_000),)
 STREAMS = 32  # calls at a time of a connection; over all connections, twice as many
 _ROOT = 0
-_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 NAMES = 4096  # of a directory that are looked at, most; one of kubelet's has a dozen
 
 
@@ -70,16 +69,15 @@ class Listener:
             GpushimError: it cannot be bound; its directory may be gone, or a link.
         """
         folder, _, name = self.path.rpartition("/")
-        aside = f"{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
-        if len(os.fsencode(folder)) + 1 + len(os.fsencode(max(aside, name, key=len))) > LONGEST_PATH:
+        if len(os.fsencode(self.path)) > LONGEST_PATH:
             sentence = f"{self.path} is too long for a socket; --kubelet-dir must name a shorter directory"
             raise GpushimError(sentence, FAILED)
         self._server.add_generic_rpc_handlers(handlers)
-        there = -1
+        there, aside = -1, ""
         try:
             there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             place = f"/proc/self/fd/{there}"
-            aside = f"{place}/{aside}"
+            aside = f"{place}/{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
             sweep(place)
             if not self._server.add_insecure_port("unix:" + aside):  # grpc before 1.60 does not raise
                 raise RuntimeError
@@ -229,8 +227,7 @@ def of_user(connected: Any, user: int) -> bool:
         connected: the socket.
         user: number of the user.
     """
-    who = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
-    return who in (user, _ROOT, os.geteuid())
+    return peer(connected)[1] in (user, _ROOT, os.geteuid())
 
 
 def listening(path: str) -> bool:

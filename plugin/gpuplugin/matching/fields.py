@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.settings.forms import ALIKE, LABEL, meant, shown
+from gpuplugin.settings.forms import ALIKE, LABEL, shown, suggested
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST = (
-    32  # selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1)
-)
+# Of selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1).
+MOST = 32
 
 
 class Form:
@@ -26,9 +25,9 @@ class Form:
         self.unsure: list[str] = []
         self.wrong: list[str] = []
 
-    def near(self, name: str, known: Sequence[str]) -> str:
-        """Return the known name that is meant, of the first wrong ones; others are of a later Kubernetes."""
-        return meant(name, known, ALIKE) if len(self.unsure) + len(self.wrong) < LISTED else ""
+    def suggested(self, name: str, known: Sequence[str]) -> str:
+        """Return which known name is meant, of the first wrong ones; others are of a later Kubernetes."""
+        return suggested(name, known, ALIKE) if len(self.unsure) + len(self.wrong) < LISTED else ""
 
     def object(self, value: Any, where: str, known: Sequence[str] = ()) -> dict[str, Any]:
         """Return an object; none where there is none. Without `known` it may have anything."""
@@ -39,9 +38,10 @@ class Form:
             return {}
         for key in map(str, value):
             if known and key not in known:
-                near = self.near(key, known)
-                more = (f"{where} has no field {quote(key)}; is {near} meant?", f"{where}.{key} is not known here")
-                (self.wrong if near else self.unsure).append(more[not near])
+                if near := self.suggested(key, known):
+                    self.wrong.append(f"{where} has no field {quote(key)}{near}")
+                else:
+                    self.unsure.append(f"{where}.{key} is not known here")
         return value
 
     def list(self, value: Any, where: str, most: int = 0) -> list[Any]:

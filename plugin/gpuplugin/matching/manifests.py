@@ -256,8 +256,8 @@ def _names(names: Sequence[str], known: Collection[str], form: Form, where: str)
     """Take note of names that no request has."""
     for name in names:
         if name not in known:
-            near = form.near(name, [*known])
-            form.wrong.append(f"{where} has {quote(name)}, which is no request" + f"; is {near} meant?" * bool(near))
+            near = form.suggested(name, [*known])
+            form.wrong.append(f"{where} has {quote(name)}, which is no request{near}")
 
 
 def _of_pod(pod: Mapping[str, Any], claims: Sequence[ClaimSpec]) -> Iterator[str]:

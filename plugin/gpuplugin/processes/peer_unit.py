@@ -1,8 +1,8 @@
-"""Whether the process at the other end of a UNIX socket is of one systemd unit.
+"""Which process is at the other end of a UNIX socket, and whether it is of one systemd unit.
 
 A user's number is no name: whoever may start a container may choose it. A cgroup is made by systemd alone, or below
 what it has delegated. This process has to be of the same systemd, in the host's PID namespace.
-Source: cgroups(7), unix(7). Out of scope: whose process it is (gpuplugin.kubelet.sockets).
+Source: cgroups(7), unix(7). Out of scope: who may be it (gpuplugin.kubelet.sockets).
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ _HIERARCHIES = ("", "name=systemd")  # cgroup v2; v1, and beside v2
 _LIMIT = 1 << 14  # bytes of a file of cgroups; v1 has a dozen lines
 
 
+def peer(connected: socket.socket) -> tuple[int, int, int]:
+    """Return pid, uid and gid of the process that has connected, as they were then.
+
+    Args:
+        connected: the socket.
+    """
+    pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
+
+
 def of_unit(connected: socket.socket, unit: str) -> bool:
     """Say whether the process that has connected is still there, and of a unit; what cannot be seen is not.
 
@@ -28,8 +38,7 @@ def of_unit(connected: socket.socket, unit: str) -> bool:
         connected: the socket.
         unit: its name, such as a.service.
     """
-    pid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
-    groups, own = _groups(pid), _groups("self")
+    groups, own = _groups(peer(connected)[0]), _groups("self")
     found = [(groups.get(name, [""]), ours) for name, ours in own.items() if ours[-1].endswith(".service")]
     theirs = [group[-1] == unit and _manager(group) == _manager(ours) for group, ours in found]
     return bool(theirs) and all(theirs) and _lives(connected)

@@ -1,16 +1,22 @@
 """Waiting and ending as asyncio.wait_for cannot: before Python 3.12 it swallows the cancelling that comes just when
-what it waits for ends. Out of scope: what the tasks do.
+what it waits for ends. And a task that does the same again and again. Out of scope: what the tasks do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.processes import moments
+from gpushim.ground.errors import GpushimError
+from gpushim.ground.logs import logger
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 AGAIN = 1.5  # seconds; more than a task takes to clean up after itself
+QUIET = 60.0  # seconds without an error after which it is news: a part may do at a few moments what fails
 
 
 class Tasks:
@@ -66,3 +72,21 @@ async def until(event: asyncio.Event, seconds: float) -> None:
 
 async def nothing() -> None:
     """Do nothing."""
+
+
+async def repeat(part: Callable[[], Awaitable[None]]) -> None:
+    """Do a part now and at each moment; what is wrong is logged once, and again when it comes after QUIET without.
+
+    Args:
+        part: such as a look.
+    """
+    last_error, then = "", 0.0
+    while True:
+        try:
+            await part()
+        except (GpushimError, OSError) as error:
+            now = time.monotonic()
+            if str(error) != last_error or now - then > QUIET:
+                logger.warning("%s", error)
+            last_error, then = str(error), now
+        await asyncio.sleep(moments.until())

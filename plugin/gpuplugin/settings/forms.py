@@ -132,9 +132,14 @@ def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """Say which keys mean nothing, the first ones with the known one that may be meant."""
     found, keys = [], [key for key in row if key not in known]
     for number, key in enumerate(keys):
-        near = meant(key, [*known]) if number < LISTED else ""
-        found.append(f"{quote(key)} is ignored" + (f"; is {near} meant?" if near else ""))
+        found.append(f"{quote(key)} is ignored" + (suggested(key, [*known]) if number < LISTED else ""))
     return found
+
+
+def suggested(key: str, known: Sequence[str], alike: float = 0.6) -> str:
+    """Return the end of a sentence about an unknown key: which is meant; "" as `meant` does."""
+    near = meant(key, known, alike)
+    return f"; is {near} meant?" if near else ""
 
 
 def meant(key: str, known: Sequence[str], alike: float = 0.6) -> str:

@@ -126,8 +126,7 @@ def _of_file(file: Mapping[str, Any], path: str) -> Iterator[str]:
     """Say what in NVIDIA's file means nothing."""
     keys = plugin_settings.unknown(file)
     for key in keys[: bounds.LISTED]:
-        meant = forms.meant(key, plugin_settings.KEYS)
-        yield f"{path}: {quote(key)} is ignored" + (f"; is {meant} meant?" if meant else "")
+        yield f"{path}: {quote(key)} is ignored{forms.suggested(key, plugin_settings.KEYS)}"
     if len(keys) > bounds.LISTED:
         yield f"{path}: {len(keys) - bounds.LISTED} more keys are ignored"
     if file.get("resources"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpushim.ground.errors import quote
 
@@ -34,12 +35,14 @@ class Verdict:
         counts: whether a device that had it is unhealthy, unless settings say otherwise.
         ends: TIME, ACTION or AGAIN. TIME concerns the MIG instance that had it; the others the whole GPU.
         source: who says so.
+        cure: what people do about it, one of gpuplugin.health.reason.CURES.
     """
 
     meaning: str
     counts: bool
     ends: str
     source: str
+    cure: str = "reset"
 
 
 def _table() -> dict[int, Verdict]:
@@ -131,7 +134,7 @@ _SILENT = """
 """
 _BY_ACTION = "reported by the recovery action"
 _REFERENCE = "ignored by NVIDIA's device plugin"
-_OTHERS = {
+_OTHERS: dict[int, tuple[Any, ...]] = {
     13: ("an exception in the graphics engine", False, TIME, f"{_REFERENCE}; catalog: RESTART_APP"),
     31: ("a memory page fault", False, TIME, f"{_REFERENCE}; catalog: RESTART_APP"),
     43: ("the GPU ended an application's work", False, TIME, f"{_REFERENCE}; catalog: IGNORE"),
@@ -141,14 +144,14 @@ _OTHERS = {
     # Disputed (k8s-device-plugin #1974). The driver raises its recovery action, which counts, if it needs a reset.
     109: ("a timeout while the context was switched", False, ACTION, f"{_REFERENCE} (#1974); catalog: RESET_GPU"),
     48: ("an uncorrectable memory error (double-bit ECC)", True, ACTION, f"catalog: WORKFLOW_XID_48, {_BY_ACTION}"),
-    54: ("the GPU's power is not connected well", True, AGAIN, "catalog: CHECK_MECHANICALS"),
+    54: ("the GPU's power is not connected well", True, AGAIN, "catalog: CHECK_MECHANICALS", "reboot"),
     74: ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK_ERR, {_BY_ACTION}"),
     78: ("a virtual GPU could not be started", True, ACTION, "catalog: UPDATE_SWFW"),
-    79: ("the GPU has fallen off the bus", True, ACTION, f"catalog: RESTART_BM, {_BY_ACTION}"),
+    79: ("the GPU has fallen off the bus", True, ACTION, f"catalog: RESTART_BM, {_BY_ACTION}", "reboot"),
     **dict.fromkeys(
         range(144, 151), ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK5_ERR, {_BY_ACTION}")
     ),
-    151: ("a key could not be changed", True, AGAIN, "catalog: RESTART_VM"),
+    151: ("a key could not be changed", True, AGAIN, "catalog: RESTART_VM", "reboot"),
     159: ("an error of the memory interconnect", True, AGAIN, "catalog: CHECK_UVM"),
 }
 TABLE = _table()

@@ -97,6 +97,10 @@ class Scene:
         self.pods: dict[str, dict[str, str]] | None = {}
         self.claims: list[Claim] = []
         self.bare: list[str] = []  # pods that are listed without devices
+        self.unlisted: dict[str, list[str]] = {}  # what init containers have
+        self.writes = (
+            True  # kubelet its checkpoint, when it was asked and told something; else it is as the test says
+        )
         self.snapshot = snapshot([gpu(0)], [mig(0, 0)])
         self.folder = top / "device-plugins"
         self.folder.mkdir()
@@ -106,6 +110,8 @@ class Scene:
         self.asked += 1
         if self.pods is None:
             return None
+        if self.writes:
+            self._write({**{resource: [*row] for resource, row in self.pods.items()}, **self.unlisted})
         rows = [(resource, name, who) for resource, row in self.pods.items() for name, who in row.items()]
         keys = ("resource", "devices", "namespace", "pod")
         names = {f"pod default/{who}" for who in [*self.bare, *(who for *_, who in rows)]}
@@ -117,6 +123,8 @@ class Scene:
         self._server.bind(str(self.folder / "kubelet.sock"))
         self._server.listen()
         self.pods = {}
+        if self.writes:  # it has lost its checkpoint, unless a test says otherwise
+            (self.folder / kubelet.CHECKPOINT).unlink(missing_ok=True)
         if age:
             self.passes(age)
 
@@ -136,6 +144,10 @@ class Scene:
         self.now += seconds
 
     def checkpoint(self, given: dict[str, list[str]], registered: dict[str, list[str]] | None = None) -> None:
+        self.writes = False
+        self._write(given, registered)
+
+    def _write(self, given: dict[str, list[str]], registered: dict[str, list[str]] | None = None) -> None:
         entries = [
             {"PodUID": "u", "ContainerName": "c", "ResourceName": name, "DeviceIDs": {"-1": ids}, "AllocResp": ""}
             for name, ids in given.items()
@@ -339,7 +351,7 @@ def test_what_was_given_out_and_never_listed_changes_after_a_while(scene: Scene)
 
 def test_what_a_plugin_before_the_book_gave_out_waits(scene: Scene) -> None:
     scene.kubelet_starts(0)
-    scene.pods = {GPU: {ONE: "a"}}
+    scene.pods, scene.writes = {GPU: {ONE: "a"}}, False
     assert scene.started().look(parts()) == set()
 
 
@@ -353,6 +365,8 @@ def test_a_checkpoint_tells_what_a_plugin_before_the_book_gave_out(scene: Scene)
     assert one.look(parts()) == {ONE}
     scene.passes(kubelet_view.QUIET)
     scene.pods = {}
+    assert one.look(parts()) == {ONE}  # kubelet has not written since
+    scene.writes = True
     assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
 
 
@@ -382,6 +396,7 @@ def test_after_a_boot_what_the_checkpoint_promises_holds_and_the_rest_is_free(
 @pytest.mark.parametrize("what", ["book", "checkpoint"])
 def test_what_is_damaged_says_nothing(scene: Scene, what: str) -> None:
     scene.kubelet_ends()
+    scene.writes = False
     (scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT if what == "checkpoint" else book_of(scene)).write_text(
         '{"form": 1, "b'
     )

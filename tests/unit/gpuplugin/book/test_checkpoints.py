@@ -99,7 +99,7 @@ def test_what_was_registered_counts_where_no_pod_says_another_thing(
 
 def test_without_files_nothing_is_promised(tmp_path: Path) -> None:
     assert checkpoints.read(str(tmp_path), HOST, UNITS) == checkpoints.Promised()
-    assert checkpoints.remembered(str(tmp_path)) == frozenset()
+    assert checkpoints.remembered(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("name", [f"{kubelet.PLUGINS}/{kubelet.CHECKPOINT}", kubelet.CLAIMS])
@@ -110,12 +110,15 @@ def test_a_file_that_is_damaged_says_that_it_is_there(tmp_path: Path, name: str)
     found = checkpoints.read(str(tmp_path), HOST, UNITS)
     assert found.there
     assert found.damaged.startswith(f"{path} cannot be used: ")
-    assert checkpoints.remembered(str(tmp_path)) == frozenset()
+    assert checkpoints.remembered(str(tmp_path)) is None
 
 
 def test_what_kubelet_remembers_is_what_it_gave(tmp_path: Path) -> None:
     folder = write(tmp_path, {GPU: [f"{ONE}::0", f"{ONE}::1"], DEV: [TWO]}, {GPU: [f"{ONE}::2"]}, None)
-    assert checkpoints.remembered(folder) == {f"{GPU} {ONE}::0", f"{GPU} {ONE}::1", f"{DEV} {TWO}"}
+    found = checkpoints.remembered(folder)
+    assert found is not None
+    assert found.keys() == {f"{GPU} {ONE}::0", f"{GPU} {ONE}::1", f"{DEV} {TWO}"}
+    assert found[f"{DEV} {TWO}"] == "container c of the pod with uid u"
 
 
 @pytest.mark.parametrize(

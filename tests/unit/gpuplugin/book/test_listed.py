@@ -8,12 +8,12 @@ import pytest
 
 from gpuplugin.book import by_device, listed
 from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, FORGOTTEN, FORMER, LISTED, UNLISTED
-from gpuplugin.book.listed import ANY
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
 POD, KEY = "pod default/a", f"{GPU} {ONE}"
+INIT = "container init of the pod with uid u"
 HAS = {GPU: {ONE: POD}}
 UNITS = resources.units(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)]))
 CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
@@ -26,48 +26,46 @@ CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
         (entry(), {}, (), None),  # given out before the last while, and no pod has it
         (entry(), {}, None, (ALLOCATED, "")),  # kubelet may not know all pods yet
         (entry(time=9.0), {}, (), (ALLOCATED, "")),  # just now
+        (entry(source=LISTED, to=POD), {}, (), None),
         (entry(source=FORMER, to=POD), {}, (POD,), (FORGOTTEN, POD)),
         (entry(source=FORGOTTEN, to=POD), {}, (POD,), (FORGOTTEN, POD)),
         (entry(source=FORGOTTEN, to=POD), {}, ("pod default/b",), None),
         (entry(source=FORGOTTEN, to=POD), HAS, (POD,), (LISTED, POD)),
         (entry(source=FORGOTTEN, to=POD), {}, None, (FORGOTTEN, POD)),
-        (entry(source=FORMER, to=f"{POD}, pod x"), {}, (POD,), (FORGOTTEN, f"{POD}, pod x")),
     ],
 )
 def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, after: Any) -> None:
-    found = listed.listed(book(entries={KEY: before}), held, pods, since=7.0)
+    found = listed.listed(book(entries={KEY: before}), held, pods, 7.0, {}, whole=False)
     assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == ([after] if after else [])
 
 
 @pytest.mark.parametrize(
-    ("before", "pods", "promised", "after"),
+    ("before", "pods", "whole", "promised", "after"),
     [
-        (entry(time=9.0), (POD, "pod x"), (), (ALLOCATED, POD)),  # one of them may be it; x was there before
-        (entry(), (POD, "pod x"), (KEY,), (UNLISTED, POD)),  # not looked at till now
-        (entry(to=f"{POD}, pod y"), (POD, "pod x", "pod z"), (KEY,), (UNLISTED, POD)),
-        (entry(to=POD), (POD,), (), None),  # kubelet has taken it back
-        (entry(to=POD), ("pod x",), (KEY,), None),
-        (entry(source=UNLISTED, to=POD), (POD,), (KEY,), (UNLISTED, POD)),
-        (entry(source=UNLISTED, to=POD), ("pod x", "pod z"), (KEY,), None),
-        (entry(source=UNLISTED, to=POD), None, (KEY,), (UNLISTED, POD)),
-        (entry(), [*map("pod {}".format, range(17))], (KEY,), (UNLISTED, ANY)),
-        (entry(source=UNLISTED, to=ANY), ("pod x",), (KEY,), (UNLISTED, "pod x")),
-        (entry(source=UNLISTED, to=POD), (POD,), None, (UNLISTED, POD)),  # who cannot see the checkpoint
-        (entry(source=UNLISTED, to=POD), ("pod x",), None, None),
-        (entry(), ("pod x",), None, (ALLOCATED, "")),
-        (entry(), (), None, None),
+        (entry(), ("pod x",), True, {KEY: INIT}, (UNLISTED, INIT)),  # an init container's, whatever else is listed
+        (entry(source=UNLISTED, to=INIT), (), True, {KEY: INIT}, (UNLISTED, INIT)),
+        (entry(source=UNLISTED, to=INIT), (), True, {}, None),
+        (entry(source=UNLISTED, to=INIT), (), True, None, (UNLISTED, INIT)),  # which cannot be read now
+        (entry(source=FORGOTTEN, to=INIT), (), True, {KEY: INIT}, (UNLISTED, INIT)),
+        (entry(source=LISTED, to=POD), ("pod x",), False, {KEY: INIT}, (UNLISTED, POD)),  # kubelet may lack its pod
+        (entry(source=FORMER, to=POD), ("pod x",), False, {KEY: INIT}, (UNLISTED, POD)),
+        (entry(source=LISTED, to=POD), ("pod x",), True, {KEY: INIT}, None),
+        (entry(source=UNLISTED, to=POD), ("pod x",), True, None, None),
+        (entry(source=LISTED, to=POD), (POD,), True, {KEY: INIT}, (UNLISTED, POD)),
+        (entry(source=UNLISTED, to=POD), ("pod x",), False, {}, None),
     ],
 )
-def test_what_an_init_container_may_have_stays_while_kubelet_and_a_pod_do(
-    before: Any, pods: Any, promised: Any, after: Any
+def test_what_kubelet_does_not_list_stays_while_its_checkpoint_has_it(
+    before: Any, pods: Any, whole: bool, promised: Any, after: Any
 ) -> None:
-    found = listed.listed(book(entries={KEY: before}), {}, pods, 7.0, promised, ("pod x",))
+    found = listed.listed(book(entries={KEY: before}), {}, pods, 7.0, promised, whole)
     assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == ([after] if after else [])
+    assert listed.unlisted(found) == bool(after)
 
 
 @pytest.mark.parametrize(("held", "stays"), [({}, True), ({CLAIM: {}}, False), ({CLAIM: {ONE: "claim x"}}, True)])
 def test_a_claim_ends_when_kubelet_was_asked_for_claims_and_lists_it_no_more(held: Any, stays: bool) -> None:
-    found = listed.listed(book(entries={f"{CLAIM} {ONE}": CLAIMED}), held, (), since=7.0)
+    found = listed.listed(book(entries={f"{CLAIM} {ONE}": CLAIMED}), held, (), 7.0, None, whole=True)
     assert bool([*by_device.entries(found)]) == stays
 
 
@@ -103,7 +101,7 @@ def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, rememb
 def test_what_nobody_has_noted_is_adopted_as_it_was_given(held: Any, entries: list[Any]) -> None:
     page = book()
     page["gpus"][TWO] = {"divisions": {PART: division(resource=PROFILE, place="1/0")}, "entries": {}}
-    found = listed.adopted(page, held, UNITS)
+    found = listed.adopted(page, held, UNITS, {})
     adopted = [
         (resource, name, (*one["division"],), one["giver"]) for resource, name, one in by_device.entries(found)
     ]
@@ -111,9 +109,14 @@ def test_what_nobody_has_noted_is_adopted_as_it_was_given(held: Any, entries: li
     assert not [*by_device.entries(page)]
 
 
+def test_what_kubelet_has_given_and_does_not_list_is_adopted() -> None:
+    found = listed.adopted(book(), {}, UNITS, {KEY: INIT})
+    assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == [(UNLISTED, INIT)]
+
+
 def test_what_was_noted_already_stays_as_it_is() -> None:
     page = book(entries={KEY: entry()})
-    assert listed.adopted(page, HAS, UNITS) == page
+    assert listed.adopted(page, HAS, UNITS, {KEY: INIT}) == page
 
 
 def test_an_instance_that_is_gone_is_known_while_somebody_has_it() -> None:

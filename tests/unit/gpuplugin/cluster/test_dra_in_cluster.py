@@ -16,6 +16,7 @@ from gpuplugin.cluster.access import Lent
 from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import DeepError
 from gpuplugin.cluster.dra_in_cluster import Link
+from gpuplugin.dra import configs
 from gpuplugin.dra.claim import allocated
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 
@@ -73,13 +74,15 @@ def told(folder: Path) -> Callable[[Any], dict[str, Any]]:
 
 
 def test_what_is_of_this_driver_is_passed_on(told: Any) -> None:
-    configs = [config(OTHER, {"x": nested(3000)}), config(OURS, {"kind": "GpuConfig"}), {"source": "FromClass"}]
-    found = told(claim(*configs, drivers=(OTHER, OURS)))["object"]
-    assert allocated(ASKED, claim(drivers=(OURS,)), "n").results[0].device == "gpu-0"
+    ours = config(OURS, {"apiVersion": configs.API, "kind": "GpuConfig"})
+    rows = [config(OTHER, {"x": nested(3000)}), ours, {"source": "FromClass"}]
+    found = told(claim(*rows, drivers=(OTHER, OURS)))["object"]
+    (result,) = allocated(ASKED, found, "n").results
+    assert (result.request, result.device, result.config.place) == ("r", "gpu-0", 1)
     devices = found.pop("status")["allocation"]["devices"]
     assert found == {"metadata": {"uid": "u"}}
     assert [one["driver"] for one in devices["results"]] == [OURS]
-    assert devices["config"] == [{"opaque": {"driver": OTHER}}, configs[1], {}]
+    assert devices["config"] == [{"opaque": {"driver": OTHER}}, ours, {}]
 
 
 @pytest.mark.parametrize("found", [{"metadata": {"uid": "u"}}, claim() | {"status": {"allocation": None}}])
@@ -91,7 +94,7 @@ def test_another_claim_of_that_name(told: Any) -> None:
     assert told({"metadata": {"uid": "v"}}) == {"absent": True}
 
 
-@pytest.mark.parametrize(("levels", "error"), [(24, ""), (25, "deeper"), (960, "deeper"), (3000, "deeper")])
+@pytest.mark.parametrize(("levels", "error"), [(24, ""), (25, "too deep"), (960, "too deep"), (3000, "too deep")])
 def test_a_config_that_is_deep(told: Any, levels: int, error: str) -> None:
     said = told(claim(config(OURS, nested(levels))))
     assert (CLAIM_DEPTH, "object" in said) == (LEVELS + 25, not error)

@@ -17,8 +17,8 @@ from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.dra.test_ledger import GPU, HOMES, OTHER, SECOND, SLICE, by_plugin, claim, entries, give, ledger
 
 __all__ = ["ledger"]
-POD = Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"])
-NOBODY = Holders({}, [])
+POD = Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"], {})
+NOBODY = Holders({}, [], {})
 
 
 def damaged() -> None:
@@ -88,11 +88,11 @@ def test_a_claim_that_no_file_tells_of_has_its_gpu_until_kubelet_lists_it_no_mor
     now = system.clock()
     monkeypatch.setattr(system, "clock", lambda: now + 60)
     mine = {GPU: "claim d/a of gpu.nvidia.com"}
-    ledger.hear(Holders({}, ["pod d/a"], mine), HOMES)
+    ledger.hear(Holders({}, ["pod d/a"], {}, mine), HOMES)
     assert entries().keys() == {GPU}
     with pytest.raises(GpushimError, match=r"claim d/a of gpu\.nvidia\.com has it"):
         give(ledger, claim("b", GPU))
-    ledger.hear(Holders({}, None), HOMES)
+    ledger.hear(Holders({}, None, {}), HOMES)
     assert entries().keys() == {GPU}
     ledger.hear(NOBODY, HOMES)
     assert entries() == {}
@@ -101,7 +101,7 @@ def test_a_claim_that_no_file_tells_of_has_its_gpu_until_kubelet_lists_it_no_mor
 
 def test_a_claim_of_a_driver_before_this_one(ledger: Ledger) -> None:
     """Whose name for the GPU is another, so that the scheduler takes it for free."""
-    theirs = Holders({}, ["pod d/p"], {GPU: "claim d/old of gpu.nvidia.com"})
+    theirs = Holders({}, ["pod d/p"], {}, {GPU: "claim d/old of gpu.nvidia.com"})
     with pytest.raises(GpushimError, match=r"claim d/old of gpu\.nvidia\.com has it"):
         give(ledger, claim("a", GPU), theirs)
     ledger.hear(theirs, HOMES)
@@ -137,33 +137,38 @@ def test_who_also_looks_at_what_it_has_has_it(ledger: Ledger, admin: list[bool])
     assert claimed.known() == ({("d", "a", "gpu-0"): GPU}, {("a", "gpu-0"): GPU})
 
 
-def spoiled(ledger: Ledger, **members: Any) -> dict[str, Any]:
-    """Change members of the claim a, as damage does; return what is in the file."""
+def spoiled(ledger: Ledger, row: Any) -> dict[str, Any]:
+    """Change the claim a, as damage does; return what is in the file."""
     path = Path(ledger.path)
     found: dict[str, Any] = json.loads(path.read_text())
-    found["claims"]["a"].update(members)
+    found["claims"]["a"] = row
     path.write_text(json.dumps(found))
     return found
 
 
 DEVICE, LATER = {"request": "q", "device": "gpu-0", "uuid": GPU}, {"request": "q", "device": "mig-later"}
-PARTLY: dict[str, dict[str, Any]] = {
-    "a device without a UUID": {"devices": [DEVICE, LATER]},
-    "a UUID in another place": {"devices": [{**LATER, "partition": {"gpu": GPU, "start": 4}}]},
-    "a device without a name": {"devices": [{"uuid": GPU}, 3]},
-    "no list": {"devices": {"gpu-0": [GPU]}},
-    "no name": {"name": 3},
-    "no namespace": {"namespace": None},
+ROW: dict[str, Any] = {"namespace": "d", "name": "a", "devices": [DEVICE]}
+PARTLY: dict[str, Any] = {
+    "a device without a UUID": {**ROW, "devices": [DEVICE, LATER]},
+    "a UUID in another place": {**ROW, "devices": [{**LATER, "partition": {"gpu": GPU, "start": 4}}]},
+    "a device without a name": {**ROW, "devices": [{"uuid": GPU}, 3]},
+    "no list": {**ROW, "devices": {"gpu-0": [GPU]}},
+    "no devices": {"namespace": "d", "name": "a", "gpus": [{"uuid": GPU}]},
+    "devices that are nothing": {**ROW, "devices": None, "gpus": [GPU]},
+    "no object": [DEVICE],
+    "a text": GPU,
+    "no name": {**ROW, "name": 3},
+    "no namespace": {**ROW, "namespace": None},
 }
 
 
-@pytest.mark.parametrize("members", PARTLY.values(), ids=PARTLY)
+@pytest.mark.parametrize("row", PARTLY.values(), ids=PARTLY)
 def test_a_claim_that_is_not_understood_in_full_has_what_is_understood(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, members: dict[str, Any]
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, row: Any
 ) -> None:
     """It stays as it is, until it is undone."""
     give(ledger, claim("a", GPU))
-    before = spoiled(ledger, **members)
+    before = spoiled(ledger, row)
     now = system.clock()
     monkeypatch.setattr(system, "clock", lambda: now + 60)
     again = booted(monkeypatch)
@@ -217,13 +222,13 @@ def test_a_claim_that_kubelet_does_not_list_stays_while_the_driver_lives(
         page = Book().read()
         assert page
         for since, there in ((now + later - 10, 1), (now + later + 1, 0)):  # as the plugin hears of kubelet
-            found = listed.listed(page, {by_device.CLAIM: {}}, [], since)
+            found = listed.listed(page, {by_device.CLAIM: {}}, [], since, {}, whole=True)
             assert len([*by_device.entries(found)]) == there
 
 
 def test_what_kubelet_lists_is_written_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     give(ledger, claim("a", GPU))
-    theirs = Holders({}, ["pod d/a"], {GPU: "claim d/a of gpu.nvidia.com"})
+    theirs = Holders({}, ["pod d/a"], {}, {GPU: "claim d/a of gpu.nvidia.com"})
     ledger.hear(theirs, HOMES)
     before = Path(Book().path).stat()
     now = system.clock()

@@ -239,6 +239,27 @@ def test_a_stranger_is_not_let_in(
     run(folder, story, unit)
 
 
+@pytest.mark.parametrize(("stays", "lines"), [(-1.0, 2), (60.0, 1)])
+def test_a_stranger_is_logged_again_after_a_client_that_has_stayed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stays: float, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    admitted = iter([False, True, False])
+    monkeypatch.setattr("gpuplugin.kubelet.sockets.of_user", lambda *_: next(admitted))
+    monkeypatch.setattr(link, "STAYS", stays)
+
+    async def story(one: Link, come: Any) -> None:
+        assert await (await come()).reader.read() == b""
+        other = await come()
+        await other.heard()
+        other.writer.close()
+        while one.connected:
+            await asyncio.sleep(0)
+        assert await (await come()).reader.read() == b""
+        assert len(caplog.messages) == lines
+
+    run(folder, story)
+
+
 def test_who_comes_again_and_again_costs_little(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story(one: Link, come: Any) -> None:
         begun = time.monotonic()

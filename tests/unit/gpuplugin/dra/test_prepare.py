@@ -12,6 +12,7 @@ import pytest
 
 from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
+from gpuplugin.book.by_device import noted_entry
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import prepare, shared
 from gpuplugin.dra.claim import Claim as Claimed
@@ -184,6 +185,27 @@ def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pyt
     asyncio.run(story())
 
 
+def test_a_claim_that_is_gone_is_asked_for_and_logged_once_while_it_is_taken_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        await node.prepare("a")
+        node.claims.clear()
+        node.asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(node.driver, "_take_back", lambda: asyncio.sleep(0))
+            await node.later(200)
+        assert [*node.ledger.claims()] == node.asked == ["a"]
+        await node.later(moments.EACH)
+        assert not node.ledger.claims()
+
+    asyncio.run(story())
+    assert caplog.messages.count("claim d/a is gone from this node: its GPUs are taken back") == 1
+
+
 def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
     """It is taken back later, as what cannot be written."""
     uid = "12345678-1234-4234-8234-123456789012"
@@ -239,6 +261,24 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
         assert "claim d/theirs of gpu.nvidia.com has it" in await node.prepare("a")
         node.listed.clear()
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("pods", "free"), [(["pod d/static-n"], False), (["pod d/static-n", "pod d/x"], True)])
+def test_of_a_kubelet_without_an_api_server_nothing_is_known_to_have_ended(
+    node: Node, pods: list[str], free: bool
+) -> None:
+    """It lists static pods alone: what the device plugin gave is its pod's until it has heard of all for a while."""
+    with node.ledger._book.locked() as page:
+        given = noted_entry(by_device.PLUGIN, "pod d/p", uuid(0), ("", "nvidia.com/gpu"), by_device.LISTED, 0.0)
+        gpus = {uuid(0): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(0)}": given}}}
+        node.ledger._book.write({**node.ledger._book.now(page), "gpus": gpus})  # type: ignore[typeddict-item]
+
+    async def story() -> None:
+        node.claims["a"], node.pods = ("gpu-0",), pods
+        await node.later(prepare.YOUNG + 2 * moments.EACH)
+        assert isinstance(await node.prepare("a"), list) == free
 
     asyncio.run(story())
 

@@ -68,7 +68,7 @@ def test_a_gpu_that_waits_too_long_for_its_former_state_is_tainted(
     rows[UID] = {}
     place.parent.mkdir()
     place.write_text(json.dumps(content))
-    sharing._look()
+    asyncio.run(sharing.look())
     assert (sharing.owed, sharing.problems) == ({}, {})
     clock.now += LATE
     assert sharing.owed.keys() == {uuid(0)}
@@ -92,7 +92,7 @@ def test_what_waits_in_vain_says_so(sharing: Sharing, monkeypatch: pytest.Monkey
 def test_no_moment_is_between_the_end_and_the_taint(tmp_path: Path, sharing: Sharing, looked: bool) -> None:
     """Whoever has waited for the end: this instance, one before it, or one beside it; and before the first look."""
     if looked:
-        sharing._look()
+        asyncio.run(sharing.look())
     left_behind(tmp_path)
     assert sharing.owed.keys() == sharing.problems.keys() == {uuid(0)}
     with pytest.raises(GpushimError, match="has not ended yet"):
@@ -110,6 +110,6 @@ def test_a_claim_that_lives_owes_nothing(
     rows[UID] = {"sharing": []}
     monkeypatch.setattr(of_claims, "shared", lambda: rows)
     for _ in range(2):
-        sharing._look()
+        asyncio.run(sharing.look())
         clock.now += LATE
     assert sharing.owed == {}

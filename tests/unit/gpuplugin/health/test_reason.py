@@ -96,6 +96,7 @@ RESET, WAIT = Cause("ecc", 0, 0, ends=xids.ACTION), Cause("xid", 0, 0, 94, ends=
         ([RESET, WAIT], "reset"),
         ([Cause("xid", 0, 0, 48, ends=xids.ACTION)], "reset"),
         ([Cause("xid", 0, 0, 79, ends=xids.ACTION), RESET], "reboot"),
+        *(([Cause("xid", 0, 0, number, ends=xids.AGAIN)], "reboot") for number in (54, 151)),
         ([Cause("error", 0, 0)], "reset"),
         ([Cause("lost", 0, 0), WAIT], "reboot"),
         ([Cause("gone", 0, 0)], "reboot"),

@@ -89,6 +89,20 @@ def test_a_message_too_big_is_refused(path: str) -> None:
     asyncio.run(run())
 
 
+def test_a_list_is_told_once_more_to_who_came_last(path: str) -> None:
+    async def run() -> None:
+        async with serving(path) as (served, channel):
+            old, new = listed(channel), listed(channel)
+            assert (await old.read()) == (await new.read())
+            served.repeat()
+            assert len((await new.read())["devices"]) == 1
+            assert served.listed
+            served.offer([])
+            assert (await old.read())["devices"] == (await new.read())["devices"] == []
+
+    asyncio.run(run())
+
+
 def test_no_news_while_another_instance_speaks(path: str) -> None:
     async def run() -> None:
         async with serving(path) as (served, channel):

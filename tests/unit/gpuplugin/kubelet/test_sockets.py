@@ -218,3 +218,22 @@ def test_no_number_of_names_is_read_to_its_end(folder: Path, monkeypatch: pytest
 )
 def test_who_may_be_another_plugin(name: str, stranger: bool) -> None:
     assert sockets.foreign(name) is stranger
+
+
+@pytest.mark.parametrize(("length", "fits"), [(sockets.LONGEST_PATH, True), (sockets.LONGEST_PATH + 1, False)])
+def test_the_longest_path(folder: Path, length: int, fits: bool) -> None:
+    """Its name alone counts: that aside is longer."""
+    path = folder / ("x" * (length - len(f"{folder}//s.sock"))) / "s.sock"
+    path.parent.mkdir()
+
+    async def story() -> None:
+        listener = Listener(str(path))
+        if not fits:
+            with pytest.raises(GpushimError, match="is too long for a socket"):
+                await listener.bind(NOTHING)
+            return
+        await listener.bind(NOTHING)
+        assert sockets.listening(str(path))
+        await listener.stop()
+
+    asyncio.run(story())

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import time
 
 import pytest
 
-from gpuplugin.processes import tasks
+from gpuplugin.processes import moments, tasks
+from gpushim.ground.errors import FAILED, GpushimError
 
 
 async def keeps_on() -> None:
@@ -59,3 +62,27 @@ def test_a_cancelling_is_not_swallowed_as_the_event_is_set() -> None:
             await waiter
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), GpushimError("no room", FAILED)])
+def test_an_error_is_logged_once_until_it_comes_after_a_while(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of a part that does at each tenth moment alone what fails; 200 s lie between the two."""
+    fails = {*range(0, 50, 10), *range(100, 150, 10)}
+    passes = itertools.count()
+    logged: list[int] = []
+
+    async def part() -> None:
+        logged.append(len(caplog.messages))
+        number = next(passes)
+        monkeypatch.setattr(time, "monotonic", lambda: number * moments.EACH)
+        if number == 160:
+            raise KeyError
+        if number in fails:
+            raise error
+
+    monkeypatch.setattr(moments, "until", lambda: 0.0)
+    with pytest.raises(KeyError):
+        asyncio.run(tasks.repeat(part))
+    assert (caplog.messages, logged[100], logged[101]) == (["no room"] * 2, 1, 2)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuplugin.health import reason
 from gpuplugin.settings import xids
 
 IGNORED = (13, 31, 43, 45, 68, 109)  # by NVIDIA's device plugin
@@ -44,6 +45,7 @@ def test_each_verdict_names_what_it_means_and_who_says_so() -> None:
     for verdict in xids.TABLE.values():
         assert verdict.meaning
         assert "catalog" in verdict.source
+        assert verdict.cure in reason.CURES
         assert not verdict.meaning.endswith(".")
 
 

@@ -1,0 +1,124 @@
+"""What kubelet has given out and does not list: its checkpoint tells when that ends, which it writes at each list."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from gpuplugin.allocation import kubelet_view
+from gpuplugin.book import by_device
+from gpuplugin.book.by_device import LISTED, UNLISTED
+from gpushim.ground import system
+from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, Instance, Scene, parts, scene, settled, whole
+
+__all__ = ["scene"]
+NIC = {"rdma/hca": {"nic-0": "a"}}
+INIT = "container c of the pod with uid u"
+
+
+def entries(one: Instance) -> dict[str, tuple[str, str]]:
+    page = one.registry.book.read()
+    assert page
+    return {name: (entry["source"], entry["to"]) for _, name, entry in by_device.entries(page)}
+
+
+def given(scene: Scene) -> Instance:
+    """A plugin that has given a GPU away a while ago, and has its lists told once more by a mock."""
+    one = settled(scene, whole())
+    one.allocate(ONE)
+    one.registry.repeat = Mock()  # type: ignore[method-assign]
+    scene.passes(kubelet_view.QUIET + 1)
+    return one
+
+
+@pytest.mark.parametrize("usual", [{}, NIC], ids=["with nothing else", "with another device"])
+@pytest.mark.parametrize("before", [[], ["a"]], ids=["new", "one of its name before"])
+def test_what_an_init_container_has_is_its_own_until_kubelet_has_written_it_off(
+    scene: Scene, usual: dict[str, dict[str, str]], before: list[str]
+) -> None:
+    scene.bare = before
+    one = settled(scene, whole())
+    asyncio.run(one.questions._note())
+    one = given(scene)
+    scene.pods, scene.bare, scene.unlisted = usual, ["a"], {GPU: [ONE]}
+    for _ in range(3):
+        asyncio.run(one.questions._note())
+        one.questions._named = None
+        scene.passes(kubelet_view.ASK)
+        assert entries(one) == {ONE: (UNLISTED, INIT)}
+        assert one.look(parts()) == {ONE}
+    assert one.registry.repeat.called  # type: ignore[attr-defined]
+    scene.unlisted = {}
+    assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
+
+
+def test_a_pod_that_has_ended_has_nothing_when_kubelet_was_told_its_list_once_more(scene: Scene) -> None:
+    one = given(scene)
+    scene.pods = {GPU: {ONE: "a"}}
+    asyncio.run(one.questions._note())
+    assert entries(one) == {ONE: (LISTED, "pod default/a")}
+    one.allocate(ONE)  # to another pod, which ends
+    scene.checkpoint({GPU: [ONE]})
+    scene.pods = {}
+    scene.passes(kubelet_view.QUIET + 1)
+    asyncio.run(one.questions._note())
+    assert one.questions._due() <= 0
+    one.registry.repeat.assert_called_once_with()  # type: ignore[attr-defined]
+    scene.writes, one.questions._named = True, None
+    asyncio.run(one.questions._note())
+    assert entries(one) == {}
+
+
+def test_a_kubelet_without_an_api_server_takes_nothing_from_pods_that_it_does_not_list(scene: Scene) -> None:
+    """It lists static pods alone, and keeps its checkpoint."""
+    one = settled(scene, whole())
+    one.allocate(ONE)
+    scene.pods = {GPU: {ONE: "a"}}
+    scene.passes(kubelet_view.TICK + 1)
+    asyncio.run(one.questions._note())
+    scene.checkpoint({GPU: [ONE]})
+    scene.kubelet_starts()
+    scene.bare = ["static-n"]
+    for _ in range(3):
+        assert one.look(parts()) == {ONE}
+        scene.passes(600)
+        asyncio.run(one.questions._note())
+    assert entries(one) == {ONE: (UNLISTED, "pod default/a")}
+    scene.pods = {GPU: {ONE: "a"}}
+    one.questions._named = None
+    asyncio.run(one.questions._note())
+    assert entries(one) == {ONE: (LISTED, "pod default/a")}
+
+
+@pytest.mark.parametrize("what", ["damaged", "gone"])
+def test_a_checkpoint_that_cannot_be_read_ends_nothing(scene: Scene, what: str) -> None:
+    one = given(scene)
+    scene.pods, scene.unlisted = {}, {GPU: [ONE]}
+    one.look(parts())
+    path = Path(scene.folder) / "kubelet_internal_checkpoint"
+    scene.writes = False
+    path.write_text("{") if what == "damaged" else path.unlink()
+    scene.passes(600)
+    assert one.look(parts()) == {ONE}
+    scene.writes = True
+    assert one.look(parts()) == {ONE}
+
+
+@pytest.mark.parametrize("how", ["a new book", "a boot"])
+def test_what_an_init_container_has_is_found_in_the_checkpoint(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Before anything is told to kubelet: a claim could have it otherwise."""
+    one = given(scene)
+    one.end()
+    scene.checkpoint({GPU: [ONE]})
+    if how == "a boot":
+        monkeypatch.setattr(system, "boot", lambda: "another boot")
+    else:
+        (scene.top / "state/device-plugin/book.json").unlink()
+    one = scene.started()
+    one.look(whole())
+    assert entries(one) == {ONE: (UNLISTED, INIT)}
