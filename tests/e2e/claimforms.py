@@ -19,6 +19,36 @@ MOST: list[tuple[list[Any], dict[str, Any]]] = [
     ([claims.request()], {"constraints": [{"matchAttribute": "gpu.nvidia.com/uuid"}] * 32}),
     ([claims.request(f"r{number}") for number in range(32)], {}),
     ([{"name": "r", "firstAvailable": [{**ANY, "name": f"a{number}"} for number in range(8)]}], {}),
+    (
+        [claims.request()],
+        {"constraints": [dict.fromkeys(("matchAttribute", "distinctAttribute"), f"{claims.DRIVER}/x")]},
+    ),
+    ([], {"requests": []}),
+]
+# Objects whose form is not a claim's, or a template's, beside those; each is what an object has in other places.
+ODD: list[dict[str, Any]] = [
+    {"metadata": {"name": "My_Claim"}},
+    {"metadata": {"name": "a" * 254}},
+    {"metadata": {"name": 5}},
+    {"metadata": {"name": "a."}},
+    {"metadata": {"generateName": "a_"}},
+    {"metadata": {}},
+    {"metadata": {"name": "a", "labels": {"a": 1}}},
+    {"metadata": {"name": "a", "annotations": {"a": True}}},
+    {"sepc": {}},
+    {"spec": {"spec": claims.claim("a")["spec"]}},
+    {"kind": "ResourceClaimTemplate"},
+    {"kind": "ResourceClaimTemplate", "spec": {"metadata": {"name": "x"}, "spec": claims.claim("a")["spec"]}},
+]
+TAKEN: list[dict[str, Any]] = [
+    {"metadata": {"name": "a.b-c"}},
+    {"metadata": {"name": "a" * 253}},
+    {"metadata": {"generateName": "a-"}},
+    {"metadata": {"name": "l", "labels": {"a": "1", "b": ""}}},
+    {
+        "kind": "ResourceClaimTemplate",
+        "spec": {"metadata": {"creationTimestamp": None, "labels": {"a": "b"}}, "spec": claims.claim("a")["spec"]},
+    },
 ]
 # Requests of claims, and more of their specification, that the API server refuses.
 REFUSED: list[tuple[list[Any], dict[str, Any]]] = [
@@ -38,8 +68,14 @@ REFUSED: list[tuple[list[Any], dict[str, Any]]] = [
     ([claims.request("gpu")], {"constraints": [{"requests": ["gpus"], "matchAttribute": "gpu.nvidia.com/uuid"}]}),
     ([claims.request()], {"constraints": [{"matchAttribute": "pcieRoot"}]}),
     ([claims.request()], {"constraints": [{}]}),
+    ([claims.request()], {"constraints": [{"requests": ["gpu", "gpu"], "matchAttribute": "gpu.nvidia.com/uuid"}]}),
+    ([claims.request()], {"config": [{"requests": ["gpu", "gpu"], "opaque": {"driver": "x.y", "parameters": {}}}]}),
+    ([{"name": "r", "firstAvailable": [{"name": "a", "exactly": ANY}]}], {}),
     ([claims.request()], {"config": [{"requests": ["gpu"]}]}),
     ([claims.request("GPU")], {}),
+    ([claims.request(device_class="GPU.nvidia.com")], {}),
+    ([claims.request(selectors=[{"cel": {"expression": f"{' ' * 10240}true"}}])], {}),
+    ([claims.request()], {"config": [{"opaque": {"driver": "x.y", "parameters": "x"}}]}),
     ([claims.request(), claims.request()], {}),
     ([claims.request()], {"constraint": []}),
     *(

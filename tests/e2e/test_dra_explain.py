@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from e2e import claimforms, claims, scheduled
 from e2e.apiserver import Api
@@ -148,6 +149,10 @@ LOOKING: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     ([claims.request("a", count=2)], {"constraints": [{"matchAttribute": "example.com/x"}]}),
     ([claims.request("a", count=2)], {"constraints": [{"distinctAttribute": PARENT}]}),
     ([claims.request("a", count=2)], {"constraints": [{"distinctAttribute": "gpu.nvidia.com/type"}]}),
+    *(
+        ([claims.request("a", count=2)], {"constraints": [{"matchAttribute": one, "distinctAttribute": other}]})
+        for one, other in (("gpu.nvidia.com/type", "gpu.nvidia.com/type"), (PARENT, PARENT))
+    ),
     (
         [claims.request("a"), claims.request("b"), claims.request("m", "mig.nvidia.com")],
         {"constraints": [{"matchAttribute": PARENT, "requests": ["a", "m"]}]},
@@ -160,6 +165,11 @@ LOOKING: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     ([claims.request(device_class="any", selectors=[LARGE])], {}),
 ]
 WHOLE, PART = ({"name": type_, "deviceClassName": f"{type_}.nvidia.com"} for type_ in ("gpu", "mig"))
+# Configs of the first of those, of an alternative that is not chosen and of one that is.
+NOT_CHOSEN, CHOSEN = (
+    {"requests": [name], "opaque": {"driver": driver, "parameters": {"kind": "x"}}}
+    for name, driver in (("a/gpu", claims.DRIVER), ("a/one", "x.y"))
+)
 # Requests of claims that hold what they get, one after the other: GPU, GPU or MIG instance.
 HOLDING: list[list[dict[str, Any]]] = [
     [{"name": "a", "firstAvailable": [{**WHOLE, "count": 3}, {**WHOLE, "name": "one", "selectors": [LARGE]}]}],
@@ -245,6 +255,16 @@ def test_claims_that_the_api_server_refuses(server: Api) -> None:
         assert answered(one, {})["why"].startswith("the API server refuses it: "), (one, done.stderr)
 
 
+@pytest.mark.parametrize(("forms", "taken"), [(claimforms.ODD, False), (claimforms.TAKEN, True)])
+def test_what_is_around_a_specification(server: Api, forms: list[dict[str, Any]], taken: bool) -> None:
+    for more in forms:
+        one = {**claims.claim("around"), **more}
+        done = server.kubectl("create", "--filename=-", f"--namespace={scheduled.SPACE}", objects=[one])
+        assert (done.returncode == 0) is taken, (one, done.stderr)
+        refused = answered(one, {})["why"].startswith("the API server refuses it: ")
+        assert refused is not taken, (one, done.stderr)
+
+
 def test_claims_that_the_api_server_takes(server: Api) -> None:
     for number, (requests, more) in enumerate(claimforms.MOST):
         one = claims.claim(f"m{number}", *requests, **more)
@@ -265,7 +285,7 @@ def test_claims_that_hold_devices(server: Api) -> None:
     names = {one.name: one.uuid for one in DEVICES}
     answers = []
     for number, requests in enumerate(HOLDING):
-        claim = claims.claim(f"h{number}", *requests)
+        claim = claims.claim(f"h{number}", *requests, config=[] if number else [NOT_CHOSEN, CHOSEN])
         answers.append(answered(claim, held)["answer"])
         got = scheduled.outcomes(server, [claim])[f"h{number}"]
         assert (answers[-1] == "yes") == isinstance(got, list), (claim, got)
@@ -276,3 +296,5 @@ def test_claims_that_hold_devices(server: Api) -> None:
     line = explain_held.kubectl(scheduled.SPACE, "h0")  # that messages name
     done = server.kubectl(*line.split()[1:])
     assert f"pool: {scheduled.POOL}" in done.stdout, done.stderr
+    (config,) = yaml.safe_load(done.stdout)["status"]["allocation"]["devices"]["config"]
+    assert config["requests"] == ["a/one"]

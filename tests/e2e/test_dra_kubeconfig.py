@@ -136,7 +136,7 @@ def test_kubelets_own_credentials_are_enough_and_are_read_anew(server: Api, fold
         found = node.call(node.endpoint(), method, ("Claims", {"claims": [claim]}), "PreparedClaims")
         assert [one["device_name"] for one in found["claims"][0]["value"]["devices"]] == wanted[:1], found
         said.write_text("{}")
-        assert until(lambda: b"has nothing named" in node.log.read_bytes(), SECONDS), node.log.read_text()
+        assert until(lambda: b"it has no current-context" in node.log.read_bytes(), SECONDS), node.log.read_text()
         server.kubectl("delete", "resourceslices", "--all")
         assert until(lambda: sorted(slices(server)) == wanted, SECONDS), log.read_text()  # by what it said before
     finally:

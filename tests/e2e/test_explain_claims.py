@@ -6,6 +6,8 @@ tests/e2e/test_dra_explain.py holds what it says of selectors and requests again
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,36 @@ def written(folder: Path, *objects: dict[str, Any]) -> str:
     path = folder / "claim.yaml"
     path.write_text(yaml.safe_dump_all(objects))
     return str(path)
+
+
+def test_a_claim_that_the_driver_refuses(one: Driver, host: Host) -> None:
+    for uid in ("u1", "u2"):
+        one.allocate(uid, host.gpus[1].uuid.lower())
+    assert isinstance(one.prepare("u1")["u1"], list)
+    why = one.prepare("u2")["u2"]
+    said = explain(one.env, "claim", "d/c-u2", check=False)
+    assert f"claim d/c-u2 has nothing on this node: its driver refuses it: {why}" in " ".join(said.split())
+    one.unprepare("u1")
+    assert isinstance(one.prepare("u2")["u2"], list)
+    assert not [note for note in report(one, "claim", "d/c-u2")["notes"] if "refuses" in note]
+    one.unprepare("u2")
+
+
+def test_beside_another_driver_of_the_name(one: Driver, folder: Path) -> None:
+    path = written(folder, claims.claim("two"))
+    words = [sys.executable, "-m", "e2e.dradriver", str(folder), claims.DRIVER, "pool", "gpu-0", "x/y=z"]
+    paths = ":".join(str(TOP / name) for name in ("plugin", "shim", "vendor", "tests"))
+
+    def answer() -> str:
+        (found,) = report(one, f"--claim={path}")["claims"]
+        return f"{found['answer']}: {found['why']}"
+
+    with subprocess.Popen(words, env={"PATH": SYSTEM_PATH, "PYTHONPATH": paths}) as theirs:
+        try:
+            becomes(one, lambda: answer().startswith("not now: another driver gpu.nvidia.com listens at "))
+        finally:
+            theirs.kill()
+    becomes(one, lambda: answer().startswith("yes: "))
 
 
 def test_a_claim_before_and_after_it_has_a_device(one: Driver, host: Host, folder: Path) -> None:

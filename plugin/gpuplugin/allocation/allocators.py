@@ -13,7 +13,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.book import claimed
+from gpuplugin.book import checkpoints, claimed
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed, is_ours
@@ -77,11 +77,10 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
     for claim in held:
         gpus = kubelet.which(claim, snapshot)
         gave.add(claim.driver)
-        who = f"pod {claim.namespace}/{claim.pod}" if claim.pod else "a pod"
-        has = f"{who} {'has it' if gpus else 'may have it'} by claim {quote(f'{claim.namespace}/{claim.name}')}"
-        yield Allocator(
-            f"{has} of the DRA driver {quote(claim.driver)}", "when kubelet lists that claim no more", gpus
-        )
+        who = quote(checkpoints.named(claim.namespace, claim.name, claim.driver))
+        pod = f", for pod {claim.namespace}/{claim.pod}" if claim.pod else ""
+        has = f"{who} {'has it' if gpus else 'may have it'}{pod}"  # begins as changes.py has it
+        yield Allocator(has, "when kubelet lists that claim no more", gpus)
     for one in plugins:
         if one.kind == DRIVER and one.name in gave and not is_ours(one):
             text = f"the DRA driver {quote(one.name)}, which listens at {one.path}, gives out this node's GPUs, too"

@@ -56,7 +56,7 @@ class Questions:
         registry.meet, registry.met = self._meet, self._is_met
         self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
         self._stands: object = None  # of what the last decision was made, if it stands
-        self._lost: tuple[object, object] = None, None  # the book, and what kubelet has forgotten of it
+        self._found: tuple[object, object] = None, None  # the book; what claims have, and what kubelet has forgotten
         self._asked, self._pause = 0.0, 0.0  # time.monotonic() of the last question; seconds from that to the next
         self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
         self._others: frozenset[Any] = frozenset()  # sockets of other plugins
@@ -165,14 +165,17 @@ class Questions:
         return system.state_dir(), release.folder(), book.folder()
 
     def news(self, name: str) -> object:
-        """Return what is another after a file of the state directory, or somebody else a division, has changed."""
+        """Return what is another after a file of the state directory has changed, or by whom or how GPUs are had.
+
+        That is what Allocate goes by, so that what it would refuse is told to kubelet before.
+        """
         shared, damaged = self._registry.book, True
         with contextlib.suppress(GpushimError):
             page = shared.read()
             damaged = page is None
-            if page is not None and page is not self._lost[0]:
-                self._lost = page, listed.lost(page)
-        return damaged, shared.stuck, shared.news, self._lost[1], trust.identity(f"{system.state_dir()}/{name}")
+            if page is not None and page is not self._found[0]:
+                self._found = page, (by_device.of_claims(page), listed.lost(page))
+        return damaged, shared.stuck, shared.news, self._found[1], trust.identity(f"{system.state_dir()}/{name}")
 
     def _matters(self, page: Page, desired: Devices, units: Units) -> bool:
         """Say whether it has to be known who has what."""

@@ -186,10 +186,10 @@ def _problems(devices: Iterable[Device]) -> dict[str, str]:
 
 
 def _ill(device: Device, problem: str) -> Device:
-    """Add a problem to a device, unless it begins with the device's own; what the host does not have has no other."""
+    """Add a problem to a device, unless it has the device's own in it; what the host does not have has no other."""
     if device.problem == GONE:
         return device
-    if problem.startswith(device.problem):
+    if device.problem in problem:
         return replace(device, problem=problem)
     return replace(device, problem=f"{device.problem}; {problem}")
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book.page import share
-from gpuplugin.devices.changes import forgotten, former, is_instance, way_of
+from gpuplugin.devices import changes
+from gpuplugin.devices.changes import forgotten, former, is_instance, overlap, way_of
 from gpuplugin.settings import resources
 from gpushim.ground.errors import REQUEST, GpushimError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.resources import Device
 
 PLUGIN, DRIVER = "device-plugin", "dra-driver"  # givers
-CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID
+CLAIM = changes.CLAIM
 ALLOCATED, LISTED = "allocate", "pod-resources"  # sources of entries: given, and listed by kubelet since
 SURE = (ALLOCATED, LISTED)
 FORMER, FORGOTTEN = "pod-resources before kubelet's restart", "forgotten by kubelet"  # and of those listed before
@@ -112,6 +113,11 @@ def entries(page: Page) -> Iterator[tuple[str, str, Entry]]:
             yield resource, name, one
 
 
+def of_claims(page: Page) -> frozenset[tuple[str, str]]:
+    """List what claims have: UUID and claim."""
+    return frozenset((one["uuid"], one["to"]) for *_, one in entries(page) if one["giver"] != PLUGIN)
+
+
 def noted_entry(giver: str, to: str, uuid: str, division: tuple[str, str], source: str, now: float) -> Entry:
     """Make an entry."""
     return {"giver": giver, "to": to, "uuid": uuid, "division": [*division], "source": source, "time": now}
@@ -165,8 +171,7 @@ def claim(page: Page, homes: Mapping[str, str], to: str, now: float) -> Page:
     for uuid, home in homes.items():
         gpu = found["gpus"].get(home, {"divisions": {}, "entries": {}})
         for entry in gpu["entries"].values():
-            touches = entry["uuid"] == uuid or is_instance(entry["uuid"]) != is_instance(uuid)
-            if touches and (entry["giver"], entry["to"]) != (DRIVER, to):
+            if overlap(entry["uuid"], uuid) and (entry["giver"], entry["to"]) != (DRIVER, to):
                 of = "it" if entry["uuid"] == uuid else entry["uuid"]
                 raise GpushimError(f"{uuid} cannot be given to {to}: {_whose(entry)} has {of}", REQUEST)
         made = noted_entry(DRIVER, to, uuid, (CLAIM, ""), ALLOCATED, now)
@@ -191,9 +196,8 @@ def unclaimed(page: Page, uuids: Collection[str], to: str) -> Page:
 
 
 def _excludes(entry: Entry, one: Given) -> bool:
-    if entry["uuid"] == one.uuid:
-        return _way(entry) != one.way
-    return is_instance(entry["uuid"]) != is_instance(one.uuid)
+    same = entry["uuid"] == one.uuid and _way(entry) == one.way
+    return overlap(entry["uuid"], one.uuid) and not same
 
 
 def _whose(entry: Entry) -> str:

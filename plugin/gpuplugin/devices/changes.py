@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Optional
 from gpuplugin.settings.resources import GONE, Device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     Devices = Mapping[str, Sequence[Device]]  # by resource
     Served = Mapping[str, Mapping[str, Device]]  # by resource and id
     Held = Mapping[str, Mapping[str, str]]  # who has it, by resource and id
     Units = Mapping[str, Device]  # GPUs and MIG instances that the host has, by UUID
 
-NAMED = 3  # pods that a sentence names
+NAMED = 3  # pods, and claims, that a sentence names
+CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID
 UNTOLD = "?"  # kind of a share of which only ids are known
 OTHERS = "another instance of this plugin, which gives it out by other settings"
 
@@ -66,9 +67,7 @@ class _Holder:
         """Say whether a device of the same GPU cannot be given out while somebody has this one."""
         if self.uuid == device.uuid:
             return not self.has(resource, device)
-        if is_instance(self.uuid) != is_instance(device.uuid):
-            return True
-        return bool(self.place) and self.place == _gpu_instance(device)
+        return overlap(self.uuid, device.uuid) or (bool(self.place) and self.place == _gpu_instance(device))
 
 
 def settled(
@@ -139,6 +138,11 @@ def is_instance(uuid: str) -> bool:
     return uuid.startswith("MIG-")
 
 
+def overlap(one: str, other: str) -> bool:
+    """Say whether two UUIDs of one GPU are the same device, or one is the GPU, which has the other."""
+    return one == other or is_instance(one) != is_instance(other)
+
+
 def _unrecorded(served: Served, desired: Devices) -> frozenset[str]:
     """List what is wanted, and was not given out before."""
     before = {one.uuid for row in served.values() for one in row.values()}
@@ -175,12 +179,19 @@ def _marked(
 
 
 def _waiting(resource: str, device: Device, holders: Sequence[_Holder]) -> str:
-    names = sorted({one.who for one in holders if one.excludes(resource, device)})
-    if not names:
-        return ""
+    """Say who has a device in another way, or what excludes it; a claim is no way of the device plugin's."""
+    found = [one for one in holders if one.excludes(resource, device)]
+    pods = {one.who for one in found if one.resource != CLAIM}
+    claims = {
+        f"{one.who} has {'it' if one.uuid == device.uuid else one.uuid}" for one in found if one.resource == CLAIM
+    }
+    way = f"it is to be given out in another way than before, which waits for the end of {_some(pods)}"
+    return "; ".join([_some(claims)] * bool(claims) + [way] * bool(pods))
+
+
+def _some(names: Collection[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    shown = ", ".join(names[:NAMED])
-    return f"it is to be given out in another way than before, which waits for the end of {shown}{more}"
+    return ", ".join(sorted(names)[:NAMED]) + more
 
 
 def _gpu_instance(device: Device) -> str:

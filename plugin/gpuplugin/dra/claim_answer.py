@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpuplugin.dra import offered
 from gpuplugin.dra.rehearsal import Rehearsal
 from gpuplugin.matching.fitting import MOST, Candidates, TooManyError, attribute, concerns, fit
-from gpuplugin.matching.manifests import ALL, CLAIM, Class
+from gpuplugin.matching.manifests import ALL, Class
+from gpuplugin.matching.pod_claims import CLAIM
 from gpuplugin.matching.tolerations import untolerated
 from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, verdict
 from gpuplugin.settings.forms import meant, suggested
@@ -32,6 +33,7 @@ LATER = "not now"  # an answer
 ADMIN = 'its namespace must have the label resource.kubernetes.io/admin-access: "true"'
 SLOW = "the file has more than gpushim looks at; put fewer claims into it"
 TOGETHER = "this node has no devices for all of its requests and constraints together"
+EMPTY = "it has no request, so it gets no device"
 TOO_FEW = "this node has no devices for all of its requests together"
 # As the chart has them, which a test holds to it; a class of the file counts before.
 CLASSES = {
@@ -120,6 +122,8 @@ def answer(claim: Claim) -> Answer:
         return Answer(UNSURE, spec.unsure[0])
     if wrong := claim.rehearsal.of_configs():
         return Answer(NO, wrong)
+    if not spec.requests:
+        return Answer(NO, EMPTY)
     everything = [row for some in claim.rows.values() for row in some]
     doubts = [row.verdict.doubt for row in everything if row.verdict.doubt]
     try:
@@ -133,7 +137,8 @@ def answer(claim: Claim) -> Answer:
             return Answer(UNSURE, f"the scheduler gives up if it comes to {failing.device.name}: {failing.why}")
         now = _fit(claim, {YES}, now=True)
         why = claim.rehearsal.of_way(now or some)
-        if why := why or next((row.refused for row in everything if row.verdict.answer == YES and row.refused), ""):
+        chosen = [row for name in dict(now or some) for row in claim.rows[name]]  # of alternatives, those of the way
+        if why := why or next((row.refused for row in chosen if row.verdict.answer == YES and row.refused), ""):
             return _refused(claim, why)
     except TooManyError:
         return Answer(UNSURE, "there are too many ways to combine devices")
@@ -170,14 +175,14 @@ def _rows(claim: Claim, request: Request, found: Class) -> list[Row]:
 
 def _busy(spec: ClaimSpec, request: Request, one: Offered, node: NodeState) -> str:
     """Say why a device cannot be given now."""
+    health = f": {node.why[one.uuid]}" if one.uuid in node.why else ""
     for row in node.claims.values() if not request.admin else ():
         same = spec.kind == CLAIM and (row["namespace"], row["name"]) == (spec.namespace, spec.name)
         if not same and any(each["uuid"] == one.uuid and not each.get("admin") for each in row["devices"]):
-            return f"claim {row['namespace']}/{row['name']} has it"
+            return f"claim {row['namespace']}/{row['name']} has it{health and f', and it is unhealthy{health}'}"
     for taint in untolerated(request.tolerations, node.taints.get(one.uuid, ())):
         value = f"={taint['value']}" if taint.get("value") else ""
-        why = f": {node.why[one.uuid]}" if one.uuid in node.why else ""
-        return f"it has the taint {taint['key']}{value}:{taint['effect']}{why}"
+        return f"it has the taint {taint['key']}{value}:{taint['effect']}{health}"
     return ""
 
 
@@ -248,6 +253,9 @@ def _unmet(constraint: Constraint, *, claim: Claim) -> str:
         return f"the constraint {what} {quote(name)} does not hold: {differ}"
     known = {each if "/" in each else f"{OWN_DRIVER}/{each}" for body in bodies for each in body["attributes"]}
     last = name.rpartition("/")[2]
+    if any(last in body["capacity"] for body in bodies):
+        what = f"the constraint {what} {quote(name)} does not hold"
+        return f"{what}: {last} is a capacity, and constraints are of attributes"
     near = next((each for each in sorted(known) if each.endswith(f"/{last}")), "") or meant(name, sorted(known))
     more = f"; is {near} meant?" if near else ""
     return f"the constraint {what} {quote(name)} does not hold: no device here has this attribute{more}"

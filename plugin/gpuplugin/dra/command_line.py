@@ -112,14 +112,12 @@ def command(
     logs.start(config["log"]["format"], config["log"]["level"])
     given, notes = nvidia_flags.ours(options.given(flags), os.environ)
     given.update({"metrics": (metrics,), "metrics-token-file": (token,)})  # never the device plugin's address
+    if form != "table" and not (file or claim):
+        raise click.UsageError("--format is for --explain and --explain-claim")
     if check:
         from gpuplugin.dra import dry_run
 
-        if form != "table":
-            raise click.UsageError("--format is of --explain and --explain-claim; --check prints a table.")
-        found = Sources(given, os.environ).read()
-        found.notes[:0] = notes
-        dry_run.tell(found, _rival)
+        dry_run.tell(Sources(given, os.environ).read(), _rival)
         return
     if file or claim:
         _explain(file, claim, Sources(given, os.environ).read(), form, given)
@@ -173,14 +171,13 @@ def _number(user: str) -> int:
 
 
 def _rival(kubelet_dir: str) -> str | None:
-    """Say where another giver's driver of this name listens; without grpcio our driver is asked. None: not known."""
+    """Say where another giver's driver of this name listens, as `node_state.rival`; without grpcio, as that does."""
     try:
         from gpuplugin.kubelet import plugins
     except ImportError:
-        from gpuplugin.dra import driver_answer
+        from gpuplugin.dra import node_state
 
-        there = driver_answer.ask().get("rival")
-        return there if isinstance(there, str) else None
+        return node_state.rival()
     return asyncio.run(plugins.rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
 
 

@@ -16,7 +16,6 @@ from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
-from gpushim.engines.processes import ask
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -30,12 +29,11 @@ if TYPE_CHECKING:
 
 COLUMNS = ("DEVICE", "INDEX", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
 FOLDERS = ("plugins_registry", "plugins", "pod-resources")  # of kubelet's, in each of which something is looked for
-SOCKET = "pod-resources/kubelet.sock"  # at which kubelet alone listens
-UNASKED = (
-    f"whether another driver {OWN_DRIVER} is on this node is not known: Python has no grpcio, and no "
-    "gpushim-dra-driver that runs here can be asked"
-)
 
+UNASKED = (
+    "whether another driver has this one's name is not known: this Python has no grpcio, and no gpushim-dra-driver "
+    "answers"
+)
 GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the book says of whose container
 
 
@@ -44,8 +42,8 @@ def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
 
     Args:
         settings: in force.
-        rival: returns where another giver's driver of this name listens, "", or None if that is not known, by
-            kubelet's directory.
+        rival: returns where another giver's driver of this name listens, by kubelet's directory; "" if none does,
+            None if that is not known.
 
     Raises:
         GpushimError: nothing would be offered.
@@ -65,10 +63,9 @@ def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
     problems.update(dict.fromkeys(lacks, "the CDI spec does not have it"))
     _list(devices, indices, problems, _held(page, rows), lacks)
     show.say(book.summary(book.Book()))
-    there = rival(kubelet_dir)
-    _note([UNASKED] * (there is None))
-    if there:
+    if there := rival(kubelet_dir):
         raise GpushimError(spec.RIVAL.format(there), FAILED)
+    _note([UNASKED] * (there is None))
     if why:
         raise GpushimError(why, FAILED)
     if not os.environ.get(node_snapshot.POD):  # whose halves share a token; the host's files are not seen there
@@ -87,9 +84,6 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
     for name in FOLDERS:
         if not os.path.isdir(f"{kubelet_dir}/{name}"):
             yield f"there is no {kubelet_dir}/{name}, which kubelet makes when it starts"
-    socket = f"{kubelet_dir}/{SOCKET}"
-    if os.access(socket, os.W_OK) and not ask.listens(socket):
-        yield f"nobody listens at {socket}: no kubelet runs"
 
 
 def _problems(
@@ -114,8 +108,8 @@ def _list(
     slices = offered.slices([one for one in devices if one.uuid not in lacks], {})
     well = [one for one in devices if one.uuid not in why]
     taken = sum(one.uuid in held for one in well)
-    some = f", of which claims have {taken}" if taken else ""
-    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out{some}, in {len(slices)} ResourceSlices")
+    busy = f"; {taken} of these held" * bool(taken)
+    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices{busy}")
     rows = []
     for one in devices:
         product, profile = (one.body["attributes"][key]["string"] for key in ("productName", "profile"))

@@ -6,6 +6,8 @@ that kubelet has not started. Out of scope: one claim that has devices (explain_
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import sys
 import time
@@ -19,8 +21,7 @@ from gpuplugin.matching.verdicts import NO, UNSURE, YES
 from gpushim.cdi import yaml
 from gpushim.cli import show
 from gpushim.containers.kubelet import OWN_DRIVER
-from gpushim.ground import fastjson
-from gpushim.ground.bounds import CLAIM_FILE, CLAIM_NODES
+from gpushim.ground.bounds import CLAIM_FILE, CLAIM_NODES, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
@@ -76,28 +77,21 @@ def documents(path: str) -> list[Any]:
             data = file.read(CLAIM_FILE + 1)
         if len(data) > CLAIM_FILE:
             raise yaml.YamlError(f"has more than {CLAIM_FILE >> 10} KiB")
-        found = [*_parsed(data, name)]
+        found = [*_json(data)] or [yaml.loads(part) for part in _PART.split(data)]
         yaml.check_size(found, CLAIM_NODES)
         return found
     except OSError as error:
         raise GpushimError(f"{quote(name)} cannot be read: {error.strerror}", REQUEST) from None
     except yaml.YamlError as error:
-        raise GpushimError(f"{quote(name)} {error}", REQUEST) from None
+        more = ", or ask in the DRA driver's pod, which has it" * (str(error) == yaml.MISSING)
+        raise GpushimError(f"{quote(name)} {error}{more}", REQUEST) from None
 
 
-def _parsed(data: bytes, name: str) -> Iterator[Any]:
-    """Parse documents; what begins with a brace may be JSON, which needs no PyYAML. A key's last value counts."""
-    for part in _PART.split(data):
-        if not part.lstrip().startswith(b"{"):
-            yield yaml.loads(part)
-            continue
-        try:
-            yield fastjson.loads(part, quote(name), own=True)
-        except GpushimError as error:
-            try:
-                yield yaml.loads(part)  # {a: b}
-            except yaml.YamlError:
-                raise GpushimError(str(error), REQUEST) from None
+def _json(data: bytes) -> Iterator[Any]:
+    """Yield what a file has if that is JSON, which needs no PyYAML."""
+    if data.lstrip()[:1] in (b"{", b"["):
+        with contextlib.suppress(ValueError, RecursionError):
+            yield json.loads(data)
 
 
 def report(file: manifests.File, node: NodeState, path: str = "") -> dict[str, Any]:
@@ -118,8 +112,9 @@ def report(file: manifests.File, node: NodeState, path: str = "") -> dict[str, A
         GpushimError: the file has no claim.
     """
     if not file.claims:
+        more = "".join(f"; {note}" for note in file.notes[:LISTED])
         raise GpushimError(
-            f"{quote(path)} has no ResourceClaim and no ResourceClaimTemplate of resource.k8s.io", REQUEST
+            f"{quote(path)} has no ResourceClaim and no ResourceClaimTemplate of resource.k8s.io{more}", REQUEST
         )
     claims, left, late = [], ANSWERS, time.process_time() + SECONDS
     notes = [*node.notes, *file.notes, *_of_others(file)]

@@ -11,12 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device, checkpoints
-from gpuplugin.dra import driver_answer
+from gpuplugin.dra import node_state
 from gpuplugin.dra.node_state import present
 from gpushim.cdi.generate import publish
 from gpushim.cli import show
 from gpushim.containers import kubelet
-from gpushim.containers.kubelet import OWN_DRIVER, Claim
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuplugin.book.claimed import Row
     from gpuplugin.dra.node_state import NodeState
     from gpuplugin.settings.settings import Settings
+    from gpushim.containers.kubelet import Claim
 
 KNOWN = ("request", "device", "uuid", "admin")  # of a device in the ledger; the rest is shown as it is
 DEVICES = ("REQUEST", "DEVICE", "INDEX", "SINCE", "CDI NAME", "USE", "HEALTH")
@@ -87,15 +88,19 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     notes = [*node.notes]
     rows = {uid: row for uid, row in node.claims.items() if (row["namespace"], row["name"]) == (namespace, name)}
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
-    refused = [one for one in node.refusals if (one["namespace"], one["name"]) == (namespace, name)]
-    notes += [f"the driver's last answer to kubelet: {one['why']}" for one in refused]
-    if not rows and not listed and not refused:
+    if why := node_state.refusal(namespace, name):
+        notes.append(f"its driver refuses it: {why}")
+    if why and not rows and not listed:
+        raise GpushimError(
+            f"claim {namespace}/{name} has nothing on this node: its driver refuses it: {why}", REQUEST
+        )
+    if not rows and not listed:
         raise GpushimError(
             f"claim {namespace}/{name} has nothing on this node; {kubectl(namespace, name)} says "
             "whether it is allocated, in which pool (a node's name), and for which pods",
             REQUEST,
         )
-    if not rows and listed:
+    if not rows:
         notes.append("gpushim's driver has given it nothing: kubelet has it of another")
     claims = [{"uid": uid, "devices": [*_devices(row, node)]} for uid, row in rows.items()]
     return {"notes": notes, "claims": claims, "kubelet": [_row(one) for one in listed]}
@@ -148,34 +153,22 @@ def _since(uuid: str, to: str, node: NodeState) -> str:
 
 
 def _listed(namespace: str, name: str, kubelet_dir: str, notes: list[str]) -> Sequence[Claim]:
-    """List what kubelet has for a claim: as it says, if need be to the driver that runs; else as its file does."""
+    """List what kubelet has for a claim: as it says, else as its file does."""
     why = "kubelet does not say which containers have it"
     try:
         from gpuplugin.kubelet import podresources
-    except ImportError:
-        claims = _by_driver()
-        why = "which containers have it is not known, as Python has no grpcio and no driver says it: see gpushim ps"
-    else:
+
         found = asyncio.run(podresources.listed(kubelet_dir))
-        claims = found.claims if found else None
-    if claims is None:
-        claims = []
-        notes.append(f"{why}; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods")
+    except ImportError:
+        found, why = None, "this Python has no grpcio, by which kubelet says which containers have it"
+    claims = found.claims if found else []
+    if found is None:
+        notes.append(f"{why}: see gpushim ps; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods")
         try:
             claims = kubelet.claims(kubelet_dir)
         except (OSError, ValueError) as error:
             notes.append(f"{kubelet_dir}/{kubelet.CLAIMS} cannot be used: {error}")
     return [one for one in claims if (one.namespace, one.name) == (namespace, name)]
-
-
-def _by_driver() -> list[Claim] | None:
-    """Have the driver ask kubelet; None if it does not run, or kubelet does not say."""
-    rows: Any = driver_answer.ask("claims").get("claims")
-    try:
-        lists = [{**row, "cdi": tuple(row["cdi"]), "uids": frozenset(row["uids"])} for row in rows]
-        return [Claim(**row) for row in lists]
-    except (TypeError, KeyError):  # of another version, or None
-        return None
 
 
 def _row(one: Claim) -> dict[str, str]:

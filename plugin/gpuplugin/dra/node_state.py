@@ -6,19 +6,22 @@ Out of scope: what the driver makes of it (driver.py), what the scheduler has pr
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import book, by_device, claimed
-from gpuplugin.dra import driver_answer, newest, spec, taints
+from gpuplugin.dra import newest, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
 from gpuplugin.mps import mps, of_claims
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
-from gpushim.ground.errors import FAILED, INVENTORY, GpushimError, quote
+from gpushim.ground.errors import FAILED, INVENTORY, GpushimError, visible
 from gpushim.paths import trust
+from gpushim.refresh import plugin_socket
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
+SECONDS = 2.0  # for the answer of the driver that runs
 HEALTH = "health.json"  # in the directory of what the plugin keeps
 FLAGS = ("exclude", "taint-effect", "disable-healthchecks", "enable-healthchecks", "config-file")  # that count here
 UNWATCHED = "whether GPUs are healthy is not known: "
@@ -51,7 +55,6 @@ class NodeState(NamedTuple):
         problem: why no claim gets anything here, or "".
         watched: whether the driver watches health now.
         doubt: why it is not known whether what seems free is, or "".
-        refusals: claims that the driver has lately answered with an error: "namespace", "name", "why".
     """
 
     snapshot: Snapshot
@@ -65,7 +68,6 @@ class NodeState(NamedTuple):
     problem: str = ""
     watched: bool = True
     doubt: str = ""
-    refusals: Sequence[Mapping[str, str]] = ()
 
 
 def present(settings: Settings) -> NodeState:
@@ -83,8 +85,7 @@ def present(settings: Settings) -> NodeState:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
     devices, lacks, lacking = spec.devices(snapshot, values)
-    answer = driver_answer.ask()
-    problem = _problem(answer)
+    problem = _problem()
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     found, unwatched = reasons(settings, snapshot)
     doubts = [unwatched] * bool(unwatched)
@@ -103,7 +104,6 @@ def present(settings: Settings) -> NodeState:
         problem,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
-        answer.get("refusals") or (),
     )
 
 
@@ -154,13 +154,46 @@ def _closed(folder: str) -> str:
     return f"{folder} is root's; run this as root" if closed else ""
 
 
-def _problem(answer: Mapping[str, Any]) -> str:
-    """Say why nothing is given out, "" if something may be, also by what the driver answers."""
+def _problem() -> str:
+    """Say why nothing is given out, "" if something may be."""
     if not trust.ours(release.folder()) or not newest.runs(release.folder()):
         return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
-    if rival := answer.get("rival"):
-        return spec.RIVAL.format(quote(str(rival)))
-    return release.PROBLEM if os.path.lexists(release.Release().path) else ""
+    there = rival()
+    why = spec.RIVAL.format(there) if there else ""
+    return release.PROBLEM if os.path.lexists(release.Release().path) else why
+
+
+def rival() -> str | None:
+    """Return where another giver's driver of this name listens, "" if none does, as the driver that runs has found.
+
+    Returns:
+        None if it does not say.
+    """
+    answer = _asked()
+    return None if answer is None else str(answer.get("rival") or "")
+
+
+def refusal(namespace: str, name: str) -> str:
+    """Say why the driver that runs refused a claim just now; "" if it did not, or does not say.
+
+    Args:
+        namespace: of the claim.
+        name: of it.
+    """
+    rows = (_asked() or {}).get("refusals")
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and (row.get("namespace"), row.get("name")) == (namespace, name):
+            return visible(str(row.get("why")))
+    return ""
+
+
+def _asked() -> dict[str, Any] | None:
+    """Ask the driver that runs for its state; None if it does not answer as it should."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        data = plugin_socket.exchange(system.state_dir(), plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
+        answer = json.loads(data)
+        return answer if isinstance(answer, dict) else None
+    return None
 
 
 def _owed() -> dict[str, str]:

@@ -44,11 +44,13 @@ class Rehearsal:
         self._admin = {one.name for choice in spec.requests for one in choice if one.admin}
         rows = {name: [_of_class(name, row) for row in found.configs] for name, found in classes.items()}
         self._rows = {**rows, "": [{**row, "source": "FromClaim"} for row in spec.configs]}  # by request, then all
-        self._read: dict[str, list[configs.Row] | GpushimError] = {}
+        self._read: dict[tuple[str, int], list[configs.Row] | GpushimError] = {}
 
     def of_configs(self) -> str:
         """Say why the driver refuses the claim's configs, whatever it gets, or ""."""
-        return _sentence(lambda: self._configs(()))
+        return _sentence(
+            lambda: self._configs((), {choice[0].name.partition("/")[0] for choice in self._spec.requests})
+        )
 
     def of_device(self, request: str, device: str) -> str:
         """Say why the driver refuses a device of this type for a request, or ""."""
@@ -89,22 +91,38 @@ class Rehearsal:
         found = claim.Claim(UID, self._spec.namespace or "default", self._spec.name, (*results,))
         return claim.groups(found, self._uuids)
 
-    def _configs(self, requests: Collection[str]) -> list[configs.Row]:
-        """Return what counts for these requests: first configs of their classes, then the claim's."""
-        configs.rows_of({"config": [row for name in (*requests, "") for row in self._rows[name]]}, "config")
-        return [row for name in (*requests, "") for row in self._of(name)]
+    def _configs(self, requests: Collection[str], always: Collection[str] = ()) -> list[configs.Row]:
+        """Return what counts for these requests: first configs of their classes, then the claim's.
 
-    def _of(self, name: str) -> list[configs.Row]:
-        if name not in self._read:
-            first = [*self._rows].index(name) * configs.ROWS
+        The scheduler leaves out the claim's for alternatives alone that it has not chosen.
+
+        Args:
+            requests: names of requests, or of alternatives.
+            always: of requests that get some alternative.
+        """
+        names = {*requests, *(name.partition("/")[0] for name in requests), *always}
+        places = [(name, at) for name in requests for at in range(len(self._rows[name]))]
+        places += [("", at) for at, row in enumerate(self._rows[""]) if _counts(row, names)]
+        configs.rows_of({"config": [self._rows[name][at] for name, at in places]}, "config")
+        return [row for place in places for row in self._of(*place)]
+
+    def _of(self, name: str, at: int) -> list[configs.Row]:
+        if (name, at) not in self._read:
+            place = [*self._rows].index(name) * configs.ROWS + at
             try:
-                self._read[name] = configs.read(self._rows[name], OWN_DRIVER, first)
+                self._read[name, at] = configs.read([self._rows[name][at]], OWN_DRIVER, place)
             except GpushimError as error:
-                self._read[name] = error
-        found = self._read[name]
+                self._read[name, at] = error
+        found = self._read[name, at]
         if isinstance(found, GpushimError):
             raise found.with_traceback(None)
         return found
+
+
+def _counts(row: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Say whether a claim's config is for one of these requests, or for all."""
+    named = row.get("requests")
+    return not (named and isinstance(named, list)) or not {*names}.isdisjoint(map(str, named))
 
 
 def _of_class(request: str, row: Mapping[str, Any]) -> dict[str, Any]:

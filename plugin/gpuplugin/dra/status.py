@@ -22,6 +22,7 @@ from gpuplugin.settings.resources import Device
 from gpuplugin.snapshot import release
 from gpushim import __version__
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
 
-REFUSALS = 64  # claims of which is known what they were refused for
-LATELY = 120.0  # seconds; kubelet asks again sooner
+RECENT = 60.0  # seconds for which a refusal is told; kubelet asks sooner again, as long as a pod has the claim
 
 
 class Now(NamedTuple):
@@ -100,23 +100,18 @@ class Status:
     ) -> None:
         self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
         self._letting, self._kubelet_dir = letting, kubelet_dir
-        self._refusals: dict[str, dict[str, Any]] = {}  # by uid of a claim
-        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take, "claims": self._listed}
+        self._refused: dict[str, tuple[float, dict[str, str]]] = {}  # since when, and why, by the claim's uid
+        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take}
 
     async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
         """Prepare claims, as `Claims.prepare`, and count them."""
         began = time.perf_counter()
         found = await self._claims.prepare(asked)
+        for one in asked:
+            self._note(one, found.get(one["uid"]))
         for answer in found.values():
             took = time.perf_counter() - began
             counts.took(counts.PREPARES, took, "error" if isinstance(answer, str) else "ok")
-        for one in asked:
-            self._refusals.pop(one["uid"], None)
-            if isinstance(why := found.get(one["uid"]), str):
-                row = {"namespace": one["namespace"], "name": one["name"], "why": why}
-                self._refusals[one["uid"]] = {**row, "at": time.monotonic()}
-        while len(self._refusals) > REFUSALS:
-            del self._refusals[next(iter(self._refusals))]
         return found
 
     async def unprepare(self, asked: Asked) -> None:
@@ -124,9 +119,16 @@ class Status:
         began = time.perf_counter()
         await self._claims.unprepare(asked)
         for one in asked:
-            self._refusals.pop(one["uid"], None)
             took = time.perf_counter() - began
             counts.took(counts.UNPREPARES, took, "error" if self._claims.owes(one["uid"]) else "ok")
+
+    def _note(self, claim: Mapping[str, str], answer: object) -> None:
+        """Keep for a while why a claim was refused, the last ones; kubelet asks again and again."""
+        now = time.monotonic()
+        rows = {uid: row for uid, row in self._refused.items() if uid != claim["uid"] and now - row[0] < RECENT}
+        if isinstance(answer, str):
+            rows[claim["uid"]] = now, {"namespace": claim["namespace"], "name": claim["name"], "why": answer}
+        self._refused = dict([*rows.items()][-LISTED:])
 
     def gpus(self) -> bool:
         """Say whether figures of GPUs are to be told here."""
@@ -164,12 +166,6 @@ class Status:
         rows = [{key: getattr(one, key) for key in keys} for one in held]
         return {**await self._asked(), **self._letting.state, "pods": None if listed is None else [], "claims": rows}
 
-    async def _listed(self) -> dict[str, Any]:
-        """Tell which containers have which claims, of all drivers, as kubelet does; None where it does not."""
-        listed = await podresources.listed(self._kubelet_dir)
-        rows = [{**one._asdict(), "uids": [*one.uids]} for one in listed.claims] if listed else None
-        return {"claims": rows}
-
     async def _take(self) -> dict[str, Any]:
         self._letting.take()
         return await self._asked()
@@ -187,7 +183,7 @@ class Status:
             "lacks": now.lacks,
             "devices": len(now.offered),
             "unhealthy": [*_unhealthy(now)],
-            "refusals": [one for one in self._refusals.values() if time.monotonic() - one["at"] < LATELY],
+            "refusals": [row for since, row in self._refused.values() if time.monotonic() - since < RECENT],
             "publishes": now.slices is not None,
             "published": published,
         }

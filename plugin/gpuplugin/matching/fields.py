@@ -5,6 +5,7 @@ Out of scope: which objects there are (manifests.py).
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.settings.forms import ALIKE, LABEL, shown, suggested
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 # Of selectors of a request or class, requests, constraints, configs, and requests of these (resource.k8s.io/v1).
 MOST = 32
+
+LABELLING = ("labels", "annotations")  # of metadata
+EXPRESSION = 10 << 10  # bytes of one (resource.k8s.io/v1, CELSelectorExpressionMaxLength)
+LONGEST = 253  # characters of an object's name
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
 
 
 class Form:
@@ -67,6 +73,31 @@ class Form:
             self.wrong.append(f"{where} is {shown(text)}; write small letters, digits and -")
         return text
 
+    def metadata(self, value: Any) -> str:
+        """Return an object's name, or what the API server makes one of, out of its metadata."""
+        data = self.object(value, "metadata")
+        for key in LABELLING:
+            for name, text in self.object(data.get(key), f"metadata.{key}").items():
+                if not isinstance(text, (str, type(None))):
+                    self.wrong.append(f"metadata.{key}.{quote(str(name))} is {shown(text)}; write a text, in quotes")
+        found = {key: self.text(data[key], f"metadata.{key}") for key in ("name", "generateName") if data.get(key)}
+        for key, text in found.items():
+            whole = f"{text[:-1]}a" if key == "generateName" and text.endswith("-") else text
+            self._subdomain(text, whole, f"metadata.{key}")
+        if not found:
+            self.wrong.append("metadata.name is missing; write one")
+        return next(iter(found.values()), "")
+
+    def named(self, value: Any, where: str) -> str:
+        """Return the name of an object."""
+        text = self.text(value, where)
+        self._subdomain(text, text, where)
+        return text
+
+    def _subdomain(self, text: str, whole: str, where: str) -> None:
+        if text and not (_SUBDOMAIN.fullmatch(whole) and len(whole) <= LONGEST):
+            self.wrong.append(f"{where} is {shown(text)}; write small letters, digits, - and .")
+
     def texts(self, value: Any, where: str) -> tuple[str, ...]:
         """Return a list of texts."""
         return tuple(self.text(one, where) for one in self.list(value, where, MOST))
@@ -80,4 +111,6 @@ class Form:
                 continue
             cel = self.object(self.object(one, where, ("cel",)).get("cel"), f"{where}.cel", ("expression",))
             found.append(self.text(cel.get("expression"), f"{where}.cel.expression"))
+            if (size := len(found[-1].encode(errors="surrogatepass"))) > EXPRESSION:
+                self.wrong.append(f"{where}.cel.expression has {size} bytes; write {EXPRESSION} at most")
         return tuple(found)

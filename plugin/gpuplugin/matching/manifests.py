@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.matching import tolerations
-from gpuplugin.matching.fields import MOST, Form
-from gpuplugin.settings.forms import shown
+from gpuplugin.matching import pod_claims, tolerations
+from gpuplugin.matching.fields import LABELLING, MOST, Form
+from gpuplugin.matching.pod_claims import CLAIM, TEMPLATE
+from gpuplugin.settings.forms import ALIKE, meant, shown
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 API = "resource.k8s.io/"
 SERVED, INLINE = f"{API}v1", f"{API}v1beta1"  # by default; in which a request is not below `exactly`
 VERSIONS = (SERVED, f"{API}v1beta2", INLINE)  # whose forms are known here
-CLAIM, TEMPLATE, CLASS, POD = "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "Pod"
+CLASS, POD = "DeviceClass", "Pod"
 EXACT, ALL = "ExactCount", "All"
 ALTERNATIVES = 8  # of a request (resource.k8s.io/v1, FirstAvailableDeviceRequestMaxSize)
+_WHOLE = ("apiVersion", "kind", "metadata", "spec", "status")  # in whatever version
 _DEVICES = ("deviceClassName", "selectors", "allocationMode", "count", "tolerations")
 
 
@@ -129,8 +131,11 @@ def read(documents: Sequence[Any]) -> File:
         elif kind == POD:
             pods.append(one)
         else:
-            notes.append(f"{kind} {_metadata(one, 'name')} of {version} is not looked at")
-    notes += [note for pod in pods for note in _of_pod(pod, claims)]
+            right = meant(kind, (CLAIM, TEMPLATE), ALIKE)
+            more = f"; write kind: {right} and apiVersion: {SERVED}" if right else ""
+            notes.append(f"{kind} {_metadata(one, 'name')} of {version} is not looked at{more}")
+    rows = [(one.kind, one.name) for one in claims]
+    notes += [note for pod in pods for note in pod_claims.notes(pod, rows)]
     return File(tuple(claims), classes, tuple(notes))
 
 
@@ -149,9 +154,8 @@ def _metadata(one: Mapping[str, Any], key: str) -> str:
 
 def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
     form = Form()
-    spec, where = one.get("spec"), "spec"
-    if kind == TEMPLATE:
-        spec, where = form.object(spec, where, ("spec", "metadata")).get("spec"), "spec.spec"
+    form.wrong += [f"a {kind} has no field {quote(str(key))}" for key in one if key not in _WHOLE]
+    spec, where = _spec(one, kind, form)
     devices = form.object(form.object(spec, where, ("devices",)).get("devices"), f"{where}.devices",
                           ("requests", "constraints", "config"))  # fmt: skip
     inline = version == INLINE
@@ -164,6 +168,8 @@ def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
         configs.append(form.object(row, "config", ("requests", "opaque")))
         if configs[-1].get("opaque") is None:
             form.wrong.append("a config has no opaque; write its driver and parameters there")
+        parameters = form.object(configs[-1].get("opaque"), "config.opaque").get("parameters")
+        form.object(parameters, "config.opaque.parameters")
         _names(form.texts(configs[-1].get("requests"), "config.requests"), known, form, "config.requests")
     for each in constraints:
         _names(each.requests, known, form, "constraints.requests")
@@ -171,14 +177,31 @@ def _claim(one: Mapping[str, Any], kind: str, version: str) -> ClaimSpec:
         name for name, number in Counter(one.name for row in requests for one in row).items() if name and number > 1
     ]
     form.wrong += [f"two requests have the name {name}" for name in twice]
-    if not requests:
-        form.unsure.append("it has no request")
-    names = _metadata(one, "namespace"), _metadata(one, "name")
+    names = _metadata(one, "namespace"), form.metadata(one.get("metadata"))
     unsure, wrong = form.unsure, form.wrong
     if version not in VERSIONS:
         unsure, wrong = [f"the form of {quote(version)} is not known here"], []
     found = (*dict.fromkeys(unsure),), (*dict.fromkeys(wrong),)
     return ClaimSpec(kind, *names, requests, constraints, tuple(configs), *found)
+
+
+def _spec(one: Mapping[str, Any], kind: str, form: Form) -> tuple[Any, str]:
+    """Return what a claim, or one of a template, is specified by, and where that is."""
+    spec: Any = one.get("spec")
+    there = {*spec} if isinstance(spec, dict) else set()
+    if kind == CLAIM and "spec" in there:
+        form.wrong.append(f"a {CLAIM} has `devices:` below one `spec:`, not two; omit one of them")
+        return spec["spec"], "spec.spec"
+    if kind == TEMPLATE and "devices" in there and "spec" not in there:
+        form.wrong.append(f"a {TEMPLATE} has `devices:` below two `spec:`, its own and its claims'; write both")
+        return {"devices": spec["devices"]}, "spec"
+    if kind == TEMPLATE:
+        found = form.object(spec, "spec", ("spec", "metadata"))
+        more = form.object(found.get("metadata"), "spec.metadata")
+        odd = [str(key) for key, value in more.items() if key not in LABELLING and value is not None]
+        form.wrong += [f"spec.metadata has {quote(key)}; omit it" for key in odd]
+        return found.get("spec"), "spec.spec"
+    return spec, "spec"
 
 
 def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
@@ -202,10 +225,11 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
         return (_request(name, form.object(body, name, exact), form),)
     if not inline and found.get("exactly") is not None:
         form.wrong.append(f"request {name} has both exactly and firstAvailable; omit one")
-    rows = [
-        form.object(one, f"{name}.firstAvailable", ("name", *_DEVICES))
-        for one in form.list(found["firstAvailable"], f"{name}.firstAvailable", ALTERNATIVES)
-    ]
+    rows = []
+    for one in form.list(found["firstAvailable"], f"{name}.firstAvailable", ALTERNATIVES):
+        if isinstance(one, dict) and "exactly" in one:
+            form.wrong.append(f"{name}.firstAvailable has no `exactly:`; write what is in it in its place")
+        rows.append(form.object(one, f"{name}.firstAvailable", ("name", *_DEVICES)))
     return tuple(
         _request(f"{name}/{form.label(one.get('name'), f'{name}.firstAvailable.name')}", one, form) for one in rows
     )
@@ -228,7 +252,7 @@ def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
     rows = form.list(body.get("tolerations"), where)
     return Request(
         name,
-        form.text(body.get("deviceClassName"), f"{name}.deviceClassName"),
+        form.named(body.get("deviceClassName"), f"{name}.deviceClassName"),
         form.selectors(body.get("selectors"), f"{name}.selectors"),
         mode,
         count if type(count) is int and count > 0 else 1,
@@ -239,9 +263,9 @@ def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
 
 def _constraint(row: Any, form: Form) -> Constraint:
     found = form.object(row, "constraints", ("requests", "matchAttribute", "distinctAttribute"))
-    distinct = found.get("distinctAttribute") is not None
-    if distinct == (found.get("matchAttribute") is not None):
-        form.wrong.append("a constraint has neither matchAttribute nor distinctAttribute, or both; write one")
+    distinct = found.get("matchAttribute") is None  # of both the scheduler goes by matchAttribute alone
+    if distinct and found.get("distinctAttribute") is None:
+        form.wrong.append("a constraint has neither matchAttribute nor distinctAttribute; write one")
     key = "distinctAttribute" if distinct else "matchAttribute"
     attribute = form.text(found.get(key), f"constraints.{key}")
     if attribute and "/" not in attribute:
@@ -253,22 +277,9 @@ def _constraint(row: Any, form: Form) -> Constraint:
 
 
 def _names(names: Sequence[str], known: Collection[str], form: Form, where: str) -> None:
-    """Take note of names that no request has."""
+    """Take note of names that no request has, or that come twice."""
+    form.wrong += [f"{where} has {quote(name)} twice" for name, number in Counter(names).items() if number > 1]
     for name in names:
         if name not in known:
             near = form.suggested(name, [*known])
             form.wrong.append(f"{where} has {quote(name)}, which is no request{near}")
-
-
-def _of_pod(pod: Mapping[str, Any], claims: Sequence[ClaimSpec]) -> Iterator[str]:
-    """Say which claims of a pod are not in the file."""
-    form, name, here = Form(), _metadata(pod, "name"), 0
-    for one in form.list(form.object(pod.get("spec"), "spec").get("resourceClaims"), "resourceClaims"):
-        row = form.object(one, "resourceClaims")
-        for key, kind in (("resourceClaimName", CLAIM), ("resourceClaimTemplateName", TEMPLATE)):
-            if any((each.kind, each.name) == (kind, row.get(key)) for each in claims):
-                here += 1
-            elif row.get(key):
-                yield f"pod {name} has the {kind} {row[key]}, which is not in the file"
-    if here > 1:
-        yield f"pod {name} has {here} claims of the file, which are judged one by one: it needs all of them at once"

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterator
 
+MISSING = "is YAML, and PyYAML is not installed; install it, or write JSON"
 _STRING = "tag:yaml.org,2002:str"
 _PLAIN = ("null", "bool", "int", "float")  # other plain forms, such as dates, are strings
 
@@ -82,7 +83,7 @@ def _library() -> Any:
 
         return import_module("yaml")
     except ImportError:
-        raise YamlError("is YAML, and PyYAML is not installed; install it, or write JSON") from None
+        raise YamlError(MISSING) from None
     finally:
         sys.path[:] = [path for path in sys.path if path not in private]
 

@@ -14,7 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
-from gpushim.containers.kubelet import plugins
+from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
 from gpushim.doctor import (
     REFRESH,
     Finding,
@@ -30,7 +30,7 @@ from gpushim.doctor import (
     then,
     warning,
 )
-from gpushim.doctor.check_kubelet import PLUGIN_UNIT, POD_AGAIN, kubelet_socket, plugin_again, setting, then_plugin
+from gpushim.doctor.check_kubelet import PLUGIN_UNIT, POD_AGAIN, plugin_again, setting, then_plugin
 from gpushim.engines.processes import ask
 from gpushim.ground import seen
 from gpushim.ground.errors import quote, visible
@@ -147,7 +147,7 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
         serves = host.settings["device-plugin"]["other-givers"] == "serve"
         then_what = "two pods may get one GPU" if serves else "gpushim-device-plugin gives out none beside it"
         yield (warning if serves else broken)(f"{visible(str(giver))}: {then_what}", _one(host))
-    if missing and ask.listens(kubelet_socket(host)):  # else that is what to mend
+    if missing and ask.listens(f"{plugins(host.kubelet, host.top)}/{KUBELET_SOCKET}"):  # else that is what to mend
         evidence = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
         yield warning(evidence, plugin_again(host))
     if answer.get("problem") and host.problem:

@@ -30,7 +30,7 @@ from gpushim.doctor import (
     warning,
 )
 from gpushim.doctor.check_driver import inside
-from gpushim.doctor.check_kubelet import again, kubelet_socket, setting
+from gpushim.doctor.check_kubelet import again, setting
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError, quote, visible
 from gpushim.inventory import ensure
@@ -90,7 +90,7 @@ def _kubeconfig(host: Host) -> Iterator[Finding]:
 
 
 def runs(host: Host) -> bool:
-    """Say whether gpushim's DRA driver listens for kubelet, or, as beside another of its name, for root alone."""
+    """Say whether gpushim's DRA driver listens, for kubelet, or, beside another of its name, for root alone."""
     return bool(_listens(host, ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
 
 
@@ -147,7 +147,7 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
     if answer.get("rival"):
         where = quote(str(answer["rival"]))
         yield broken(f"{ANOTHER}, at {where}, so gpushim-dra-driver gives out none", REMOVE)
-    elif not answer.get("registered") and not ask.listens(kubelet_socket(host)):  # of which another check tells
+    elif not answer.get("registered") and not _kubelet(host):
         yield skipped("gpushim-dra-driver waits for kubelet, which does not listen")
     elif not answer.get("registered"):
         why = f": {visible(str(answer['refused']))}" if answer.get("refused") else ""
@@ -163,6 +163,11 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
         yield broken(visible(str(answer["lacks"])), _with_spec(host))
     elif answer.get("unhealthy"):
         yield _unhealthy(host, answer["unhealthy"], answer["devices"])
+
+
+def _kubelet(host: Host) -> bool:
+    """Say whether a kubelet listens (check_kubelet.listens tells if none does)."""
+    return ask.listens(f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.KUBELET_SOCKET}")
 
 
 def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:

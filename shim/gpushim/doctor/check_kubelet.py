@@ -65,7 +65,7 @@ def _elsewhere(host: Host) -> list[str]:
 
 def listens(host: Host) -> Iterator[Finding]:
     """Check that kubelet listens where device plugins register."""
-    path = kubelet_socket(host)
+    path = f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.KUBELET_SOCKET}"
     if not os.path.isdir(host.kubelet):
         return
     if not seen.exists(path):
@@ -77,11 +77,6 @@ def listens(host: Host) -> Iterator[Finding]:
         yield broken(f"nobody listens on {path}: the kubelet that made it has ended", again(host, "start"))
     else:
         yield ok(f"kubelet listens on {path}")
-
-
-def kubelet_socket(host: Host) -> str:
-    """Return the path at which kubelet listens for device plugins."""
-    return f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.KUBELET_SOCKET}"
 
 
 def checkpoint(host: Host) -> Iterator[Finding]:

@@ -10,10 +10,12 @@ import grpc.aio
 import pytest
 
 from gpuplugin.allocation import allocators
+from gpuplugin.book import book, by_device, claimed
 from gpushim.containers import kubelet as files
+from gpushim.ground import system
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.kubelet.registrar import driver
-from unit.gpuplugin.snapshots import uuid
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, top
 
 __all__ = ["host", "top"]
@@ -23,6 +25,8 @@ CLAIMED = {
     "claim_namespace": "ns",
     "claim_resources": [{"driver_name": "gpu.nvidia.com", "pool_name": "n", "device_name": "gpu-0"}],
 }
+
+DEVICE = {"request": "gpu", "device": "one"}
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +78,10 @@ def test_what_a_claim_has_waits_until_kubelet_lists_it_no_more(top: Path, host: 
                 kubelet.claimed = [CLAIMED]
                 await until(lambda: kubelet.lists[GPU] == SICK)
             await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)))
-            with pytest.raises(grpc.aio.AioRpcError, match="pod ns/pod has it by claim ns/mine of the DRA driver"):
+            with pytest.raises(
+                grpc.aio.AioRpcError,
+                match=r"cannot be used: claim ns/mine of gpu\.nvidia\.com has it, for pod ns/pod; these",
+            ):
                 await kubelet.allocate(GPU, uuid(0))
             kubelet.claimed.clear()
             await until(lambda: kubelet.lists[GPU] == WELL)
@@ -90,6 +97,27 @@ def test_what_kubelet_has_kept_of_a_claim_counts_as_well(top: Path, host: Host) 
             await until(lambda: kubelet.lists.get(GPU))
             assert kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),))
             promised(top)
+            await until(lambda: kubelet.lists[GPU] == WELL)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("gives", "sick"), [(uuid(0), uuid(0)), (uuid(16, "MIG"), uuid(1))])
+def test_what_the_book_has_of_a_claim_is_not_offered(top: Path, host: Host, gives: str, sick: str) -> None:
+    """Though kubelet says nothing of it; a GPU in MIG mode is offered as a whole."""
+    host.has(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)]))
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            to, shared = "claim ns/mine of gpu.nvidia.com", book.Book()
+            with shared.locked() as page:
+                claimed.write({"u": {"namespace": "ns", "name": "mine", "devices": [{**DEVICE, "uuid": gives}]}})
+                shared.write(by_device.claim(shared.now(page), {gives: sick}, to, system.clock()))
+            await until(lambda: kubelet.lists[GPU][sick] == "Unhealthy")
+            with shared.locked() as page:
+                claimed.write({})
+                shared.write(by_device.unclaimed(shared.now(page), [gives], to))
             await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())

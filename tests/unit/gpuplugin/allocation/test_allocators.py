@@ -60,7 +60,7 @@ def test_a_driver_whose_claim_has_a_gpu_gives_all() -> None:
     has, gives = found([HERE._replace(name="x.example.com")], other)
     assert has.gpus == frozenset({uuid(0)})
     assert gives.gpus is None
-    assert has.text == "pod ns/pod has it by claim ns/c of the DRA driver x.example.com"
+    assert has.text == "claim ns/c of x.example.com has it, for pod ns/pod"
 
 
 def test_a_claim_that_cannot_be_told_may_have_any() -> None:

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.book import evidence
-from gpuplugin.book.by_device import LISTED
+from gpuplugin.book import by_device, evidence
+from gpuplugin.book.by_device import CLAIM, DRIVER, LISTED, PLUGIN, Given
 from gpuplugin.book.checkpoints import A_POD, Promised
 from gpuplugin.book.evidence import STARTS, UNSAID, Evidence
 from gpuplugin.devices.changes import OTHERS
 from gpuplugin.settings import resources
-from unit.gpuplugin.pages import GPU, ONE, TWO, book, division, entry
-from unit.gpuplugin.snapshots import gpu, snapshot
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.pages import GPU, ONE, TWO, WHOLE, book, division, entry
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 UNITS = resources.units(snapshot([gpu(0), gpu(1)]))
 POD, KEY = "pod default/a", f"{GPU} {ONE}"
@@ -68,6 +69,26 @@ DAMAGED = Promised(damaged="the checkpoint is torn", there=True)
 def test_when_somebody_may_have_what_nobody_has_named(page: Any, of: Evidence, who: str | None) -> None:
     found = evidence.suspected(book(**page), LAST, of, ())
     assert found == ({GPU: {ONE: who}} if who else {})
+
+
+INSTANCE, ANOTHER = uuid(0, "MIG"), uuid(1, "MIG")
+DIVIDED = resources.units(snapshot([gpu(0, mig=True)], [mig(0, 0), mig(0, 1)]))
+
+
+@pytest.mark.parametrize("offered", [(ONE,), (INSTANCE, ANOTHER)])
+@pytest.mark.parametrize("claimed", [ONE, INSTANCE])
+def test_what_would_be_refused_is_not_offered(offered: tuple[str, ...], claimed: str) -> None:
+    of = {f"{CLAIM} {claimed}": entry(claimed, (CLAIM, ""), giver=DRIVER, to="claim d/c")}
+    page, desired = book(dict.fromkeys(offered, division()), of), {GPU: [DIVIDED[one] for one in offered]}
+    settled, _ = evidence.decided(page, desired, DIVIDED, said({}), (), {})
+    refused = set()
+    for one in offered:
+        try:
+            by_device.give(page, [Given(one, GPU, one, WHOLE)], PLUGIN, "", 7.0)
+        except GpushimError:
+            refused.add(one)
+    assert refused == {one.id for one in settled.listed[GPU] if one.problem}
+    assert refused == {one for one in offered if one == claimed or ONE in (one, claimed)}
 
 
 def test_what_another_instance_gives_out_it_may_have_given() -> None:

@@ -110,6 +110,25 @@ def test_many_pods_are_named_so_far() -> None:
     assert found[GPU][0].problem.endswith(" the end of pod 0, pod 1, pod 2 and 2 more")
 
 
+@pytest.mark.parametrize(
+    ("who", "of", "says"),
+    [
+        ({changes.CLAIM: {"GPU-0": "claim d/c"}}, whole(0), "claim d/c has it"),
+        (
+            {changes.CLAIM: {"MIG-0a": "claim d/c", "MIG-0b": "claim d/b"}},
+            whole(0),
+            "claim d/b has MIG-0b, claim d/c has MIG-0a",
+        ),
+        ({changes.CLAIM: {"GPU-0": "claim d/c"}}, divided(0), "claim d/c has GPU-0"),
+    ],
+)
+def test_of_a_claim_is_said_what_it_has(
+    who: dict[str, dict[str, str]], of: dict[str, list[Device]], says: str
+) -> None:
+    found = changes.settled(served(of), of, who, WHERE).listed
+    assert {one.problem for row in found.values() for one in row} == {says}
+
+
 def test_kubelet_need_not_be_asked_where_nothing_is_reshaped() -> None:
     old = joined(whole(0), shared(1))
     sick = {GPU: [replace(one, problem="x") for one in old[GPU]]}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -12,13 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpuplugin.dra import command_line, nvidia_flags
+from gpuplugin.dra import command_line, node_state, nvidia_flags
 from gpuplugin.dra.link import Place
 from gpuplugin.dra.node_state import FLAGS
 from gpuplugin.settings import flags
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin import nogrpc
-from unit.gpushim.doctor.nodes import answering
 
 TOP = Path(__file__).parents[4]
 
@@ -32,6 +28,18 @@ def test_what_does_not_speak_with_kubelet_needs_no_grpc(module: str) -> None:
         [sys.executable, "-c", words], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_without_grpc_the_driver_that_runs_says_whether_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("gpuplugin.kubelet.plugins", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuplugin.kubelet.plugins", None)
+    monkeypatch.setattr(node_state, "rival", lambda: "/x")
+    assert command_line._rival("/k") == "/x"
+
+
+def test_what_is_no_report_has_no_format() -> None:
+    done = CliRunner().invoke(command_line.command, ["--check", "--format=json"])
+    assert (done.exit_code, "--format is for --explain and --explain-claim" in done.output) == (2, True)
 
 
 class Half:
@@ -97,31 +105,6 @@ def test_flags_that_explain_is_given_are_seen(
     run("--explain=x", *words)
     said = " ".join(note for note in notes if "of the driver that runs" in note)
     assert {flag for flag in FLAGS if f"--{flag}" in said} == unseen
-
-
-@pytest.mark.parametrize(
-    ("answer", "found"), [({"rival": "/k/x"}, "/k/x"), ({"rival": ""}, ""), ({"error": "busy"}, None), (None, None)]
-)
-def test_without_grpcio_the_driver_is_asked_for_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: dict[str, str] | None, found: str | None
-) -> None:
-    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    nogrpc.without(monkeypatch, "gpuplugin.kubelet.plugins")
-    data = json.dumps(answer).encode() + b"\n"
-    with answering(tmp_path / "dra-driver.sock", data) if answer else contextlib.nullcontext():
-        assert command_line._rival("/k") == found
-
-
-def test_check_says_what_of_nvidias_does_nothing(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    monkeypatch.setattr("gpuplugin.dra.dry_run.tell", lambda settings, _: notes.extend(settings.notes))
-    run("--check", "--feature-gates=MPSSupport=true")
-    assert notes == ["--feature-gates is accepted without effect: what gpushim has of these features is on"]
-
-
-def test_check_has_one_format() -> None:
-    done = CliRunner().invoke(command_line.command, ["--check", "--format=json"])
-    assert (done.exit_code, "--check prints a table" in done.output) == (2, True)
 
 
 def test_the_other_half_has_a_user(half: Path) -> None:

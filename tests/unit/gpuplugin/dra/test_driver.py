@@ -128,34 +128,5 @@ def test_root_has_it_let_go_of_the_gpus_and_take_them(tmp_path: Path, monkeypatc
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("after", ["prepare", "unprepare"])
-def test_what_kubelet_was_refused_is_told_until_it_is_over(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
-    monkeypatch.setattr(status, "REFUSALS", 2)
-    asked = [{"namespace": "d", "name": f"c-{uid}", "uid": uid} for uid in "abc"]
-    answers: dict[str, Any] = {"a": "no a", "b": "no b", "c": "no c"}
-
-    async def prepare(_: Any) -> Any:
-        return answers
-
-    now: Any = SimpleNamespace(rival="", problem="", lacks="", offered=[], slices=None, why={}, reasons={})
-    claims: Any = SimpleNamespace(prepare=prepare, unprepare=lambda _: nothing(), owes=lambda _: False)
-    one = Status(lambda: now, claims, None, SimpleNamespace(published={}), None, None, "/none")  # type: ignore[arg-type]
-    one.driver = SimpleNamespace(registered=True, refused="")  # type: ignore[assignment]
-
-    async def told() -> list[str]:
-        return [f"{row['namespace']}/{row['name']}: {row['why']}" for row in (await one._asked())["refusals"]]
-
-    async def story() -> None:
-        await one.prepare(asked)
-        assert await told() == ["d/c-b: no b", "d/c-c: no c"]
-        answers["c"] = []
-        await (one.prepare(asked[2:]) if after == "prepare" else one.unprepare(asked[2:]))
-        assert await told() == ["d/c-b: no b"]
-        monkeypatch.setattr(status, "LATELY", 0.0)
-        assert await told() == []
-
-    asyncio.run(story())
-
-
 async def nothing() -> None:
     """Be done at once."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,8 @@ from gpuplugin.dra import command_line, explain_held
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
 from gpushim.cdi.generate import publish
-from gpushim.containers.kubelet import Claim
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin import nogrpc
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
-from unit.gpushim.doctor.nodes import answering
 
 HOST = snapshot([gpu(0), gpu(1)])
 ROW = {"request": "r", "device": uuid(0).lower(), "uuid": uuid(0), "admin": False}
@@ -85,37 +83,16 @@ def test_what_kubelet_has_of_another_driver(tmp_path: Path) -> None:
     assert "gpushim's driver has given it nothing: kubelet has it of another" in found["notes"]
 
 
-HAS = Claim("d", "c", "gpu.nvidia.com", "n", "gpu-0", ("x/y=z",), "pod", "main")
-LISTED = [{**one._asdict(), "uids": []} for one in (HAS, HAS._replace(name="other"))]
-
-
-@pytest.mark.parametrize(
-    ("answer", "pods"),
-    [
-        ({"claims": LISTED}, ["d/pod"]),
-        ({"claims": None}, ["uid p"]),
-        ({"claims": [{"x": 1}]}, ["uid p"]),
-        ({"error": "what it is asked"}, ["uid p"]),
-    ],
-)
-def test_without_grpcio_the_driver_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, pods: list[str]
-) -> None:
-    nogrpc.without(monkeypatch, "gpuplugin.kubelet.podresources")
-    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+def test_why_kubelet_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state(tmp_path, "gpu.nvidia.com")
-    with answering(tmp_path / "dra-driver.sock", json.dumps(answer).encode() + b"\n"):
-        found = report(tmp_path, ROW)
-    assert [row["pod"] for row in found["kubelet"]] == pods
-    silent = [note for note in found["notes"] if "Python has no grpcio" in note and "see gpushim ps" in note]
-    assert bool(silent) == (pods == ["uid p"])
-
-
-def test_what_the_driver_refuses(tmp_path: Path) -> None:
-    rows = [{"namespace": "d", "name": name, "why": f"no {name}"} for name in ("c", "other")]
-    found = report(tmp_path, refusals=rows)
-    assert [note for note in found["notes"] if "answer" in note] == ["the driver's last answer to kubelet: no c"]
-    assert (found["claims"], found["kubelet"]) == ([], [])
+    assert report(tmp_path, ROW)["notes"][-1].startswith(
+        "kubelet does not say which containers have it: see gpushim ps"
+    )
+    monkeypatch.delattr("gpuplugin.kubelet.podresources", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuplugin.kubelet.podresources", None)
+    found = report(tmp_path, ROW)
+    assert found["notes"][-1].startswith("this Python has no grpcio, by which kubelet says which containers have it")
+    assert found["kubelet"][0]["pod"] == "uid p"
 
 
 def test_an_unknown_claim(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,20 +63,35 @@ def test_without_a_driver_nothing_is_given_and_little_known() -> None:
     assert ([*found.taints], found.claims, found.watched) == ([], {}, False)
 
 
-def test_another_driver_of_the_name(running: Newest, tmp_path: Path) -> None:
-    """Ours says so, and gives out nothing."""
-    refusals = [{"namespace": "d", "name": "c", "why": "no"}]
-    answer = json.dumps({"rival": "/k/x.sock", "refusals": refusals}).encode() + b"\n"
-    with answering(tmp_path / "s/dra-driver.sock", answer):
-        found = present()
-    assert found.problem == spec.RIVAL.format("/k/x.sock")
-    assert (found.problem in found.notes, found.refusals) == (True, refusals)
-
-
 def test_a_driver_that_has_ended(running: Newest) -> None:
     assert present().problem == ""
     running.leave()
     assert present().problem.startswith("no gpushim-dra-driver runs")
+
+
+@pytest.mark.parametrize(
+    ("answer", "there"), [({"rival": "/x"}, "/x"), ({"rival": ""}, ""), ({}, ""), ([], None), (None, None)]
+)
+def test_another_driver_is_where_the_one_that_runs_says(
+    running: Newest, tmp_path: Path, answer: object, there: str | None
+) -> None:
+    told = contextlib.nullcontext()
+    if answer is not None:
+        told = answering(tmp_path / "s/dra-driver.sock", json.dumps(answer).encode() + b"\n")  # type: ignore[assignment]
+    with told:
+        assert node_state.rival() == there
+        assert present().problem == (spec.RIVAL.format(there) if there else "")
+
+
+REFUSED = {"namespace": "d", "name": "c", "why": "no\n"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"), [([REFUSED], r"no\n"), ([{**REFUSED, "name": "x"}], ""), ([5], ""), (None, ""), (5, "")]
+)
+def test_why_a_claim_is_refused(running: Newest, tmp_path: Path, rows: object, why: str) -> None:
+    with answering(tmp_path / "s/dra-driver.sock", json.dumps({"refusals": rows}).encode() + b"\n"):
+        assert node_state.refusal("d", "c") == why
 
 
 def test_health_and_holders(running: Newest) -> None:

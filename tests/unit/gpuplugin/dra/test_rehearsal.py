@@ -49,6 +49,25 @@ def test_what_prepare_refuses(requests: Any, config: Any, host: Any, answer: str
     assert words in one["why"]
 
 
+@pytest.mark.parametrize(
+    ("number", "of", "answer"),
+    [(9, "a/big", "yes"), (9, "a/small", "no"), (9, "a", "no"), (2, "a/big", "cannot tell"), (9, "", "no")],
+)
+def test_a_config_counts_for_the_alternative_that_is_chosen(number: int, of: str, answer: str) -> None:
+    ways = [
+        {"name": "big", "deviceClassName": "gpu.nvidia.com", "count": number},
+        {"name": "small", "deviceClassName": "mig.nvidia.com"},
+    ]
+    config = opaque("GpuConfig", *filter(None, [of]), strategy="Bogus")
+    one = found(claim({"name": "a", "firstAvailable": ways}, config=[config]), snapshot=WITH_MPS)
+    assert one["answer"] == answer, one["why"]
+
+
+def test_the_form_of_another_version_does_not_matter() -> None:
+    made = claim(exactly(), config=[{**SLICES, "requests": [{}]}, {**SLICES, "requests": 5}])
+    assert found({**made, "apiVersion": "resource.k8s.io/v9"})["answer"] == "cannot tell"
+
+
 @pytest.mark.parametrize("pod", ["", "10.0.0.1"])
 @pytest.mark.parametrize("systemd", [True, False])
 def test_what_starts_units_of_claims_is_noted_wherever_one_asks(

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.matching.manifests import ALL, CLAIM, EXACT, TEMPLATE, ClaimSpec, read
+from gpuplugin.matching.manifests import ALL, EXACT, ClaimSpec, read
+from gpuplugin.matching.pod_claims import CLAIM, TEMPLATE
 
 V1 = "resource.k8s.io/v1"
 CEL = {"cel": {"expression": "true"}}
@@ -50,7 +51,6 @@ R = {"name": "r", "exactly": X}
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
-        (None, "it has no request"),
         ({"requests": [R], "sets": []}, "spec.devices.sets is not known here"),
         ({"requests": [{"name": "r", "exactly": {**X, "capacity": {}}}]}, "r.capacity is not known here"),
         ({"requests": [{"name": "r", "exactly": {**X, "count": 2.0}}]}, "r.count is 2.0, with a point"),
@@ -89,6 +89,9 @@ def tolerates(**more: Any) -> dict[str, Any]:
         (exactly(count=2, allocationMode="All"), "r.count is 2; write it only without allocationMode All"),
         (exactly(allocationMode="Any"), 'r.allocationMode is "Any"; write ExactCount or All'),
         (exactly(adminAccess="yes"), 'r.adminAccess is "yes"; write true or false'),
+        (exactly(deviceClassName="GPU.x"), 'r.deviceClassName is "GPU.x"; write small letters'),
+        (exactly(selectors=[{"cel": {"expression": "x" * 10241}}]), "has 10241 bytes; write 10240 at most"),
+        ({"requests": [R], "config": [{"opaque": {"parameters": "x"}}]}, 'parameters is "x"; write an object'),
         (exactly(selectors=["true"]), "r.selectors has a text; write it as the expression of [{cel: {expression"),
         (exactly(selectors=[{}]), "r.selectors.cel.expression is missing; write a text"),
         (exactly(selectors=[{"cel": {"expression": " "}}]), 'r.selectors.cel.expression is " "; write a text'),
@@ -106,6 +109,8 @@ def tolerates(**more: Any) -> dict[str, Any]:
         ({"requests": [{"name": "r", "firstAvailable": [X] * 9}]}, "r.firstAvailable has 9; write 8"),
         ({"requests": [{**R, "firstAvailable": []}]}, "request r has both exactly and firstAvailable"),
         ({"requests": [R], "constraints": [{}]}, "a constraint has neither"),
+        ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["r", "r"]}]}, "has r twice"),
+        ({"requests": [{"name": "r", "firstAvailable": [{"name": "a", "exactly": X}]}]}, "has no `exactly:`; write"),
         ({"requests": [R], "constraints": [{"matchAttribute": "a/b", "requests": ["x"]}]}, "requests has x,"),
         ({"requests": [R], "constraints": [{"matchAttribute": "pcieRoot"}]}, "matchAttribute is pcieRoot, w"),
         ({"requests": [R], "config": [{"requests": ["r/x"], "opaque": {}}]}, "config.requests has r/x, which is no"),
@@ -115,6 +120,35 @@ def tolerates(**more: Any) -> dict[str, Any]:
 def test_what_the_api_server_refuses(devices: Any, words: str) -> None:
     assert words in one(devices).wrong[0]
     assert one(devices, apiVersion="resource.k8s.io/v9").wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"metadata": {"name": "My_Claim"}}, 'metadata.name is "My_Claim"; write small letters, digits, - and .'),
+        ({"metadata": {"generateName": "a_"}}, 'metadata.generateName is "a_"; write small'),
+        ({"metadata": None}, "metadata.name is missing"),
+        ({"metadata": {"name": "a", "labels": {"a": 1}}}, "metadata.labels.a is 1; write a text, in quotes"),
+        ({"sepc": {}}, "a ResourceClaim has no field sepc"),
+        ({"spec": {"spec": {"devices": {"requests": [R]}}}}, "below one `spec:`, not two"),
+        (
+            {"kind": TEMPLATE, "spec": {"metadata": {"name": "x"}, "spec": {"devices": {"requests": [R]}}}},
+            "spec.metadata has name; omit it",
+        ),
+        ({"kind": TEMPLATE}, "below two `spec:`, its own and its claims'"),
+    ],
+)
+def test_what_is_wrong_around_a_specification(more: dict[str, Any], words: str) -> None:
+    found = one({"requests": [R]}, **more)
+    assert words in found.wrong[0]
+    assert (len(found.wrong), len(found.requests)) == (1, 1)
+
+
+def test_of_a_constraint_that_is_both_the_scheduler_knows_one() -> None:
+    (found,) = one(
+        {"requests": [R], "constraints": [{"matchAttribute": "a/b", "distinctAttribute": "a/c"}]}
+    ).constraints
+    assert (found.attribute, found.distinct) == ("a/b", False)
 
 
 @pytest.mark.parametrize("more", [{"value": "79", "effect": "None"}, {"operator": "Exists", "tolerationSeconds": 5}])
@@ -148,6 +182,38 @@ def test_claims_of_one_pod_are_not_added_up() -> None:
     rows = [{"name": name, "resourceClaimName": name} for name in ("c", "d")]
     (note,) = read([*made, {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"resourceClaims": rows}}]).notes
     assert note.startswith("pod p has 2 claims of the file, which are judged one by one")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"resourceClaims": [{"name": "a", "resourceClaimTemplateName": "c"}]},
+            "the file, where c is a ResourceClaim",
+        ),
+        (
+            {"resourceClaims": [{"name": "a", "resourceClaimName": "d"}]},
+            "pod p has the ResourceClaim d, which is not in",
+        ),
+        (
+            {"containers": [{"name": "m", "resources": {"claims": [{"name": "x"}]}}]},
+            "pod p: the API server refuses it: container m names x, which is not in resourceClaims",
+        ),
+        (
+            {"initContainers": [{"name": "m", "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 1}}}]},
+            "pod p: container m asks for nvidia.com/gpu=1: see gpushim explain --kubernetes nvidia.com/gpu=1",
+        ),
+    ],
+)
+def test_what_is_said_of_a_pod(spec: dict[str, Any], words: str) -> None:
+    made = {"apiVersion": V1, "kind": CLAIM, "metadata": {"name": "c"}}
+    (note,) = read([made, {"kind": "Pod", "metadata": {"name": "p"}, "spec": spec}]).notes
+    assert words in note
+
+
+@pytest.mark.parametrize("spec", [5, {"containers": 5}, {"containers": [5]}, {"resourceClaims": [{"name": {}}]}])
+def test_what_is_no_pod_is_no_harm(spec: object) -> None:
+    read([{"kind": "Pod", "metadata": 5, "spec": spec}])
 
 
 def test_what_else_a_file_has() -> None:

@@ -89,9 +89,13 @@ def claims_without_their_unit(patient: Patient) -> None:
 
 @fault("kubernetes-dra-driver", "broken", "another driver named gpu.nvidia.com runs on this node, at /x")
 def another_driver_of_the_name(patient: Patient) -> None:
-    """Beside which ours has no socket for kubelet."""
+    plays(patient, rival="/x", registered=False)
+
+
+@fault("kubernetes-dra-driver", "broken", "another driver named gpu.nvidia.com runs on this node, at /x")
+def gpushims_has_no_socket_for_kubelet_beside_another(patient: Patient) -> None:
+    plays(patient, rival="/x", registered=False)
     folder = patient.top / PLUGINS
-    plays(patient, unit=False, rival="/x", registered=False)
     (folder / "gpushim-c0ffee.sock").unlink()
     held(patient).enter_context(bound(folder / "dra.sock"))
 

@@ -438,8 +438,9 @@ def podman_hook_of_nvidias(patient: Patient) -> None:
 @fault("kubernetes-device-plugin", "warning", "nobody listens")
 def the_device_plugin_has_ended(patient: Patient) -> None:
     ended = os.stat(patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").st_ctime
-    there = lambda path: os.path.exists(path) and os.stat(path).st_ctime > ended  # noqa: E731
-    patient.patch.setattr("gpushim.engines.processes.ask.listens", there)
+    patient.patch.setattr(
+        "gpushim.engines.processes.ask.listens", lambda path: os.path.exists(path) and os.stat(path).st_ctime > ended
+    )
 
 
 @fault("kubernetes-template", "broken", "does not know gpushim-runtime")

@@ -59,7 +59,7 @@ def answering(path: Path, answer: bytes | None) -> Iterator[None]:
                     if answer is None:
                         kept.append(client)
                         continue
-                    with client, contextlib.suppress(BrokenPipeError):  # of who only sees whether it listens
+                    with client, contextlib.suppress(OSError):  # who only looks whether somebody listens is gone
                         client.recv(4096)
                         client.sendall(answer)
 

@@ -37,6 +37,15 @@ def test_both_fronts_are_said(node: Patient) -> None:
     )
 
 
+def test_who_waits_for_kubelet_is_not_broken(unlisted: Patient) -> None:
+    with contextlib.ExitStack() as held:
+        unlisted.kept_open = held
+        (unlisted.top / nodes.PLUGINS / "kubelet.sock").unlink()
+        dra_states.plays(unlisted, registered=False)
+        (found,) = unlisted.said("kubernetes-dra-driver")
+    assert (found.verdict, "waits for kubelet" in found.evidence) == ("skipped", True)
+
+
 def test_nvidias_claims_are_not_missed(node: Patient) -> None:
     """Its driver has the same name, and its claims tell no UUIDs."""
     dra_states.claimed(node)
@@ -51,18 +60,3 @@ def test_an_instance_that_does_not_publish_is_well(node: Patient) -> None:
     """As the older of two during an update."""
     dra_states.plays(node, publishes=False, published={})
     assert [one.verdict for one in node.said("kubernetes-dra-driver")] == ["ok"]
-
-
-def test_beside_another_driver_the_device_plugin_is_not_missed(node: Patient) -> None:
-    dra_states.another_driver_of_the_name(node)
-    (node.top / nodes.PLUGINS / "nvidia-gpu.sock").unlink()
-    assert [one.verdict for one in node.said("kubernetes-device-plugin")] == ["skipped"]
-
-
-def test_a_driver_that_waits_for_kubelet_is_well(node: Patient) -> None:
-    """What is to be done about kubelet says the check of kubelet."""
-    dra_states.plays(node, registered=False)
-    assert [one.verdict for one in node.said("kubernetes-dra-driver")] == ["broken"]
-    (node.top / nodes.PLUGINS / "kubelet.sock").unlink()
-    assert [one.verdict for one in node.said("kubernetes-dra-driver")] == ["skipped"]
-    assert [one.verdict for one in node.said("kubernetes-kubelet")] == ["broken"]
