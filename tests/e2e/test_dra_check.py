@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from e2e import claims
 from e2e.dranode import DRIVER, PROGRAM, driver
 from e2e.engines import SYSTEM_PATH
 from e2e.leftovers import until
@@ -27,9 +31,18 @@ users: [{{name: u, user: {user}}}]
 """
 
 
-def run(env: dict[str, str], folder: Path) -> tuple[int, str]:
-    """Run it; return its exit code, and what it says."""
-    words = [str(PROGRAM), "--check", f"--kubelet-dir={folder}"]
+UNKNOWN = "whether another driver has this one's name is not known"
+# Runs the program as where Python has no grpcio.
+WITHOUT_GRPC = (
+    "/usr/bin/python3",
+    "-c",
+    "import sys, runpy; sys.modules['grpc'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])",
+)
+
+
+def run(env: dict[str, str], folder: Path, by: Sequence[str] = ()) -> tuple[int, str]:
+    """Run it, or have another program run it; return its exit code, and what it says."""
+    words = [*by, str(PROGRAM), "--check", f"--kubelet-dir={folder}"]
     done = subprocess.run(words, env=environment(env), capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout + done.stderr
@@ -107,21 +120,38 @@ def test_a_gpu_that_the_spec_lacks(env: dict[str, str], folder: Path, host: Host
 
 
 def test_another_driver_of_the_name(env: dict[str, str], folder: Path) -> None:
-    """Ours that runs is none."""
+    """Ours that runs is none; it says to who has no grpcio, as on a node of the chart, whether there is one."""
+    assert UNKNOWN in run(env, folder, WITHOUT_GRPC)[1]
     with driver(folder, env):
         check(env, folder)
+        assert UNKNOWN not in run(env, folder, WITHOUT_GRPC)[1]
+        with rival(folder) as path:
+            named = f"listens at {path}, so gpushim gives out no"
+            for by in ((), WITHOUT_GRPC):
+                assert until(lambda by=by: run(env, folder, by)[0] == 1, 30)  # type: ignore[misc]
+                assert named in run(env, folder, by)[1]
+            assert f"ResourceClaim c: not now, another driver {DRIVER}" in explained(env, folder)
+    check(env, folder)
+
+
+def explained(env: dict[str, str], folder: Path) -> str:
+    words, asked = [str(PROGRAM), "--explain=-", f"--kubelet-dir={folder}"], json.dumps(claims.claim("c"))
+    done = subprocess.run(words, env=environment(env), input=asked, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def rival(folder: Path) -> Iterator[Path]:
+    """Run another driver of the name; yield its socket in kubelet's registry."""
     words = [sys.executable, "-m", "e2e.dradriver", str(folder), DRIVER, "pool", "gpu-0", "x/y=z"]
     paths = f"{ROOTS}:{TOP / 'tests'}"
     with subprocess.Popen(words, env={"PATH": SYSTEM_PATH, "PYTHONPATH": paths}) as theirs:
         try:
             path = folder / f"plugins_registry/{DRIVER}-reg.sock"
-            assert until(
-                lambda: path.exists() and f"listens at {path}, so gpushim gives out no" in run(env, folder)[1], 30
-            )
-            check(env, folder, code=1)
+            assert until(path.exists, 30)
+            yield path
         finally:
             theirs.kill()
-    check(env, folder)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -18,8 +20,10 @@ from typing import Any
 import grpc
 import pytest
 
-from e2e.dranode import DRIVER, NODE, Driver, becomes, driver
+from e2e.dranode import DRIVER, NODE, PROGRAM, Driver, becomes, driver
+from e2e.plugins import environment
 from e2e.prometheus import get, of, scrape
+from e2e.test_dra_check import WITHOUT_GRPC
 from e2e.test_dra_node import OTHER, env, folder, host, name
 from fakehost import Host
 from gpuplugin.kubelet.podresources import SOCKET
@@ -158,6 +162,16 @@ def test_gpus_have_the_pods_of_their_claims(one: Driver, host: Host, port: int) 
         becomes(one, lambda: [row[1] for row in of(port, "DCGM_FI_DEV_GPU_TEMP", **wanted)] == [43])
         (found,) = of(port, "DCGM_FI_DEV_FB_USED", GPU_I_ID=str(mig.gi), UUID=host.gpus[0].uuid)
         assert (found[0]["pod"], found[0]["claim"]) == ("q", "q-extended-resources-x")
+
+
+def test_who_has_a_claim_is_known_without_grpcio(one: Driver, env: dict[str, str], host: Host) -> None:
+    """As on a node of the chart: the driver that runs says it."""
+    gpu = host.gpus[1].uuid
+    words = [*WITHOUT_GRPC, str(PROGRAM), "--explain-claim=d/mine", f"--kubelet-dir={one.folder}"]
+    with listing(one.folder, ("p", "mine", name(gpu), gpu)):
+        done = subprocess.run(words, env=environment(env), capture_output=True, text=True, check=True)
+    assert re.search(rf"^d/p +main +{DRIVER} ", done.stdout, re.MULTILINE), done
+    assert "grpcio" not in done.stdout
 
 
 def test_a_device_plugin_that_serves_metrics_tells_of_gpus_alone(one: Driver, env: dict[str, str], port: int) -> None:

@@ -117,7 +117,9 @@ def command(
     if check:
         from gpuplugin.dra import dry_run
 
-        dry_run.tell(Sources(given, os.environ).read(), _rival)
+        found = Sources(given, os.environ).read()
+        found.notes[:0] = notes
+        dry_run.tell(found, _rival)
         return
     if file or claim:
         _explain(file, claim, Sources(given, os.environ).read(), form, given)

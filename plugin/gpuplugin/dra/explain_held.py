@@ -153,16 +153,18 @@ def _since(uuid: str, to: str, node: NodeState) -> str:
 
 
 def _listed(namespace: str, name: str, kubelet_dir: str, notes: list[str]) -> Sequence[Claim]:
-    """List what kubelet has for a claim: as it says, else as its file does."""
+    """List what kubelet has for a claim: as it says, without grpcio to the driver; else as its file does."""
     why = "kubelet does not say which containers have it"
     try:
         from gpuplugin.kubelet import podresources
-
-        found = asyncio.run(podresources.listed(kubelet_dir))
     except ImportError:
-        found, why = None, "this Python has no grpcio, by which kubelet says which containers have it"
-    claims = found.claims if found else []
-    if found is None:
+        claims = node_state.listed()
+        why = "this Python has no grpcio, and the driver does not say which containers have it"
+    else:
+        found = asyncio.run(podresources.listed(kubelet_dir))
+        claims = found.claims if found else None
+    if claims is None:
+        claims = []
         notes.append(f"{why}: see gpushim ps; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods")
         try:
             claims = kubelet.claims(kubelet_dir)

@@ -18,6 +18,7 @@ from gpuplugin.health.health import Health
 from gpuplugin.mps import mps, of_claims
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
+from gpushim.containers.kubelet import Claim
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, INVENTORY, GpushimError, visible
 from gpushim.paths import trust
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
-SECONDS = 2.0  # for the answer of the driver that runs
+SECONDS, KUBELETS = 2.0, 8.0  # for the answer of the driver that runs, and where it asks kubelet first
 HEALTH = "health.json"  # in the directory of what the plugin keeps
 FLAGS = ("exclude", "taint-effect", "disable-healthchecks", "enable-healthchecks", "config-file")  # that count here
 UNWATCHED = "whether GPUs are healthy is not known: "
@@ -187,10 +188,20 @@ def refusal(namespace: str, name: str) -> str:
     return ""
 
 
-def _asked() -> dict[str, Any] | None:
-    """Ask the driver that runs for its state; None if it does not answer as it should."""
+def listed() -> list[Claim] | None:
+    """Return what kubelet tells the driver that runs of claims, as podresources.listed; None if one does not say."""
+    rows: Any = (_asked("claims", KUBELETS) or {}).get("claims")
+    try:
+        return [Claim(**{**row, "cdi": tuple(row["cdi"]), "uids": frozenset(row["uids"])}) for row in rows]
+    except (TypeError, KeyError):  # None, or of another version
+        return None
+
+
+def _asked(word: str = "status", seconds: float = SECONDS) -> dict[str, Any] | None:
+    """Ask the driver that runs, by a word of Status.by_word; None if it does not answer as it should."""
+    question = json.dumps({"do": word}).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        data = plugin_socket.exchange(system.state_dir(), plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
+        data = plugin_socket.exchange(system.state_dir(), question, seconds, plugin_socket.DRIVERS)
         answer = json.loads(data)
         return answer if isinstance(answer, dict) else None
     return None

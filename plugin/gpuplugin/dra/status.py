@@ -101,7 +101,7 @@ class Status:
         self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
         self._letting, self._kubelet_dir = letting, kubelet_dir
         self._refused: dict[str, tuple[float, dict[str, str]]] = {}  # since when, and why, by the claim's uid
-        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take}
+        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take, "claims": self._listed}
 
     async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
         """Prepare claims, as `Claims.prepare`, and count them."""
@@ -165,6 +165,11 @@ class Status:
         held = [one for one in listed.claims if one.driver == OWN_DRIVER] if listed else []
         rows = [{key: getattr(one, key) for key in keys} for one in held]
         return {**await self._asked(), **self._letting.state, "pods": None if listed is None else [], "claims": rows}
+
+    async def _listed(self) -> dict[str, Any]:
+        """Tell which containers have which claims, of all drivers, as kubelet does; None where it does not."""
+        listed = await podresources.listed(self._kubelet_dir)
+        return {"claims": [{**one._asdict(), "uids": [*one.uids]} for one in listed.claims] if listed else None}
 
     async def _take(self) -> dict[str, Any]:
         self._letting.take()

@@ -24,6 +24,7 @@ _REFUSED = (
         *("as", "as-uid", "as-groups", "as-user-extra"),
     ),
 )
+CERTIFICATE = "-----BEGIN CERTIFICATE-----"  # RFC 7468
 _TAKEN = "server, certificate-authority, tls-server-name, client-certificate, client-key, token and tokenFile count"
 
 
@@ -91,6 +92,8 @@ class Kubeconfig:
         server = urlsplit(found["server"])
         if server.scheme != "https" or not server.hostname or server.port == 0 or not found["ca"]:
             raise _wrong(path, "it names no server with https:// and its certificate-authority")
+        if CERTIFICATE not in found["ca"]:
+            raise _wrong(path, f"its certificate-authority has no {CERTIFICATE}")
         if not found["token"] and not (found["cert"] and found["key"]):
             raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
         return found

@@ -107,6 +107,13 @@ def test_flags_that_explain_is_given_are_seen(
     assert {flag for flag in FLAGS if f"--{flag}" in said} == unseen
 
 
+def test_check_says_what_of_nvidias_does_nothing(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("gpuplugin.dra.dry_run.tell", lambda settings, _: notes.extend(settings.notes))
+    run("--check", "--feature-gates=MPSSupport=true")
+    assert notes == ["--feature-gates is accepted without effect: what gpushim has of these features is on"]
+
+
 def test_the_other_half_has_a_user(half: Path) -> None:
     assert run("--cluster-user=12")[3] == Place("/x", 12)
     assert run("--cluster-user=root", "--cluster-unit=a.service")[3] == ("/x", 0, "a.service")

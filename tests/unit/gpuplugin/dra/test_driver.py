@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,8 @@ def test_root_has_it_let_go_of_the_gpus_and_take_them(tmp_path: Path, monkeypatc
         assert (answer["closed"], [row["driver"] for row in answer["claims"]]) == (True, [OWN_DRIVER])
         assert answer["claims"][0]["pod"] == "pod"
         assert letting.held()
+        told = (await one.by_word["claims"]())["claims"]
+        assert json.loads(json.dumps(told)) == [{**row._asdict(), "cdi": [], "uids": []} for row in rows]
         await one.by_word["take"]()
         assert not letting.held()
 

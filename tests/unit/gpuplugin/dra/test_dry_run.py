@@ -17,6 +17,7 @@ from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpushim.doctor.nodes import bound
 
 HOST = snapshot([gpu(0), gpu(1), gpu(2)])
 
@@ -77,6 +78,14 @@ def test_what_is_held_is_no_less_given_out(capsys: pytest.CaptureFixture[str]) -
 def test_whether_there_is_another_driver_may_not_be_known(capsys: pytest.CaptureFixture[str]) -> None:
     dry_run.tell(settings.resolve({}, {}, {}), lambda _: None)
     assert dry_run.UNASKED in capsys.readouterr().out
+
+
+def test_a_kubelet_that_has_ended(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "pod-resources").mkdir()
+    bound(tmp_path / dry_run.SOCKET).close()
+    assert "kubelet.sock: no kubelet runs" in said(capsys, kubelet_dir=str(tmp_path)).replace("\n  ", " ")
+    with bound(tmp_path / dry_run.SOCKET):
+        assert "no kubelet runs" not in said(capsys, kubelet_dir=str(tmp_path)).replace("\n  ", " ")
 
 
 def sick(number: int) -> None:

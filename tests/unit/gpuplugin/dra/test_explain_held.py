@@ -15,8 +15,10 @@ from gpuplugin.dra import command_line, explain_held
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
 from gpushim.cdi.generate import publish
+from gpushim.containers.kubelet import Claim
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpushim.doctor.nodes import answering
 
 HOST = snapshot([gpu(0), gpu(1)])
 ROW = {"request": "r", "device": uuid(0).lower(), "uuid": uuid(0), "admin": False}
@@ -83,16 +85,33 @@ def test_what_kubelet_has_of_another_driver(tmp_path: Path) -> None:
     assert "gpushim's driver has given it nothing: kubelet has it of another" in found["notes"]
 
 
-def test_why_kubelet_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HAS = Claim("d", "c", "gpu.nvidia.com", "n", "gpu-0", ("x/y=z",), "pod", "main")
+LISTED = [{**one._asdict(), "uids": []} for one in (HAS, HAS._replace(name="other"))]
+
+
+@pytest.mark.parametrize(
+    ("answer", "pod"),
+    [
+        ({"claims": LISTED}, "d/pod"),
+        ({"claims": None}, "uid p"),
+        ({"claims": [{"x": 1}]}, "uid p"),
+        ({"error": "the driver does not understand"}, "uid p"),
+    ],
+)
+def test_without_grpc_the_driver_says_who_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], pod: str
+) -> None:
+    """Else kubelet is not blamed, as it is where it does not answer."""
     state(tmp_path, "gpu.nvidia.com")
-    assert report(tmp_path, ROW)["notes"][-1].startswith(
-        "kubelet does not say which containers have it: see gpushim ps"
-    )
+    silent = "kubelet does not say which containers have it: see gpushim ps"
+    assert report(tmp_path, ROW)["notes"][-1].startswith(silent)
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     monkeypatch.delattr("gpuplugin.kubelet.podresources", raising=False)
     monkeypatch.setitem(sys.modules, "gpuplugin.kubelet.podresources", None)
-    found = report(tmp_path, ROW)
-    assert found["notes"][-1].startswith("this Python has no grpcio, by which kubelet says which containers have it")
-    assert found["kubelet"][0]["pod"] == "uid p"
+    with answering(tmp_path / "dra-driver.sock", json.dumps(answer).encode() + b"\n"):
+        found = report(tmp_path, ROW)
+    assert [row["pod"] for row in found["kubelet"]] == [pod]
+    assert any(note.startswith("this Python has no grpcio") for note in found["notes"]) == (pod == "uid p")
 
 
 def test_an_unknown_claim(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, certify
 
-SERVER = {"server": "https://localhost:6443/base", "certificate-authority-data": base64.b64encode(b"ca").decode()}
+CA = "-----BEGIN CERTIFICATE-----"
+DATA = base64.b64encode(CA.encode()).decode()
+SERVER = {"server": "https://localhost:6443/base", "certificate-authority-data": DATA}
 
 
 def kubeconfig(user: dict[str, Any], cluster: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def test_what_it_says(tmp_path: Path) -> None:
         "path": f"{tmp_path}/config",
         "server": SERVER["server"],
         "name": "api",
-        "ca": "ca",
+        "ca": CA,
         "cert": "both",
         "key": "both",
         "token": "t",
@@ -52,13 +54,13 @@ def test_what_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["token", "client-certificate", "certificate-authority"])
 def test_a_file_that_rotates_is_read_again(tmp_path: Path, key: str) -> None:
-    (tmp_path / "a").write_text("first")
+    (tmp_path / "a").write_text(f"first{CA if key == 'certificate-authority' else ''}")
     user = {"token": {"tokenFile": "a"}, "client-certificate": {key: "a", "client-key": "a"}}.get(key, {"token": "t"})
     cluster = {"certificate-authority-data": "", key: "a"} if key.endswith("authority") else {}
     path, config = written(tmp_path, user, cluster), Kubeconfig()
     first = copy.copy(config.look(path))
     assert config.look(path) == first
-    (tmp_path / "b").write_text("second")
+    (tmp_path / "b").write_text((tmp_path / "a").read_text().replace("first", "second"))
     (tmp_path / "b").rename(tmp_path / "a")
     assert first
     assert config.look(path) == {part: text.replace("first", "second") for part, text in first.items()} != first
@@ -77,6 +79,11 @@ REFUSED = {
         {"token": "t"},
         {"certificate-authority-data": "!"},
         "certificate-authority-data is no text in base64",
+    ),
+    "no certificate": (
+        {"token": "t"},
+        {"certificate-authority-data": "bm90IHBlbQ=="},
+        "certificate-authority has no -----BEGIN",
     ),
     "an absent file": ({"tokenFile": "none"}, {}, "none cannot be read: No such file"),
     "two words": ({"token": "a\nb"}, {}, "its token is no word"),
