@@ -101,7 +101,8 @@ def test_a_list_is_told_once_more_to_who_came_last(path: str) -> None:
             assert served.listed
             served.offer([])
             assert (await old.read())["devices"] == (await new.read())["devices"] == []
-            assert old.cancel() and new.cancel()
+            assert old.cancel()
+            assert new.cancel()
 
     asyncio.run(run())
 
