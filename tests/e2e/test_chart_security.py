@@ -40,6 +40,7 @@ SECURITY = {
         {
             "!/var/lib/kubelet/plugins=/var/lib/kubelet/plugins",
             "!/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
+            "/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins",
             "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
             "!/run/gpushim=/run/gpushim",
             "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",

@@ -232,8 +232,27 @@ def test_what_an_init_container_has_is_no_claim_s(cluster: Cluster, host: Host) 
     workload.remove(cluster, "beside")
 
 
+def test_no_gpu_is_given_twice(cluster: Cluster, host: Host, tmp_path: Path) -> None:
+    print(f"GPUSHIM_DRA_WALK_SEED={SEED}")
+    walk = Walk(cluster, Pods(cluster.node, host, tmp_path / "nodes"), random.Random(SEED))
+    try:
+        for number in range(STEPS):
+            print(f"{time.strftime('%T')} {number}: {walk.step()}; {walk.made}", flush=True)
+        began = time.monotonic()
+        walk.finish()
+        print(f"{time.strftime('%T')} all is offered after {time.monotonic() - began:.1f} s", flush=True)
+        print(f"{len(walk.inside.parts)} containers were seen")
+    except AssertionError:
+        print(log(cluster)[-6000:], log(cluster, "cluster")[-3000:], sep="\n--\n")
+        raise
+    assert "Traceback" not in log(cluster) + log(cluster, "cluster")
+
+
 def test_what_a_pod_has_stays_its_own_with_another_kubelet_and_no_api_server(cluster: Cluster) -> None:
-    """kubelet lists static pods alone then, until the API server is back: the owner runs on all the while."""
+    """kubelet lists static pods alone then, until the API server is back: the owner runs on all the while.
+
+    The last here: the scheduler takes a while to hear of slices again.
+    """
     workload.create(cluster, "owner", {GPU: 1}, runtime="")
     workload.running(cluster, "owner")
     becomes(cluster, lambda: claims.taints(cluster), "the GPU is given out")
@@ -249,19 +268,3 @@ def test_what_a_pod_has_stays_its_own_with_another_kubelet_and_no_api_server(clu
     becomes(cluster, lambda: claims.taints(cluster) == before, "slices are there again, and have it")
     workload.remove(cluster, "owner")
     becomes(cluster, lambda: not claims.taints(cluster), "it is free when the pod has ended", 60)
-
-
-def test_no_gpu_is_given_twice(cluster: Cluster, host: Host, tmp_path: Path) -> None:
-    print(f"GPUSHIM_DRA_WALK_SEED={SEED}")
-    walk = Walk(cluster, Pods(cluster.node, host, tmp_path / "nodes"), random.Random(SEED))
-    try:
-        for number in range(STEPS):
-            print(f"{time.strftime('%T')} {number}: {walk.step()}; {walk.made}", flush=True)
-        began = time.monotonic()
-        walk.finish()
-        print(f"{time.strftime('%T')} all is offered after {time.monotonic() - began:.1f} s", flush=True)
-        print(f"{len(walk.inside.parts)} containers were seen")
-    except AssertionError:
-        print(log(cluster)[-6000:], log(cluster, "cluster")[-3000:], sep="\n--\n")
-        raise
-    assert "Traceback" not in log(cluster) + log(cluster, "cluster")
