@@ -61,7 +61,7 @@ class Questions:
         self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
         self._others: frozenset[Any] = frozenset()  # sockets of other plugins
         self._open = True  # the book has something that kubelet has not said yet
-        self._asked_once = False
+        self._asked_once = False  # kubelet, by this process
         registry.news = self.look
 
     async def keep(self) -> None:

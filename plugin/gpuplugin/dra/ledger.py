@@ -37,13 +37,15 @@ class Holders(NamedTuple):
 
     Attributes:
         held: pods by resource of device plugins and id.
-        pods: all of them; None while there may be more.
+        pods: that are listed; None while kubelet has just begun.
+        whole: none of the API server's is missing in them.
         promised: what kubelet's checkpoint has, as `checkpoints.remembered` returns it.
         claims: claims by UUID, without those that only look.
     """
 
     held: Mapping[str, Mapping[str, str]]
     pods: Collection[str] | None
+    whole: bool
     promised: Mapping[str, str] | None
     claims: Mapping[str, str] = {}
 
@@ -181,15 +183,15 @@ class Ledger:
     def _heard(self, page: Page, holders: Holders, rows: Mapping[str, Row], homes: Mapping[str, str]) -> Page:
         """Return the book after what kubelet lists."""
         since = system.clock() - QUIET
-        page = listed.listed(page, holders.held, holders.pods, since, holders.promised, whole=True)
+        page = listed.listed(page, holders.held, holders.pods, since, holders.promised, holders.whole)
         known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
-        page = listed.claims(page, {**holders.claims, **known}, homes, None if holders.pods is None else since)
+        page = listed.claims(page, {**holders.claims, **known}, homes, since if holders.whole else None)
         for uuid, name in known.items():
             if uuid in homes and holders.claims.get(uuid) != name:  # as of a pod whose init container alone has it
                 with contextlib.suppress(GpushimError):
                     page = by_device.claim(page, {uuid: homes[uuid]}, name, system.clock())  # is new once more
         self.unnoted = frozenset(_unnoted(page, holders.held, homes))
-        self.sure = holders.pods is not None and not self.unnoted
+        self.sure = holders.whole and not self.unnoted
         return page
 
     def unshare(self, uids: Collection[str]) -> None:

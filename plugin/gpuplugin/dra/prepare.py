@@ -89,7 +89,8 @@ class Claims:
     ) -> None:
         self._shared = shared
         self._ledger, self._link, self._node, self._kubelet_dir, self._offer = ledger, link, node, kubelet_dir, offer
-        self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() since when it lists pods
+        self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() when that was seen first
+        self._partial = 0.0  # time.monotonic() at which kubelet listed no pod of the API server's last
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         self._ended: set[str] = set()  # uids of what kubelet wants taken back, and could not be written
@@ -176,16 +177,19 @@ class Claims:
         found = await podresources.listed(self._kubelet_dir)
         if found is None:
             return None
-        if there != self._kubelet[0] or not found.served(self._node):
-            self._kubelet = there, time.monotonic()
-        whole = time.monotonic() - self._kubelet[1] >= YOUNG
+        now = time.monotonic()
+        if there != self._kubelet[0]:
+            self._kubelet = there, now
+        if self._kubelet[1] == now or not found.served(self._node):
+            self._partial = now
+        young, whole = now - self._kubelet[1] < YOUNG, now - self._partial >= YOUNG
         promised = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir)
         claims: dict[str, str] = {}
         if snapshot := self._offer().snapshot:
             units = resources.units(snapshot)
             rows = checkpoints.claimed(found.claims, snapshot, units, claimed.known())
             claims = {uuid: who for who, uuid in rows}
-        return found, Holders(found.held(), found.pods if whole else None, promised, claims)
+        return found, Holders(found.held(), None if young else found.pods, whole, promised, claims)
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what claims have no more; keep what they share.

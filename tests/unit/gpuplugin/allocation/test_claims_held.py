@@ -41,7 +41,7 @@ def prepared(*results: Result) -> Ledger:
     """Prepare a claim of an init container, which kubelet (pod-resources) does not list; then the driver is away."""
     driver = Ledger(Book())
     driver.open(HOMES)
-    driver.hear(Holders({}, [], {}, {}), HOMES)
+    driver.hear(Holders({}, [], True, {}, {}), HOMES)
     driver.give(Mine("uid", "d", "c", results or (OWNS,)), {"gpu-0": ONE}, HOMES, None)
     return driver
 

@@ -28,7 +28,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     found = Ledger(Book())
     found.open(HOMES)
-    found.hear(Holders({}, [], {}), HOMES)
+    found.hear(Holders({}, [], True, {}), HOMES)
     return found
 
 
@@ -126,18 +126,18 @@ def test_what_the_device_plugin_gave(ledger: Ledger) -> None:
 def test_what_another_device_plugin_gave(ledger: Ledger, name: str) -> None:
     """It writes no book, so kubelet is asked again each time."""
     held = {"nvidia.com/gpu": {name: "pod d/old"}}
-    ledger.hear(Holders(held, ["pod d/old"], {}), HOMES)
+    ledger.hear(Holders(held, ["pod d/old"], True, {}), HOMES)
     assert (ledger.sure, {*ledger.unnoted}) == (False, {GPU})
     with pytest.raises(GpushimError, match="claim d/a cannot have MIG-0 yet: pod d/old has GPU-0"):
-        give(ledger, claim("a", SLICE), Holders(held, ["pod d/old"], {}))
-    ledger.hear(Holders({}, [], {}), HOMES)
+        give(ledger, claim("a", SLICE), Holders(held, ["pod d/old"], True, {}))
+    ledger.hear(Holders({}, [], True, {}), HOMES)
     assert (ledger.sure, {*ledger.unnoted}) == (True, set())
     give(ledger, claim("a", GPU))
 
 
 def test_what_gpushims_plugin_gave_is_noted(ledger: Ledger) -> None:
     by_plugin(GPU)
-    ledger.hear(Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"], {}), HOMES)
+    ledger.hear(Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"], True, {}), HOMES)
     assert (ledger.sure, {*ledger.unnoted}) == (True, set())
 
 
@@ -145,25 +145,30 @@ def test_a_container_that_kubelet_lists_no_more_has_nothing(ledger: Ledger, monk
     by_plugin(GPU)
     now = system.clock()
     with pytest.raises(GpushimError, match="has it"):
-        give(ledger, claim("a", GPU), Holders({}, [], {}))  # given just now, which kubelet may not list yet
+        give(ledger, claim("a", GPU), Holders({}, [], True, {}))  # given just now, which kubelet may not list yet
     monkeypatch.setattr(system, "clock", lambda: now + 60)
-    give(ledger, claim("a", GPU), Holders({}, [], {}))
+    give(ledger, claim("a", GPU), Holders({}, [], True, {}))
     assert entries() == {GPU: (by_device.DRIVER, "claim d/a of gpu.nvidia.com")}
 
 
 @pytest.mark.parametrize(
-    ("pods", "promised", "left"),
-    [([], {}, set()), (None, {}, {GPU}), ([], {f"gpu {GPU}": "container init of the pod with uid u"}, {GPU})],
+    ("pods", "whole", "promised", "left"),
+    [
+        ([], True, {}, set()),
+        ([], False, {}, set()),  # as where the API server has no pod for this node
+        (None, False, {}, {GPU}),
+        ([], True, {f"gpu {GPU}": "container init of the pod with uid u"}, {GPU}),
+    ],
 )
 def test_what_has_ended_is_free_when_kubelet_says_so(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, pods: list[str] | None, promised: Any, left: set[str]
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, pods: Any, whole: bool, promised: Any, left: set[str]
 ) -> None:
     by_plugin(GPU)
     give(ledger, claim("a", OTHER))
     assert ledger.given()
     now = system.clock()
     monkeypatch.setattr(system, "clock", lambda: now + 60)
-    ledger.hear(Holders({}, pods, promised), HOMES)
+    ledger.hear(Holders({}, pods, whole, promised), HOMES)
     assert entries().keys() == {*left, OTHER}
 
 
