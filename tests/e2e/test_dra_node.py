@@ -32,9 +32,9 @@ def env(host: Host, folder: Path) -> dict[str, str]:
     return found
 
 
-def refresh(env: dict[str, str], *flags: str) -> None:
+def refresh(env: dict[str, str], *flags: str, check: bool = True) -> None:
     """Have the host's GPUs listed, as `gpushim refresh --keep` does on a node."""
-    run([str(TOP / "bin" / "gpushim"), "refresh", *flags], env={"PATH": SYSTEM_PATH, **env})
+    run([str(TOP / "bin" / "gpushim"), "refresh", *flags], env={"PATH": SYSTEM_PATH, **env}, check=check)
 
 
 @pytest.fixture
@@ -189,6 +189,21 @@ def test_a_gpu_that_comes_and_goes_is_followed(one: Driver, host: Host, env: dic
     becomes(one, lambda: mig.uuid in one.devices(), 10)
     one.allocate("b", name(mig.uuid))
     assert "claim d/c-a has it" in one.prepare("b")["b"]
+
+
+def test_a_gpu_that_is_lost_is_given_when_it_is_found(one: Driver, host: Host, env: dict[str, str]) -> None:
+    """The scheduler may have chosen it before, or the claim tolerates its taint; no CDI spec has it meanwhile."""
+    sick = host.gpus[1]
+    one.allocate("a", name(sick.uuid))
+    host.lose(sick.index)
+    try:
+        refresh(env, "--force", check=False)
+        becomes(one, lambda: f"{name(sick.uuid)} of claim d/c-a cannot be used: GPU 1 " in str(one.prepare("a")["a"]))
+    finally:
+        host.find(sick.index)
+        refresh(env, "--force")
+    becomes(one, lambda: isinstance(one.prepare("a")["a"], list))
+    assert one.prepare("a")["a"][0]["cdi_device_ids"] == cdi(sick.uuid)
 
 
 def test_a_device_that_comes_after_a_boot_is_its_claims(one: Driver, host: Host, env: dict[str, str]) -> None:

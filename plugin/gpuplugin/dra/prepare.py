@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import checkpoints, claimed
+from gpuplugin.dra import taints
 from gpuplugin.dra.claim import allocated, groups, is_here
 from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
@@ -252,9 +253,14 @@ def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
     """Return the UUIDs of a claim's devices by their names.
 
     Raises:
-        GpushimError: the node does not have one.
+        GpushimError: the node does not have one, or no CDI spec names it since it does not answer.
     """
     gone = next((one.device for one in claim.results if one.device not in offer.devices), "")
     if gone:
         raise GpushimError(f"this node no longer has {quote(gone)}, of claim {claim}", REQUEST)
-    return {one.device: offer.devices[one.device].uuid for one in claim.results}
+    uuids = {one.device: offer.devices[one.device].uuid for one in claim.results}
+    sick = taints.problems(offer.snapshot) if offer.snapshot else {}
+    for name, uuid in uuids.items():
+        if why := sick.get(uuid):
+            raise GpushimError(f"{name} of claim {claim} cannot be used: {why}", INVENTORY)
+    return uuids

@@ -60,11 +60,11 @@ class Node:
         monkeypatch.setattr(podresources, "listed", self._listed)
         monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
         homes = {one: one for one in NAMES.values()}
-        offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
+        self.offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
         self.ledger = Ledger(Book())
         self.ledger.open(homes)
         sharing = Sharing(self.ledger, lambda work: asyncio.ensure_future(work), lambda: HOST)
-        self.driver = Claims(self.ledger, self, NODE, "/none", lambda: offer, sharing)  # type: ignore[arg-type]
+        self.driver = Claims(self.ledger, self, NODE, "/none", lambda: self.offer, sharing)  # type: ignore[arg-type]
 
     async def _listed(self, _: str) -> Listed | None:
         rows = [
@@ -290,6 +290,18 @@ def test_a_kubelet_that_does_not_answer_holds_up_nothing_that_is_known(node: Nod
         await node.later(60)
         assert node.asked == ["a"]
         assert await node.prepare("b") == "the API server no longer has the claim d/b of this pod"
+
+    asyncio.run(story())
+
+
+def test_a_gpu_that_does_not_answer_is_no_claims_until_it_does(node: Node) -> None:
+    async def story() -> None:
+        well, node.claims["a"] = node.offer, ("gpu-0",)
+        node.offer = well._replace(snapshot=snapshot([gpu(0, problem="GPU 0 is lost"), gpu(1)]))
+        assert await node.prepare("a") == "gpu-0 of claim d/a cannot be used: GPU 0 is lost"
+        assert not node.ledger.claims()
+        node.offer = well
+        assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
 
     asyncio.run(story())
 
