@@ -2,25 +2,29 @@
 
 The last goes into the book, with what is decided for it: that outlives this process. It is asked when there is news,
 and now and then: a question costs both sides some milliseconds.
-Out of scope: how it is asked (podresources.py), what it gets (registry.py, reconcile.py), the decisions (changes.py).
+Out of scope: how it is asked (podresources.py), its starts (kubelet_starts.py), what it gets (registry.py,
+reconcile.py), the decisions (changes.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import reconcile
 from gpuplugin.book import book, by_device, checkpoints, claimed, evidence, listed
 from gpuplugin.book.evidence import Evidence
+from gpuplugin.book.kubelet_starts import Starts
 from gpuplugin.devices.changes import changing
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.processes.tasks import until
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
-from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
+from gpushim.containers.kubelet import plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
@@ -53,7 +57,14 @@ class Questions:
         self, registry: Registry, kubelet_dir: Callable[[], str], heeds: Callable[[], bool] = lambda: True
     ) -> None:
         self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
-        registry.meet, registry.met = self._meet, self._is_met
+        self._starts = Starts(registry.book, kubelet_dir, self._hurry)
+        registry.meet, registry.met = self._starts.meet, self._starts.is_met
+        self._node = os.environ.get("NODE_NAME") or socket.gethostname()
+        self._complete = podresources.Complete(self._node)
+        self._repeated: tuple[object, float] = (
+            None,
+            0.0,
+        )  # for what kubelet was to write its checkpoint last, and when
         self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
         self._stands: object = None  # of what the last decision was made, if it stands
         self._found: tuple[object, object] = None, None  # the book; what claims have, and what kubelet has forgotten
@@ -61,7 +72,7 @@ class Questions:
         self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
         self._others: frozenset[Any] = frozenset()  # sockets of other plugins
         self._open = True  # the book has something that kubelet has not said yet
-        self._asked_once = False  # kubelet, by this process
+        self._asked_once = self._adopted = False  # kubelet; what its checkpoint has, by this process
         registry.news = self.look
 
     async def keep(self) -> None:
@@ -78,13 +89,13 @@ class Questions:
             if found != self._others:  # inotify may not have told
                 self._others = found
                 self.doubt()
-            if self._due() <= 0:
+            if due := self._due() <= 0:
                 self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
                 await reconcile.remind(self._registry, self._kubelet_dir())
                 await reconcile.drop(self._registry, self._kubelet_dir(), QUIET)
                 self._named = None
             with contextlib.suppress(GpushimError):  # a book that cannot be written: `settled` tells of it
-                await self._note()
+                await self._note(due)
 
     def look(self) -> None:
         """See soon whether there is something to ask."""
@@ -129,7 +140,7 @@ class Questions:
         shared, there = self._registry.book, resources.units(snapshot)
         shared.prepare()
         self._registry.instances.join(release.folder())
-        await self._met()
+        await self._starts.met()
         page, folder = shared.now(shared.read()), self._kubelet_dir()
         claims = checkpoints.holding(folder, there)
         doubtful = bool(claims) or listed.doubtful(page) or shared.stuck
@@ -137,25 +148,27 @@ class Questions:
             return {name: [*row] for name, row in desired.items()}
         matters = bool(claims) or self._matters(page, desired, listed.known(page, there))
         known = await self._evidence(snapshot, there, ask=matters)
-        look = matters or not self._asked_once
-        promised = await asyncio.to_thread(checkpoints.remembered, folder) if look else None
+        promised = None
+        if matters or not self._adopted:
+            promised = await asyncio.to_thread(checkpoints.remembered, folder)
         with shared.locked() as before:
             page = shared.now(before)
             claims = checkpoints.holding(folder, listed.known(page, there))  # once more: the lock is that file's, too
             known = evidence.with_claims(known, claims)
             if known.pods is not None:
                 names = known.names if known.answered else None
-                page = listed.listed(page, known.pods, names, known.asked - QUIET, promised, whole=False)
+                page = listed.listed(page, known.pods, names, known.asked - QUIET, promised, known.whole, self._node)
             units = listed.known(page, there)
             alien = {uuid for uuid, owner in by_device.owners(page).items() if self._registry.instances.lives(owner)}
             settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
             new = by_device.noted(page, desired, last, settled, units, self._registry.instances.number)
             pods = {by_device.CLAIM: claims} if known.pods is None else known.pods
-            new = listed.adopted(new, pods, units, promised or {})
+            new = listed.adopted(new, pods, units, promised.uids if promised else {})
             if known.answered:
                 new = {**new, "unknown": ""}
             if new != before or shared.stuck:
                 shared.write(new)
+            self._adopted = self._adopted or promised is not None
         # If it does not matter who has what, it stands until host, settings or somebody's division change.
         self._stands = None if matters or settled.listed != desired else (_divisions(new), there, desired)
         return settled.listed
@@ -201,69 +214,25 @@ class Questions:
             pods[by_device.CLAIM] = {uuid: who for who, uuid in found}
         if not self._heeds():
             files.held.pop(by_device.CLAIM, None)
-        runs, names = sockets.listening(self._path()), answer.pods if answer else ()
-        return Evidence(asked, pods, names, runs, self._young(asked), files)
+        runs, names = self._starts.runs(), answer.pods if answer else ()
+        young = self._starts.young(asked, QUIET)
+        whole = answer is not None and self._complete.says(answer, asked, young)
+        return Evidence(asked, pods, names, runs, young, files, whole)
 
-    def _young(self, now: float) -> bool:
-        """Say whether kubelet has started just now: its socket, which it makes then, was first seen just now.
-
-        It answers before it makes that: one that is left of the kubelet before has nobody who listens.
-        """
-        if not sockets.listening(self._path()):
-            return True
-        page = self._registry.book.read()
-        seen = page["kubelet"] if page and page["boot"] == system.boot() else None
-        return not seen or seen[0] != self._socket() or now - seen[1] < QUIET
-
-    def _socket(self) -> str:
-        return str(sockets.identity(self._path()))
-
-    def _path(self) -> str:
-        return f"{self.folder()}/{KUBELET_SOCKET}"
-
-    async def _meet(self) -> None:
-        """Have the book know another kubelet if it can be written; nothing is given out where it cannot."""
-        with contextlib.suppress(GpushimError):
-            await self._met()
-        if not self._is_met():
-            self._hurry()
-
-    def _is_met(self) -> bool:
-        """Say whether the book has the kubelet that is there now."""
-        return self._knows(self._registry.book.read(), self._socket())
-
-    async def _met(self) -> None:
-        """Have the book know the kubelet that runs now, and what its checkpoint does not have any more.
-
-        Raises:
-            GpushimError: it cannot be written.
-        """
-        shared, there = self._registry.book, self._socket()
-        page = shared.read()
-        if self._knows(page, there) or not sockets.listening(self._path()):
-            return
-        remembered = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
-        with shared.locked() as before:
-            if not self._knows(before, there):
-                shared.write(listed.met(shared.now(before), [there, system.clock()], remembered or ()))
-        self._hurry()
-
-    def _knows(self, page: Page | None, there: str) -> bool:
-        """Say whether the book has this kubelet."""
-        known = page["kubelet"] if page and page["boot"] == (system.boot() or "") else None
-        return known is not None and known[0] == there
-
-    async def _note(self) -> None:
+    async def _note(self, due: bool = False) -> None:
         """Have the book name the pods of what was given out, and forget what was free before.
 
         At once, before a kubelet can forget it; what kubelet has forgotten, and claims, when their time has come.
+
+        Args:
+            due: ask of all, for the next kubelet is not to find what has ended.
 
         Raises:
             GpushimError: the book cannot be written.
         """
         shared, boot = self._registry.book, system.boot() or ""
-        await self._met()
-        seen = trust.identity(shared.path), self._socket()
+        await self._starts.met()
+        seen = trust.identity(shared.path), self._starts.kubelet()
         page = shared.read()
         if seen == self._named or page is None or page["boot"] != boot:
             return
@@ -271,27 +240,39 @@ class Questions:
         self._open = any(one != by_device.LISTED for one, _ in sources)
         new = [since for source, since in sources if source == by_device.ALLOCATED]
         asked = system.clock()
-        known = self._asked_once and all(one in by_device.SURE for one, _ in sources)
+        known = self._asked_once and all(one in by_device.SURE for one, _ in sources) and not (due and sources)
         if known and not any(since < asked - TICK for since in new):
             self._named = None if new else seen
             return
         answer = await podresources.listed(self._kubelet_dir())
         promised = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
         if answer is not None:
-            pods = None if self._young(asked) else answer.pods
+            young = self._starts.young(asked, QUIET)
+            pods, whole = None if young else answer.pods, self._complete.says(answer, asked, young)
             with shared.locked() as before:
                 if before is not None and before["boot"] == boot:
-                    found = listed.listed(before, answer.held(), pods, asked - QUIET, promised, whole=False)
+                    found = listed.listed(before, answer.held(), pods, asked - QUIET, promised, whole, self._node)
                     if found != before:
                         shared.write(found)
                         self._hurry()
-                    if listed.unlisted(found):
-                        self._registry.repeat()
+                    if unlisted := listed.unlisted(found):
+                        self._repeat((answer.pods, unlisted), asked)
             self._asked_once = True
-        seen, page = (trust.identity(shared.path), self._socket()), shared.read()
+        seen, page = (trust.identity(shared.path), self._starts.kubelet()), shared.read()
         entries = by_device.entries(page) if page else []
         new = [one["time"] for *_, one in entries if one["source"] == by_device.ALLOCATED]
         self._named = seen if all(since < asked - TICK for since in new) else None  # kubelet may not have it yet
+
+    def _repeat(self, what: object, now: float) -> None:
+        """Have kubelet write its checkpoint if anything is another, or after a while: it may have some MiB.
+
+        Args:
+            what: pods, and what they have.
+            now: seconds since boot.
+        """
+        if (before := self._repeated)[0] != what or now - before[1] >= ALONE:
+            self._repeated = what, now
+            self._registry.repeat()
 
     def folder(self) -> str:
         """Return kubelet's directory of device plugins."""

@@ -8,8 +8,9 @@ Out of scope: their form (gpushim.containers.kubelet), what follows (kubelet_vie
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import claimed as claims_file
 from gpuplugin.book.by_device import CLAIM
@@ -18,9 +19,10 @@ from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import which
+from gpushim.ground import system
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from gpuplugin.book.claimed import Known
     from gpuplugin.devices.changes import Units
@@ -75,7 +77,19 @@ def read(folder: str, snapshot: Snapshot, units: Units) -> Promised:
     return found
 
 
-def remembered(folder: str) -> dict[str, str] | None:
+class Remembered(NamedTuple):
+    """What kubelet knows of after a start.
+
+    Attributes:
+        uids: of the pods that have devices of plugins, by resource and id with a blank between them.
+        written: when it wrote that, in seconds since boot; an hour off if the clock was set by one since.
+    """
+
+    uids: Mapping[str, str]
+    written: float
+
+
+def remembered(folder: str) -> Remembered | None:
     """List what kubelet has given out by device plugins, and knows of after a start.
 
     It writes that at each Allocate, and at each list that a plugin sends. What ended pods had it drops when it is
@@ -85,18 +99,20 @@ def remembered(folder: str) -> dict[str, str] | None:
         folder: kubelet's directory.
 
     Returns:
-        who has it, by resource and id with a blank between them; None if it cannot be read, with which kubelet would
-        begin without any of it.
+        None if it cannot be read, with which kubelet would begin without any of it.
     """
     try:
+        written = os.stat(f"{kubelet.plugins(folder)}/{kubelet.CHECKPOINT}").st_mtime  # before: it may be replaced
         found = kubelet.checkpoint(folder).given
     except (OSError, ValueError):
         return None
-    return {
-        f"{one.resource} {name}": f"container {one.container} of the pod with uid {one.uid}"
-        for one in found
-        for name in one.devices
-    }
+    uids = {f"{one.resource} {name}": one.uid for one in found for name in one.devices}
+    return Remembered(uids, system.clock() - time.time() + written)
+
+
+def by_uid(uid: str) -> str:
+    """Name a pod that kubelet does not list by its checkpoint."""
+    return f"the pod with uid {uid}"
 
 
 def claimed(

@@ -36,6 +36,7 @@ class Evidence:
         runs: kubelet listens for plugins.
         young: it has started just now, and may not know all pods.
         promised: what its checkpoints say.
+        whole: no pod of the API server's is missing in `names`.
     """
 
     asked: float
@@ -44,6 +45,7 @@ class Evidence:
     runs: bool
     young: bool
     promised: Promised
+    whole: bool = False
 
     @property
     def answered(self) -> bool:

@@ -22,15 +22,18 @@ from gpuplugin.book.by_device import (
     stem,
     way_of_part,
 )
+from gpuplugin.book.checkpoints import by_uid
 from gpuplugin.devices.changes import is_instance
 from gpuplugin.settings import resources
+from gpushim.containers.kubelet import is_static
 
 A_POD = "pod "  # with which names of those begin that kubelet lists (podresources.py)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from gpuplugin.book.page import Division, Entry, Page
+    from gpuplugin.book.checkpoints import Remembered
+    from gpuplugin.book.page import Division, Entry, Gpu, Page
     from gpuplugin.devices.changes import Held, Units
     from gpuplugin.settings.resources import Device
 
@@ -54,17 +57,23 @@ def known(page: Page, units: Units) -> dict[str, Device]:
 def met(page: Page, kubelet: list[Any], remembered: Collection[str]) -> Page:
     """Return the book after a start of kubelet, which knows of what was given out as much as its checkpoint.
 
+    One that has any of it was not lost: nobody has any more, or ever got, what is missing there.
+
     Args:
         page: the book.
         kubelet: as the page has it.
         remembered: resources and ids in that checkpoint, as keys of entries.
     """
     found: Page = {**page, "kubelet": kubelet, "gpus": {}}
+    lost = not any(f"{resource} {name}" in remembered for resource, name, _ in by_device.entries(page))
     for gpu, one in page["gpus"].items():
         entries = {**one["entries"]}
         for key, entry in one["entries"].items():
             if entry["giver"] == PLUGIN and key not in remembered:
-                entries[key] = {**entry, "source": FORGOTTEN}
+                if lost or entry["source"] == FORGOTTEN:
+                    entries[key] = {**entry, "source": FORGOTTEN}
+                else:
+                    del entries[key]
             elif entry["source"] in SURE and entry["to"] and entry["giver"] == PLUGIN:  # else nobody has looked yet
                 entries[key] = {**entry, "source": FORMER}
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
@@ -76,47 +85,83 @@ def listed(
     held: Held,
     pods: Collection[str] | None,
     since: float,
-    promised: Mapping[str, str] | None,
+    promised: Remembered | None,
     whole: bool,
+    node: str = "",
 ) -> Page:
     """Return the book after kubelet has said who has what.
 
     A pod keeps what it was given until it ends: kubelet takes nothing from it, but may forget it in a restart, does
     not list what an init container alone has, and lists static pods alone while it has started without an API server.
-    All the while its checkpoint has it.
+    All the while its checkpoint has it; where that was lost, nothing but a boot ends what a pod has that kubelet did
+    not list before. What it has listed, and has not forgotten, it lists until the pod ends.
 
     Args:
         page: the book.
         held: who has what; without CLAIM of devices of plugins alone.
         pods: that are listed, with devices or without; None while kubelet may not know all of them.
-        since: seconds since boot; what was given out before that is in kubelet's checkpoint, if somebody has it.
-        promised: as `checkpoints.remembered` returns it.
+        since: seconds since boot; what was given out before that is known to kubelet, if somebody has it.
+        promised: what its checkpoint has.
         whole: no pod of the API server's is missing in `pods`.
+        node: this node's name, by which static pods are known, none of which is missing ever.
     """
     found: Page = {**page, "gpus": {}}
+    if promised:  # it is written when a container has all that it asks for, which another plugin may delay
+        since = min(since, promised.written)
     for gpu, one in page["gpus"].items():
         entries: dict[str, Entry] = {}
         for key, entry in one["entries"].items():
             resource, _, name = key.partition(" ")
-            who = held.get(resource, {}).get(name, "")
+            who, named = held.get(resource, {}).get(name, ""), entry["to"].startswith(A_POD)
             if who:
-                entries[key] = {**entry, "to": who, "source": LISTED}
+                entries[key] = _of_pod(entry, who, key, promised)
             elif pods is None or _recent(entry, since) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry
             elif entry["source"] in (FORMER, FORGOTTEN) and entry["to"] in pods:
                 entries[key] = {**entry, "source": FORGOTTEN}
-            elif entry["giver"] == PLUGIN and (promised is None or key in promised):
-                known = entry["to"].startswith(A_POD)  # kubelet has listed it once
-                if not (known and whole and entry["to"] not in pods):
-                    to = entry["to"] if known or promised is None else promised[key]
-                    entries[key] = {**entry, "to": to, "source": UNLISTED}
+            elif named and (whole or (is_static(entry["to"], node) and entry["to"] not in pods)):
+                continue
+            elif entry["giver"] == PLUGIN and (promised is None or key in promised.uids):
+                to = entry["to"] if named or promised is None else by_uid(promised.uids[key])
+                entries[key] = {**entry, "to": to, "source": UNLISTED}
+            elif entry["source"] == FORGOTTEN and entry["to"]:  # kubelet does not say by uid when a pod has ended
+                entries[key] = entry
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
+    return _without_former_pods(found)
+
+
+def _of_pod(entry: Entry, who: str, key: str, promised: Remembered | None) -> Entry:
+    """Return an entry of what kubelet lists, with the pod's uid as soon as the checkpoint has that."""
+    found: Entry = {**entry, "to": who, "source": LISTED}
+    if promised and key in promised.uids and promised.written > entry["time"]:
+        found["uid"] = promised.uids[key]
+    elif entry["to"] != who:
+        found.pop("uid", None)
     return found
 
 
-def unlisted(page: Page) -> bool:
-    """Say whether something is noted that kubelet does not list, so that its checkpoint tells when it ends."""
-    return any(one["source"] in (FORMER, UNLISTED) for *_, one in by_device.entries(page))
+def _without_former_pods(page: Page) -> Page:
+    """Return the book without what pods had of which another has the name now: a StatefulSet's come again by it."""
+    uids = {one["to"]: one["uid"] for *_, one in by_device.entries(page) if one["source"] == LISTED and "uid" in one}
+    gpus: dict[str, Gpu] = {}
+    for gpu, one in page["gpus"].items():
+        left = {
+            key: entry
+            for key, entry in one["entries"].items()
+            if entry["source"] != FORGOTTEN or entry.get("uid") in (None, uids.get(entry["to"], entry.get("uid")))
+        }
+        gpus[gpu] = {**one, "entries": left}
+    return {**page, "gpus": gpus}
+
+
+def unlisted(page: Page) -> frozenset[str]:
+    """List what kubelet does not list, as keys of entries: its checkpoint tells when that ends."""
+    found = (FORMER, UNLISTED, ALLOCATED)
+    return frozenset(
+        f"{resource} {name}"
+        for resource, name, one in by_device.entries(page)
+        if one["source"] in found and one["giver"] == PLUGIN
+    )
 
 
 def claims(page: Page, who: Mapping[str, str], homes: Mapping[str, str], since: float | None) -> Page:
@@ -150,18 +195,18 @@ def _recent(entry: Entry, since: float) -> bool:
     return entry["time"] > since and (entry["giver"] == PLUGIN or entry["source"] == ALLOCATED)
 
 
-def adopted(page: Page, held: Held, units: Units, promised: Mapping[str, str]) -> Page:
+def adopted(page: Page, held: Held, units: Units, uids: Mapping[str, str]) -> Page:
     """Return the book with what kubelet has given, and nobody has noted: claims, and what was given before the book.
 
     Args:
         page: the book.
         held: who has what.
         units: as `known` lists them.
-        promised: as `checkpoints.remembered` returns it.
+        uids: of pods, by what kubelet's checkpoint says that they have.
     """
     rows = [(f"{resource} {name}", who, LISTED) for resource, row in held.items() for name, who in row.items()]
     listed = {key for key, *_ in rows}
-    rows += [(key, who, UNLISTED) for key, who in promised.items() if key not in listed]
+    rows += [(key, by_uid(uid), UNLISTED) for key, uid in uids.items() if key not in listed]
     gpus = {one.gpu: one.uuid for one in units.values() if not is_instance(one.uuid)}
     found: Page = {**page, "gpus": {gpu: {**one, "entries": {**one["entries"]}} for gpu, one in page["gpus"].items()}}
     for key, who, source in rows:

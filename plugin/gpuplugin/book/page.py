@@ -27,7 +27,12 @@ if TYPE_CHECKING:
         owner: int
         place: str  # of a MIG instance: gi and ci on its GPU
 
-    class Entry(TypedDict):
+    class Uid(TypedDict, total=False):
+        """Of the pod that has something, by kubelet's checkpoint: names come again."""
+
+        uid: str
+
+    class Entry(Uid):
         """That somebody got something: by which front, as what, when in seconds since boot."""
 
         giver: str
@@ -114,7 +119,16 @@ def checked(found: Any) -> Page:
                 _check_part(part)
         for key, entry in gpu["entries"].items():
             kind, name = entry["division"]
-            texts += [key, entry["giver"], entry["to"], entry["uuid"], entry["source"], kind, name]
+            texts += [
+                key,
+                entry["giver"],
+                entry["to"],
+                entry["uuid"],
+                entry["source"],
+                kind,
+                name,
+                entry.get("uid", ""),
+            ]
             numbers.append(entry["time"])
     if not all(isinstance(one, str) for one in texts) or not all(type(one) is int for one in whole):
         raise TypeError

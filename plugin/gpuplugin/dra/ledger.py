@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gpuplugin.book.book import Book
+    from gpuplugin.book.checkpoints import Remembered
     from gpuplugin.book.claimed import Row
     from gpuplugin.book.page import Page
     from gpuplugin.devices.mps_group import MpsGroup
@@ -39,15 +40,26 @@ class Holders(NamedTuple):
         held: pods by resource of device plugins and id.
         pods: that are listed; None while kubelet has just begun.
         whole: none of the API server's is missing in them.
-        promised: what kubelet's checkpoint has, as `checkpoints.remembered` returns it.
+        promised: what kubelet's checkpoint has.
         claims: claims by UUID, without those that only look.
+        asked: when kubelet was asked, in seconds since boot.
     """
 
     held: Mapping[str, Mapping[str, str]]
     pods: Collection[str] | None
     whole: bool
-    promised: Mapping[str, str] | None
+    promised: Remembered | None
     claims: Mapping[str, str] = {}
+    asked: float = float("inf")
+
+    @property
+    def all_held(self) -> dict[str, dict[str, str]]:
+        """With what kubelet does not list, as of init containers: its checkpoint has it, and maybe what has ended."""
+        found = {name: {**row} for name, row in self.held.items()}
+        for key, uid in self.promised.uids.items() if self.promised else ():
+            resource, _, name = key.partition(" ")
+            found.setdefault(resource, {}).setdefault(name, checkpoints.by_uid(uid))
+        return found
 
 
 class Ledger:
@@ -62,7 +74,7 @@ class Ledger:
     """
 
     def __init__(self, shared: Book) -> None:
-        self._book = shared
+        self.book = shared
         self.sure, self._problem = False, ""  # the last is of the file, and is logged once
         self.unnoted: frozenset[str] = frozenset()
 
@@ -89,9 +101,9 @@ class Ledger:
         Raises:
             GpushimError: a file cannot be written.
         """
-        self._book.prepare()
-        with self._book.locked() as before:
-            page = self._book.now(before)
+        self.book.prepare()
+        with self.book.locked() as before:
+            page = self.book.now(before)
             mine = [(uuid, _named(row)) for row in self.claims().values() for uuid in held(row)]
             for uuid, name in mine:
                 try:
@@ -99,7 +111,7 @@ class Ledger:
                 except GpushimError as error:  # both have it already, and nobody can take it back
                     logger.warning("%s", error)
             if page != before:
-                self._book.write(page)
+                self.book.write(page)
 
     def give(
         self,
@@ -126,16 +138,17 @@ class Ledger:
             for one in claim.results
         ]
         row: Row = {"namespace": claim.namespace, "name": claim.name, "devices": devices}
-        with self._book.locked() as before:
+        with self.book.locked() as before:
             rows = self.claims()
             if groups or of_claims.KEY in rows.get(claim.uid, {}):
                 row[of_claims.KEY] = [of_claims.described(group) for group in groups]
             _refuse(claim, held(row), {uid: one for uid, one in rows.items() if uid != claim.uid}, homes)
-            page = self._book.now(before)
+            page = self.book.now(before)
             if claim.uid in rows:  # it may have had others, which nobody else would take back
                 page = by_device.unclaimed(page, held(rows[claim.uid]), _named(rows[claim.uid]))
             if holders:
-                _refuse_listed(claim, held(row), holders, homes)
+                # Until all is known, the book may lack what the device plugin will find in kubelet's checkpoint.
+                _refuse_listed(claim, held(row), holders.held if holders.whole else holders.all_held, homes)
                 page = self._heard(page, holders, rows, homes)
             mine = {uuid: homes[uuid] for uuid in held(row)}
             page = by_device.claim(page, mine, _named(row), system.clock())
@@ -147,7 +160,7 @@ class Ledger:
                 )
             if rows.get(claim.uid) != row:
                 claimed.write({**rows, claim.uid: {**rows.get(claim.uid, {}), **row}})
-            self._book.write(page)
+            self.book.write(page)
 
     def _asks(self, page: Page | None) -> bool:
         """Say whether kubelet has to be asked who has what before anything is given.
@@ -155,13 +168,13 @@ class Ledger:
         As where the book says nothing, or the device plugin gave something in an earlier boot: such a pod comes back
         with it, and nobody is asked.
         """
-        if page is None or page["boot"] != self._book.boot or page["unknown"]:
+        if page is None or page["boot"] != self.book.boot or page["unknown"]:
             return True
         return not self.sure and any(one["divisions"] for one in page["gpus"].values())
 
     def given(self) -> bool:
         """Say whether it is to be asked who has what: somebody may, of whom the file does not tell."""
-        page = self._book.read()
+        page = self.book.read()
         return not self.sure or self._asks(page) or any(by_device.entries(page) if page else ())
 
     def hear(self, holders: Holders, homes: Mapping[str, str]) -> None:
@@ -174,15 +187,15 @@ class Ledger:
         Raises:
             GpushimError: the book cannot be written.
         """
-        with self._book.locked() as before:
-            page = self._book.now(before)
+        with self.book.locked() as before:
+            page = self.book.now(before)
             found = self._heard(page, holders, self.claims(), homes)
             if found != page:
-                self._book.write(found)
+                self.book.write(found)
 
     def _heard(self, page: Page, holders: Holders, rows: Mapping[str, Row], homes: Mapping[str, str]) -> Page:
         """Return the book after what kubelet lists."""
-        since = system.clock() - QUIET
+        since = min(system.clock(), holders.asked) - QUIET
         page = listed.listed(page, holders.held, holders.pods, since, holders.promised, holders.whole)
         known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
         page = listed.claims(page, {**holders.claims, **known}, homes, since if holders.whole else None)
@@ -200,7 +213,7 @@ class Ledger:
         Raises:
             GpushimError: a file cannot be written.
         """
-        with self._book.locked():
+        with self.book.locked():
             rows = self.claims()
             mine = [uid for uid in uids if of_claims.KEY in rows.get(uid, {})]
             for uid in mine:
@@ -214,14 +227,14 @@ class Ledger:
         Raises:
             GpushimError: a file cannot be written.
         """
-        with self._book.locked() as before:
+        with self.book.locked() as before:
             rows = self.claims()
-            page: Page = self._book.now(before)
+            page: Page = self.book.now(before)
             for uid in uids:
                 if uid in rows:
                     page = by_device.unclaimed(page, held(rows[uid]), _named(rows[uid]))
             if page != before:
-                self._book.write(page)
+                self.book.write(page)
             left = {uid: row for uid, row in rows.items() if uid not in uids}
             if left != rows:
                 claimed.write(left)
@@ -245,9 +258,11 @@ def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], hom
                     )
 
 
-def _refuse_listed(claim: Claim, uuids: Collection[str], holders: Holders, homes: Mapping[str, str]) -> None:
+def _refuse_listed(
+    claim: Claim, uuids: Collection[str], found: Mapping[str, Mapping[str, str]], homes: Mapping[str, str]
+) -> None:
     """Refuse what a pod has by the device plugin, also where the book does not have that."""
-    for name, who in ((name, who) for row in holders.held.values() for name, who in row.items()):
+    for name, who in ((name, who) for row in found.values() for name, who in row.items()):
         had = by_device.stem(name)
         for uuid in uuids:
             if _touch(had, uuid, homes):

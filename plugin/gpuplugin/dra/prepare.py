@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book import checkpoints, claimed
+from gpuplugin.book.kubelet_starts import Starts
 from gpuplugin.dra import taints
 from gpuplugin.dra.claim import allocated, groups, is_here
 from gpuplugin.dra.configs import of_others
@@ -21,6 +22,7 @@ from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from gpuplugin.kubelet.podresources import Listed
     from gpushim.ground.model import Snapshot
 
-YOUNG = 10.0  # seconds in which a kubelet that has the API server's pods may not list all of them yet
+YOUNG = 10.0  # seconds in which a kubelet that was seen first may not list all pods yet
 SUSPECTED = 45.0  # seconds between questions to the API server for the same one
 SOON = 3.0  # seconds for an answer to that: what no pod has is to stay new in the book, for `ledger.QUIET` seconds
 LATE = 38.0  # seconds after which kubelet, which waits for 45, is told what a claim waits for
@@ -91,7 +93,8 @@ class Claims:
         self._shared = shared
         self._ledger, self._link, self._node, self._kubelet_dir, self._offer = ledger, link, node, kubelet_dir, offer
         self._kubelet: tuple[object, float] = None, 0.0  # its socket, and time.monotonic() when that was seen first
-        self._partial = 0.0  # time.monotonic() at which kubelet listed no pod of the API server's last
+        self._complete = podresources.Complete(node)
+        self._starts = Starts(ledger.book, lambda: kubelet_dir, lambda: None)
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         self._ended: set[str] = set()  # uids of what kubelet wants taken back, and could not be written
@@ -174,23 +177,25 @@ class Claims:
 
         It lists static pods alone until it has those of the API server, which may be away for long.
         """
-        there = sockets.identity(f"{self._kubelet_dir}/{podresources.SOCKET}")
+        path, asked = f"{self._kubelet_dir}/{podresources.SOCKET}", system.clock()
+        there = sockets.identity(path)
+        await self._starts.met()
         found = await podresources.listed(self._kubelet_dir)
-        if found is None:
+        if found is None or there != sockets.identity(path):
             return None
         now = time.monotonic()
         if there != self._kubelet[0]:
             self._kubelet = there, now
-        if self._kubelet[1] == now or not found.served(self._node):
-            self._partial = now
-        young, whole = now - self._kubelet[1] < YOUNG, now - self._partial >= YOUNG
+        young = now - self._kubelet[1] < YOUNG
+        whole = self._complete.says(found, now, young=self._kubelet[1] == now)
         promised = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir)
         claims: dict[str, str] = {}
         if snapshot := self._offer().snapshot:
             units = resources.units(snapshot)
             rows = checkpoints.claimed(found.claims, snapshot, units, claimed.known())
             claims = {uuid: who for who, uuid in rows}
-        return found, Holders(found.held(), None if young else found.pods, whole, promised, claims)
+        young = young or not self._starts.is_met()
+        return found, Holders(found.held(), None if young else found.pods, whole, promised, claims, asked)
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what claims have no more; keep what they share.

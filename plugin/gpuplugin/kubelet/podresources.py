@@ -14,7 +14,7 @@ import grpc.aio
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
-from gpushim.containers.kubelet import Claim
+from gpushim.containers.kubelet import Claim, is_static
 from gpushim.containers.protobuf import WireError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SOCKET = "pod-resources/kubelet.sock"  # in kubelet's directory
 DEADLINE = 5.0  # seconds
+SETTLED = 10.0  # seconds in which a kubelet that has the API server's pods may not list all of them yet
 LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
 
 
@@ -61,12 +62,36 @@ class Listed(NamedTuple):
         return found
 
     def served(self, node: str) -> bool:
-        """Say whether a pod of the API server's is among them; static pods have the node's name at the end of theirs.
+        """Say whether a pod of the API server's is among them.
 
         Args:
             node: its name.
         """
-        return not all(pod.endswith(f"-{node.lower()}") for pod in self.pods)
+        return not all(is_static(pod, node) for pod in self.pods)
+
+
+class Complete:
+    """Whether kubelet lists all pods: it lists static ones alone until it has those of the API server.
+
+    Args:
+        node: this node's name.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._since: float | None = None  # when it did not last, or was asked first
+
+    def says(self, found: Listed, now: float, young: bool) -> bool:
+        """Say whether none of the API server's pods is missing; for SETTLED seconds after there was none, it may be.
+
+        Args:
+            found: what kubelet has listed just now.
+            now: seconds of a clock that never goes back.
+            young: kubelet has started just now.
+        """
+        if self._since is None or young or not found.served(self._node):
+            self._since = now
+        return now - self._since >= SETTLED
 
 
 async def listed(kubelet_dir: str) -> Listed | None:

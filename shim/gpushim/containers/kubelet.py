@@ -151,6 +151,16 @@ class Checkpoint:
     given: list[Given]
 
 
+def is_static(pod: str, node: str) -> bool:
+    """Say whether a pod is of a file on the node and not of the API server, by its name, which ends with the node's.
+
+    Args:
+        pod: its name; what stands before that does not matter.
+        node: the node's name; "" if it is not known.
+    """
+    return pod.endswith(f"-{node.lower()}")
+
+
 def plugins(folder: str, top: str = "") -> str:
     """Return kubelet's directory of device plugins, which has its checkpoint, too.
 

@@ -21,6 +21,7 @@ from gpushim.containers.kubelet import Claim
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, PART, Scene, scene, settled, whole
+from unit.gpuplugin.dra.test_ledger import NOTHING
 
 __all__ = ["scene"]
 HOMES = {ONE: ONE, PART: ONE}
@@ -41,7 +42,7 @@ def prepared(*results: Result) -> Ledger:
     """Prepare a claim of an init container, which kubelet (pod-resources) does not list; then the driver is away."""
     driver = Ledger(Book())
     driver.open(HOMES)
-    driver.hear(Holders({}, [], True, {}, {}), HOMES)
+    driver.hear(Holders({}, [], True, NOTHING, {}), HOMES)
     driver.give(Mine("uid", "d", "c", results or (OWNS,)), {"gpu-0": ONE}, HOMES, None)
     return driver
 

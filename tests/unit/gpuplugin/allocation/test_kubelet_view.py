@@ -98,9 +98,7 @@ class Scene:
         self.claims: list[Claim] = []
         self.bare: list[str] = []  # pods that are listed without devices
         self.unlisted: dict[str, list[str]] = {}  # what init containers have
-        self.writes = (
-            True  # kubelet its checkpoint, when it was asked and told something; else it is as the test says
-        )
+        self.writes = True  # kubelet its checkpoint when it is asked; else it is as the test says
         self.snapshot = snapshot([gpu(0)], [mig(0, 0)])
         self.folder = top / "device-plugins"
         self.folder.mkdir()
@@ -111,7 +109,7 @@ class Scene:
         if self.pods is None:
             return None
         if self.writes:
-            self._write({**{resource: [*row] for resource, row in self.pods.items()}, **self.unlisted})
+            self.writes_all()
         rows = [(resource, name, who) for resource, row in self.pods.items() for name, who in row.items()]
         keys = ("resource", "devices", "namespace", "pod")
         names = {f"pod default/{who}" for who in [*self.bare, *(who for *_, who in rows)]}
@@ -147,16 +145,26 @@ class Scene:
         self.writes = False
         self._write(given, registered)
 
+    def writes_all(self) -> None:
+        """Have the checkpoint be what kubelet has given."""
+        self._write({**{resource: [*row] for resource, row in (self.pods or {}).items()}, **self.unlisted})
+
     def _write(self, given: dict[str, list[str]], registered: dict[str, list[str]] | None = None) -> None:
-        entries = [
-            {"PodUID": "u", "ContainerName": "c", "ResourceName": name, "DeviceIDs": {"-1": ids}, "AllocResp": ""}
-            for name, ids in given.items()
-        ]
-        data = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered or given}, "Checksum": 1}
-        (self.top / kubelet.PLUGINS / kubelet.CHECKPOINT).write_text(json.dumps(data))
+        (self.top / kubelet.PLUGINS / kubelet.CHECKPOINT).write_text(checkpoint(given, registered))
 
     def started(self) -> Instance:
         return Instance(self)
+
+
+def checkpoint(given: dict[str, list[str]], registered: dict[str, list[str]] | None = None) -> str:
+    """Return kubelet's file when it has given these ids of resources to a container c of the pod with uid u."""
+    entries = [
+        {"PodUID": "u", "ContainerName": "c", "ResourceName": name, "DeviceIDs": {"-1": ids}, "AllocResp": ""}
+        for name, ids in given.items()
+    ]
+    return json.dumps(
+        {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered or given}, "Checksum": 1}
+    )
 
 
 @pytest.fixture
@@ -170,6 +178,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     top = Path(tempfile.mkdtemp(prefix="kd", dir="/tmp"))  # short, for sockets
     scene = Scene(top)
     monkeypatch.setenv("GPUSHIM_STATE", str(top / "state"))
+    monkeypatch.setenv("NODE_NAME", "n")
     (top / "state/device-plugin").mkdir(parents=True, mode=0o700)
     monkeypatch.setattr(podresources, "listed", scene.answer)
     monkeypatch.setattr(system, "clock", lambda: scene.now)
@@ -545,7 +554,7 @@ def test_what_kubelet_forgot_is_not_given_once_more(
     scene.passes(kubelet_view.QUIET)
     asyncio.run(one.questions._note())
     scene.kubelet_starts(0)  # without its checkpoint
-    scene.bare = ["a"]
+    scene.bare = ["a", "b", "static-n"]
     if restarts:
         one.end()
         one = scene.started()
@@ -556,7 +565,11 @@ def test_what_kubelet_forgot_is_not_given_once_more(
     for _ in range(3):
         assert one.look(desired) == rest
         scene.passes(kubelet_view.QUIET)
-    scene.bare = []
+    scene.bare = ["static-n"]  # it was started again without an API server
+    assert one.look(desired) == rest
+    scene.bare = ["b", "static-n"]
+    assert one.look(desired) == rest
+    scene.passes(kubelet_view.QUIET)
     assert one.look(desired) == {name, *rest}
     one.allocate(name)
 
@@ -678,7 +691,7 @@ def test_what_was_there_before_the_book_is_noted(scene: Scene) -> None:
     one = scene.started()
     assert one.look(whole()) == {ONE}
     scene.kubelet_starts(0)  # without its checkpoint
-    scene.bare = ["a"]
+    scene.bare = ["a", "b", "static-n"]
     assert one.look(whole()) == set()
 
 

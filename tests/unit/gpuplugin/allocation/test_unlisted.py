@@ -16,7 +16,7 @@ from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, Instance, Scen
 
 __all__ = ["scene"]
 NIC = {"rdma/hca": {"nic-0": "a"}}
-INIT = "container c of the pod with uid u"
+INIT = "the pod with uid u"
 
 
 def entries(one: Instance) -> dict[str, tuple[str, str]]:
@@ -26,22 +26,20 @@ def entries(one: Instance) -> dict[str, tuple[str, str]]:
 
 
 def given(scene: Scene) -> Instance:
-    """A plugin that has given a GPU away a while ago, and has its lists told once more by a mock."""
+    """A plugin that has given a GPU away a while ago; kubelet writes its checkpoint when lists are sent once more."""
     one = settled(scene, whole())
     one.allocate(ONE)
-    one.registry.repeat = Mock()  # type: ignore[method-assign]
+    scene.checkpoint({GPU: [ONE]})
+    one.registry.repeat = Mock(side_effect=scene.writes_all)  # type: ignore[method-assign]
     scene.passes(kubelet_view.QUIET + 1)
     return one
 
 
 @pytest.mark.parametrize("usual", [{}, NIC], ids=["with nothing else", "with another device"])
-@pytest.mark.parametrize("before", [[], ["a"]], ids=["new", "one of its name before"])
+@pytest.mark.parametrize("after", [[], ["a"]], ids=["its pod is gone", "another of its name"])
 def test_what_an_init_container_has_is_its_own_until_kubelet_has_written_it_off(
-    scene: Scene, usual: dict[str, dict[str, str]], before: list[str]
+    scene: Scene, usual: dict[str, dict[str, str]], after: list[str]
 ) -> None:
-    scene.bare = before
-    one = settled(scene, whole())
-    asyncio.run(one.questions._note())
     one = given(scene)
     scene.pods, scene.bare, scene.unlisted = usual, ["a"], {GPU: [ONE]}
     for _ in range(3):
@@ -50,8 +48,10 @@ def test_what_an_init_container_has_is_its_own_until_kubelet_has_written_it_off(
         scene.passes(kubelet_view.ASK)
         assert entries(one) == {ONE: (UNLISTED, INIT)}
         assert one.look(parts()) == {ONE}
-    assert one.registry.repeat.called  # type: ignore[attr-defined]
-    scene.unlisted = {}
+    one.registry.repeat.assert_called_once_with()  # type: ignore[attr-defined]
+    scene.unlisted, scene.bare, scene.pods = {}, after, usual if after else {}
+    scene.passes(kubelet_view.ALONE if after else 0)
+    asyncio.run(one.questions._note())
     assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
 
 
@@ -61,13 +61,12 @@ def test_a_pod_that_has_ended_has_nothing_when_kubelet_was_told_its_list_once_mo
     asyncio.run(one.questions._note())
     assert entries(one) == {ONE: (LISTED, "pod default/a")}
     one.allocate(ONE)  # to another pod, which ends
-    scene.checkpoint({GPU: [ONE]})
     scene.pods = {}
     scene.passes(kubelet_view.QUIET + 1)
     asyncio.run(one.questions._note())
     assert one.questions._due() <= 0
     one.registry.repeat.assert_called_once_with()  # type: ignore[attr-defined]
-    scene.writes, one.questions._named = True, None
+    one.questions._named = None
     asyncio.run(one.questions._note())
     assert entries(one) == {}
 
@@ -99,11 +98,10 @@ def test_a_checkpoint_that_cannot_be_read_ends_nothing(scene: Scene, what: str) 
     scene.pods, scene.unlisted = {}, {GPU: [ONE]}
     one.look(parts())
     path = Path(scene.folder) / "kubelet_internal_checkpoint"
-    scene.writes = False
     path.write_text("{") if what == "damaged" else path.unlink()
     scene.passes(600)
     assert one.look(parts()) == {ONE}
-    scene.writes = True
+    scene.writes_all()
     assert one.look(parts()) == {ONE}
 
 

@@ -19,6 +19,7 @@ from gpuplugin.settings import resources
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
+from gpushim.ground import system
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU, DEV = "nvidia.com/gpu", "nvidia.com/gpu.dev"
@@ -114,11 +115,12 @@ def test_a_file_that_is_damaged_says_that_it_is_there(tmp_path: Path, name: str)
 
 
 def test_what_kubelet_remembers_is_what_it_gave(tmp_path: Path) -> None:
+    before = system.clock()
     folder = write(tmp_path, {GPU: [f"{ONE}::0", f"{ONE}::1"], DEV: [TWO]}, {GPU: [f"{ONE}::2"]}, None)
     found = checkpoints.remembered(folder)
     assert found is not None
-    assert found.keys() == {f"{GPU} {ONE}::0", f"{GPU} {ONE}::1", f"{DEV} {TWO}"}
-    assert found[f"{DEV} {TWO}"] == "container c of the pod with uid u"
+    assert found.uids == dict.fromkeys((f"{GPU} {ONE}::0", f"{GPU} {ONE}::1", f"{DEV} {TWO}"), "u")
+    assert before - 0.1 < found.written <= system.clock()
 
 
 @pytest.mark.parametrize(

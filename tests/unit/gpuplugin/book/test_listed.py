@@ -8,12 +8,14 @@ import pytest
 
 from gpuplugin.book import by_device, listed
 from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, FORGOTTEN, FORMER, LISTED, UNLISTED
+from gpuplugin.book.checkpoints import Remembered
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
 POD, KEY = "pod default/a", f"{GPU} {ONE}"
-INIT = "container init of the pod with uid u"
+INIT, PROMISED = "the pod with uid u", Remembered({KEY: "u"}, 8.0)
+NOTHING = Remembered({}, 8.0)
 HAS = {GPU: {ONE: POD}}
 UNITS = resources.units(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)]))
 CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
@@ -29,38 +31,83 @@ CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
         (entry(source=LISTED, to=POD), {}, (), None),
         (entry(source=FORMER, to=POD), {}, (POD,), (FORGOTTEN, POD)),
         (entry(source=FORGOTTEN, to=POD), {}, (POD,), (FORGOTTEN, POD)),
-        (entry(source=FORGOTTEN, to=POD), {}, ("pod default/b",), None),
         (entry(source=FORGOTTEN, to=POD), HAS, (POD,), (LISTED, POD)),
         (entry(source=FORGOTTEN, to=POD), {}, None, (FORGOTTEN, POD)),
     ],
 )
 def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, after: Any) -> None:
-    found = listed.listed(book(entries={KEY: before}), held, pods, 7.0, {}, whole=False)
+    found = listed.listed(book(entries={KEY: before}), held, pods, 7.0, NOTHING, whole=False)
     assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == ([after] if after else [])
 
 
 @pytest.mark.parametrize(
     ("before", "pods", "whole", "promised", "after"),
     [
-        (entry(), ("pod x",), True, {KEY: INIT}, (UNLISTED, INIT)),  # an init container's, whatever else is listed
-        (entry(source=UNLISTED, to=INIT), (), True, {KEY: INIT}, (UNLISTED, INIT)),
-        (entry(source=UNLISTED, to=INIT), (), True, {}, None),
+        (entry(), ("pod x",), True, PROMISED, (UNLISTED, INIT)),  # an init container's, whatever else is listed
+        (entry(source=UNLISTED, to=INIT), (), True, PROMISED, (UNLISTED, INIT)),
+        (entry(source=UNLISTED, to=INIT), (), True, NOTHING, None),
         (entry(source=UNLISTED, to=INIT), (), True, None, (UNLISTED, INIT)),  # which cannot be read now
-        (entry(source=FORGOTTEN, to=INIT), (), True, {KEY: INIT}, (UNLISTED, INIT)),
-        (entry(source=LISTED, to=POD), ("pod x",), False, {KEY: INIT}, (UNLISTED, POD)),  # kubelet may lack its pod
-        (entry(source=FORMER, to=POD), ("pod x",), False, {KEY: INIT}, (UNLISTED, POD)),
-        (entry(source=LISTED, to=POD), ("pod x",), True, {KEY: INIT}, None),
+        (entry(source=FORGOTTEN, to=INIT), (), True, PROMISED, (UNLISTED, INIT)),
+        (entry(source=LISTED, to=POD), ("pod x",), False, PROMISED, (UNLISTED, POD)),  # kubelet may lack its pod
+        (entry(source=FORMER, to=POD), ("pod x",), False, PROMISED, (UNLISTED, POD)),
+        (entry(source=LISTED, to=POD), ("pod x",), True, PROMISED, None),
         (entry(source=UNLISTED, to=POD), ("pod x",), True, None, None),
-        (entry(source=LISTED, to=POD), (POD,), True, {KEY: INIT}, (UNLISTED, POD)),
-        (entry(source=UNLISTED, to=POD), ("pod x",), False, {}, None),
+        (entry(source=LISTED, to=POD), (POD,), True, PROMISED, None),  # another of its name
+        (entry(source=LISTED, to=POD), (POD,), False, PROMISED, (UNLISTED, POD)),
+        (entry(source=UNLISTED, to=POD), ("pod x",), False, NOTHING, None),
+        (entry(source=FORGOTTEN, to=POD), ("pod x",), False, NOTHING, (FORGOTTEN, POD)),
+        (entry(source=FORGOTTEN, to=POD), ("pod x",), True, NOTHING, None),
+        (entry(source=FORGOTTEN, to=f"{POD}-n"), ("pod x",), False, NOTHING, None),  # a static pod is listed always
+        (
+            entry(source=FORGOTTEN, to=INIT),
+            ("pod x",),
+            True,
+            NOTHING,
+            (FORGOTTEN, INIT),
+        ),  # nobody says when that ends
+        (
+            entry(source=FORGOTTEN),
+            ("pod x",),
+            False,
+            NOTHING,
+            None,
+        ),  # kubelet went before it had started the container
     ],
 )
 def test_what_kubelet_does_not_list_stays_while_its_checkpoint_has_it(
     before: Any, pods: Any, whole: bool, promised: Any, after: Any
 ) -> None:
-    found = listed.listed(book(entries={KEY: before}), {}, pods, 7.0, promised, whole)
+    found = listed.listed(book(entries={KEY: before}), {}, pods, 7.0, promised, whole, "N")
     assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == ([after] if after else [])
-    assert listed.unlisted(found) == bool(after)
+    assert listed.unlisted(found) == ({KEY} if after and after[0] == UNLISTED else set())
+
+
+def test_what_kubelet_gave_after_it_wrote_its_checkpoint_is_not_missing_there() -> None:
+    """It does that when a container has all that it asks for, which another plugin may delay for long."""
+    page = book(entries={KEY: entry(time=3.0)})
+    assert [*by_device.entries(listed.listed(page, {}, (), 60.0, Remembered({}, 2.0), whole=True))]
+    assert not [*by_device.entries(listed.listed(page, {}, (), 60.0, Remembered({}, 4.0), whole=True))]
+
+
+@pytest.mark.parametrize(("uid", "ends"), [("u", False), ("v", True)])
+def test_what_kubelet_forgot_ends_when_another_pod_has_the_name(uid: str, ends: bool) -> None:
+    """As of a StatefulSet: who is deleted comes back at once."""
+    page = book(entries={KEY: entry(), f"{GPU} {TWO}": entry(TWO, time=9.0)})
+    page = listed.listed(page, HAS, (POD,), 7.0, PROMISED, whole=True)
+    page = listed.met(page, ["socket", 3.0], ())
+    held, promised = {GPU: {TWO: POD}}, Remembered({f"{GPU} {TWO}": uid}, 10.0)
+    page = listed.listed(page, held, (POD,), 20.0, promised, whole=True)
+    left = {f"{resource} {name}": one["source"] for resource, name, one in by_device.entries(page)}
+    assert left == {f"{GPU} {TWO}": LISTED, **({} if ends else {KEY: FORGOTTEN})}
+
+
+def test_a_pods_uid_is_of_a_checkpoint_that_has_what_it_got() -> None:
+    page = book(entries={KEY: entry(time=3.0)})
+    for written, uid in ((2.0, None), (4.0, "u")):
+        page = listed.listed(page, HAS, (POD,), 7.0, Remembered({KEY: "u"}, written), whole=True)
+        assert [one.get("uid") for *_, one in by_device.entries(page)] == [uid]
+    page = listed.listed(page, {GPU: {ONE: "pod default/b"}}, (), 7.0, None, whole=True)
+    assert ["uid" in one for *_, one in by_device.entries(page)] == [False]
 
 
 @pytest.mark.parametrize(("held", "stays"), [({}, True), ({CLAIM: {}}, False), ({CLAIM: {ONE: "claim x"}}, True)])
@@ -87,6 +134,13 @@ def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, rememb
     assert (found["kubelet"], found["gpus"][ONE]["divisions"]) == (["socket", 3.0], page["gpus"][ONE]["divisions"])
 
 
+def test_a_checkpoint_that_has_some_was_not_lost() -> None:
+    rows = {KEY: entry(source=UNLISTED, to=INIT), f"{GPU} {TWO}": entry(TWO), "x y": entry(source=FORGOTTEN, to=POD)}
+    found = listed.met(book(entries=rows), ["socket", 3.0], {f"{GPU} {TWO}"})
+    left = {f"{resource} {name}": one["source"] for resource, name, one in by_device.entries(found)}
+    assert left == {f"{GPU} {TWO}": ALLOCATED, "x y": FORGOTTEN}
+
+
 @pytest.mark.parametrize(
     ("held", "entries"),
     [
@@ -110,13 +164,13 @@ def test_what_nobody_has_noted_is_adopted_as_it_was_given(held: Any, entries: li
 
 
 def test_what_kubelet_has_given_and_does_not_list_is_adopted() -> None:
-    found = listed.adopted(book(), {}, UNITS, {KEY: INIT})
+    found = listed.adopted(book(), {}, UNITS, PROMISED.uids)
     assert [(one["source"], one["to"]) for *_, one in by_device.entries(found)] == [(UNLISTED, INIT)]
 
 
 def test_what_was_noted_already_stays_as_it_is() -> None:
     page = book(entries={KEY: entry()})
-    assert listed.adopted(page, HAS, UNITS, {KEY: INIT}) == page
+    assert listed.adopted(page, HAS, UNITS, PROMISED.uids) == page
 
 
 def test_an_instance_that_is_gone_is_known_while_somebody_has_it() -> None:

@@ -11,6 +11,7 @@ import pytest
 from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import Given
+from gpuplugin.book.checkpoints import Remembered
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra.claim import Claim, Result
 from gpuplugin.dra.ledger import Holders, Ledger
@@ -21,6 +22,7 @@ from gpushim.ground.errors import GpushimError
 GPU, OTHER, SLICE, SECOND = "GPU-0", "GPU-1", "MIG-0", "MIG-1"
 HOMES = {GPU: GPU, OTHER: OTHER, SLICE: GPU, SECOND: GPU}
 WAY = ("", "gpu")
+NOTHING = Remembered({}, float("inf"))
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     found = Ledger(Book())
     found.open(HOMES)
-    found.hear(Holders({}, [], True, {}), HOMES)
+    found.hear(Holders({}, [], True, NOTHING), HOMES)
     return found
 
 
@@ -126,18 +128,18 @@ def test_what_the_device_plugin_gave(ledger: Ledger) -> None:
 def test_what_another_device_plugin_gave(ledger: Ledger, name: str) -> None:
     """It writes no book, so kubelet is asked again each time."""
     held = {"nvidia.com/gpu": {name: "pod d/old"}}
-    ledger.hear(Holders(held, ["pod d/old"], True, {}), HOMES)
+    ledger.hear(Holders(held, ["pod d/old"], True, NOTHING), HOMES)
     assert (ledger.sure, {*ledger.unnoted}) == (False, {GPU})
     with pytest.raises(GpushimError, match="claim d/a cannot have MIG-0 yet: pod d/old has GPU-0"):
-        give(ledger, claim("a", SLICE), Holders(held, ["pod d/old"], True, {}))
-    ledger.hear(Holders({}, [], True, {}), HOMES)
+        give(ledger, claim("a", SLICE), Holders(held, ["pod d/old"], True, NOTHING))
+    ledger.hear(Holders({}, [], True, NOTHING), HOMES)
     assert (ledger.sure, {*ledger.unnoted}) == (True, set())
     give(ledger, claim("a", GPU))
 
 
 def test_what_gpushims_plugin_gave_is_noted(ledger: Ledger) -> None:
     by_plugin(GPU)
-    ledger.hear(Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"], True, {}), HOMES)
+    ledger.hear(Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"], True, NOTHING), HOMES)
     assert (ledger.sure, {*ledger.unnoted}) == (True, set())
 
 
@@ -145,9 +147,11 @@ def test_a_container_that_kubelet_lists_no_more_has_nothing(ledger: Ledger, monk
     by_plugin(GPU)
     now = system.clock()
     with pytest.raises(GpushimError, match="has it"):
-        give(ledger, claim("a", GPU), Holders({}, [], True, {}))  # given just now, which kubelet may not list yet
+        give(
+            ledger, claim("a", GPU), Holders({}, [], True, NOTHING)
+        )  # given just now, which kubelet may not list yet
     monkeypatch.setattr(system, "clock", lambda: now + 60)
-    give(ledger, claim("a", GPU), Holders({}, [], True, {}))
+    give(ledger, claim("a", GPU), Holders({}, [], True, NOTHING))
     assert entries() == {GPU: (by_device.DRIVER, "claim d/a of gpu.nvidia.com")}
 
 
@@ -157,7 +161,7 @@ def test_a_container_that_kubelet_lists_no_more_has_nothing(ledger: Ledger, monk
         ([], True, {}, set()),
         ([], False, {}, set()),  # as where the API server has no pod for this node
         (None, False, {}, {GPU}),
-        ([], True, {f"gpu {GPU}": "container init of the pod with uid u"}, {GPU}),
+        ([], True, {f"gpu {GPU}": "u"}, {GPU}),
     ],
 )
 def test_what_has_ended_is_free_when_kubelet_says_so(
@@ -168,7 +172,7 @@ def test_what_has_ended_is_free_when_kubelet_says_so(
     assert ledger.given()
     now = system.clock()
     monkeypatch.setattr(system, "clock", lambda: now + 60)
-    ledger.hear(Holders({}, pods, whole, promised), HOMES)
+    ledger.hear(Holders({}, pods, whole, Remembered(promised, system.clock())), HOMES)
     assert entries().keys() == {*left, OTHER}
 
 

@@ -14,11 +14,23 @@ from gpuplugin.book.book import Book
 from gpuplugin.dra.ledger import Holders, Ledger
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.dra.test_ledger import GPU, HOMES, OTHER, SECOND, SLICE, by_plugin, claim, entries, give, ledger
+from unit.gpuplugin.dra.test_ledger import (
+    GPU,
+    HOMES,
+    NOTHING,
+    OTHER,
+    SECOND,
+    SLICE,
+    by_plugin,
+    claim,
+    entries,
+    give,
+    ledger,
+)
 
 __all__ = ["ledger"]
-POD = Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"], True, {})
-NOBODY = Holders({}, [], True, {})
+POD = Holders({"gpu": {GPU: "pod d/p"}}, ["pod d/p"], True, NOTHING)
+NOBODY = Holders({}, [], True, NOTHING)
 
 
 def damaged() -> None:
@@ -88,11 +100,11 @@ def test_a_claim_that_no_file_tells_of_has_its_gpu_until_kubelet_lists_it_no_mor
     now = system.clock()
     monkeypatch.setattr(system, "clock", lambda: now + 60)
     mine = {GPU: "claim d/a of gpu.nvidia.com"}
-    ledger.hear(Holders({}, ["pod d/a"], True, {}, mine), HOMES)
+    ledger.hear(Holders({}, ["pod d/a"], True, NOTHING, mine), HOMES)
     assert entries().keys() == {GPU}
     with pytest.raises(GpushimError, match=r"claim d/a of gpu\.nvidia\.com has it"):
         give(ledger, claim("b", GPU))
-    ledger.hear(Holders({}, None, False, {}), HOMES)
+    ledger.hear(Holders({}, None, False, NOTHING), HOMES)
     assert entries().keys() == {GPU}
     ledger.hear(NOBODY, HOMES)
     assert entries() == {}
@@ -101,7 +113,7 @@ def test_a_claim_that_no_file_tells_of_has_its_gpu_until_kubelet_lists_it_no_mor
 
 def test_a_claim_of_a_driver_before_this_one(ledger: Ledger) -> None:
     """Whose name for the GPU is another, so that the scheduler takes it for free."""
-    theirs = Holders({}, ["pod d/p"], True, {}, {GPU: "claim d/old of gpu.nvidia.com"})
+    theirs = Holders({}, ["pod d/p"], True, NOTHING, {GPU: "claim d/old of gpu.nvidia.com"})
     with pytest.raises(GpushimError, match=r"claim d/old of gpu\.nvidia\.com has it"):
         give(ledger, claim("a", GPU), theirs)
     ledger.hear(theirs, HOMES)
@@ -222,13 +234,13 @@ def test_a_claim_that_kubelet_does_not_list_stays_while_the_driver_lives(
         page = Book().read()
         assert page
         for since, there in ((now + later - 10, 1), (now + later + 1, 0)):  # as the plugin hears of kubelet
-            found = listed.listed(page, {by_device.CLAIM: {}}, [], since, {}, whole=True)
+            found = listed.listed(page, {by_device.CLAIM: {}}, [], since, NOTHING, whole=True)
             assert len([*by_device.entries(found)]) == there
 
 
 def test_what_kubelet_lists_is_written_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     give(ledger, claim("a", GPU))
-    theirs = Holders({}, ["pod d/a"], True, {}, {GPU: "claim d/a of gpu.nvidia.com"})
+    theirs = Holders({}, ["pod d/a"], True, NOTHING, {GPU: "claim d/a of gpu.nvidia.com"})
     ledger.hear(theirs, HOMES)
     before = Path(Book().path).stat()
     now = system.clock()

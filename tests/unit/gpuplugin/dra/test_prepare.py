@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,9 @@ from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.mps import mps
 from gpuplugin.processes import moments
+from gpushim.containers import kubelet
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
+from unit.gpuplugin.allocation.test_kubelet_view import checkpoint
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 NODE, KIND = "n", "nvidia.com/gpu"
@@ -49,10 +53,13 @@ class Node:
         configs: of all claims.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kubelet_dir: Path) -> None:
+        self.plugins = kubelet_dir / kubelet.PLUGINS
+        self.plugins.mkdir()
         self.claims: dict[str, tuple[str, ...] | None] = {}
         self.listed: list[tuple[str, str]] = []
         self.pods: list[str] = []
+        self.held: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.configs: list[dict[str, Any]] = []
         self.now = 1000.0
@@ -64,14 +71,23 @@ class Node:
         self.ledger = Ledger(Book())
         self.ledger.open(homes)
         sharing = Sharing(self.ledger, lambda work: asyncio.ensure_future(work), lambda: HOST)
-        self.driver = Claims(self.ledger, self, NODE, "/none", lambda: self.offer, sharing)  # type: ignore[arg-type]
+        self.driver = Claims(self.ledger, self, NODE, str(kubelet_dir), lambda: self.offer, sharing)  # type: ignore[arg-type]
+
+    def kubelet(self) -> socket.socket:
+        """Start one, in the place of the one before."""
+        path = self.plugins / kubelet.KUBELET_SOCKET
+        path.unlink(missing_ok=True)
+        found = socket.socket(socket.AF_UNIX)
+        found.bind(str(path))
+        found.listen()
+        return found
 
     async def _listed(self, _: str) -> Listed | None:
         rows = [
             Claim("d", name, OWN_DRIVER, NODE, device, (f"k8s.{OWN_DRIVER}/claim=u-{device}",))
             for name, device in self.listed
         ]
-        return Listed([], rows, self.pods) if self.answers else None
+        return Listed(self.held, rows, self.pods) if self.answers else None
 
     async def claim(self, asked: Mapping[str, str]) -> dict[str, Any] | None:
         self.asked.append(asked["uid"])
@@ -98,9 +114,12 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    return Node(monkeypatch)
+    with tempfile.TemporaryDirectory(prefix="kd", dir="/tmp") as folder:  # short, for sockets
+        found = Node(monkeypatch, Path(folder))
+        with found.kubelet():
+            yield found
 
 
 ENDED: dict[str, tuple[str, ...] | None] = {"not allocated": None, "allocated otherwise": ("gpu-1",)}
@@ -265,15 +284,62 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
     asyncio.run(story())
 
 
+def given(node: Node, who: str) -> None:
+    """Have the device plugin have given a GPU a while ago."""
+    with node.ledger.book.locked() as page:
+        one = noted_entry(by_device.PLUGIN, who, uuid(0), ("", "nvidia.com/gpu"), by_device.LISTED, 0.0)
+        gpus = {uuid(0): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(0)}": one}}}
+        node.ledger.book.write({**node.ledger.book.now(page), "gpus": gpus})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(("promised", "free"), [([uuid(0)], False), ([], True), (None, False)])
+def test_what_an_init_container_has_is_free_when_kubelets_checkpoint_lacks_it(
+    node: Node, promised: list[str] | None, free: bool
+) -> None:
+    given(node, "the pod with uid u")
+    path = node.plugins / kubelet.CHECKPOINT
+    path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
+
+    async def story() -> None:
+        node.claims["a"], node.pods = ("gpu-0",), ["pod d/x"]
+        await node.later(prepare.YOUNG + 2 * moments.EACH)
+        path.unlink()
+        if promised is not None:
+            path.write_text(checkpoint({"nvidia.com/gpu": promised}))
+        await node.later(moments.EACH)
+        assert isinstance(await node.prepare("a"), list) == free
+
+    asyncio.run(story())
+
+
+def test_a_kubelet_that_starts_may_have_forgotten_what_its_pods_have(node: Node) -> None:
+    """As with a checkpoint that was lost, where there is no device plugin any more that sees it start."""
+    given(node, "pod d/p")
+    path = node.plugins / kubelet.CHECKPOINT
+    path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
+
+    async def story() -> None:
+        node.claims["a"], node.pods = ("gpu-0",), ["pod d/p"]
+        node.held = [{"namespace": "d", "pod": "p", "resource": "nvidia.com/gpu", "devices": [uuid(0)]}]
+        await node.later(prepare.YOUNG + 2 * moments.EACH)
+        path.write_text(checkpoint({}))
+        node.held = []
+        with node.kubelet():
+            await node.later(prepare.YOUNG + 2 * moments.EACH)
+            assert "pod d/p has it" in await node.prepare("a")
+            node.pods = ["pod d/x"]
+            await node.later(prepare.YOUNG + 2 * moments.EACH)
+            assert isinstance(await node.prepare("a"), list)
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(("pods", "free"), [(["pod d/static-n"], False), (["pod d/static-n", "pod d/x"], True)])
 def test_of_a_kubelet_without_an_api_server_nothing_is_known_to_have_ended(
     node: Node, pods: list[str], free: bool
 ) -> None:
     """It lists static pods alone: what the device plugin gave is its pod's until it has heard of all for a while."""
-    with node.ledger._book.locked() as page:
-        given = noted_entry(by_device.PLUGIN, "pod d/p", uuid(0), ("", "nvidia.com/gpu"), by_device.LISTED, 0.0)
-        gpus = {uuid(0): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(0)}": given}}}
-        node.ledger._book.write({**node.ledger._book.now(page), "gpus": gpus})  # type: ignore[typeddict-item]
+    given(node, "pod d/p")
 
     async def story() -> None:
         node.claims["a"], node.pods = ("gpu-0",), pods
