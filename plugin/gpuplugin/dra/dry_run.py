@@ -98,7 +98,9 @@ def _problems(
     tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
     left = [one.uuid for one in devices if one.uuid in found.keys() - tainted]
     beside = [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
-    return {uuid: why.get(uuid, GIVEN) for uuid in tainted}, [*filter(None, [doubt]), *beside]
+    pods = node_state.pods(page)
+    problems = {uuid: "; ".join(some[uuid] for some in (why, pods) if uuid in some) or GIVEN for uuid in tainted}
+    return problems, [*filter(None, [doubt]), *beside]
 
 
 def _list(

@@ -57,6 +57,7 @@ class NodeState(NamedTuple):
         watched: whether the driver watches health now.
         doubt: why it is not known whether what seems free is, or "".
         status: what the driver that runs tells of itself (Status.by_word); nothing if it does not.
+        pods: who has devices by the device plugin, sentences by UUID.
     """
 
     snapshot: Snapshot
@@ -71,6 +72,7 @@ class NodeState(NamedTuple):
     watched: bool = True
     doubt: str = ""
     status: Mapping[str, Any] = {}
+    pods: Mapping[str, str] = {}
 
 
 def present(settings: Settings) -> NodeState:
@@ -109,6 +111,7 @@ def present(settings: Settings) -> NodeState:
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
         status,
+        pods(page),
     )
 
 
@@ -128,7 +131,7 @@ def unseen(given: Collection[str]) -> list[str]:
 def tainted(
     settings: Settings, snapshot: Snapshot, reasons: Mapping[str, list[Reason]], page: Page | None
 ) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
-    """Return the taints of devices, as the driver makes them, and why, sentences; both by UUID.
+    """Return the taints of devices, as the driver makes them, and what is wrong with these, sentences; both by UUID.
 
     What pods have of a device plugin that does not write the book is not seen: the driver asks kubelet.
 
@@ -139,7 +142,7 @@ def tainted(
         page: the book of this boot.
     """
     owed, why = _owed(), dict[str, list[str]]()
-    for some in (reason.texts(reasons, snapshot), taints.problems(snapshot), owed, _plugins(page)):
+    for some in (reason.texts(reasons, snapshot), taints.problems(snapshot), owed):
         for uuid, text in some.items():
             row = why.setdefault(uuid, [])
             row += [] if any(text in one for one in row) else [text]
@@ -224,7 +227,7 @@ def _owed() -> dict[str, str]:
     return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
 
 
-def _plugins(page: Page | None) -> dict[str, str]:
+def pods(page: Page | None) -> dict[str, str]:
     """Say who has what by the device plugin, by UUID."""
     rows = by_device.entries(page) if page else ()
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}

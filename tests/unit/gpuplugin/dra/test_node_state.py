@@ -139,7 +139,7 @@ def test_health_and_holders(running: Newest) -> None:
         uuid(0): ["gpu.nvidia.com/xid"],
         uuid(1): ["gpu.nvidia.com/device-plugin"],
     }
-    assert found.why[uuid(1)] == "pod d/p has it"
+    assert ([*found.why], found.pods) == ([uuid(0)], {uuid(1): "pod d/p has it"})
     assert (found.problem, found.doubt, found.watched, [*found.claims]) == ("", "", True, ["u"])
 
 
