@@ -254,3 +254,11 @@ def test_a_file_of_too_much_is_not_guessed(monkeypatch: pytest.MonkeyPatch, boun
     first, last = report(manifests.read([claim(), claim()]), node())["claims"]
     assert [first["answer"], last["answer"]] == ["yes" if bound == "ANSWERS" else "cannot tell", "cannot tell"]
     assert (last["why"], last["requests"]) == (claim_answer.SLOW, [])
+
+
+def test_past_its_time_no_device_is_held_against_others() -> None:
+    """Each is against each claim of this node, of which there may be thousands."""
+    (spec,) = manifests.read([claim()]).claims
+    here = node(claims={"u": held("x", uuid(0))})
+    for late, busy in ((float("inf"), ["claim d/x has it", "", ""]), (0.0, ["", "", ""])):
+        assert [row.busy for row in claim_answer.judged(spec, {}, here, late).rows["r"]] == busy
