@@ -14,7 +14,7 @@ import grpc.aio
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
-from gpushim.containers.kubelet import Claim
+from gpushim.containers.kubelet import PODS_SOCKET, Claim
 from gpushim.containers.protobuf import WireError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Devices = dict[str, set[str]]  # ids by resource
     Holder = dict[str, Any]  # "namespace", "pod", "container", "resource", "devices" (ids)
 
-SOCKET = "pod-resources/kubelet.sock"  # in kubelet's directory
+SOCKET = PODS_SOCKET
 DEADLINE = 5.0  # seconds
 LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
 
