@@ -54,6 +54,20 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
     assert missing <= STATE
 
 
+def test_what_docstrings_name_of_modules_and_classes_is_there() -> None:
+    """As `book.claimed.read` and `Status.prepare`; other languages have names, too."""
+    texts = {path: path.read_text() for top in SOURCES[:3] for path in (pages.TOP / top).rglob("*.py")}
+    has: dict[str, set[str]] = {"cel": {"bind"}}
+    for path, text in texts.items():
+        parts = re.findall(r"(?:def |class |self\.)(\w+)|^([A-Z_]+)\b.* = |^    (\w+): ", text, re.MULTILINE)
+        module = path.parent.name if path.stem == "__init__" else path.stem
+        for name in (module, *re.findall(r"^class (\w+)", text, re.MULTILINE)):
+            has.setdefault(name, {"py"}).update("".join(part) for part in parts)
+    named = {pair for text in texts.values() for pair in re.findall(r"`(?:\w+\.)*(\w+)\.(\w+)`", text)}
+    assert len(named) > 30
+    assert [f"{owner}.{name}" for owner, name in sorted(named) if name not in has.get(owner, ())] == []
+
+
 @pytest.mark.parametrize(
     ("link", "fine"),
     [

@@ -21,7 +21,7 @@ from gpuplugin.processes import tasks
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
 from gpushim.ground import system
-from gpushim.ground.errors import GpushimError, quote
+from gpushim.ground.errors import GpushimError, quote, visible
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
     for claim in held:
         gpus = kubelet.which(claim, snapshot)
         gave.add(claim.driver)
-        who = quote(checkpoints.named(claim.namespace, claim.name, claim.driver))
+        who = checkpoints.named(claim.namespace, claim.name, claim.driver)  # whole: begins as changes.py has it
         pod = f", for pod {claim.namespace}/{claim.pod}" if claim.pod else ""
-        has = f"{who} {'has it' if gpus else 'may have it'}{pod}"  # begins as changes.py has it
-        yield Allocator(has, "when kubelet lists that claim no more", gpus)
+        has = f"{who} {'has it' if gpus else 'may have it'}{pod}"
+        yield Allocator(visible(has), "when kubelet lists that claim no more", gpus)
     for one in plugins:
         if one.kind == DRIVER and one.name in gave and not is_ours(one):
             text = f"the DRA driver {quote(one.name)}, which listens at {one.path}, gives out this node's GPUs, too"

@@ -147,7 +147,7 @@ def decided(
     Args:
         page: the book, after what kubelet has said.
         desired: what it would be told if nobody had anything.
-        units: as `confirmed.known` lists them.
+        units: as `listed.known` lists them.
         known: what is known beside the book.
         alien: UUIDs of what another instance that is there gives out.
         lost: of what somebody has, what kubelet has forgotten.

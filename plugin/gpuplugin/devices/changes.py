@@ -185,8 +185,8 @@ def _waiting(resource: str, device: Device, holders: Sequence[_Holder]) -> str:
     claims = {
         f"{one.who} has {'it' if one.uuid == device.uuid else one.uuid}" for one in found if one.resource == CLAIM
     }
-    way = f"it is to be given out in another way than before, which waits for the end of {_some(pods)}"
-    return "; ".join([_some(claims)] * bool(claims) + [way] * bool(pods))
+    other = f"it is to be given out in another way than before, which waits for the end of {_some(pods)}"
+    return "; ".join([_some(claims)] * bool(claims) + [other] * bool(pods))
 
 
 def _some(names: Collection[str]) -> str:

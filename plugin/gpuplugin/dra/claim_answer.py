@@ -175,14 +175,15 @@ def _rows(claim: Claim, request: Request, found: Class) -> list[Row]:
 
 def _busy(spec: ClaimSpec, request: Request, one: Offered, node: NodeState) -> str:
     """Say why a device cannot be given now."""
-    health = f": {node.why[one.uuid]}" if one.uuid in node.why else ""
+    health = f", and it is unhealthy: {node.why[one.uuid]}" if one.uuid in node.why else ""
     for row in node.claims.values() if not request.admin else ():
         same = spec.kind == CLAIM and (row["namespace"], row["name"]) == (spec.namespace, spec.name)
         if not same and any(each["uuid"] == one.uuid and not each.get("admin") for each in row["devices"]):
-            return f"claim {row['namespace']}/{row['name']} has it{health and f', and it is unhealthy{health}'}"
+            return f"claim {row['namespace']}/{row['name']} has it{health}"
     for taint in untolerated(request.tolerations, node.taints.get(one.uuid, ())):
         value = f"={taint['value']}" if taint.get("value") else ""
-        return f"it has the taint {taint['key']}{value}:{taint['effect']}{health}"
+        why = "; ".join(some[one.uuid] for some in (node.why, node.pods) if one.uuid in some)
+        return f"it has the taint {taint['key']}{value}:{taint['effect']}{why and ': '}{why}"
     return ""
 
 

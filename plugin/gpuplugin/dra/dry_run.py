@@ -15,7 +15,7 @@ from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.config.kubeconfig import Kubeconfig
-from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.containers.kubelet import OWN_DRIVER, PODS_SOCKET
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import FAILED, GpushimError
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("DEVICE", "INDEX", "PRODUCT", "PROFILE", "HELD BY", "CANNOT BE GIVEN OUT, BECAUSE")
 FOLDERS = ("plugins_registry", "plugins", "pod-resources")  # of kubelet's, in each of which something is looked for
-SOCKET = "pod-resources/kubelet.sock"  # at which kubelet alone listens
 UNASKED = (
     "whether another driver has this one's name is not known: this Python has no grpcio, and no gpushim-dra-driver "
     "answers"
@@ -85,7 +84,7 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
     for name in FOLDERS:
         if not os.path.isdir(f"{kubelet_dir}/{name}"):
             yield f"there is no {kubelet_dir}/{name}, which kubelet makes when it starts"
-    if os.access(socket := f"{kubelet_dir}/{SOCKET}", os.W_OK) and not ask.listens(socket):
+    if os.access(socket := f"{kubelet_dir}/{PODS_SOCKET}", os.W_OK) and not ask.listens(socket):
         yield f"nobody listens at {socket}: no kubelet runs"
 
 
@@ -98,7 +97,9 @@ def _problems(
     tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
     left = [one.uuid for one in devices if one.uuid in found.keys() - tainted]
     beside = [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
-    return {uuid: why.get(uuid, GIVEN) for uuid in tainted}, [*filter(None, [doubt]), *beside]
+    pods = node_state.pods(page)
+    problems = {uuid: "; ".join(some[uuid] for some in (why, pods) if uuid in some) or GIVEN for uuid in tainted}
+    return problems, [*filter(None, [doubt]), *beside]
 
 
 def _list(

@@ -88,7 +88,7 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     notes = [*node.notes]
     rows = {uid: row for uid, row in node.claims.items() if (row["namespace"], row["name"]) == (namespace, name)}
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
-    if why := node_state.refusal(namespace, name):
+    if why := node_state.refusal(node, namespace, name):
         notes.append(f"its driver refuses it: {why}")
     if why and not rows and not listed:
         raise GpushimError(

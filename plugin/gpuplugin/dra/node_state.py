@@ -56,6 +56,8 @@ class NodeState(NamedTuple):
         problem: why no claim gets anything here, or "".
         watched: whether the driver watches health now.
         doubt: why it is not known whether what seems free is, or "".
+        status: what the driver that runs tells of itself (Status.by_word); nothing if it does not.
+        pods: who has devices by the device plugin, sentences by UUID.
     """
 
     snapshot: Snapshot
@@ -69,6 +71,8 @@ class NodeState(NamedTuple):
     problem: str = ""
     watched: bool = True
     doubt: str = ""
+    status: Mapping[str, Any] = {}
+    pods: Mapping[str, str] = {}
 
 
 def present(settings: Settings) -> NodeState:
@@ -86,7 +90,8 @@ def present(settings: Settings) -> NodeState:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
     devices, lacks, lacking = spec.devices(snapshot, values)
-    problem = _problem()
+    status = _asked() or {}
+    problem = _problem(status)
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     found, unwatched = reasons(settings, snapshot)
     doubts = [unwatched] * bool(unwatched)
@@ -105,6 +110,8 @@ def present(settings: Settings) -> NodeState:
         problem,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         "; ".join(doubts[:1]),
+        status,
+        pods(page),
     )
 
 
@@ -124,7 +131,7 @@ def unseen(given: Collection[str]) -> list[str]:
 def tainted(
     settings: Settings, snapshot: Snapshot, reasons: Mapping[str, list[Reason]], page: Page | None
 ) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
-    """Return the taints of devices, as the driver makes them, and why, sentences; both by UUID.
+    """Return the taints of devices, as the driver makes them, and what is wrong with these, sentences; both by UUID.
 
     What pods have of a device plugin that does not write the book is not seen: the driver asks kubelet.
 
@@ -135,7 +142,7 @@ def tainted(
         page: the book of this boot.
     """
     owed, why = _owed(), dict[str, list[str]]()
-    for some in (reason.texts(reasons, snapshot), taints.problems(snapshot), owed, _plugins(page)):
+    for some in (reason.texts(reasons, snapshot), taints.problems(snapshot), owed):
         for uuid, text in some.items():
             row = why.setdefault(uuid, [])
             row += [] if any(text in one for one in row) else [text]
@@ -155,13 +162,14 @@ def _closed(folder: str) -> str:
     return f"{folder} is root's; run this as root" if closed else ""
 
 
-def _problem() -> str:
+def _problem(status: Mapping[str, Any]) -> str:
     """Say why nothing is given out, "" if something may be."""
     if not trust.ours(release.folder()) or not newest.runs(release.folder()):
         return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
-    there = rival()
-    why = spec.RIVAL.format(there) if there else ""
-    return release.PROBLEM if os.path.lexists(release.Release().path) else why
+    if os.path.lexists(release.Release().path):
+        return release.PROBLEM
+    there = _rival(status)
+    return spec.RIVAL.format(there) if there else ""
 
 
 def rival() -> str | None:
@@ -170,18 +178,23 @@ def rival() -> str | None:
     Returns:
         None if it does not say.
     """
-    answer = _asked()
-    return None if answer is None else str(answer.get("rival") or "")
+    return _rival(_asked() or {})
 
 
-def refusal(namespace: str, name: str) -> str:
+def _rival(status: Mapping[str, Any]) -> str | None:
+    """As `rival`; an answer may be an error alone."""
+    return str(status["rival"] or "") if "rival" in status else None
+
+
+def refusal(node: NodeState, namespace: str, name: str) -> str:
     """Say why the driver that runs refused a claim just now; "" if it did not, or does not say.
 
     Args:
+        node: what counts here.
         namespace: of the claim.
         name: of it.
     """
-    rows = (_asked() or {}).get("refusals")
+    rows = node.status.get("refusals")
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and (row.get("namespace"), row.get("name")) == (namespace, name):
             return visible(str(row.get("why")))
@@ -214,7 +227,7 @@ def _owed() -> dict[str, str]:
     return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
 
 
-def _plugins(page: Page | None) -> dict[str, str]:
+def pods(page: Page | None) -> dict[str, str]:
     """Say who has what by the device plugin, by UUID."""
     rows = by_device.entries(page) if page else ()
     return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}

@@ -21,7 +21,7 @@ from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.processes import tasks
 from gpuplugin.settings import resources
-from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.containers.kubelet import OWN_DRIVER, PODS_SOCKET
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -177,7 +177,7 @@ class Claims:
 
         It lists static pods alone until it has those of the API server, which may be away for long.
         """
-        path, asked = f"{self._kubelet_dir}/{podresources.SOCKET}", system.clock()
+        path, asked = f"{self._kubelet_dir}/{PODS_SOCKET}", system.clock()
         there = sockets.identity(path)
         await self._starts.met()
         found = await podresources.listed(self._kubelet_dir)

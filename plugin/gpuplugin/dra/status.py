@@ -100,7 +100,8 @@ class Status:
     ) -> None:
         self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
         self._letting, self._kubelet_dir = letting, kubelet_dir
-        self._refused: dict[str, tuple[float, dict[str, str]]] = {}  # since when, and why, by the claim's uid
+        # Since when, and why, by namespace and name: one that is made again under a name is another claim.
+        self._refused: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
         self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take, "claims": self._listed}
 
     async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
@@ -124,10 +125,10 @@ class Status:
 
     def _note(self, claim: Mapping[str, str], answer: object) -> None:
         """Keep for a while why a claim was refused, the last ones; kubelet asks again and again."""
-        now = time.monotonic()
-        rows = {uid: row for uid, row in self._refused.items() if uid != claim["uid"] and now - row[0] < RECENT}
+        now, name = time.monotonic(), (claim["namespace"], claim["name"])
+        rows = {each: row for each, row in self._refused.items() if each != name and now - row[0] < RECENT}
         if isinstance(answer, str):
-            rows[claim["uid"]] = now, {"namespace": claim["namespace"], "name": claim["name"], "why": answer}
+            rows[name] = now, {"namespace": name[0], "name": name[1], "why": answer}
         self._refused = dict([*rows.items()][-LISTED:])
 
     def gpus(self) -> bool:

@@ -14,7 +14,7 @@ import grpc.aio
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
-from gpushim.containers.kubelet import Claim, is_static
+from gpushim.containers.kubelet import PODS_SOCKET, Claim, is_static
 from gpushim.containers.protobuf import WireError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     Devices = dict[str, set[str]]  # ids by resource
     Holder = dict[str, Any]  # "namespace", "pod", "container", "resource", "devices" (ids)
 
-SOCKET = "pod-resources/kubelet.sock"  # in kubelet's directory
 DEADLINE = 5.0  # seconds
 SETTLED = 10.0  # seconds in which a kubelet that has the API server's pods may not list all of them yet
 LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
@@ -131,11 +130,11 @@ async def holders(kubelet_dir: str, resources: Collection[str]) -> list[Holder] 
 
 def answers(kubelet_dir: str) -> bool:
     """Say whether anybody listens, which costs less than a question to nobody."""
-    return sockets.listening(f"{kubelet_dir}/{SOCKET}")
+    return sockets.listening(f"{kubelet_dir}/{PODS_SOCKET}")
 
 
 async def _ask(kubelet_dir: str, method: str, name: str) -> dict[str, Any] | None:
-    path = f"unix:{kubelet_dir}/{SOCKET}"
+    path = f"unix:{kubelet_dir}/{PODS_SOCKET}"
     options = (*CHANNEL, ("grpc.max_receive_message_length", LIMIT))
     async with grpc.aio.insecure_channel(path, options=options) as channel:
         try:

@@ -134,8 +134,10 @@ def read(documents: Sequence[Any]) -> File:
             right = meant(kind, (CLAIM, TEMPLATE), ALIKE)
             more = f"; write kind: {right} and apiVersion: {SERVED}" if right else ""
             notes.append(f"{kind} {_metadata(one, 'name')} of {version} is not looked at{more}")
-    rows = [(one.kind, one.name) for one in claims]
-    notes += [note for pod in pods for note in pod_claims.notes(pod, rows)]
+    kinds: dict[str, list[str]] = {}
+    for each in claims:
+        kinds.setdefault(each.name, []).append(each.kind)
+    notes += [note for pod in pods for note in pod_claims.notes(pod, kinds)]
     return File(tuple(claims), classes, tuple(notes))
 
 

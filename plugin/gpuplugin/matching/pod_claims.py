@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.matching.fields import Form
+from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
@@ -18,25 +19,32 @@ _KINDS = {"resourceClaimName": CLAIM, "resourceClaimTemplateName": TEMPLATE}  # 
 RESOURCES = "nvidia.com/"
 
 
-def notes(pod: Mapping[str, Any], claims: Sequence[tuple[str, str]]) -> Iterator[str]:
+def notes(pod: Mapping[str, Any], kinds: Mapping[str, Sequence[str]]) -> list[str]:
     """Say which claims of a pod are not in the file, and what else it asks for.
 
     Args:
         pod: as the file has it.
-        claims: kind and name of each claim and template of the file.
+        kinds: of the file's claims and templates, by name.
     """
-    form, here = Form(), 0
-    metadata, spec = form.object(pod.get("metadata"), "metadata"), form.object(pod.get("spec"), "spec")
-    name, known = quote(str(metadata.get("name") or "")), set()
+    form = Form()
+    name = quote(str(form.object(pod.get("metadata"), "metadata").get("name") or ""))
+    found = [*_notes(name, form.object(pod.get("spec"), "spec"), kinds, form)]
+    left = len(found) - LISTED
+    return found[:LISTED] + [f"pod {name}: {left} more such notes"] * (left > 0)
+
+
+def _notes(name: str, spec: Mapping[str, Any], kinds: Mapping[str, Sequence[str]], form: Form) -> Iterator[str]:
+    here, known = 0, set()
     for one in form.list(spec.get("resourceClaims"), "resourceClaims"):
         row = form.object(one, "resourceClaims")
         known.add(str(row.get("name")))
         for key, kind in _KINDS.items():
             asked = str(row.get(key) or "")
-            if (kind, asked) in claims:
+            there = kinds.get(asked, ())
+            if kind in there:
                 here += 1
             elif asked:
-                other = next((each for each, its in claims if its == asked), "")
+                other = "".join(there[:1])
                 more = f", where {quote(asked)} is a {other}" if other else ""
                 yield f"pod {name} has the {kind} {quote(asked)}, which is not in the file{more}"
     if here > 1:

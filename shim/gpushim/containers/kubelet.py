@@ -40,6 +40,7 @@ _UUID = re.compile("(gpu|mig)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PLUGINS, CLAIMS = "device-plugins", "dra_manager_state"  # in kubelet's directory
 USUAL = "/var/lib/kubelet"  # kubelet's directory without --root-dir
 KUBELET_SOCKET, CHECKPOINT = "kubelet.sock", "kubelet_internal_checkpoint"  # in that of device plugins
+PODS_SOCKET = "pod-resources/kubelet.sock"  # in kubelet's directory; at which kubelet alone listens
 LIMIT = 16 << 20  # bytes; 60 000 replicas need some 6 MiB
 _ENTRIES = "ClaimInfoStateList"
 _UNLIKE = (KeyError, TypeError, AttributeError, RecursionError)

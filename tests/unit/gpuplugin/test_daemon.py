@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import grpc.aio
@@ -161,6 +162,22 @@ def test_a_decision_that_takes_long_is_made_less_often(
 
     monkeypatch.setattr(plugin, "_offer", offer)
     assert asyncio.run(plugin._go_by(host.found, None)) >= 3.0
+
+
+def test_what_waits_is_looked_at_less_and_less_until_there_is_news(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = daemon.Plugin(told(top))
+
+    async def offer(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(plugin, "_offer", offer)
+    monkeypatch.setattr(daemon, "time", SimpleNamespace(monotonic=lambda: 100.0, thread_time=lambda: 0.0))
+    pauses = [
+        (asyncio.run(plugin._go_by(host.found, seen)), plugin._again) for seen in ("a", "a", "a", "a", "b", "b")
+    ]
+    assert pauses == [(pause, 100.0 + pause) for pause in (1.0, 2.0, 4.0, 4.0, 1.0, 2.0)]
 
 
 def test_labels_follow_the_snapshot_and_outlive_the_plugin(top: Path, host: Host, tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.allocation import allocators
+from gpuplugin.allocation import allocators, offer
 from gpuplugin.allocation.allocators import Allocator, Allocators
-from gpuplugin.book import claimed
+from gpuplugin.book import checkpoints, claimed
+from gpuplugin.devices import changes
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
+from gpuplugin.settings import resources
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
 from unit.gpuplugin.kubelet.registrar import driver
@@ -61,6 +63,24 @@ def test_a_driver_whose_claim_has_a_gpu_gives_all() -> None:
     assert has.gpus == frozenset({uuid(0)})
     assert gives.gpus is None
     assert has.text == "claim ns/c of x.example.com has it, for pod ns/pod"
+
+
+def test_a_claim_is_named_as_the_book_names_it_however_long_that_is() -> None:
+    """Else one device has two sentences about one claim, as `_ill` joins them."""
+    one = claim()._replace(
+        namespace="machine-learning", name="training-7d9f8b6c5d-x2x7q-gpu-claim-for-training-8vz5k"
+    )
+    (has,) = found([], one)
+    named = checkpoints.named(one.namespace, one.name, one.driver)
+    units = resources.units(NODE)
+    settled = changes.settled({}, {GPU: [units[uuid(0)]]}, {changes.CLAIM: {uuid(0): named}}, units)
+    (device,) = settled.listed[GPU]
+    assert offer._ill(device, has.text).problem == f"{named} has it, for pod machine-learning/pod"
+
+
+def test_a_name_of_a_damaged_file_does_not_reach_a_terminal() -> None:
+    (has,) = found([], claim()._replace(name="c\x1b[2J", pod="p\n"))
+    assert has.text == r"claim ns/c\x1b[2J of gpu.nvidia.com has it, for pod ns/p\n"
 
 
 def test_a_claim_that_cannot_be_told_may_have_any() -> None:

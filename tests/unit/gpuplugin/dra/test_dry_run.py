@@ -14,6 +14,7 @@ from gpuplugin.dra import dry_run
 from gpuplugin.health.health import Health
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot, release
+from gpushim.containers.kubelet import PODS_SOCKET
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
@@ -82,9 +83,9 @@ def test_whether_there_is_another_driver_may_not_be_known(capsys: pytest.Capture
 
 def test_a_kubelet_that_has_ended(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "pod-resources").mkdir()
-    bound(tmp_path / dry_run.SOCKET).close()
+    bound(tmp_path / PODS_SOCKET).close()
     assert "kubelet.sock: no kubelet runs" in said(capsys, kubelet_dir=str(tmp_path)).replace("\n  ", " ")
-    with bound(tmp_path / dry_run.SOCKET):
+    with bound(tmp_path / PODS_SOCKET):
         assert "no kubelet runs" not in said(capsys, kubelet_dir=str(tmp_path)).replace("\n  ", " ")
 
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.dra import claim_answer, explain_file
+from gpuplugin.book.by_device import PLUGIN, noted_entry
+from gpuplugin.book.page import fresh
+from gpuplugin.dra import claim_answer, explain_file, node_state
 from gpuplugin.dra.claim_answer import CLASSES
 from gpuplugin.dra.explain_file import documents, report
 from gpuplugin.matching import manifests
+from gpuplugin.settings import settings
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.dra.claimfiles import GPU, TAINT, answers, claim, exactly, found, held, node, opaque
+from unit.gpuplugin.dra.claimfiles import GPU, HOST, TAINT, answers, claim, exactly, found, held, node, opaque
 from unit.gpuplugin.snapshots import uuid
 
 TOP = Path(__file__).parents[4]
@@ -64,6 +67,23 @@ def test_who_has_it_and_which_taint() -> None:
     assert rows[uuid(1).lower()] == "it has the taint gpu.nvidia.com/xid=79:NoSchedule: XID 79"
     lost = found(claim(), **{**more, "why": {uuid(0): "lost"}})
     assert lost["requests"][0]["devices"][0]["why"] == "claim d/x has it, and it is unhealthy: lost"
+    both = found(claim(), **more, pods={uuid(0): "pod d/p has it", uuid(1): "pod d/q has it"})
+    rows = {row["device"]: row["why"] for row in both["requests"][0]["devices"]}
+    assert rows[uuid(0).lower()] == "claim d/x has it"
+    assert rows[uuid(1).lower()].endswith(":NoSchedule: XID 79; pod d/q has it")
+
+
+def test_a_pod_that_has_a_device_is_no_lack_of_health(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of what a claim has, too, as the book may have both."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    page = fresh("b", "")
+    entry = noted_entry(PLUGIN, "pod d/p", uuid(0), ("nvidia.com/gpu", ""), "allocate", 1.0)
+    page["gpus"] = {uuid(0): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(0)}": entry}}}
+    taints, why = node_state.tainted(settings.resolve({}, {}, {}), HOST, {}, page)
+    one = found(claim(), claims={"u": held("x", uuid(0))}, taints=taints, why=why, pods=node_state.pods(page))
+    assert one["requests"][0]["devices"][0]["why"] == "claim d/x has it"
+    one = found(claim(), taints=taints, why=why, pods=node_state.pods(page))
+    assert one["requests"][0]["devices"][0]["why"].endswith("allocated:NoSchedule: pod d/p has it")
 
 
 def test_admin_access_is_beside_others_and_needs_a_label() -> None:
@@ -234,3 +254,11 @@ def test_a_file_of_too_much_is_not_guessed(monkeypatch: pytest.MonkeyPatch, boun
     first, last = report(manifests.read([claim(), claim()]), node())["claims"]
     assert [first["answer"], last["answer"]] == ["yes" if bound == "ANSWERS" else "cannot tell", "cannot tell"]
     assert (last["why"], last["requests"]) == (claim_answer.SLOW, [])
+
+
+def test_past_its_time_no_device_is_held_against_others() -> None:
+    """Each is against each claim of this node, of which there may be thousands."""
+    (spec,) = manifests.read([claim()]).claims
+    here = node(claims={"u": held("x", uuid(0))})
+    for late, busy in ((float("inf"), ["claim d/x has it", "", ""]), (0.0, ["", "", ""])):
+        assert [row.busy for row in claim_answer.judged(spec, {}, here, late).rows["r"]] == busy

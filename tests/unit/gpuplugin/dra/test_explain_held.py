@@ -114,6 +114,14 @@ def test_without_grpc_the_driver_says_who_has_it(
     assert any(note.startswith("this Python has no grpcio") for note in found["notes"]) == (pod == "uid p")
 
 
+def test_a_claim_that_its_driver_refuses(tmp_path: Path) -> None:
+    """As its state says, which is asked for once."""
+    status = {"refusals": [{"namespace": "d", "name": "c", "why": "no room"}]}
+    assert report(tmp_path, ROW, status=status)["notes"][-1] == "its driver refuses it: no room"
+    with pytest.raises(GpushimError, match="claim d/c has nothing on this node: its driver refuses it: no room"):
+        report(tmp_path, status=status)
+
+
 def test_an_unknown_claim(tmp_path: Path) -> None:
     words = "claim d/c has nothing on this node; kubectl --namespace d get resourceclaim c -o yaml says whether it is"
     with pytest.raises(GpushimError, match=words):

@@ -19,6 +19,7 @@ from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from gpushim.refresh import plugin_socket
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 from unit.gpushim.doctor.nodes import answering
 
@@ -70,7 +71,15 @@ def test_a_driver_that_has_ended(running: Newest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "there"), [({"rival": "/x"}, "/x"), ({"rival": ""}, ""), ({}, ""), ([], None), (None, None)]
+    ("answer", "there"),
+    [
+        ({"rival": "/x"}, "/x"),
+        ({"rival": ""}, ""),
+        ({"rival": None}, ""),
+        ({"error": "too many ask the driver at a time; try again"}, None),
+        ([], None),
+        (None, None),
+    ],
 )
 def test_another_driver_is_where_the_one_that_runs_says(
     running: Newest, tmp_path: Path, answer: object, there: str | None
@@ -91,7 +100,26 @@ REFUSED = {"namespace": "d", "name": "c", "why": "no\n"}
 )
 def test_why_a_claim_is_refused(running: Newest, tmp_path: Path, rows: object, why: str) -> None:
     with answering(tmp_path / "s/dra-driver.sock", json.dumps({"refusals": rows}).encode() + b"\n"):
-        assert node_state.refusal("d", "c") == why
+        found = present()
+    assert node_state.refusal(found, "d", "c") == why  # without another question
+
+
+def test_a_driver_that_has_let_go_of_the_gpus_is_asked_once(
+    running: Newest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though what it says of others does not count then: it says why it refuses claims, too."""
+    asked: list[bytes] = []
+    answer = json.dumps({"rival": "/x", "refusals": [REFUSED]}).encode()
+
+    def exchange(_: str, question: bytes, *__: object) -> bytes:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr(plugin_socket, "exchange", exchange)
+    Path(release.Release().path).write_text("{}")
+    found = present()
+    assert (found.problem, node_state.refusal(found, "d", "c")) == (release.PROBLEM, r"no\n")
+    assert len(asked) == 1
 
 
 def test_health_and_holders(running: Newest) -> None:
@@ -111,7 +139,7 @@ def test_health_and_holders(running: Newest) -> None:
         uuid(0): ["gpu.nvidia.com/xid"],
         uuid(1): ["gpu.nvidia.com/device-plugin"],
     }
-    assert found.why[uuid(1)] == "pod d/p has it"
+    assert ([*found.why], found.pods) == ([uuid(0)], {uuid(1): "pod d/p has it"})
     assert (found.problem, found.doubt, found.watched, [*found.claims]) == ("", "", True, ["u"])
 
 

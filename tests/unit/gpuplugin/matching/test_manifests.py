@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from gpuplugin.matching import pod_claims
 from gpuplugin.matching.manifests import ALL, EXACT, ClaimSpec, read
 from gpuplugin.matching.pod_claims import CLAIM, TEMPLATE
+from gpushim.ground.bounds import LISTED
 
 V1 = "resource.k8s.io/v1"
 CEL = {"cel": {"expression": "true"}}
@@ -209,6 +211,27 @@ def test_what_is_said_of_a_pod(spec: dict[str, Any], words: str) -> None:
     made = {"apiVersion": V1, "kind": CLAIM, "metadata": {"name": "c"}}
     (note,) = read([made, {"kind": "Pod", "metadata": {"name": "p"}, "spec": spec}]).notes
     assert words in note
+
+
+class Unwalked(dict[str, list[str]]):
+    """A dictionary that is looked into, and never walked through."""
+
+    __iter__ = keys = values = items = None  # type: ignore[assignment]
+
+
+def test_claims_of_a_pod_are_looked_up() -> None:
+    """A file may have ten thousand claims, and a pod that names as many."""
+    rows = [{"name": "a", "resourceClaimName": name} for name in ("c", "t", "x")]
+    first, last = pod_claims.notes({"spec": {"resourceClaims": rows}}, Unwalked({"c": [CLAIM], "t": [TEMPLATE]}))
+    assert first.endswith("has the ResourceClaim t, which is not in the file, where t is a ResourceClaimTemplate")
+    assert last.endswith("has the ResourceClaim x, which is not in the file")
+
+
+@pytest.mark.parametrize(("number", "more"), [(LISTED, []), (LISTED + 2, ["pod p: 2 more such notes"])])
+def test_a_pod_has_a_few_notes(number: int, more: list[str]) -> None:
+    rows = [{"name": "a", "resourceClaimName": f"c{one}"} for one in range(number)]
+    notes = read([{"kind": "Pod", "metadata": {"name": "p"}, "spec": {"resourceClaims": rows}}]).notes
+    assert ([*notes[LISTED:]], "the ResourceClaim c15," in notes[LISTED - 1]) == (more, True)
 
 
 @pytest.mark.parametrize("spec", [5, {"containers": 5}, {"containers": [5]}, {"resourceClaims": [{"name": {}}]}])

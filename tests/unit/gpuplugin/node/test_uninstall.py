@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import record, remains, uninstall
+from gpuplugin.node import configured, host, owners, record, remains, uninstall
 from gpushim.ground.errors import GpushimError
 
 
@@ -59,3 +60,30 @@ def test_claims_that_are_left_are_named(
     (tmp_path / "dra_manager_state").write_text("{")
     uninstall._tell_of_claims()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_claims_are_named_whether_or_not_programs_can_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: bool
+) -> None:
+    """Once the engine's settings are away; that programs stay is no answer to who must end first."""
+    does: list[str] = []
+
+    def keep(*_: object) -> None:
+        does.append("keep")
+        if needed:
+            raise GpushimError("containers still need them")
+
+    monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
+    record.Record({"/usr/bin/x": record.digest(b"x")}).save()
+    for module, name in ((host, "check"), (host, "enter"), (remains, "functions")):
+        monkeypatch.setattr(module, name, lambda *_: "")
+    monkeypatch.setattr(host, "locked", contextlib.nullcontext)
+    monkeypatch.setattr(owners, "package", lambda _: "")
+    monkeypatch.setattr(configured, "take_back", lambda *_: does.append("take back"))
+    monkeypatch.setattr(uninstall, "_tell_of_claims", lambda: does.append("tell"))
+    monkeypatch.setattr(remains, "keep", keep)
+    monkeypatch.setattr(uninstall, "_remove", lambda *_: does.append("remove"))
+    with pytest.raises(GpushimError) if needed else contextlib.nullcontext():
+        uninstall.uninstall("/host", "/payload", "/labels", True)
+    assert does == ["take back", "tell", "keep", *["remove"] * (not needed)]

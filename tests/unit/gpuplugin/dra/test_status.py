@@ -1,0 +1,44 @@
+"""What the DRA driver tells of claims that it has refused."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from gpuplugin.dra.status import Status
+
+FIRST = {"uid": "u1", "namespace": "d", "name": "c"}
+AGAIN, OTHER = {**FIRST, "uid": "u2"}, {"uid": "u3", "namespace": "e", "name": "c"}
+
+
+def refusals(*asked: tuple[dict[str, str], Any]) -> dict[str, str]:
+    """Have claims prepared one after the other, with these answers; return why those that are told were refused."""
+    answers = iter([{claim["uid"]: answer} for claim, answer in asked])
+
+    async def prepare(_: Any) -> Any:
+        return next(answers)
+
+    now: Any = SimpleNamespace(rival="", problem="", lacks="", offered=[], slices=None)
+    link: Any = SimpleNamespace(published={})
+
+    async def story() -> dict[str, str]:
+        claims: Any = SimpleNamespace(prepare=prepare)
+        one = Status(lambda: now, claims, None, link, None, None, "/none")  # type: ignore[arg-type]
+        one.driver = SimpleNamespace(registered=True, refused="")  # type: ignore[assignment]
+        for claim, _ in asked:
+            await one.prepare([claim])
+        rows = (await one.by_word["status"]())["refusals"]
+        return {f"{row['namespace']}/{row['name']}": row["why"] for row in rows}
+
+    return asyncio.run(story())
+
+
+def test_a_claim_is_refused_until_it_is_prepared() -> None:
+    assert refusals((FIRST, "no"), (OTHER, "neither")) == {"d/c": "no", "e/c": "neither"}
+    assert refusals((FIRST, "no"), (OTHER, "neither"), (FIRST, [])) == {"e/c": "neither"}
+
+
+def test_a_claim_that_is_made_again_counts_in_the_place_of_the_one_before() -> None:
+    assert refusals((FIRST, "no"), (AGAIN, [])) == {}
+    assert refusals((FIRST, "no"), (AGAIN, "not yet")) == {"d/c": "not yet"}
