@@ -201,7 +201,12 @@ def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], here: dict[Any,
         here[kind, major] = [one for one in about if one.get("major") in (None, -1, major)]
     # Of ours, those about other devices say nothing about this one.
     ours = here.setdefault((kind, major, minor), [])
-    if _allowed([*here[kind, major], *ours], *rule):
+    allowed = None if ours else here.get((kind, major, access))
+    if allowed is None:
+        allowed = _allowed([*here[kind, major], *ours], *rule)
+        if not ours and all(one.get("minor") in (None, -1) for one in here[kind, major]):
+            here[kind, major, access] = allowed  # of each minor number alike
+    if allowed:
         return False
     ours.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
     here["rules"].append(ours[-1])

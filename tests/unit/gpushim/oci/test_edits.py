@@ -151,33 +151,44 @@ DENY_ALL = {"allow": False, "access": "rwm"}
 ALLOW_ALL = {"allow": True, "access": "rwm"}
 
 
-@pytest.mark.parametrize(
-    ("rules", "added"),
-    [
-        ([], True),
-        ([DENY_ALL], True),
-        ([ALLOW_ALL], False),
-        ([DENY_ALL, ALLOW_ALL], False),
-        ([ALLOW_ALL, DENY_ALL], True),
-        ([{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}], False),
-        ([{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rwm"}], False),
-        ([{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "r"}], True),
-        ([{"allow": True, "type": "c", "major": 195, "access": "rw"}], False),
-        ([{"allow": True, "type": "c", "major": 195, "minor": -1, "access": "rw"}], False),
-        ([{"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"}], True),
-        ([{"allow": True, "type": "b", "major": 195, "minor": 0, "access": "rw"}], True),
-        ([{"allow": True, "type": "a", "access": "rwm"}], False),
-        ([ALLOW_ALL, {"allow": False, "type": "c", "major": 195, "minor": 0, "access": "w"}], True),
-        ([ALLOW_ALL, {"allow": False, "type": "c", "major": 195, "minor": 0, "access": "m"}], False),
-        ([{"allow": True}], False),
-        ([{"allow": True, "type": ""}], False),
-        ([ALLOW_ALL, {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "r"}], False),
-    ],
-)
+RULES: list[tuple[list[Any], bool]] = [
+    ([], True),
+    ([DENY_ALL], True),
+    ([ALLOW_ALL], False),
+    ([DENY_ALL, ALLOW_ALL], False),
+    ([ALLOW_ALL, DENY_ALL], True),
+    ([{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}], False),
+    ([{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rwm"}], False),
+    ([{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "r"}], True),
+    ([{"allow": True, "type": "c", "major": 195, "access": "rw"}], False),
+    ([{"allow": True, "type": "c", "major": 195, "minor": -1, "access": "rw"}], False),
+    ([{"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"}], True),
+    ([{"allow": True, "type": "b", "major": 195, "minor": 0, "access": "rw"}], True),
+    ([{"allow": True, "type": "a", "access": "rwm"}], False),
+    ([ALLOW_ALL, {"allow": False, "type": "c", "major": 195, "minor": 0, "access": "w"}], True),
+    ([ALLOW_ALL, {"allow": False, "type": "c", "major": 195, "minor": 0, "access": "m"}], False),
+    ([{"allow": True}], False),
+    ([{"allow": True, "type": ""}], False),
+    ([ALLOW_ALL, {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "r"}], False),
+]
+
+
+@pytest.mark.parametrize(("rules", "added"), RULES)
 def test_a_rule_is_added_only_where_the_device_is_not_allowed_yet(rules: list[Any], added: bool) -> None:
     spec: dict[str, Any] = {"linux": {"resources": {"devices": list(rules)}}}
     assert edits.apply([Edit("rule", ("c", 195, 0, "rw"))], spec) is added
     assert len(spec["linux"]["resources"]["devices"]) == len(rules) + added
+
+
+@pytest.mark.parametrize("rules", [rules for rules, _ in RULES])
+@pytest.mark.parametrize("minors", [(0, 1, 2, 0), (2, 1, 0, 0)])
+def test_rules_of_one_major_number_land_as_each_would_alone(rules: list[Any], minors: tuple[int, ...]) -> None:
+    more = [Edit("rule", ("c", 195, minor, access)) for minor in minors for access in ("r", "rw", "m")]
+    together, alone = ({"linux": {"resources": {"devices": list(rules)}}} for _ in range(2))
+    edits.apply(more, together)
+    for one in more:
+        edits.apply([one], alone)
+    assert together == alone
 
 
 @pytest.mark.parametrize(
