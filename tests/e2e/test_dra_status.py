@@ -26,7 +26,7 @@ from e2e.prometheus import get, of, scrape
 from e2e.test_dra_check import WITHOUT_GRPC
 from e2e.test_dra_node import OTHER, env, folder, host, name
 from fakehost import Host
-from gpuplugin.kubelet.podresources import SOCKET
+from gpushim.containers.kubelet import PODS_SOCKET
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
 from gpuplugin.processes import instances
 
@@ -82,7 +82,7 @@ def listing(folder: Path, *rows: tuple[str, str, str, str]) -> Iterator[None]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     handler = grpc.method_handlers_generic_handler(POD_RESOURCES.strip("/"), {"List": method})
     server.add_generic_rpc_handlers((handler,))
-    path = folder / SOCKET
+    path = folder / PODS_SOCKET
     path.parent.mkdir(exist_ok=True)
     server.add_insecure_port(f"unix:{path}")
     server.start()

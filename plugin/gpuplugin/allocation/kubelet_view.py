@@ -93,7 +93,6 @@ class Questions:
                 self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
                 await reconcile.remind(self._registry, self._kubelet_dir())
                 await reconcile.drop(self._registry, self._kubelet_dir(), QUIET)
-                self._named = None
             with contextlib.suppress(GpushimError):  # a book that cannot be written: `settled` tells of it
                 await self._note(due)
 
@@ -234,7 +233,7 @@ class Questions:
         await self._starts.met()
         seen = trust.identity(shared.path), self._starts.kubelet()
         page = shared.read()
-        if seen == self._named or page is None or page["boot"] != boot:
+        if (seen == self._named and not due) or page is None or page["boot"] != boot:
             return
         sources = [(one["source"], one["time"]) for *_, one in by_device.entries(page)]
         self._open = any(one != by_device.LISTED for one, _ in sources)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import claimed as claims_file
 from gpuplugin.book.by_device import CLAIM
-from gpuplugin.devices.changes import UNTOLD
+from gpuplugin.devices.changes import UNNAMED, UNTOLD
 from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
@@ -112,7 +112,7 @@ def remembered(folder: str) -> Remembered | None:
 
 def by_uid(uid: str) -> str:
     """Name a pod that kubelet does not list by its checkpoint."""
-    return f"the pod with uid {uid}"
+    return f"{UNNAMED}{uid}"
 
 
 def claimed(

@@ -106,12 +106,15 @@ def listed(
         node: this node's name, by which static pods are known, none of which is missing ever.
     """
     found: Page = {**page, "gpus": {}}
+    started = page["kubelet"][1] if page["kubelet"] else 0.0
     if promised:  # it is written when a container has all that it asks for, which another plugin may delay
         since = min(since, promised.written)
     for gpu, one in page["gpus"].items():
         entries: dict[str, Entry] = {}
         for key, entry in one["entries"].items():
             resource, _, name = key.partition(" ")
+            if entry["source"] == FORMER and promised and key in promised.uids and promised.written > started:
+                entry = {**entry, "source": UNLISTED}  # it has written that since, so it has read that
             who, named = held.get(resource, {}).get(name, ""), entry["to"].startswith(A_POD)
             if who:
                 entries[key] = _of_pod(entry, who, key, promised)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NAMED = 3  # pods, and claims, that a sentence names
 CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID
+UNNAMED = "the pod with uid "  # begins the names of pods that kubelet does not list
 UNTOLD = "?"  # kind of a share of which only ids are known
 OTHERS = "another instance of this plugin, which gives it out by other settings"
 
@@ -212,7 +213,8 @@ def _forgotten(
 
 def forgotten(who: str) -> str:
     """Say why what a pod has is not given out once more, and what ends that."""
-    return f"{who} has it, which kubelet forgot in its restart; delete that pod, or drain this node"
+    ends = "drain this node, and boot it" if who.startswith(UNNAMED) else "delete that pod, or drain this node"
+    return f"{who} has it, which kubelet forgot in its restart; {ends}"
 
 
 def former(who: str) -> str:

@@ -147,8 +147,9 @@ class Ledger:
             if claim.uid in rows:  # it may have had others, which nobody else would take back
                 page = by_device.unclaimed(page, held(rows[claim.uid]), _named(rows[claim.uid]))
             if holders:
-                # Until all is known, the book may lack what the device plugin will find in kubelet's checkpoint.
-                _refuse_listed(claim, held(row), holders.held if holders.whole else holders.all_held, homes)
+                # A book that is lost, or new, may lack what the device plugin will find in kubelet's checkpoint.
+                known = self.sure and not self._asks(before)
+                _refuse_listed(claim, held(row), holders.held if known else holders.all_held, homes)
                 page = self._heard(page, holders, rows, homes)
             mine = {uuid: homes[uuid] for uuid in held(row)}
             page = by_device.claim(page, mine, _named(row), system.clock())

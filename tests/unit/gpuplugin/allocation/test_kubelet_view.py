@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
 import resource
 import shutil
 import socket
@@ -627,6 +628,7 @@ def test_what_kubelet_forgets_though_its_checkpoint_has_it_is_given_to_nobody_el
         scene.passes(kubelet_view.TICK + 0.1)
     asyncio.run(one.questions._note())
     scene.checkpoint({GPU: [ONE]})
+    os.utime(scene.folder / kubelet.CHECKPOINT, (0, 0))  # it is of the kubelet before
     scene.kubelet_starts(0)
     scene.pods, scene.bare = {}, ["a"]
     for _ in range(3):

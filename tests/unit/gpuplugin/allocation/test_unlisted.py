@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -69,6 +70,51 @@ def test_a_pod_that_has_ended_has_nothing_when_kubelet_was_told_its_list_once_mo
     one.questions._named = None
     asyncio.run(one.questions._note())
     assert entries(one) == {}
+
+
+def test_what_another_plugin_delays_is_not_in_the_checkpoint_yet(scene: Scene) -> None:
+    """kubelet writes it when a container has all that it asks for, and lists no init container."""
+    one = settled(scene, whole())
+    asyncio.run(one.questions._note())
+    scene.checkpoint({})
+    os.utime(Path(scene.folder) / "kubelet_internal_checkpoint", (0, 0))
+    one.allocate(ONE)
+    one.registry.repeat = Mock()  # type: ignore[method-assign]
+    scene.bare = ["a"]
+    for _ in range(3):
+        scene.passes(kubelet_view.QUIET)
+        asyncio.run(one.questions._note(due=True))
+        assert one.look(parts()) == {ONE}
+    one.registry.repeat.assert_called_once_with()
+    scene.checkpoint({GPU: [ONE]})
+    asyncio.run(one.questions._note(due=True))
+    assert entries(one) == {ONE: (UNLISTED, INIT)}
+
+
+@pytest.mark.parametrize("stale", [True, False], ids=["its checkpoint has it", "it has written it off"])
+def test_a_name_that_comes_again_has_nothing(scene: Scene, stale: bool) -> None:
+    """As a StatefulSet's pod that is made anew without a GPU, long before kubelet starts the next time."""
+    one = given(scene)
+    scene.pods = {GPU: {ONE: "web-0"}}
+    asyncio.run(one.questions._note())
+    scene.passes(kubelet_view.ALONE)
+    scene.pods, scene.bare = {}, ["web-0"]
+    asyncio.run(one.questions._note(due=True))
+    scene.checkpoint({GPU: [ONE]} if stale else {})
+    scene.kubelet_starts()
+    asyncio.run(one.registry.meet())
+    scene.passes(kubelet_view.QUIET)
+    assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
+
+
+def test_a_question_before_the_first_decision_hides_nothing_of_the_checkpoint(scene: Scene) -> None:
+    settled(scene, whole()).end()
+    scene.checkpoint({GPU: [ONE]})
+    scene.bare = ["a"]
+    one = scene.started()
+    asyncio.run(one.questions._note(due=True))
+    one.look(whole())
+    assert entries(one) == {ONE: (UNLISTED, INIT)}
 
 
 def test_a_kubelet_without_an_api_server_takes_nothing_from_pods_that_it_does_not_list(scene: Scene) -> None:

@@ -82,6 +82,14 @@ def test_what_kubelet_does_not_list_stays_while_its_checkpoint_has_it(
     assert listed.unlisted(found) == ({KEY} if after and after[0] == UNLISTED else set())
 
 
+@pytest.mark.parametrize(("written", "left"), [(2.0, [FORGOTTEN]), (4.0, [])])
+def test_a_kubelet_that_has_written_what_it_read_lists_what_its_pods_have(written: float, left: list[str]) -> None:
+    """Another of the name has nothing; before that it may be the same pod, of whom a damaged file told us alone."""
+    page = listed.met(book(entries={KEY: entry(source=LISTED, to=POD, time=1.0)}), ["socket", 3.0], {KEY})
+    found = listed.listed(page, {}, (POD,), 7.0, Remembered({KEY: "u"}, written), whole=True)
+    assert [one["source"] for *_, one in by_device.entries(found)] == left
+
+
 def test_what_kubelet_gave_after_it_wrote_its_checkpoint_is_not_missing_there() -> None:
     """It does that when a container has all that it asks for, which another plugin may delay for long."""
     page = book(entries={KEY: entry(time=3.0)})

@@ -176,6 +176,31 @@ def test_what_has_ended_is_free_when_kubelet_says_so(
     assert entries().keys() == {*left, OTHER}
 
 
+def test_what_is_in_kubelets_checkpoint_alone_is_nobody_elses_until_all_is_known(ledger: Ledger) -> None:
+    """As an init container's where the book was lost: the device plugin will find it there."""
+    Path(Book().path).unlink(missing_ok=True)
+    again = Ledger(Book())
+    again.open(HOMES)
+    promised = Remembered({f"gpu {GPU}": "u"}, system.clock())
+    again.hear(Holders({}, ["pod d/p"], False, promised), HOMES)
+    assert not again.sure
+    for whole in (False, True):
+        with pytest.raises(GpushimError, match="the pod with uid u has it"):
+            give(again, claim("a", GPU), Holders({}, ["pod d/p"], whole, promised))
+    again.hear(Holders({}, ["pod d/p"], True, promised), HOMES)
+    give(again, claim("a", GPU), Holders({}, ["pod d/p"], True, promised))
+
+
+def test_what_is_given_while_kubelet_answers_is_not_missing_there(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Holders({}, ["pod d/x"], True, NOTHING, {}, system.clock())
+    by_plugin(GPU)
+    monkeypatch.setattr(system, "clock", lambda: before.asked + 60)
+    with pytest.raises(GpushimError, match="a container, by device-plugin has it"):
+        give(ledger, claim("a", GPU), before)
+
+
 def test_the_device_plugin_gives_out_nothing_that_a_claim_has(ledger: Ledger) -> None:
     by_plugin(OTHER)
     with Book().locked() as found:
