@@ -26,9 +26,9 @@ from e2e.prometheus import get, of, scrape
 from e2e.test_dra_check import WITHOUT_GRPC
 from e2e.test_dra_node import OTHER, env, folder, host, name
 from fakehost import Host
-from gpushim.containers.kubelet import PODS_SOCKET
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
 from gpuplugin.processes import instances
+from gpushim.containers.kubelet import PODS_SOCKET
 
 __all__ = ["env", "folder", "host"]
 OWN = "gpushim_dra_driver_"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 A_POD = "a pod of kubelet's checkpoint"
+TICK = 0.01  # seconds by which a file's time may be behind: the kernel's clock for these moves in steps
 PIPES = "variable CUDA_MPS_PIPE_DIRECTORY="  # which only a container of an MPS daemon is told
 
 
@@ -82,7 +83,7 @@ class Remembered(NamedTuple):
 
     Attributes:
         uids: of the pods that have devices of plugins, by resource and id with a blank between them.
-        written: when it wrote that, in seconds since boot; an hour off if the clock was set by one since.
+        written: when it had written that, in seconds since boot; an hour off if the clock was set by one since.
     """
 
     uids: Mapping[str, str]
@@ -107,7 +108,7 @@ def remembered(folder: str) -> Remembered | None:
     except (OSError, ValueError):
         return None
     uids = {f"{one.resource} {name}": one.uid for one in found for name in one.devices}
-    return Remembered(uids, system.clock() - time.time() + written)
+    return Remembered(uids, system.clock() - time.time() + written + TICK)
 
 
 def by_uid(uid: str) -> str:
