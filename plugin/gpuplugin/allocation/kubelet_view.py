@@ -59,8 +59,8 @@ class Questions:
         self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
         self._starts = Starts(registry.book, kubelet_dir, self._hurry)
         registry.meet, registry.met = self._starts.meet, self._starts.is_met
-        self._node = os.environ.get("NODE_NAME") or socket.gethostname()
-        self._complete = podresources.Complete(self._node)
+        node = os.environ.get("NODE_NAME", "")
+        self._complete, self._node = podresources.Complete(node), node or socket.gethostname()
         self._repeated: tuple[object, float] = (
             None,
             0.0,

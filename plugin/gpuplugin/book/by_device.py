@@ -141,7 +141,8 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
             why = forgotten(_whose(same)) if same["source"] == FORGOTTEN else former(_whose(same))
             raise GpushimError(f"{one.uuid} cannot be given out: {why}", REQUEST)
         for entry in gpu["entries"].values():
-            if _excludes(entry, one):
+            place = gpu["divisions"][one.uuid]["place"]
+            if _excludes(entry, one) or (entry["uuid"] != one.uuid and _is_there(entry, gpu["divisions"], place)):
                 way = "" if entry["giver"] == DRIVER else f" as {_named(_way(entry))}"
                 what = f"{_whose(entry)} has {entry['uuid']}{way}"
                 raise GpushimError(f"{one.uuid} cannot be given out as {_named(one.way)}: {what}", REQUEST)
@@ -155,7 +156,7 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
     return {**page, "gpus": gpus}, new
 
 
-def claim(page: Page, homes: Mapping[str, str], to: str, now: float) -> Page:
+def claim(page: Page, homes: Mapping[str, str], to: str, now: float, places: Mapping[str, str] | None = None) -> Page:
     """Return the book with what a claim gets, whole, whatever it was given out as before.
 
     Args:
@@ -163,18 +164,23 @@ def claim(page: Page, homes: Mapping[str, str], to: str, now: float) -> Page:
         homes: UUIDs of the GPUs that have them, by UUID of the GPUs and MIG instances that it gets.
         to: the claim, as checkpoints.claimed names it.
         now: seconds since boot.
+        places: of MIG instances, by UUID: one that was made in the place of another has its device nodes.
 
     Raises:
         GpushimError: somebody else has one of them, all of it or a part.
     """
+    places = places or {}
     found: Page = {**page, "gpus": dict(page["gpus"])}
     for uuid, home in homes.items():
         gpu = found["gpus"].get(home, {"divisions": {}, "entries": {}})
         for entry in gpu["entries"].values():
-            if overlap(entry["uuid"], uuid) and (entry["giver"], entry["to"]) != (DRIVER, to):
+            same = overlap(entry["uuid"], uuid) or _is_there(entry, gpu["divisions"], places.get(uuid, ""))
+            if same and (entry["giver"], entry["to"]) != (DRIVER, to):
                 of = "it" if entry["uuid"] == uuid else entry["uuid"]
                 raise GpushimError(f"{uuid} cannot be given to {to}: {_whose(entry)} has {of}", REQUEST)
         made = noted_entry(DRIVER, to, uuid, (CLAIM, ""), ALLOCATED, now)
+        if uuid in places:
+            made["place"] = places[uuid]
         found["gpus"][home] = {**gpu, "entries": {**gpu["entries"], f"{CLAIM} {uuid}": made}}
     return found
 
@@ -193,6 +199,12 @@ def unclaimed(page: Page, uuids: Collection[str], to: str) -> Page:
         left = {key: row for key, row in one["entries"].items() if key not in keys or row["to"] != to}
         gpus[uuid] = {**one, "entries": left}
     return {**page, "gpus": gpus}
+
+
+def _is_there(entry: Entry, divisions: Mapping[str, Division], place: str) -> bool:
+    """Say whether a MIG instance that somebody has is, or was, in the GPU instance of a place."""
+    had = entry.get("place") or (divisions[entry["uuid"]]["place"] if entry["uuid"] in divisions else "")
+    return bool(place) and had.partition("/")[0] == place.partition("/")[0]
 
 
 def _excludes(entry: Entry, one: Given) -> bool:

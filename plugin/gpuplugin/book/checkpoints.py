@@ -83,11 +83,13 @@ class Remembered(NamedTuple):
 
     Attributes:
         uids: of the pods that have devices of plugins, by resource and id with a blank between them.
+        resources: that plugins have listed.
         written: when it had written that, in seconds since boot; an hour off if the clock was set by one since.
     """
 
     uids: Mapping[str, str]
     written: float
+    resources: Collection[str] = ()
 
 
 def remembered(folder: str) -> Remembered | None:
@@ -104,11 +106,11 @@ def remembered(folder: str) -> Remembered | None:
     """
     try:
         written = os.stat(f"{kubelet.plugins(folder)}/{kubelet.CHECKPOINT}").st_mtime  # before: it may be replaced
-        found = kubelet.checkpoint(folder).given
+        found = kubelet.checkpoint(folder)
     except (OSError, ValueError):
         return None
-    uids = {f"{one.resource} {name}": one.uid for one in found for name in one.devices}
-    return Remembered(uids, system.clock() - time.time() + written + TICK)
+    uids = {f"{one.resource} {name}": one.uid for one in found.given for name in one.devices}
+    return Remembered(uids, system.clock() - time.time() + written + TICK, found.registered.keys())
 
 
 def by_uid(uid: str) -> str:

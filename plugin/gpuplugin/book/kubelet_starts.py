@@ -80,8 +80,7 @@ class Starts:
         remembered = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
         with self._book.locked() as before:
             if not self._knows(before, there):
-                page = self._book.now(before)
-                self._book.write(listed.met(page, [there, system.clock()], remembered.uids if remembered else ()))
+                self._book.write(listed.met(self._book.now(before), [there, system.clock()], remembered))
         self._hurry()
 
     def _path(self) -> str:

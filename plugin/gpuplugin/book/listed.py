@@ -47,29 +47,32 @@ def known(page: Page, units: Units) -> dict[str, Device]:
     """
     found = {**units}
     for gpu, one in page["gpus"].items():
-        for uuid in {entry["uuid"] for entry in one["entries"].values()} - units.keys() if gpu in units else ():
-            if uuid in one["divisions"]:
-                index, place = units[gpu].gpu, one["divisions"][uuid]["place"]
-                found[uuid] = resources.Device(uuid, uuid, "", index, problem=resources.GONE, place=place)
+        for entry in one["entries"].values() if gpu in units else ():
+            uuid, place = entry["uuid"], entry.get("place", "")
+            if uuid not in units and (place or uuid in one["divisions"]):
+                place = place or one["divisions"][uuid]["place"]
+                found[uuid] = resources.Device(uuid, uuid, "", units[gpu].gpu, problem=resources.GONE, place=place)
     return found
 
 
-def met(page: Page, kubelet: list[Any], remembered: Collection[str]) -> Page:
+def met(page: Page, kubelet: list[Any], remembered: Remembered | None) -> Page:
     """Return the book after a start of kubelet, which knows of what was given out as much as its checkpoint.
 
-    One that has any of it was not lost: nobody has any more, or ever got, what is missing there.
+    One that has any of it, or its resource, which is not there again before a plugin registers that, was not lost:
+    nobody has any more, or ever got, what is missing there.
 
     Args:
         page: the book.
         kubelet: as the page has it.
-        remembered: resources and ids in that checkpoint, as keys of entries.
+        remembered: what is in that checkpoint.
     """
     found: Page = {**page, "kubelet": kubelet, "gpus": {}}
-    lost = not any(f"{resource} {name}" in remembered for resource, name, _ in by_device.entries(page))
+    uids, names = (remembered.uids, remembered.resources) if remembered else ({}, ())
+    lost = not any(name in names or f"{name} {id_}" in uids for name, id_, _ in by_device.entries(page))
     for gpu, one in page["gpus"].items():
         entries = {**one["entries"]}
         for key, entry in one["entries"].items():
-            if entry["giver"] == PLUGIN and key not in remembered:
+            if entry["giver"] == PLUGIN and key not in uids:
                 if lost or entry["source"] == FORGOTTEN:
                     entries[key] = {**entry, "source": FORGOTTEN}
                 else:
@@ -88,13 +91,15 @@ def listed(
     promised: Remembered | None,
     whole: bool,
     node: str = "",
+    stale: bool = False,
 ) -> Page:
     """Return the book after kubelet has said who has what.
 
     A pod keeps what it was given until it ends: kubelet takes nothing from it, but may forget it in a restart, does
     not list what an init container alone has, and lists static pods alone while it has started without an API server.
     All the while its checkpoint has it; where that was lost, nothing but a boot ends what a pod has that kubelet did
-    not list before. What it has listed, and has not forgotten, it lists until the pod ends.
+    not list before. A pod that is missing in a list of all has ended; but kubelet may be adding pods, one by one,
+    for as long as a plugin lets it wait. So that counts where nobody has it write its checkpoint, which tells better.
 
     Args:
         page: the book.
@@ -104,33 +109,50 @@ def listed(
         promised: what its checkpoint has.
         whole: no pod of the API server's is missing in `pods`.
         node: this node's name, by which static pods are known, none of which is missing ever.
+        stale: nobody has kubelet write its checkpoint.
     """
     found: Page = {**page, "gpus": {}}
     started = page["kubelet"][1] if page["kubelet"] else 0.0
-    if promised:  # it is written when a container has all that it asks for, which another plugin may delay
-        since = min(since, promised.written)
     for gpu, one in page["gpus"].items():
         entries: dict[str, Entry] = {}
         for key, entry in one["entries"].items():
-            resource, _, name = key.partition(" ")
             if entry["source"] == FORMER and promised and key in promised.uids and promised.written > started:
                 entry = {**entry, "source": UNLISTED}  # it has written that since, so it has read that
-            who, named = held.get(resource, {}).get(name, ""), entry["to"].startswith(A_POD)
-            if who:
+            resource, _, name = key.partition(" ")
+            if who := held.get(resource, {}).get(name, ""):
                 entries[key] = _of_pod(entry, who, key, promised)
-            elif pods is None or _recent(entry, since) or (entry["giver"] != PLUGIN and CLAIM not in held):
+            elif pods is None or _recent(entry, since, promised) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry
-            elif entry["source"] in (FORMER, FORGOTTEN) and entry["to"] in pods:
-                entries[key] = {**entry, "source": FORGOTTEN}
-            elif named and (whole or (is_static(entry["to"], node) and entry["to"] not in pods)):
-                continue
-            elif entry["giver"] == PLUGIN and (promised is None or key in promised.uids):
-                to = entry["to"] if named or promised is None else by_uid(promised.uids[key])
-                entries[key] = {**entry, "to": to, "source": UNLISTED}
-            elif entry["source"] == FORGOTTEN and entry["to"]:  # kubelet does not say by uid when a pod has ended
-                entries[key] = entry
+            elif left := _missing(entry, key, pods, promised, whole, node, stale, started):
+                entries[key] = left
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
     return _without_former_pods(found)
+
+
+def _missing(
+    entry: Entry,
+    key: str,
+    pods: Collection[str],
+    promised: Remembered | None,
+    whole: bool,
+    node: str,
+    stale: bool,
+    started: float,
+) -> Entry | None:
+    """Return what becomes of an entry that kubelet does not list, as `listed`; None if that has ended."""
+    to, named = entry["to"], entry["to"].startswith(A_POD)
+    there = promised is None or key in promised.uids
+    if to in pods and entry["source"] == FORMER:  # kubelet has forgotten it, or another pod has the name
+        return {**entry, "source": FORGOTTEN if promised and promised.written > started else FORMER}
+    if to in pods and entry["source"] == FORGOTTEN:
+        return entry
+    if named and whole and (stale or not there):
+        return None
+    if entry["giver"] == PLUGIN and there:
+        return {**entry, "to": to if named or promised is None else by_uid(promised.uids[key]), "source": UNLISTED}
+    if entry["source"] == FORGOTTEN and to and not is_static(to, node):
+        return entry  # of what it has forgotten, kubelet does not say by uid when a pod has ended
+    return None
 
 
 def _of_pod(entry: Entry, who: str, key: str, promised: Remembered | None) -> Entry:
@@ -193,8 +215,13 @@ def claims(page: Page, who: Mapping[str, str], homes: Mapping[str, str], since: 
     return found
 
 
-def _recent(entry: Entry, since: float) -> bool:
-    """Say whether something was given so late that kubelet may not list it yet; of others' claims it alone tells."""
+def _recent(entry: Entry, since: float, promised: Remembered | None) -> bool:
+    """Say whether something was given so late that kubelet may not list it yet; of others' claims it alone tells.
+
+    Its checkpoint is written when a container has all that it asks for, which another plugin may delay.
+    """
+    if promised and (entry["giver"], entry["source"]) == (PLUGIN, ALLOCATED):
+        since = min(since, promised.written)
     return entry["time"] > since and (entry["giver"] == PLUGIN or entry["source"] == ALLOCATED)
 
 

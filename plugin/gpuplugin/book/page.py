@@ -27,12 +27,13 @@ if TYPE_CHECKING:
         owner: int
         place: str  # of a MIG instance: gi and ci on its GPU
 
-    class Uid(TypedDict, total=False):
-        """Of the pod that has something, by kubelet's checkpoint: names come again."""
+    class Known(TypedDict, total=False):
+        """What may be known of it beside."""
 
-        uid: str
+        uid: str  # of the pod, by kubelet's checkpoint: names come again
+        place: str  # as that of a Division, of a MIG instance that a claim has
 
-    class Entry(Uid):
+    class Entry(Known):
         """That somebody got something: by which front, as what, when in seconds since boot."""
 
         giver: str
@@ -128,6 +129,7 @@ def checked(found: Any) -> Page:
                 kind,
                 name,
                 entry.get("uid", ""),
+                entry.get("place", ""),
             ]
             numbers.append(entry["time"])
     if not all(isinstance(one, str) for one in texts) or not all(type(one) is int for one in whole):

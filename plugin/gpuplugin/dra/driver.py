@@ -228,8 +228,10 @@ class NodeHalf:
     async def _take(self, found: Snapshot) -> None:
         devices, lacks, why = spec.devices(found, self._settings.values)
         self._offered, self._anew = [one for one in devices if one.uuid not in lacks], False
-        gpus = {one.gpu: one.uuid for one in resources.units(found).values() if not one.uuid.startswith("MIG-")}
-        homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in resources.units(found).items()}
+        units = resources.units(found)
+        gpus = {one.gpu: one.uuid for one in units.values() if not one.uuid.startswith("MIG-")}
+        homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in units.items()}
+        self._ledger.places = {uuid: one.place for uuid, one in units.items() if one.place}
         if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", why)
         self._lacks = why

@@ -9,7 +9,6 @@ Out of scope: the file (gpuplugin.book.claimed), what a claim is to get (claim.p
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import by_device, checkpoints, claimed, listed
@@ -43,6 +42,7 @@ class Holders(NamedTuple):
         promised: what kubelet's checkpoint has.
         claims: claims by UUID, without those that only look.
         asked: when kubelet was asked, in seconds since boot.
+        stale: no device plugin of gpushim's has kubelet write its checkpoint.
     """
 
     held: Mapping[str, Mapping[str, str]]
@@ -51,6 +51,7 @@ class Holders(NamedTuple):
     promised: Remembered | None
     claims: Mapping[str, str] = {}
     asked: float = float("inf")
+    stale: bool = False
 
     @property
     def all_held(self) -> dict[str, dict[str, str]]:
@@ -71,12 +72,15 @@ class Ledger:
     Attributes:
         sure: kubelet has listed all pods since this began, and the book has all that they have.
         unnoted: UUIDs of what pods have by a device plugin that does not write the book, such as NVIDIA's.
+        places: of the MIG instances that the host has, by UUID.
     """
 
     def __init__(self, shared: Book) -> None:
         self.book = shared
-        self.sure, self._problem = False, ""  # the last is of the file, and is logged once
+        self.sure = self._all_was_listed = False
+        self._problem = ""  # of the file, logged once
         self.unnoted: frozenset[str] = frozenset()
+        self.places: Mapping[str, str] = {}
 
     @property
     def path(self) -> str:
@@ -107,7 +111,9 @@ class Ledger:
             mine = [(uuid, _named(row)) for row in self.claims().values() for uuid in held(row)]
             for uuid, name in mine:
                 try:
-                    page = by_device.claim(page, {uuid: homes[uuid]} if uuid in homes else {}, name, system.clock())
+                    page = by_device.claim(
+                        page, {uuid: homes[uuid]} if uuid in homes else {}, name, system.clock(), self.places
+                    )
                 except GpushimError as error:  # both have it already, and nobody can take it back
                     logger.warning("%s", error)
             if page != before:
@@ -148,11 +154,14 @@ class Ledger:
                 page = by_device.unclaimed(page, held(rows[claim.uid]), _named(rows[claim.uid]))
             if holders:
                 # A book that is lost, or new, may lack what the device plugin will find in kubelet's checkpoint.
-                known = self.sure and not self._asks(before)
-                _refuse_listed(claim, held(row), holders.held if known else holders.all_held, homes)
+                known = before is not None and before["boot"] == self.book.boot and not before["unknown"]
+                _refuse_listed(claim, held(row), holders.held, homes)
+                if not known or not self._all_was_listed:
+                    new = [uuid for uuid in held(row) if uuid not in held(rows.get(claim.uid, {"devices": []}))]
+                    _refuse_listed(claim, new, holders.all_held, homes)
                 page = self._heard(page, holders, rows, homes)
             mine = {uuid: homes[uuid] for uuid in held(row)}
-            page = by_device.claim(page, mine, _named(row), system.clock())
+            page = by_device.claim(page, mine, _named(row), system.clock(), self.places)
             if holders is None and self._asks(before):
                 raise GpushimError(
                     f"what containers had before is not known, and kubelet (pod-resources) does not say; claim "
@@ -197,15 +206,16 @@ class Ledger:
     def _heard(self, page: Page, holders: Holders, rows: Mapping[str, Row], homes: Mapping[str, str]) -> Page:
         """Return the book after what kubelet lists."""
         since = min(system.clock(), holders.asked) - QUIET
-        page = listed.listed(page, holders.held, holders.pods, since, holders.promised, holders.whole)
+        page = listed.listed(
+            page, holders.held, holders.pods, since, holders.promised, holders.whole, "", holders.stale
+        )
         known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
         page = listed.claims(page, {**holders.claims, **known}, homes, since if holders.whole else None)
-        for uuid, name in known.items():
-            if uuid in homes and holders.claims.get(uuid) != name:  # as of a pod whose init container alone has it
-                with contextlib.suppress(GpushimError):
-                    page = by_device.claim(page, {uuid: homes[uuid]}, name, system.clock())  # is new once more
         self.unnoted = frozenset(_unnoted(page, holders.held, homes))
         self.sure = holders.whole and not self.unnoted
+        self._all_was_listed |= holders.whole
+        if holders.whole and holders.stale and page["unknown"]:  # else the device plugin finds that out
+            page = {**page, "unknown": ""}
         return page
 
     def unshare(self, uids: Collection[str]) -> None:

@@ -19,8 +19,9 @@ from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.processes import tasks
+from gpuplugin.processes import instances, tasks
 from gpuplugin.settings import resources
+from gpuplugin.snapshot import release
 from gpushim.containers.kubelet import OWN_DRIVER, PODS_SOCKET
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
@@ -195,12 +196,13 @@ class Claims:
             rows = checkpoints.claimed(found.claims, snapshot, units, claimed.known())
             claims = {uuid: who for who, uuid in rows}
         young = young or not self._starts.is_met()
-        return found, Holders(found.held(), None if young else found.pods, whole, promised, claims, asked)
+        stale = not instances.anyone(release.folder())
+        return found, Holders(found.held(), None if young else found.pods, whole, promised, claims, asked, stale)
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what claims have no more; keep what they share.
 
-        To take back may take long, until GPUs are what they were; what others have is kept new meanwhile.
+        To take back may take long, until GPUs are what they were; meanwhile it is seen who has ended.
         """
         await asyncio.gather(*map(tasks.repeat, (self._sweep, self._take_back, self._shared.look)))
 

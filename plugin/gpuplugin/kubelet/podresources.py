@@ -7,6 +7,7 @@ second. Out of scope: what follows from the answers (daemon.py).
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc.aio
@@ -61,11 +62,13 @@ class Listed(NamedTuple):
         return found
 
     def served(self, node: str) -> bool:
-        """Say whether a pod of the API server's is among them.
+        """Say whether a pod of the API server's is surely among them.
 
         Args:
-            node: its name.
+            node: this node's name; "" if it is not known, but that it ends the names of all static pods.
         """
+        if not node:
+            return bool(self.pods) and "-" not in os.path.commonprefix([pod[::-1] for pod in self.pods])  # noqa: RUF071
         return not all(is_static(pod, node) for pod in self.pods)
 
 
@@ -73,7 +76,7 @@ class Complete:
     """Whether kubelet lists all pods: it lists static ones alone until it has those of the API server.
 
     Args:
-        node: this node's name.
+        node: this node's name, or "".
     """
 
     def __init__(self, node: str) -> None:

@@ -594,6 +594,7 @@ def test_what_kubelet_remembers_it_may_give_to_another(scene: Scene) -> None:
     scene.passes(kubelet_view.TICK + 0.1)
     asyncio.run(one.questions._note())
     scene.checkpoint({GPU: [ONE]})
+    os.utime(scene.folder / kubelet.CHECKPOINT, (0, 0))  # it is of the kubelet before
     scene.kubelet_starts(0)
     assert one.look(whole()) == {ONE}
     with pytest.raises(GpushimError, match="pod default/a had it before kubelet's start"):

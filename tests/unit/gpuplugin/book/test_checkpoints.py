@@ -120,6 +120,7 @@ def test_what_kubelet_remembers_is_what_it_gave(tmp_path: Path) -> None:
     found = checkpoints.remembered(folder)
     assert found is not None
     assert found.uids == dict.fromkeys((f"{GPU} {ONE}::0", f"{GPU} {ONE}::1", f"{DEV} {TWO}"), "u")
+    assert {*found.resources} == {GPU}
     assert before <= found.written <= system.clock() + checkpoints.TICK
 
 

@@ -50,10 +50,11 @@ def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, afte
         (entry(source=FORGOTTEN, to=INIT), (), True, PROMISED, (UNLISTED, INIT)),
         (entry(source=LISTED, to=POD), ("pod x",), False, PROMISED, (UNLISTED, POD)),  # kubelet may lack its pod
         (entry(source=FORMER, to=POD), ("pod x",), False, PROMISED, (UNLISTED, POD)),
-        (entry(source=LISTED, to=POD), ("pod x",), True, PROMISED, None),
-        (entry(source=UNLISTED, to=POD), ("pod x",), True, None, None),
-        (entry(source=LISTED, to=POD), (POD,), True, PROMISED, None),  # another of its name
-        (entry(source=LISTED, to=POD), (POD,), False, PROMISED, (UNLISTED, POD)),
+        (entry(source=LISTED, to=POD), ("pod x",), True, PROMISED, (UNLISTED, POD)),  # which is being added
+        (entry(source=LISTED, to=POD), (POD,), True, PROMISED, (UNLISTED, POD)),
+        (entry(source=LISTED, to=POD), (POD,), True, NOTHING, None),  # another of its name
+        (entry(source=LISTED, to=f"{POD}-n"), ("pod x",), False, PROMISED, (UNLISTED, f"{POD}-n")),
+        (entry(source=UNLISTED, to=POD), ("pod x",), True, None, (UNLISTED, POD)),
         (entry(source=UNLISTED, to=POD), ("pod x",), False, NOTHING, None),
         (entry(source=FORGOTTEN, to=POD), ("pod x",), False, NOTHING, (FORGOTTEN, POD)),
         (entry(source=FORGOTTEN, to=POD), ("pod x",), True, NOTHING, None),
@@ -82,12 +83,21 @@ def test_what_kubelet_does_not_list_stays_while_its_checkpoint_has_it(
     assert listed.unlisted(found) == ({KEY} if after and after[0] == UNLISTED else set())
 
 
-@pytest.mark.parametrize(("written", "left"), [(2.0, [FORGOTTEN]), (4.0, [])])
+@pytest.mark.parametrize(("pods", "whole", "left"), [((POD,), True, 0), (("pod x",), True, 0), ((POD,), False, 1)])
+def test_where_nobody_has_the_checkpoint_written_a_list_of_all_counts(pods: Any, whole: bool, left: int) -> None:
+    page = book(entries={KEY: entry(source=LISTED, to=POD)})
+    found = listed.listed(page, {}, pods, 7.0, PROMISED, whole, stale=True)
+    assert len([*by_device.entries(found)]) == left
+
+
+@pytest.mark.parametrize(("written", "left"), [(2.0, [FORMER]), (4.0, [UNLISTED])])
 def test_a_kubelet_that_has_written_what_it_read_lists_what_its_pods_have(written: float, left: list[str]) -> None:
     """Another of the name has nothing; before that it may be the same pod, of whom a damaged file told us alone."""
-    page = listed.met(book(entries={KEY: entry(source=LISTED, to=POD, time=1.0)}), ["socket", 3.0], {KEY})
+    page = listed.met(book(entries={KEY: entry(source=LISTED, to=POD, time=1.0)}), ["socket", 3.0], PROMISED)
     found = listed.listed(page, {}, (POD,), 7.0, Remembered({KEY: "u"}, written), whole=True)
     assert [one["source"] for *_, one in by_device.entries(found)] == left
+    found = listed.listed(found, {}, (POD,), 7.0, NOTHING, whole=True)
+    assert [one["source"] for *_, one in by_device.entries(found)] == ([FORGOTTEN] if FORMER in left else [])
 
 
 def test_what_kubelet_gave_after_it_wrote_its_checkpoint_is_not_missing_there() -> None:
@@ -102,7 +112,7 @@ def test_what_kubelet_forgot_ends_when_another_pod_has_the_name(uid: str, ends: 
     """As of a StatefulSet: who is deleted comes back at once."""
     page = book(entries={KEY: entry(), f"{GPU} {TWO}": entry(TWO, time=9.0)})
     page = listed.listed(page, HAS, (POD,), 7.0, PROMISED, whole=True)
-    page = listed.met(page, ["socket", 3.0], ())
+    page = listed.met(page, ["socket", 3.0], None)
     held, promised = {GPU: {TWO: POD}}, Remembered({f"{GPU} {TWO}": uid}, 10.0)
     page = listed.listed(page, held, (POD,), 20.0, promised, whole=True)
     left = {f"{resource} {name}": one["source"] for resource, name, one in by_device.entries(page)}
@@ -127,26 +137,32 @@ def test_a_claim_ends_when_kubelet_was_asked_for_claims_and_lists_it_no_more(hel
 @pytest.mark.parametrize(
     ("before", "remembered", "source"),
     [
-        (entry(source=LISTED), {KEY}, FORMER),
-        (entry(source=LISTED), set(), FORGOTTEN),
-        (entry(to=POD), {KEY}, FORMER),
-        (entry(), {KEY}, ALLOCATED),  # kubelet went before anybody looked
-        (entry(), set(), FORGOTTEN),
-        (CLAIMED, set(), LISTED),
+        (entry(source=LISTED), PROMISED, FORMER),
+        (entry(source=LISTED), NOTHING, FORGOTTEN),
+        (entry(to=POD), PROMISED, FORMER),
+        (entry(), PROMISED, ALLOCATED),  # kubelet went before anybody looked
+        (entry(), NOTHING, FORGOTTEN),
+        (CLAIMED, NOTHING, LISTED),
     ],
 )
-def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, remembered: set[str], source: str) -> None:
+def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, remembered: Any, source: str) -> None:
     page = book(entries={KEY: before})
     found = listed.met(page, ["socket", 3.0], remembered)
     assert [one["source"] for *_, one in by_device.entries(found)] == [source]
     assert (found["kubelet"], found["gpus"][ONE]["divisions"]) == (["socket", 3.0], page["gpus"][ONE]["divisions"])
 
 
-def test_a_checkpoint_that_has_some_was_not_lost() -> None:
+@pytest.mark.parametrize(
+    ("uids", "resources", "source"),
+    [({f"{GPU} {TWO}": "v"}, [], ALLOCATED), ({}, ["rdma/hca"], FORGOTTEN), ({}, [GPU], None)],
+    ids=["it has some", "it has another plugin's", "it has the resource"],
+)
+def test_a_checkpoint_that_was_not_lost_has_all(uids: Any, resources: Any, source: str | None) -> None:
     rows = {KEY: entry(source=UNLISTED, to=INIT), f"{GPU} {TWO}": entry(TWO), "x y": entry(source=FORGOTTEN, to=POD)}
-    found = listed.met(book(entries=rows), ["socket", 3.0], {f"{GPU} {TWO}"})
+    found = listed.met(book(entries=rows), ["socket", 3.0], Remembered(uids, 8.0, resources))
     left = {f"{resource} {name}": one["source"] for resource, name, one in by_device.entries(found)}
-    assert left == {f"{GPU} {TWO}": ALLOCATED, "x y": FORGOTTEN}
+    more = {KEY: FORGOTTEN} if source == FORGOTTEN else {}
+    assert left == {**more, **({f"{GPU} {TWO}": source} if source else {}), "x y": FORGOTTEN}
 
 
 @pytest.mark.parametrize(

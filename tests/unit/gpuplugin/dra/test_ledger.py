@@ -42,14 +42,15 @@ def give(ledger: Ledger, one: Claim, holders: Holders | None = None) -> None:
     ledger.give(one, {uuid.lower(): uuid for uuid in HOMES}, HOMES, holders)
 
 
-def by_plugin(uuid: str) -> None:
-    """Have a container of the device plugin's have a GPU."""
+def by_plugin(uuid: str, home: str = "", place: str = "") -> None:
+    """Have a container of the device plugin's have a GPU, or a MIG instance of one."""
+    home = home or uuid
     shared = Book()
     with shared.locked() as found:
         page = shared.now(found)
-        division: Any = {"parts": {"gpu": {"count": 1, "numbered": False, "share": None}}, "owner": 1, "place": ""}
-        entries = page["gpus"][uuid]["entries"] if uuid in page["gpus"] else {}
-        shared.write({**page, "gpus": {**page["gpus"], uuid: {"entries": entries, "divisions": {uuid: division}}}})
+        division: Any = {"parts": {"gpu": {"count": 1, "numbered": False, "share": None}}, "owner": 1, "place": place}
+        entries = page["gpus"][home]["entries"] if home in page["gpus"] else {}
+        shared.write({**page, "gpus": {**page["gpus"], home: {"entries": entries, "divisions": {uuid: division}}}})
     shared.give([Given(uuid, "gpu", uuid, WAY)])
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuplugin.book import by_device, claimed, listed
+from gpuplugin.book import by_device, claimed
 from gpuplugin.book.book import Book
+from gpuplugin.book.checkpoints import Remembered
 from gpuplugin.dra.ledger import Holders, Ledger
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -222,20 +224,43 @@ def test_a_failure_to_write_the_book_is_told_and_undone(ledger: Ledger, monkeypa
     give(ledger, claim("b", SLICE))
 
 
-def test_a_claim_that_kubelet_does_not_list_stays_while_the_driver_lives(
+def test_a_claim_that_kubelet_does_not_list_stays_and_costs_nothing(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of an init container, of which kubelet lists nothing: to the device plugin its GPU would be free."""
+    """As of an init container: the device plugin goes by the driver's file, too."""
     give(ledger, claim("a", GPU))
-    now = system.clock()
+    now, before = system.clock(), Path(Book().path).stat()
     for later in (60, 120):
         monkeypatch.setattr(system, "clock", lambda later=later: now + later)
         ledger.hear(NOBODY, HOMES)
-        page = Book().read()
-        assert page
-        for since, there in ((now + later - 10, 1), (now + later + 1, 0)):  # as the plugin hears of kubelet
-            found = listed.listed(page, {by_device.CLAIM: {}}, [], since, NOTHING, whole=True)
-            assert len([*by_device.entries(found)]) == there
+    assert os.path.samestat(before, Path(Book().path).stat())
+    assert entries().keys() == {GPU}
+
+
+def test_pods_of_another_device_plugin_do_not_make_the_checkpoint_count(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has what ended long ago, where nobody has kubelet write it."""
+    held = {"nvidia.com/gpu": {OTHER: "pod d/runs"}}
+    found = Holders(held, ["pod d/runs"], True, Remembered({f"nvidia.com/gpu {GPU}": "old"}, 0.0), stale=True)
+    ledger.hear(found, HOMES)
+    assert not ledger.sure
+    give(ledger, claim("new", GPU), found)
+
+
+@pytest.mark.parametrize("by", ["claim", "plugin"])
+def test_an_instance_that_was_made_anew_waits_for_who_has_the_one_before(ledger: Ledger, by: str) -> None:
+    """Its device nodes are the same."""
+    ledger.places = {SLICE: "1/0"}
+    if by == "claim":
+        give(ledger, claim("a", SLICE))
+    else:
+        by_plugin(SLICE, GPU, "1/0")
+    homes, ledger.places = {GPU: GPU, "MIG-new": GPU, SECOND: GPU}, {"MIG-new": "1/0", SECOND: "2/0"}
+    ledger.open(homes)
+    with pytest.raises(GpushimError, match=r"MIG-new cannot be given to claim d/b .* has MIG-0"):
+        ledger.give(claim("b", "MIG-new"), {"mig-new": "MIG-new"}, homes, None)
+    ledger.give(claim("b", SECOND), {SECOND.lower(): SECOND}, homes, NOBODY if by == "claim" else None)
 
 
 def test_what_kubelet_lists_is_written_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

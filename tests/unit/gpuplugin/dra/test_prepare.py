@@ -404,33 +404,3 @@ def test_a_gpu_is_free_when_it_is_what_it_was_before(
             assert not node.ledger.claims()
 
     asyncio.run(story())
-
-
-def test_what_others_have_is_kept_new_while_a_claim_ends_slowly(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of an init container, of which a device plugin of an earlier version knows by the book alone."""
-    ends: list[asyncio.Event] = []  # made in the loop, to which some versions of Python tie it
-    monkeypatch.setattr(Sharing, "end", lambda _, uids: ends[0].wait())
-    monkeypatch.setattr(moments, "until", lambda: 0.01)
-
-    def since() -> float:
-        page = Book().read()
-        assert page
-        return next(one["time"] for *_, one in by_device.entries(page) if one["uuid"] == uuid(0))
-
-    async def story() -> None:
-        ends.append(asyncio.Event())
-        node.claims = {"a": ("gpu-0",), "b": ("gpu-1",)}
-        await node.prepare("a")
-        await node.prepare("b")
-        tasks = [asyncio.ensure_future(node.unprepare("b")), asyncio.ensure_future(node.driver.keep())]
-        for _ in range(3):
-            before = since()
-            while since() == before:
-                await asyncio.sleep(0.01)
-        assert [*node.ledger.claims()] == ["a", "b"]
-        ends[0].set()
-        await tasks[0]
-        tasks[1].cancel()
-        assert [*node.ledger.claims()] == ["a"]
-
-    asyncio.run(asyncio.wait_for(story(), 10))
