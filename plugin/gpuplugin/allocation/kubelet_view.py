@@ -249,7 +249,7 @@ class Questions:
             young = self._starts.young(asked, QUIET)
             pods, whole = None if young else answer.pods, self._complete.says(answer, asked, young)
             with shared.locked() as before:
-                if before is not None and before["boot"] == boot:
+                if before is not None and before["boot"] == boot and self._starts.kubelet() == seen[1]:
                     found = listed.listed(before, answer.held(), pods, asked - QUIET, promised, whole, self._node)
                     if found != before:
                         shared.write(found)

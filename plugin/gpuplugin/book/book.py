@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FOLDER = "device-plugin"  # on disk; with $GPUSHIM_STATE, below that
 NAME, LOCK = "book.json", "book.lock"
-LIMIT = 1 << 25  # bytes; 60 000 replicas that are all given out need some 12 MiB
+LIMIT = 1 << 26  # bytes; 60 000 replicas that are all given out need some 20 MiB, with the longest names twice that
 MORE = 1 << 20  # bytes after the first line, about, before all of it is written in one again
 ASIDE = ".damaged"  # where one that says nothing is put, the last
 INSTEAD = (

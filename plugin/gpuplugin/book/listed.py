@@ -180,12 +180,12 @@ def _without_former_pods(page: Page) -> Page:
 
 
 def unlisted(page: Page) -> frozenset[str]:
-    """List what kubelet does not list, as keys of entries: its checkpoint tells when that ends."""
+    """List what kubelet does not list, as keys of entries: its checkpoint tells when that ends, and pods' uids."""
     found = (FORMER, UNLISTED, ALLOCATED)
     return frozenset(
         f"{resource} {name}"
         for resource, name, one in by_device.entries(page)
-        if one["source"] in found and one["giver"] == PLUGIN
+        if one["giver"] == PLUGIN and (one["source"] in found or (one["source"] == LISTED and "uid" not in one))
     )
 
 

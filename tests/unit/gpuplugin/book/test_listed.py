@@ -124,6 +124,7 @@ def test_a_pods_uid_is_of_a_checkpoint_that_has_what_it_got() -> None:
     for written, uid in ((2.0, None), (4.0, "u")):
         page = listed.listed(page, HAS, (POD,), 7.0, Remembered({KEY: "u"}, written), whole=True)
         assert [one.get("uid") for *_, one in by_device.entries(page)] == [uid]
+        assert listed.unlisted(page) == (set() if uid else {KEY})  # so that kubelet writes it
     page = listed.listed(page, {GPU: {ONE: "pod default/b"}}, (), 7.0, None, whole=True)
     assert ["uid" in one for *_, one in by_device.entries(page)] == [False]
 
