@@ -61,10 +61,7 @@ class Questions:
         registry.meet, registry.met = self._starts.meet, self._starts.is_met
         node = os.environ.get("NODE_NAME", "")
         self._complete, self._node = podresources.Complete(node), node or socket.gethostname()
-        self._repeated: tuple[object, float] = (
-            None,
-            0.0,
-        )  # for what kubelet was to write its checkpoint last, and when
+        self._repeated: tuple[object, float] = None, 0.0  # for what kubelet was to write its checkpoint, and when
         self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
         self._stands: object = None  # of what the last decision was made, if it stands
         self._found: tuple[object, object] = None, None  # the book; what claims have, and what kubelet has forgotten

@@ -144,7 +144,7 @@ def _missing(
     there = promised is None or key in promised.uids
     if to in pods and entry["source"] == FORMER:  # kubelet has forgotten it, or another pod has the name
         return {**entry, "source": FORGOTTEN if promised and promised.written > started else FORMER}
-    if to in pods and entry["source"] == FORGOTTEN:
+    if entry["source"] == FORGOTTEN and (to in pods or promised is None):
         return entry
     if named and whole and (stale or not there):
         return None

@@ -58,6 +58,7 @@ def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, afte
         (entry(source=UNLISTED, to=POD), ("pod x",), False, NOTHING, None),
         (entry(source=FORGOTTEN, to=POD), ("pod x",), False, NOTHING, (FORGOTTEN, POD)),
         (entry(source=FORGOTTEN, to=POD), ("pod x",), True, NOTHING, None),
+        (entry(source=FORGOTTEN, to=POD), ("pod x",), True, None, (FORGOTTEN, POD)),
         (entry(source=FORGOTTEN, to=f"{POD}-n"), ("pod x",), False, NOTHING, None),  # a static pod is listed always
         (
             entry(source=FORGOTTEN, to=INIT),
