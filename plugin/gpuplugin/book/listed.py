@@ -150,9 +150,15 @@ def _missing(
         return None
     if entry["giver"] == PLUGIN and there:
         return {**entry, "to": to if named or promised is None else by_uid(promised.uids[key]), "source": UNLISTED}
-    if entry["source"] == FORGOTTEN and to and not is_static(to, node):
+    if entry["source"] == FORGOTTEN and to and not _is_static(entry, node):
         return entry  # of what it has forgotten, kubelet does not say by uid when a pod has ended
     return None
+
+
+def _is_static(entry: Entry, node: str) -> bool:
+    """Say whether a named pod is of a file: kubelet makes its uid itself, without hyphens; else by its name."""
+    named = entry["to"].startswith(A_POD)
+    return named and ("-" not in entry["uid"] if entry.get("uid") else is_static(entry["to"], node))
 
 
 def _of_pod(entry: Entry, who: str, key: str, promised: Remembered | None) -> Entry:
