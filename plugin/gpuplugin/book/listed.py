@@ -144,21 +144,20 @@ def _missing(
     there = promised is None or key in promised.uids
     if to in pods and entry["source"] == FORMER:  # kubelet has forgotten it, or another pod has the name
         return {**entry, "source": FORGOTTEN if promised and promised.written > started else FORMER}
-    if entry["source"] == FORGOTTEN and (to in pods or promised is None):
-        return entry
+    if entry["source"] == FORGOTTEN and (promised is None or key not in promised.uids):
+        # A boot alone ends what is known by uid: kubelet does not say so when that pod has ended.
+        ended = whole or _is_static(entry, node) if named else not to and promised is not None
+        return None if ended and to not in pods else entry
     if named and whole and (stale or not there):
         return None
     if entry["giver"] == PLUGIN and there:
         return {**entry, "to": to if named or promised is None else by_uid(promised.uids[key]), "source": UNLISTED}
-    if entry["source"] == FORGOTTEN and to and not _is_static(entry, node):
-        return entry  # of what it has forgotten, kubelet does not say by uid when a pod has ended
     return None
 
 
 def _is_static(entry: Entry, node: str) -> bool:
     """Say whether a named pod is of a file: kubelet makes its uid itself, without hyphens; else by its name."""
-    named = entry["to"].startswith(A_POD)
-    return named and ("-" not in entry["uid"] if entry.get("uid") else is_static(entry["to"], node))
+    return "-" not in entry["uid"] if entry.get("uid") else is_static(entry["to"], node)
 
 
 def _of_pod(entry: Entry, who: str, key: str, promised: Remembered | None) -> Entry:

@@ -158,9 +158,9 @@ class Scene:
 
 
 def checkpoint(given: dict[str, list[str]], registered: dict[str, list[str]] | None = None) -> str:
-    """Return kubelet's file when it has given these ids of resources to a container c of the pod with uid u."""
+    """Return kubelet's file when it has given these ids of resources to a container c of the pod with uid u-1."""
     entries = [
-        {"PodUID": "u", "ContainerName": "c", "ResourceName": name, "DeviceIDs": {"-1": ids}, "AllocResp": ""}
+        {"PodUID": "u-1", "ContainerName": "c", "ResourceName": name, "DeviceIDs": {"-1": ids}, "AllocResp": ""}
         for name, ids in given.items()
     ]
     return json.dumps(

@@ -17,7 +17,7 @@ from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, Instance, Scen
 
 __all__ = ["scene"]
 NIC = {"rdma/hca": {"nic-0": "a"}}
-INIT = "the pod with uid u"
+INIT = "the pod with uid u-1"
 
 
 def entries(one: Instance) -> dict[str, tuple[str, str]]:

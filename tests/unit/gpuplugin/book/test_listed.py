@@ -58,7 +58,8 @@ def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, afte
         (entry(source=UNLISTED, to=POD), ("pod x",), False, NOTHING, None),
         (entry(source=FORGOTTEN, to=POD), ("pod x",), False, NOTHING, (FORGOTTEN, POD)),
         (entry(source=FORGOTTEN, to=POD), ("pod x",), True, NOTHING, None),
-        (entry(source=FORGOTTEN, to=POD), ("pod x",), True, None, (FORGOTTEN, POD)),
+        (entry(source=FORGOTTEN, to=POD), ("pod x",), False, None, (FORGOTTEN, POD)),
+        (entry(source=FORGOTTEN), ("pod x",), True, None, (FORGOTTEN, "")),
         (entry(source=FORGOTTEN, to=f"{POD}-n"), ("pod x",), False, NOTHING, None),  # a static pod is listed always
         ({**entry(source=FORGOTTEN, to=POD), "uid": "0a1b"}, (), False, NOTHING, None),  # this is one, too
         ({**entry(source=FORGOTTEN, to=f"{POD}-n"), "uid": "0a-1b"}, (), False, NOTHING, (FORGOTTEN, f"{POD}-n")),

@@ -296,7 +296,7 @@ def given(node: Node, who: str) -> None:
 def test_what_an_init_container_has_is_free_when_kubelets_checkpoint_lacks_it(
     node: Node, promised: list[str] | None, free: bool
 ) -> None:
-    given(node, "the pod with uid u")
+    given(node, "the pod with uid u-1")
     path = node.plugins / kubelet.CHECKPOINT
     path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
 
