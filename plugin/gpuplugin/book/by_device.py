@@ -141,8 +141,9 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
             why = forgotten(_whose(same)) if same["source"] == FORGOTTEN else former(_whose(same))
             raise GpushimError(f"{one.uuid} cannot be given out: {why}", REQUEST)
         for entry in gpu["entries"].values():
-            place = gpu["divisions"][one.uuid]["place"]
-            if _excludes(entry, one) or (entry["uuid"] != one.uuid and _is_there(entry, gpu["divisions"], place)):
+            claimed = entry["giver"] == DRIVER and entry["uuid"] != one.uuid  # which is never a part of an instance
+            place = gpu["divisions"][one.uuid]["place"] if claimed else ""
+            if _excludes(entry, one) or _is_there(entry, gpu["divisions"], place):
                 way = "" if entry["giver"] == DRIVER else f" as {_named(_way(entry))}"
                 what = f"{_whose(entry)} has {entry['uuid']}{way}"
                 raise GpushimError(f"{one.uuid} cannot be given out as {_named(one.way)}: {what}", REQUEST)

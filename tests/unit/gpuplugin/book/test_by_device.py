@@ -85,6 +85,20 @@ def test_a_gift_is_noted_beside_those_of_the_same_way() -> None:
     assert [*new[ONE]] == [f"{GPU} {ONE}::1"]
 
 
+@pytest.mark.parametrize(("giver", "refused"), [(PLUGIN, False), (DRIVER, True)])
+def test_two_instances_of_one_gpu_instance(giver: str, refused: bool) -> None:
+    """They may be parts of it; but a claim has all of one, so that the other was made anew in its place."""
+    way, had = ("", PROFILE), "MIG-had"
+    divisions = {PART: division(resource=PROFILE, place="1/1"), had: division(resource=PROFILE, place="1/0")}
+    mine = entry(had, (CLAIM, ""), giver=giver, to="claim d/c", place="1/0") if refused else entry(had, way)
+    page = book(divisions, {f"{CLAIM if refused else PROFILE} {had}": mine})
+    if refused:
+        with pytest.raises(GpushimError, match="claim d/c has MIG-had"):
+            by_device.give(page, given(PART, PROFILE, way), PLUGIN, "", 1.0)
+    else:
+        assert by_device.give(page, given(PART, PROFILE, way), PLUGIN, "", 1.0)[1]
+
+
 def test_a_division_that_waits_stays_as_it_was() -> None:
     page = book(entries={f"{GPU} {ONE}": entry()})
     settled = Settled({}, waits=frozenset({ONE}), occupied=frozenset({ONE}))
