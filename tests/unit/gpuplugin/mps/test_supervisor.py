@@ -20,12 +20,10 @@ import fakehost
 from e2e.leftovers import until
 from fakehost import Host
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
-from gpuplugin.mps import control_daemon, mps
+from gpuplugin.mps import control_daemon, mps, supervisor
 from gpushim.config import policy
 from gpushim.paths import selinux
 from unit.gpushim import labels
-
-pytestmark = pytest.mark.slow
 
 TOP = Path(__file__).parents[4]
 HERE = Path("/dev/shm").stat()
@@ -210,6 +208,18 @@ def test_modes_are_put_back_after_a_kill(group: Group) -> None:
     assert not lives(left)
     assert group.stop() == 0
     assert group.mode() == PROHIBITED
+
+
+@pytest.mark.parametrize("kind", ["another start", "another boot"])
+def test_a_process_that_has_the_id_of_a_daemon_of_before_is_left_alone(group: Group, kind: str) -> None:
+    os.makedirs(group.place.top)
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, start_new_session=True) as other:
+        boot, start = supervisor._identity(other.pid).split(" ")
+        daemon = f"{boot} {int(start) - 1}" if kind == "another start" else f"another {start}"
+        Path(group.place.state).write_text(json.dumps({"pid": other.pid, "daemon": daemon}))
+        group.start()
+        assert until(group.serves, 30), group.said.read_text()
+        assert (other.poll(), group.stop()) == (None, 0)
 
 
 def test_a_group_that_is_gone_leaves_nothing(group: Group) -> None:
