@@ -45,8 +45,9 @@ LONGEST = (
     "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
     "e2e: refresh_service chroot_docker faults_refresh week doctor verbs",
-    "unit/gpuplugin: daemon metrics/meter health/nvml_child",
-    "unit/gpushim: doctor/engine_fixes doctor/fixes create/create inventory/freshness engines/sequences",
+    "unit/gpuplugin: daemon mps/supervisor metrics/meter health/nvml_child",
+    "unit/gpushim: doctor/engine_fixes doctor/fixes create/create engines/sequences",
+    "unit/gpushim/inventory: freshness ensure",
 )
 FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
 

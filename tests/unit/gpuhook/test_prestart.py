@@ -16,8 +16,6 @@ from gpushim.ground.errors import for_engines
 from unit import imports
 from unit.gpuhook.sandbox import HOOK, TOP, as_root, picture
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 DRV = "/usr/lib/drv"
 LIBS = ("--lib", f"libcuda.so.1={DRV}/libcuda.so.550")
 

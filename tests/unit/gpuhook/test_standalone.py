@@ -14,8 +14,6 @@ from gpushim.ground.errors import GpushimError
 from gpushim.oci.edits import edited
 from unit.gpuhook.sandbox import HOOK, TOP
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 OURS = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--rootfs", "/r"]}
 NVIDIAS = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
 

@@ -12,8 +12,6 @@ from gpushim.ground.machines import LOADERS
 from unit.gpuhook.sandbox import picture
 from unit.gpuhook.trees import DRV, MACHINE, entries, finish, glibc_image
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

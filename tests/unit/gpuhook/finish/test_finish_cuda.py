@@ -13,8 +13,6 @@ from unit.gpuhook.notes import libcuda
 from unit.gpuhook.sandbox import picture
 from unit.gpuhook.trees import DRV, entries, finish, glibc_image
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 HOST = ("--driver", "550.54.15", "--cuda", "12.4")
 COMPAT = "/usr/local/cuda/compat"
 

@@ -17,8 +17,6 @@ from unit.gpuhook.notes import libcuda
 from unit.gpuhook.sandbox import container, picture
 from unit.gpuhook.trees import DRV, MACHINE, OWNER, entries, finish, glibc_image, user_container
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -11,8 +11,6 @@ from unit.gpuhook.caches import ldconfig, listing
 from unit.gpuhook.sandbox import as_root, picture
 from unit.gpuhook.trees import LIBS, LINK, glibc, run
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 DRV, DRV32 = "/usr/lib/drv", "/usr/lib/drv32"
 MORE = (
     *("--lib", f"libnvidia-eglcore.so.550={DRV}/libnvidia-eglcore.so.550"),

@@ -15,8 +15,6 @@ from unit.gpuhook.nvidia.cdicalls import call, done
 from unit.gpuhook.sandbox import HOOK, container, picture
 from unit.gpuhook.trees import DRV
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize(
     ("words", "found"),

@@ -14,8 +14,6 @@ from unit.gpuhook.nvidia.cdicalls import done
 from unit.gpuhook.sandbox import container, picture
 from unit.gpuhook.trees import DRV, MACHINE, entries, glibc
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 LIBS = f"/usr/lib/{MACHINE}-linux-gnu"
 
 

@@ -20,12 +20,10 @@ import fakehost
 from e2e.leftovers import until
 from fakehost import Host
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
-from gpuplugin.mps import control_daemon, mps
+from gpuplugin.mps import control_daemon, mps, supervisor
 from gpushim.config import policy
 from gpushim.paths import selinux
 from unit.gpushim import labels
-
-pytestmark = pytest.mark.slow
 
 TOP = Path(__file__).parents[4]
 HERE = Path("/dev/shm").stat()
@@ -212,6 +210,18 @@ def test_modes_are_put_back_after_a_kill(group: Group) -> None:
     assert group.mode() == PROHIBITED
 
 
+@pytest.mark.parametrize("kind", ["another start", "another boot"])
+def test_a_process_that_has_the_id_of_a_daemon_of_before_is_left_alone(group: Group, kind: str) -> None:
+    os.makedirs(group.place.top)
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, start_new_session=True) as other:
+        boot, start = supervisor._identity(other.pid).split(" ")
+        daemon = f"{boot} {int(start) - 1}" if kind == "another start" else f"another {start}"
+        Path(group.place.state).write_text(json.dumps({"pid": other.pid, "daemon": daemon}))
+        group.start()
+        assert until(group.serves, 30), group.said.read_text()
+        assert (other.poll(), group.stop()) == (None, 0)
+
+
 def test_a_group_that_is_gone_leaves_nothing(group: Group) -> None:
     group.start()
     assert until(group.serves, 30), group.said.read_text()
@@ -341,12 +351,12 @@ def test_a_driver_without_limits_is_told_apart(group: Group) -> None:
 
 
 def test_nvml_that_hangs_ends_at_its_deadline(group: Group) -> None:
-    group.config.write_text(group.config.read_text() + "[refresh]\ndeadline-seconds = 1\n")
+    group.config.write_text(group.config.read_text() + "[refresh]\ndeadline-seconds = 3\n")
     subprocess.run([TOP / "bin/gpushim", "refresh"], env=group.env, check=True, stdout=subprocess.DEVNULL)
     group.host.behave(hang=True)
     group.start()
     assert group.ended() == 12
-    assert "NVML has not set the compute mode of the GPUs of MPS after 1 s" in group.said.read_text()
+    assert "NVML has not set the compute mode of the GPUs of MPS after 3 s" in group.said.read_text()
 
 
 def test_a_claims_group_goes_by_no_settings(group: Group) -> None:

@@ -1,14 +1,17 @@
-"""Other versions: they go when nothing uses them, with what they were compiled to; what others have changed stays."""
+"""What is laid down again; other versions go when nothing uses them; what others have changed stays."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpuplugin.node import lay
 from gpuplugin.node import payload as payloads
+from gpuplugin.node import record as records
 from gpuplugin.node.record import Record, digest
 
 
@@ -28,6 +31,32 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
             record.files[str(path)] = digest(version.encode())
         record.folders.append(str(tmp_path / version))
     return record
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "another's content": lambda path: path.write_text("theirs"),
+    "mode": lambda path: path.chmod(0o777),
+    "owner": lambda path: os.chown(path, 65534, -1),
+    "a link to the same": lambda path: path.symlink_to(path.rename(f"{path}~")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_is_laid_down_again_unless_it_is_roots_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    """A program whose owner is another could be changed after it was looked at."""
+    monkeypatch.setattr(records, "PATH", f"{tmp_path}/node.json")
+    monkeypatch.setattr(lay, "compiled", lambda *_: None)
+    path = tmp_path / "etc/hook"
+    payload = payloads.Payload("1", {str(path): payloads.File(0o755, b"#!/bin/sh\n")})
+    assert lay.down(payload, Record(), "") == [str(path)]
+    assert lay.down(payload, Record(), "") == []
+    change(path)
+    assert lay.down(payload, Record(), "") == [str(path)]
+    status = path.lstat()
+    assert (status.st_mode, status.st_uid, path.read_bytes()) == (0o100755, 0, b"#!/bin/sh\n")
 
 
 def test_one_that_nothing_uses_goes(known: Record, tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from gpushim.create import precompile
 from gpushim.oci.edits import hook_args
 from unit import imports
 
-pytestmark = pytest.mark.slow
-
 TOP = Path(__file__).parents[4]
 LAUNCHER = TOP / "bin" / "gpushim-runtime"
 CONFIG = TOP / "tests" / "data" / "docker-config.json"

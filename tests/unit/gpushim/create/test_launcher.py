@@ -14,8 +14,6 @@ from unit.gpushim.calls import LAUNCHER, Call
 from unit.gpushim.calls import call as call
 from unit.gpushim.calls import runtime as runtime
 
-pytestmark = pytest.mark.slow  # the programs run on the system's Python, whichever runs the tests
-
 PASS = None
 VERBS = [
     # arguments, the config.json that Python is shown (PASS: the runtime is executed at once)

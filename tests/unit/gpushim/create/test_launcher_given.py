@@ -18,8 +18,6 @@ from unit.gpushim.calls import SHELLS, Call
 from unit.gpushim.calls import call as call
 from unit.gpushim.calls import runtime as runtime
 
-pytestmark = pytest.mark.slow
-
 SIGNALS = sorted(set(range(1, 65)) - {signal.SIGKILL, signal.SIGSTOP, 32, 33})  # the C library keeps two to itself
 # The shell alone; the shell and grep; the shell, Python and no file to edit.
 WAYS = {"pass-through": ("state", "x"), "no request": ("create", "x"), "Python": ("create", "-b", "nowhere", "x")}

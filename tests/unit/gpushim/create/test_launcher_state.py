@@ -15,8 +15,6 @@ from unit.gpushim.calls import LAUNCHER, SHELLS, Call, tell
 from unit.gpushim.calls import call as call
 from unit.gpushim.calls import runtime as runtime
 
-pytestmark = pytest.mark.slow
-
 STRANGER = 4711
 OLD, FUTURE = 10**18, 4 * 10**18  # of mtime, in nanoseconds
 

@@ -22,6 +22,8 @@ def of(mode: int, maps: Any) -> tuple[list[int], list[str]]:
     [
         ([{"containerID": 7, "hostID": 44, "size": 1}], [7]),
         ([{"containerID": 0, "hostID": 40, "size": 10}], [4]),
+        ([{"containerID": 0, "hostID": 40, "size": 5}], [4]),
+        ([{"containerID": 0, "hostID": 40, "size": 4}], []),
         ([{"containerID": 0, "hostID": 100000, "size": 65536}], []),
         ([{"containerID": 0, "hostID": 45, "size": 1}, "no map", {"hostID": 44}], []),
         (None, []),

@@ -14,8 +14,6 @@ from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure, renew
 from unit.gpushim.inventory.machine import Machine
 
-pytestmark = pytest.mark.slow
-
 
 def snapshot(machine: Machine) -> Any:
     return renew.snapshot(machine.config, machine.state)

@@ -92,6 +92,26 @@ def test_a_file_that_somebody_has_open_to_write_is_left_to_him(place: Path) -> N
         assert "open for writing" in refusal or "changed by somebody else" in refusal
 
 
+@pytest.mark.parametrize("new", [b"new", None], ids=["change", "remove"])
+def test_what_is_written_between_the_first_look_and_the_last_is_not_lost(
+    new: bytes | None, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one who had it open only to read, and opens what came out to write while the disk is waited for."""
+    lay(place, b"old")
+    fd, fsync = os.open(place, os.O_RDONLY), os.fsync
+
+    def written(folder: int) -> None:
+        if not place.exists() or place.read_bytes() == new:
+            Path(f"/proc/self/fd/{fd}").write_bytes(THEIRS)
+        fsync(folder)
+
+    monkeypatch.setattr(os, "fsync", written)
+    with pytest.raises(GpushimError, match="changed by somebody else meanwhile"):
+        apply([Change(str(place), b"old", new, before=b"old")], undo=new is None)
+    os.close(fd)
+    assert place.read_bytes() == THEIRS
+
+
 @KINDS
 @pytest.mark.parametrize("way", ["exchange", "without"])
 def test_killed_at_any_call(
