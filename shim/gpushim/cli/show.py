@@ -37,7 +37,7 @@ _QUOTED = re.compile(r"""(?<!\w)(['"])[^'"]* [^'"]*\1""")
 
 
 def format_option(*forms: str) -> Callable[[Any], Any]:
-    """Return the click options --json, and --format with these forms, such as "table" and "json", the default first."""
+    """Return the click options --json and --format, of these forms, such as "table" and "json", the default first."""
 
     def as_json(ctx: click.Context, _: click.Parameter, given: bool) -> None:
         ctx.meta[_AS_JSON] = given
