@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Optional
+import difflib
+from typing import Any, Optional
 
 import click
 
@@ -13,11 +14,22 @@ from gpushim.doctor import report as reports
 
 ENGINES = tuple(checks.ENGINES)
 CODES = {diagnosis.WARNING: 1, diagnosis.BROKEN: 2}
+COLORS = {diagnosis.WARNING: "yellow", diagnosis.BROKEN: "red"}
 PROBLEMS = (diagnosis.BROKEN, diagnosis.WARNING)
 
 
+class _Engine(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """An engine's name; another word is refused with the name that is most like it."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        nearest = difflib.get_close_matches(str(value), ENGINES, 1)
+        if nearest and value not in ENGINES:
+            self.fail(f"{value!r} is no engine; is {nearest[0]} meant?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command()
-@click.argument("engines", metavar="[ENGINE]...", nargs=-1, type=click.Choice(ENGINES))
+@click.argument("engines", metavar="[ENGINE]...", nargs=-1, type=_Engine(ENGINES))
 @click.option("--all", "everything", is_flag=True, help="Also show the checks that found nothing wrong.")
 @click.option("--run", "containers", is_flag=True, help="Also run a container with all GPUs under each engine found.")
 @click.option(
@@ -45,12 +57,14 @@ def doctor(
         raise click.UsageError("--report needs the name of a file, or -")
     if report and report != "-":
         reports.check(report)
-    host = diagnosis.look(engines)
-    found = checks.run(host)
+    with show.progress("looking at this host and its engines"):
+        host = diagnosis.look(engines)
+        found = checks.run(host)
     if containers:
         from gpushim.doctor import run
 
-        found += run.containers(host)
+        with show.progress("running containers"):
+            found += run.containers(host)
     verdict = checks.worst(found)
     if report == "-":
         click.echo(reports.rendered(host, found, form == "json"))
@@ -78,7 +92,7 @@ def _print(found: list[diagnosis.Finding], everything: bool) -> None:
             show.table(("verdict", "check", "evidence"), rows)
     else:
         for each in shown:
-            show.say(f"{each.verdict}: {each.check}")
+            click.echo(f"{show.colored(each.verdict, COLORS.get(each.verdict, 'green'))}: {each.check}")
             show.say(each.evidence, first="  ")
             if each.fix:
                 show.command(each.fix, "  fix: ")

@@ -15,10 +15,29 @@ from gpushim.ground import bounds, fastjson
 from gpushim.ground.errors import BUNDLE, GpushimError
 from gpushim.oci import bundle
 
+COMPLETION_SECONDS = 2.0  # for each engine; who waits has pressed a key
+
+
+def _container_names(_: click.Context, __: click.Parameter, beginning: str) -> list[str]:
+    """Return the names of Docker's and Podman's containers that begin so, for a shell's completion."""
+    from gpushim.engines.processes import ask, programs
+
+    names: list[str] = []
+    for program in filter(None, map(programs.find, ("docker", "podman"))):
+        answer = ask.program([program, "ps", "--all", "--format={{.Names}}"], COMPLETION_SECONDS, whole=True)
+        names += answer.out.split()
+    return [name for name in names if name.startswith(beginning)]
+
 
 @click.command()
 @click.argument("targets", metavar="[BUNDLE | CONFIG.JSON | - | claim NAMESPACE/NAME]", nargs=-1)
-@click.option("--docker", default="", metavar="NAME", help="A container or image of Docker's, or of Podman's.")
+@click.option(
+    "--docker",
+    default="",
+    metavar="NAME",
+    shell_complete=_container_names,
+    help="A container or image of Docker's, or of Podman's.",
+)
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of a container that is not there yet.")
 @click.option("--annotation", multiple=True, metavar="KEY=VALUE", help="An annotation of it.")
 @click.option("--mount", multiple=True, metavar="SOURCE:PATH", help="A mount of it, such as /dev/null:/path.")

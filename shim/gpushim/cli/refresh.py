@@ -66,7 +66,8 @@ def refresh(
     if unattended:
         snapshot = inventory.unattended(load)
     else:
-        snapshot = inventory.refresh(force=True, load=load, accept=accept, people=True)
+        with show.progress("listing the GPUs"):
+            snapshot = inventory.refresh(force=True, load=load, accept=accept, people=True)
     if snapshot is None:
         logs.logger.info("nothing is listed: the GPUs are released until gpushim device-plugin take")
         return

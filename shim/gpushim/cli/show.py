@@ -11,10 +11,12 @@ Out of scope: what is shown.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,14 +29,31 @@ if TYPE_CHECKING:
 LEAST = 20  # columns that a sentence gets, however narrow the terminal
 CONTINUED = "  | "  # in front of what continues a line, and of no line of ours
 PADDED = 120  # characters up to which the cells of a column are made equally long
+WAIT = 1.0  # seconds after which a command tells a terminal that it is still at work
+_AS_JSON = "gpushim.json"
 _PART = re.compile(r" *[^ ]+")
 _BLANKS = re.compile(r"  +|^ | $")
 _QUOTED = re.compile(r"""(?<!\w)(['"])[^'"]* [^'"]*\1""")
 
 
 def format_option(*forms: str) -> Callable[[Any], Any]:
-    """Return the click option --format with these forms, such as "table" and "json", the default first."""
-    return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="How to print it.")
+    """Return the click options --json and --format, of these forms, such as "table" and "json", the default first."""
+
+    def as_json(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        ctx.meta[_AS_JSON] = given
+
+    def chosen(ctx: click.Context, _: click.Parameter, form: str) -> str:
+        return "json" if ctx.meta.get(_AS_JSON) else form
+
+    def add(command: Any) -> Any:
+        command = click.option(
+            "--json", is_flag=True, is_eager=True, expose_value=False, callback=as_json, help="As --format=json."
+        )(command)
+        return click.option(
+            "--format", "form", type=click.Choice(forms), default=forms[0], callback=chosen, help="How to print it."
+        )(command)
+
+    return add
 
 
 def say(line: str = "", *, first: str = "", error: bool = False) -> None:
@@ -94,6 +113,36 @@ def command(words: str, label: str) -> None:
         say(words, first=label)
     else:
         click.echo(shown)
+
+
+def colored(words: str, color: str) -> str:
+    """Return words in a colour for a terminal at stdout, unless NO_COLOR is set (https://no-color.org)."""
+    plain = width() is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return words if plain else click.style(words, fg=color)
+
+
+@contextlib.contextmanager
+def progress(words: str) -> Iterator[None]:
+    """Tell a terminal at stderr what a command waits for, until the block ends; nothing if it ends within WAIT."""
+    if width(error=True) is None:
+        yield
+        return
+    shown = threading.Event()
+
+    def tell() -> None:
+        shown.set()
+        click.echo(f"{words} ...", err=True, nl=False)
+
+    timer = threading.Timer(WAIT, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if shown.is_set():
+            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -252,7 +252,9 @@ def _named(document: dict[str, Any]) -> Iterator[str]:
 
 def readable(host: Host) -> Iterator[Finding]:
     """Check that the engines here are new enough for the specs."""
-    found = [(path, document["cdiVersion"]) for path, _, document in specs.load(directories(host))[0]]
+    documents = {path: document for path, _, document in specs.load(directories(host))[0]}
+    found = [(path, document["cdiVersion"]) for path, document in documents.items()]
+    own = publish.path_of(host.settings)
     old = 0
     for name, (version, known) in _engines(host).items():
         reads = next((cdi for least, cdi in reversed(known) if version >= least), "") if version else "any"
@@ -260,8 +262,15 @@ def readable(host: Host) -> Iterator[Finding]:
             path for path, cdi in found if reads and reads != "any" and versions.number(cdi) > versions.number(reads)
         ]
         old += len(late)
+        shown = ".".join(map(str, version))
+        if own in late and (groups := _groups(documents[own])):
+            late.remove(own)
+            yield warning(
+                f"{name} {shown} reads CDI up to {reads} and drops the groups of {own}: with --device, users of a "
+                "container other than root cannot open the GPUs' nodes",
+                f"{' '.join(f'--group-add={gid}' for gid in groups)} beside --device, or upgrade the engine",
+            )
         if late:
-            shown = ".".join(map(str, version))
             yield warning(
                 f"{name} {shown} reads CDI up to {reads}, and {some(late)} is newer",
                 "let its writer use an older cdiVersion, or upgrade the engine",
@@ -270,6 +279,12 @@ def readable(host: Host) -> Iterator[Finding]:
         yield skipped("there are no CDI specs")
     elif not old:
         yield ok(f"cdiVersion {some(sorted({cdi for _, cdi in found}))}: the engines here can read it")
+
+
+def _groups(document: dict[str, Any]) -> list[int]:
+    """Return the groups that may use a spec's nodes, for which alone ours is of a version above 0.6.0."""
+    edits = (document.get("containerEdits") or {}, *(device["containerEdits"] for device in document["devices"]))
+    return sorted({gid for edit in edits for gid in edit.get("additionalGids", ())})
 
 
 def _engines(host: Host) -> dict[str, tuple[tuple[int, ...], Reads]]:

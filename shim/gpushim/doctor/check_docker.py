@@ -5,7 +5,10 @@ Out of scope: changing its settings (engines/docker).
 
 from __future__ import annotations
 
+import grp
+import os
 import shlex
+import stat
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
@@ -294,9 +297,21 @@ def _asked(engine: Engine) -> dict[str, Any]:
     except PermissionError as error:
         evidence, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
         root = "run this as root, or as a user who may use that socket"
-        return {"error": evidence or str(error), "fix": fix if evidence else root}
+        return {"error": evidence or f"{error}{_outside(dockerd.socket(engine))}", "fix": fix if evidence else root}
     except (OSError, ValueError) as error:
         return {"error": str(error), "fix": ""}
+
+
+def _outside(path: str) -> str:
+    """Return the clause that this user is not in the group which may use a socket; "" where that is not why."""
+    try:
+        status = os.stat(path)
+        group = grp.getgrgid(status.st_gid).gr_name
+    except (OSError, KeyError):
+        return ""
+    if not status.st_mode & stat.S_IWGRP or status.st_gid in (os.getegid(), *os.getgroups()):
+        return ""
+    return f", and user {os.geteuid()} is not in its group {group}"
 
 
 def names(host: Host, engine: Engine) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks of what the policy lets an image get by itself, whoever runs it: read from the table of authorization.
+"""Checks of the policy: what an image gets by itself, by the table of authorization, and what a setting withholds.
 
 Out of scope: whether config.toml is valid (check_state.py).
 """
@@ -44,6 +44,18 @@ def images(host: Host) -> Iterator[Finding]:
         )
     else:
         yield ok(evidence)
+
+
+def device_rules(host: Host) -> Iterator[Finding]:
+    """Check that containers which get their GPUs from the hook alone may open them."""
+    if host.settings["hook"]["device-rules"]:
+        yield ok("device-rules is true: what gpushim-hook alone gives can be opened")
+    else:
+        yield warning(
+            "device-rules is false under [hook]: where device rules are in force, containers with GPUs from "
+            "gpushim-hook alone (docker run --gpus, hooks.d) cannot open them: NVML says Unknown Error",
+            f"set device-rules = true under [hook] in {shlex.quote(host.config)}, unless all engines are rootless",
+        )
 
 
 def reach(settings: Policy) -> list[tuple[str, list[str]]]:

@@ -178,22 +178,27 @@ def _no_log(status: os.stat_result) -> str:
 
 def space(host: Host) -> Iterator[Finding]:
     """Check that there is room for config.json, the snapshot and the log."""
-    full = []
-    places = (host.state, f"{host.top}/run", os.path.dirname(host.settings["log"]["file"]) or "/var/log")
-    for place in places:
-        while not os.path.isdir(place):
-            place = os.path.dirname(place)
-        free = os.statvfs(place)
-        if free.f_bavail * free.f_frsize < NEEDED or (free.f_files and not free.f_favail):
-            full.append(place)
+    needed = (host.state, f"{host.top}/run")
+    full = [place for place in needed if _is_full(place)]
+    log = os.path.dirname(host.settings["log"]["file"])
+    room = "remove what is not needed there, or make it larger"
     if full:
-        where = some(list(dict.fromkeys(full)))
         yield broken(
-            f"the file system of {where} is full (`df -h` or `df -i` shows it): no container can be given GPUs",
-            "remove what is not needed there, or make it larger",
+            f"the file system of {some(full)} is full (`df -h` or `df -i` shows it): no container can be given GPUs",
+            room,
         )
+    elif log and _is_full(log):
+        yield warning(f"the file system of {log} is full (`df -h` or `df -i` shows it): nothing is logged", room)
     else:
-        yield ok(f"{places[0]} and {places[1]} have room")
+        yield ok(f"{' and '.join(needed)} have room")
+
+
+def _is_full(folder: str) -> bool:
+    """Return whether a directory, or the next one above it that is there, lies on a file system without room."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    free = os.statvfs(folder)
+    return free.f_bavail * free.f_frsize < NEEDED or bool(free.f_files and not free.f_favail)
 
 
 def installed(host: Host) -> Iterator[Finding]:

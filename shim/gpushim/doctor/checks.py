@@ -53,6 +53,7 @@ GENERAL: dict[str, Check] = {
     "device-nodes": check_device_nodes.existing,
     "dev-char-links": check_device_nodes.links,
     "grants": check_grants.images,
+    "device-rules": check_grants.device_rules,
     "state-directory": check_state.directory,
     "snapshot": check_state.snapshot,
     "log": check_state.log,
@@ -88,7 +89,7 @@ OF_THE_DRIVER = (
     *("device-nodes", "dev-char-links"),
 )
 OF_THE_POLICY = (
-    *(*OF_THE_DRIVER, "grants", "snapshot", "log", "space", "yaml", "low-level-runtime"),
+    *(*OF_THE_DRIVER, "grants", "device-rules", "snapshot", "log", "space", "yaml", "low-level-runtime"),
     *("cdi-spec", "cdi-files", "cdi-conflicts", "cdi-paths", "cdi-versions"),
 )
 OF_THE_STATE = ("state-directory", "snapshot", "cdi-spec")

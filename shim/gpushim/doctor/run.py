@@ -67,8 +67,21 @@ def containers(host: Host) -> list[Finding]:
             for name, answer in _answers(host, installed(PROGRAM), scratch, root):
                 found += [replace(each, check=f"run-{name}") for each in judged(answer)]
     except (GpushimError, OSError) as error:
-        found.append(replace(broken(f"no test container can be made: {error}", "gpushim doctor"), check="run"))
-    return list(dict.fromkeys(found))  # several engines of a kind may have the same findings
+        found.append(replace(broken(f"no test container can be made: {error}", "correct that"), check="run"))
+    return merged(found)
+
+
+def merged(findings: list[Finding]) -> list[Finding]:
+    """Return findings, of those that say the same under several engines one, which names the other engines."""
+    by_evidence: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_evidence.setdefault(f"{finding.verdict} {finding.evidence}", []).append(finding)
+    rows = []
+    for first, *others in by_evidence.values():
+        checks = dict.fromkeys(other.check for other in others if other.check != first.check)
+        also = f"; {', '.join(checks)} the same" if checks else ""
+        rows.append(replace(first, evidence=first.evidence + also))
+    return rows
 
 
 def judged(answer: ask.Answer) -> Iterator[Finding]:
@@ -80,16 +93,26 @@ def judged(answer: ask.Answer) -> Iterator[Finding]:
         return
     if not nodes:
         yield broken(f"a container with {REQUEST} gets no device node", f"gpushim explain --env {REQUEST}")
-    for node, result in nodes.items():
-        if result != "opens":
-            yield broken(
-                f"{node} does not open in a container: {result.rpartition(': ')[2]}", "gpushim doctor; dmesg"
-            )
-    for library, result in libraries.items():
-        if result:
-            yield broken(f"{library} does not load in a container: {result}", f"gpushim explain --env {REQUEST}")
+    for result, closed in _by_result(nodes, "opens").items():
+        yield broken(
+            f"{some(closed, 8)} cannot be opened in a container: {result.rpartition(': ')[2]}",
+            "see what else is broken here, and `dmesg`",
+        )
+    for result, unloaded in _by_result(libraries, "").items():
+        yield broken(
+            f"{' and '.join(unloaded)} cannot be loaded in a container: {result}", f"gpushim explain --env {REQUEST}"
+        )
     if nodes and {*nodes.values(), *libraries.values()} == {"opens", ""}:
         yield ok(f"{some(list(nodes), 8)} open in a container, and {' and '.join(libraries)} load")
+
+
+def _by_result(results: dict[str, str], well: str) -> dict[str, list[str]]:
+    """Return the names of nodes or libraries by what went wrong with them, each result without the name itself."""
+    names: dict[str, list[str]] = {}
+    for name, result in results.items():
+        if result != well:
+            names.setdefault(result.replace(name, "it"), []).append(name)
+    return names
 
 
 def _refused(answer: ask.Answer) -> Finding:

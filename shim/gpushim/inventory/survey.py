@@ -169,6 +169,8 @@ def _begun(
             found = platforms.gpus(other, driver["root"], notes, waiting)
         else:
             notes += platform_notes
+            if version is None and platform_notes:  # no module is to be loaded on a platform that is not whole
+                raise GpushimError(f"{platform_notes[0]}; then run gpushim refresh", INVENTORY)
             _check_driver(version, driver["root"], proc)
             found = gpus.read(driver["root"], proc, version or "", notes, waiting, settled, spared)
             notes += [

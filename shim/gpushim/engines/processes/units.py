@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INITS = "/etc/init.d"  # of sysvinit and OpenRC
 SECONDS = 180
+LIMIT = "Result=start-limit-hit"  # systemd refuses each start of such a unit
 
 
 def systemctl(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> list[str]:
@@ -42,13 +43,21 @@ def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> st
         a command of systemd's or of the init that started it; else a sentence that names the process.
     """
     if arguments := systemctl(verb, unit, engine, top=top):
-        return shlex.join(["systemctl", *arguments]).removesuffix(".service")
+        command = shlex.join(["systemctl", *arguments]).removesuffix(".service")
+        return f"{_cleared(unit, top)}{command}" if verb == "start" else command
     name = unit.removesuffix(".service")
     if _by_init(name, engine, top):
         return f"service {name} {verb}" if programs.lying("service", top) else f"{INITS}/{name} {verb}"
     if engine:
         return f"{verb} {engine.name} (process {engine.pid}) the way it was started"
     return f"{verb} {name} the way this host starts it"
+
+
+def _cleared(unit: str, top: str) -> str:
+    """Return the command that comes before a start of a unit which systemd has started too often; "" for others."""
+    program = programs.find("systemctl", top=top)
+    shown = ask.program([program, "show", "--property=Result", unit]).out if program else ""
+    return f"systemctl reset-failed {unit.removesuffix('.service')} && " if shown.strip() == LIMIT else ""
 
 
 def _by_init(name: str, engine: Engine | None, top: str) -> bool:

@@ -5,10 +5,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from gpushim.cli.explain import explain
 from gpushim.engines.docker import inspect
+from gpushim.engines.processes import programs
 from gpushim.explain.explain import described
 from gpushim.ground.errors import BUNDLE, REQUEST
 from unit import imports
@@ -161,3 +163,15 @@ def test_what_watches_gpus_is_told_what_it_gets_beside_a_lost_one(tmp_path: Path
     nodes = [edit["value"]["path"] for edit in found["edits"] if edit["kind"] == "node"]
     assert {f"/dev/nvidia{gpu.minor}" for gpu in host.gpus} < {*nodes}
     assert any("does not answer NVML" in note for note in found["ignored"])
+
+
+def test_a_shell_completes_the_names_of_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(
+        '#!/bin/sh\ntest "$*" = "ps --all --format={{.Names}}" && printf "trainer\\ntranslate\\nweb\\n"\n'
+    )
+    docker.chmod(0o755)
+    monkeypatch.setattr(programs, "find", lambda name: str(docker) if name == "docker" else "")
+    option = next(each for each in explain.params if each.name == "docker")
+    names = option.shell_complete(click.Context(explain), "tra")
+    assert [name.value for name in names] == ["trainer", "translate"]

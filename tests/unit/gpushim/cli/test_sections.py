@@ -63,6 +63,12 @@ def test_completion(shell: str, words: str) -> None:
     assert f"_GPUSHIM_COMPLETE={shell}_complete" in out
 
 
+def test_completion_of_nvidia_ctk() -> None:
+    main = group()
+    main.add_command(completion)
+    assert "_NVIDIA_CTK_COMPLETE=bash_complete" in run(main, "completion", "bash", "--program=nvidia-ctk").stdout
+
+
 def test_bash_takes_its_script() -> None:
     main = group()
     main.add_command(completion)

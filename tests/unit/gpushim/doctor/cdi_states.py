@@ -43,6 +43,16 @@ def spec_of_before(patient: Patient) -> None:
     path.write_text(path.read_text().replace(patient.gpus.driver, "525.60.13"))
 
 
+@fault("cdi-versions", "warning", "podman 4.9 reads CDI up to 0.6.0 and drops the groups", by=hands.upgrade_podman)
+def nodes_of_a_group(patient: Patient) -> None:
+    for gpu in patient.gpus.gpus:
+        node = patient.gpus.node(f"nvidia{gpu.minor}")
+        os.chown(node, 0, 44)
+        os.chmod(node, 0o660)
+    patient.refresh("--force")
+    patient.script("usr/bin/podman", "echo podman version 4.9.3")
+
+
 @fault("cdi-paths", "broken", "which does not exist")
 def spec_names_what_is_gone(patient: Patient) -> None:
     path = Path(patient.state, "cdi/nvidia.com-gpu.json")

@@ -115,6 +115,10 @@ def another_log(patient: Patient) -> None:
     patient.configure(Path(patient.config).read_text().replace("/var/log/", "/logs/"))
 
 
+def let_the_hook_change_rules(patient: Patient) -> None:
+    patient.configure(Path(patient.config).read_text().replace("device-rules = false\n", ""))
+
+
 def make_room(patient: Patient) -> None:
     patient.patch.setattr(os, "statvfs", REAL_STATVFS)
 

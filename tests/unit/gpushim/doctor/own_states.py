@@ -100,6 +100,20 @@ def no_inodes(patient: Patient) -> None:
     patient.patch.setattr(os, "statvfs", lambda path: Full)
 
 
+@fault("space", "warning", "is full (`df -h` or `df -i` shows it): nothing is logged", by=hands.make_room)
+def no_space_for_the_log(patient: Patient) -> None:
+    class Full:
+        f_bavail, f_frsize, f_files, f_favail = 0, 4096, 1000, 100
+
+    statvfs, log = os.statvfs, f"{patient.root}/var/log"
+    patient.patch.setattr(os, "statvfs", lambda path: Full if path == log else statvfs(path))
+
+
+@fault("device-rules", "warning", "cannot open them: NVML says Unknown Error", by=hands.let_the_hook_change_rules)
+def no_device_rules_by_the_hook(patient: Patient) -> None:
+    add(patient, "hook", "device-rules = false")
+
+
 @fault("code", "broken", "users other than root can change", by=hands.install_the_code_again)
 def loose_code(patient: Patient) -> None:
     patient.write("usr/lib/gpushim/gpushim/create.py", "", 0o666)

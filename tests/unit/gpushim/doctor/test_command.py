@@ -86,6 +86,10 @@ def test_an_unknown_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'lxc' is not one of" in run(monkeypatch, [], "lxc").output
 
 
+def test_a_mistyped_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "'dockr' is no engine; is docker meant?" in run(monkeypatch, [], "dockr").output
+
+
 def test_a_report_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("gpushim.doctor.report.PROGRAMS", ())
     assert run(monkeypatch, [ODD], f"--report={tmp_path}/report").exit_code == 1

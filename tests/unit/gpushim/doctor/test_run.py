@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import run
+from gpushim.doctor import Finding, run
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError
 
@@ -22,8 +22,8 @@ NOTHING = "library libcuda.so.1 \nlibrary libnvidia-ml.so.1 \n"
     ("code", "out", "said", "verdict", "evidence"),
     [
         (0, WELL, "", "ok", "/dev/nvidia0, /dev/nvidiactl open in a container"),
-        (0, DENIED, "", "broken", "/dev/nvidia0 does not open in a container: Operation not permitted"),
-        (0, UNLOADED, "", "broken", "libnvidia-ml.so.1 does not load in a container: ERROR: ld.so"),
+        (0, DENIED, "", "broken", "/dev/nvidia0 cannot be opened in a container: Operation not permitted"),
+        (0, UNLOADED, "", "broken", "libnvidia-ml.so.1 cannot be loaded in a container: ERROR: ld.so"),
         (0, NOTHING, "", "broken", "gets no device node"),
         (125, "", "docker: could not select device driver", "broken", "could not select device driver"),
         (0, "", "", "broken", "does not start"),
@@ -33,6 +33,24 @@ NOTHING = "library libcuda.so.1 \nlibrary libnvidia-ml.so.1 \n"
 def test_an_answer_is_judged(code: int | None, out: str, said: str, verdict: str, evidence: str) -> None:
     (found,) = run.judged(ask.Answer(code, out, said))
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
+
+
+def test_nodes_with_one_cause_are_one_finding() -> None:
+    denied = "node {} sh: 1: cannot open {}: Operation not permitted\n"
+    nodes = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl")
+    answer = ask.Answer(0, "".join(denied.format(node, node) for node in nodes) + NOTHING, "")
+    (finding,) = run.judged(answer)
+    assert finding.evidence == f"{', '.join(nodes)} cannot be opened in a container: Operation not permitted"
+    assert "gpushim doctor" not in finding.fix  # which is what runs
+
+
+def test_engines_with_one_cause_are_one_finding() -> None:
+    findings = [
+        Finding("broken", "no GPU", "do this", f"run-{name}") for name in ("runc", "docker", "docker", "podman")
+    ]
+    (finding,) = run.merged([*findings])
+    assert (finding.check, finding.evidence) == ("run-runc", "no GPU; run-docker, run-podman the same")
+    assert run.merged(findings[1:3]) == [findings[1]]
 
 
 DOCKERS = "docker: Error response from daemon: OCI runtime create failed: "

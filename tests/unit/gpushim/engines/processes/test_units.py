@@ -103,6 +103,18 @@ def test_what_restarts_a_service(there: list[str], engine: Engine | None, named:
     assert found == (named or "systemctl restart snap.docker.dockerd")
 
 
+@pytest.mark.parametrize(
+    ("result", "first"), [("start-limit-hit", "systemctl reset-failed docker && "), ("success", "")]
+)
+def test_a_unit_that_was_started_too_often_is_reset_first(result: str, first: str, tmp_path: Path) -> None:
+    program = tmp_path / "usr/bin/systemctl"
+    for folder in (program.parent, tmp_path / SYSTEMD):
+        folder.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\ntest "$*" = "show --property=Result docker.service" && echo Result={result}\n')
+    program.chmod(0o755)
+    assert units.fix("start", "docker.service", top=str(tmp_path)) == f"{first}systemctl start docker"
+
+
 def test_restart_and_verify(
     config: Path, call: Call, program: str, dockerd: Dockerd, systemctl: Path, engines: list[Engine], tmp_path: Path
 ) -> None:
