@@ -1,7 +1,7 @@
 """Build programs of others that tests run, from published Go modules, once for a machine: `builds.py`.
 
-A directory beside this file with a go.mod is a module of these. Its script `build DIRECTORY` puts programs there: into
-the cache of the machine, by what they are made of.
+A directory beside this file with a go.mod is such a module. Its script `build DIRECTORY` is given one in the
+machine's cache, by what the programs are made of.
 Out of scope: where else tests find programs (e2e/programs.py).
 """
 
@@ -19,6 +19,10 @@ import scratch
 from e2e import trees
 
 NAMED = "GPUSHIM_TEST_PROGRAMS"  # a variable: the directory of programs that are to be taken instead
+PROGRAMS = {  # of each module, that tests want by name
+    "docker": ("dockerd", "docker", "docker-proxy"),
+    "kubernetes": ("kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
+}
 
 
 def modules() -> list[Path]:
@@ -98,10 +102,11 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Build what is missing; tests skip what cannot be had."""
-    if os.environ.get(NAMED):
-        say(f"{NAMED} names programs, so none are built")
-        return
+    directory = os.environ.get(NAMED)
     for module in modules():
+        if directory and all(Path(directory, name).is_file() for name in PROGRAMS[module.name]):
+            say(f"tests/{module.name} is not built: {NAMED} names a directory with its programs")
+            continue
         try:
             build(module)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""An ordinary user's Docker 29.7 in both views of the cgroups: no rights on the host, nodes bound.
+"""An ordinary user's newest Docker in both views of the cgroups: no rights on the host, nodes bound.
 
 What rootlesskit does for it is done here by hand: a user namespace with more than one id, a /run of its own, and a
 network without a way out. gpushim, its configuration and its state are root's, as installed.
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from e2e import engines, engines29, lent
+from e2e import engines, lent, upstream
 from e2e.engines import Docker, dockerd
 from e2e.expect import INSIDE, probe, sees_by_cdi, sees_exactly, sees_nothing
 from e2e.lent import USER, Installed
@@ -89,7 +89,7 @@ def engine(request: pytest.FixtureRequest, installed: Installed, debian_image: P
         "settings": {"rootless": True, "cgroup-parent": ""},
         "user": USER,
     }
-    with engines29.entered(debian_image.parent, view=request.param) as place:
+    with upstream.entered(upstream.DOCKER, debian_image.parent, view=request.param) as place:
         # Its runc, in a user namespace, binds the nodes of the host, which has them in /dev.
         devices = f"lowerdir={installed.host.root}/dev:/dev"
         engines.run([*place.prefix, "/bin/mount", "-t", "overlay", "-o", devices, "overlay", "/dev"])
