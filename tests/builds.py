@@ -20,7 +20,10 @@ from e2e import trees
 
 NAMED = "GPUSHIM_TEST_PROGRAMS"  # a variable: the directory of programs that are to be taken instead
 PROGRAMS = {  # of each module, that tests want by name
-    "docker": ("dockerd", "docker", "docker-proxy"),
+    "docker": (
+        *("dockerd", "docker", "docker-proxy"),
+        *("rootlesskit", "dockerd-rootless.sh", "dockerd-rootless-setuptool.sh"),
+    ),
     "kubernetes": ("kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
 }
 

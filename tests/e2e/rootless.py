@@ -93,9 +93,9 @@ def docker(user: User) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def user(suite: str = "rootless") -> Iterator[User]:
-    """Set a machine with such a user up, whose GPUs are listed."""
-    with installed.machine(suite) as machine:
+def user(suite: str = "rootless", view: str = "v1", *, lower: str = "") -> Iterator[User]:
+    """Set a machine with such a user up, whose GPUs are listed; the arguments are those of installed.machine."""
+    with installed.machine(suite, view, lower=lower) as machine:
         setup = ["/bin/sh", "-euc", SETUP, "sh", str(machine.state), f"{machine.host.root}/dev", DAEMON]
         subprocess.run([*machine.prefix, *setup], check=True)
         machine.run("gpushim refresh")

@@ -21,6 +21,10 @@ SUITE = "sid"
 CACHE = trees.TOP / ".cache" / "upstream"
 # Where Debian's packages have them, or would, so that these take their places.
 DOCKER = ("usr/sbin/dockerd", "usr/bin/docker", "usr/bin/docker-proxy")
+ROOTLESS = (
+    *("usr/bin/rootlesskit", "usr/share/docker.io/contrib/dockerd-rootless.sh"),
+    "usr/share/docker.io/contrib/dockerd-rootless-setuptool.sh",
+)
 CRIO = ("usr/bin/crio", "usr/bin/pinns")
 
 
@@ -34,7 +38,7 @@ sys.stdin.read()
 
 
 def layer(places: tuple[str, ...], cache: Path = CACHE) -> Path:
-    """Return a directory with these programs in their places, made the first time; skip the test where one is missing.
+    """Return a directory with programs in their places, made the first time; skip the test where one is missing.
 
     Args:
         places: of the programs, as DOCKER or CRIO.
