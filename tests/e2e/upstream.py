@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import scratch
 from e2e import chroots, programs, trees
 from e2e.chroots import Chroot
 
 SUITE = "sid"
-CACHE = trees.TOP / ".cache" / "upstream"
+CACHE = scratch.CACHE / "upstream"
 # Where Debian's packages have them, or would, so that these take their places.
 DOCKER = ("usr/sbin/dockerd", "usr/bin/docker", "usr/bin/docker-proxy")
 ROOTLESS = (
@@ -41,7 +42,7 @@ def layer(places: tuple[str, ...], cache: Path = CACHE) -> Path:
     """Return a directory with programs in their places, made the first time; skip the test where one is missing.
 
     Args:
-        places: of the programs, as DOCKER or CRIO.
+        places: of the programs, as DOCKER, ROOTLESS or CRIO.
         cache: directory that keeps it between runs.
 
     Returns:
@@ -53,8 +54,8 @@ def layer(places: tuple[str, ...], cache: Path = CACHE) -> Path:
     directory = cache / hashlib.sha256(recipe.encode()).hexdigest()[:12]
     with trees.locked(cache):
         if not directory.is_dir():
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                fresh = Path(scratch) / "layer"
+            with tempfile.TemporaryDirectory(dir=cache) as work:
+                fresh = Path(work) / "layer"
                 for place, source in sources.items():
                     (fresh / place).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source, fresh / place)
@@ -63,9 +64,9 @@ def layer(places: tuple[str, ...], cache: Path = CACHE) -> Path:
     return directory
 
 
-def lower(places: tuple[str, ...]) -> str:
+def lower(*parts: tuple[str, ...]) -> str:
     """Return the root filesystems of a Debian with these programs, as chroots.entered takes them."""
-    return f"{layer(places)}:{chroots.tree(SUITE)}"
+    return ":".join(map(str, (*map(layer, parts), chroots.tree(SUITE))))
 
 
 @contextlib.contextmanager
