@@ -30,3 +30,24 @@ def test_they_lie_where_debian_has_them_and_another_program_is_another_layer(
     (tmp_path / "crio").write_text("another")
     second = upstream.layer(upstream.CRIO, tmp_path / "cache")
     assert (second / "usr/bin/crio").read_text() == "another"
+
+
+@pytest.mark.parametrize(("named", "built"), [(("crio", "pinns"), True), (builds.PROGRAMS["docker"], False)])
+def test_a_module_is_built_unless_all_its_programs_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: tuple[str, ...], built: bool
+) -> None:
+    """A directory with CRI-O alone, which no module gives, keeps nothing else from being built."""
+    for name in named:
+        (tmp_path / name).touch()
+    modules: list[str] = []
+    monkeypatch.setattr(builds, "build", lambda directory: modules.append(directory.name))
+    monkeypatch.setenv(builds.NAMED, str(tmp_path))
+    builds.main()
+    assert ("docker" in modules) == built
+
+
+def test_a_build_gives_what_the_module_is_said_to_give() -> None:
+    for module in builds.modules():
+        directory = builds.place(module)
+        if directory.is_dir():
+            assert {path.name for path in directory.iterdir()} == {*builds.PROGRAMS[module.name]}
