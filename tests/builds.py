@@ -19,6 +19,13 @@ import scratch
 from e2e import trees
 
 NAMED = "GPUSHIM_TEST_PROGRAMS"  # a variable: the directory of programs that are to be taken instead
+PROGRAMS = {  # of each module, that tests want by name
+    "docker": (
+        *("dockerd", "docker", "docker-proxy"),
+        *("rootlesskit", "dockerd-rootless.sh", "dockerd-rootless-setuptool.sh"),
+    ),
+    "kubernetes": ("kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
+}
 
 
 def modules() -> list[Path]:
@@ -98,10 +105,11 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Build what is missing; tests skip what cannot be had."""
-    if os.environ.get(NAMED):
-        say(f"{NAMED} names programs, so none are built")
-        return
+    directory = os.environ.get(NAMED)
     for module in modules():
+        if directory and all(Path(directory, name).is_file() for name in PROGRAMS[module.name]):
+            say(f"tests/{module.name} is not built: {NAMED} names a directory with its programs")
+            continue
         try:
             build(module)
         except OSError as error:

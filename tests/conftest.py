@@ -60,7 +60,7 @@ def _e2e(names: str) -> list[str]:
 HALVED = (
     "tests/unit/gpu",
     *_e2e("ahead bad_ bounds chart chroot_ configure_ crio device_plugin_allocate dock fresh gpus locks mps podman"),
-    *_e2e("races refresh_asked removal rootless rpm_ strangers"),
+    *_e2e("races refresh_asked removal rootless rpm_ strangers upstream_"),
 )
 # And of these a quarter.
 QUARTERED = (

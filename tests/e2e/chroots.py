@@ -50,7 +50,10 @@ RPM = (
 )
 # Another init than systemd; it goes below one of the others.
 OPENRC = ("openrc", "init-system-helpers", "sed", "base-files")
+# What an ordinary user's Docker or containerd is started with.
+ROOTLESS = (*PACKAGES, "rootlesskit", "slirp4netns", "uidmap", "iproute2", "hostname", "sed", "procps", "findutils")
 RECIPES = {
+    "rootless": ("trixie", ROOTLESS),
     "trixie": ("trixie", PACKAGES),
     "sid": ("sid", PACKAGES),
     "plane": ("sid", PLANE),

@@ -1,4 +1,4 @@
-"""CRI-O in a Debian that is entered (engines29.py), where all is in its usual place, gpushim's own files too.
+"""CRI-O in a Debian that is entered (upstream.py), where all is in its usual place, gpushim's own files too.
 
 The low-level runtimes and the monitor lie where CRI-O's packages have them: in /usr/libexec/crio and nowhere else.
 No registry is needed: images come from a store of Podman's.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e import cri, engines, engines29, leftovers, trees
+from e2e import cri, engines, leftovers, trees, upstream
 from e2e.engines import SYSTEM_PATH, Done, run
 from fakehost import Host
 
@@ -157,7 +157,7 @@ def entered(host: Host, stores: list[Path], view: str) -> Iterator[Crio]:
         stores: of images, Podman's; one has `localhost/pause:local`.
         view: of the cgroup file systems, as in views.SCRIPTS.
     """
-    with leftovers.state() as state, engines29.entered(Path(host.root), *stores, view=view) as place:
+    with leftovers.state() as state, upstream.entered(upstream.CRIO, Path(host.root), *stores, view=view) as place:
         engine = Crio(state, place.prefix, view)
         cri.network(state / "etc/cni/bin", state / "etc/cni/net.d")
         lay_out(engine, stores, {"gpushim/config.toml": CONFIG.format(root=host.root)})

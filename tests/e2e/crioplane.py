@@ -1,4 +1,4 @@
-"""The cluster of plane.py with CRI-O 1.36 (engines29.py) as its node's engine, and no containerd.
+"""The cluster of plane.py with CRI-O (upstream.py) as its node's engine, and no containerd.
 
 Images lie in a store of Podman's that CRI-O only reads; pods take nothing else (`podman load` on a real node).
 Out of scope: the cluster's other parts (plane.py), CRI-O's settings (crio.py).
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from e2e import chroots, crio, engines29, kube, leftovers, plane, podman, programs, worker
+from e2e import chroots, crio, kube, leftovers, plane, podman, programs, upstream, worker
 from e2e.controlplane import NODE, api_server, daemon
 from e2e.crio import Crio
 from e2e.engines import SYSTEM_PATH, Containerd, run
@@ -83,7 +83,7 @@ def cluster(images: Path, *directories: Path, monitor: str) -> Iterator[Cluster]
         The cluster, whose node is ready.
     """
     kubernetes = programs.kubernetes()
-    lower = f"{engines29.lower()}:{chroots.tree('plane')}"  # the programs of the one and those of the other
+    lower = f"{upstream.lower(upstream.CRIO)}:{chroots.tree('plane')}"  # of the one and of the other
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         stack.enter_context(worker.unit_made(state))
         seen = (*kubernetes, images, *directories)

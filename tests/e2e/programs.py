@@ -18,8 +18,7 @@ import pytest
 
 import builds
 
-KUBERNETES = ("kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
-DOCKER = ("dockerd", "docker", "docker-proxy")
+KUBERNETES, DOCKER = builds.PROGRAMS["kubernetes"], builds.PROGRAMS["docker"]
 OLDEST = 29  # of Docker, from PATH
 
 
@@ -27,7 +26,8 @@ def path(name: str) -> Path:
     """Return a program; skip the test where there is none."""
     found = find(name)
     if found is None:
-        pytest.skip(f"there is no {name}; tools/setup.sh test builds it, or {builds.NAMED} names a directory with it")
+        built = "tools/setup.sh test builds it, or " * (name in (*KUBERNETES, *DOCKER))
+        pytest.skip(f"there is no {name}: {built}{builds.NAMED}=DIRECTORY names where upstream's release is unpacked")
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from e2e import crio, crioplane, engines29, helm, image, trees, workload
+from e2e import crio, crioplane, helm, image, trees, upstream, workload
 from e2e.allocated import built
 from e2e.deployed import CHART, GPU, labelled, rolled_out, serves
 from e2e.expect import sees_exactly, sees_nothing
@@ -53,7 +53,7 @@ def cluster(
     host: Host, debian_image: Path, busybox_tree: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """A cluster on CRI-O, whose settings leave monitors in CRI-O's own cgroup."""
-    engines29.archive()
+    upstream.layer(upstream.CRIO)
     pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
     own = image.NAME.rpartition("/")[2]
     archives = {"debian:local": debian_image, "pause:local": pause, own: image.archive()}

@@ -1,4 +1,4 @@
-"""CRI-O 1.36 in both views of the cgroups: our handler, CDI by field and annotation, pods' annotations, the hook."""
+"""CRI-O in both views of the cgroups: our handler, CDI by field and annotation, pods' annotations, the hook."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ def look(client: cri.Client, host: Host, indices: list[int], pod: str, **asked: 
     return client.execute(started(client, pod, **asked), *probe(host, indices))
 
 
-def test_it_is_the_crio_of_today_and_knows_our_handler(engine: Crio) -> None:
-    assert "version 1.36" in engine.sh("crio --version").stdout
+def test_it_knows_our_handler(engine: Crio) -> None:
     assert engine.gpushim("configure", "crio", "--verify").stdout == "verified: CRI-O has the runtime nvidia\n"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import engines29, installed, lines, pages, trees
+from e2e import installed, lines, pages, trees, upstream
 from e2e.cri import RefusedError
 from e2e.installed import CONTAINERD, PODMAN, Machine
 
@@ -66,7 +66,7 @@ def test_docker(debian_image: Path) -> None:
 def test_the_docker_of_today(debian_image: Path) -> None:
     """What it says without the name that --gpus needs, what doctor says of that, and that the fix is one."""
     run = "docker run --rm --gpus all debian nvidia-smi -L"
-    with installed.machine(engines29.SUITE, lower=engines29.lower(), compat=False) as machine:
+    with installed.machine(upstream.SUITE, lower=upstream.lower(upstream.DOCKER), compat=False) as machine:
         machine.restart("docker")
         machine.run(f"docker load --input={debian_image}; docker tag debian:local debian:latest")
         complains(machine, "docker.md", run, "failed to discover GPU vendor from CDI: no known GPU vendor found")
@@ -75,7 +75,8 @@ def test_the_docker_of_today(debian_image: Path) -> None:
         found = doctors(machine, "docker-hook")
         assert found["evidence"].startswith("nvidia-cdi-hook is in no directory of the PATH of dockerd")
         assert found["fix"].startswith("gpushim configure docker; then restart dockerd (process ")
-        assert "Docker 29." in machine.run("gpushim configure docker").stderr
+        version = machine.run("docker version --format='{{.Server.Version}}'").stdout.strip()
+        assert f"Docker {version} looks for nvidia-cdi-hook" in machine.run("gpushim configure docker").stderr
         machine.restart("docker")
         assert doctors(machine, "docker-hook")["verdict"] == "ok"
         assert machine.run(run).stdout.count("GPU-") == len(machine.host.gpus)

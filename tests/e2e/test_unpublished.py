@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fakehost
-from e2e import chroots, engines, engines29, leftovers, trees
+from e2e import chroots, engines, leftovers, trees, upstream
 from e2e.bundles import Bundle
 from e2e.engines import SYSTEM_PATH, Done, dockerd
 from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly
@@ -68,8 +68,8 @@ def by_podman(env: dict[str, str], podman_images: Path, tmp_path: Path) -> Itera
 @pytest.fixture
 def by_docker(env: dict[str, str], host: Host, debian_image: Path) -> Iterator[Run]:
     with (
-        engines29.entered(Path(host.root), debian_image.parent, view="v1") as place,
-        engines29.network(place.prefix) as prefix,
+        upstream.entered(upstream.DOCKER, Path(host.root), debian_image.parent, view="v1") as place,
+        upstream.network(place.prefix) as prefix,
     ):
         chroots.publish(prefix, Path(env["GPUSHIM_STATE"], "cdi"))
         with dockerd({}, prefix=prefix) as engine:

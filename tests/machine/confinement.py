@@ -14,7 +14,7 @@ import google.protobuf
 import pytest
 import yaml
 
-from e2e import cri, engines29, kube, programs, trees
+from e2e import cri, kube, programs, trees, upstream
 
 SOURCES = Path(__file__).with_name("sources")
 FILES = Path(__file__).with_name("files-confined")  # at their places
@@ -92,7 +92,7 @@ def _chroot(root: Path, *command: str) -> str:
 def _crio(root: Path) -> None:
     """Put CRI-O there, if it is to be had."""
     try:
-        layer = engines29.layer()
+        layer = upstream.layer(upstream.CRIO)
     except pytest.skip.Exception as missing:
         print(f"without CRI-O: {missing}", flush=True)
         return

@@ -19,6 +19,7 @@ from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import executes_ours, is_ours
 from gpushim.ground.errors import GpushimError
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -249,8 +250,33 @@ def devices(host: Host) -> Iterator[Finding]:
         elif version >= CDI_DEFAULT and not any(each.startswith("nvidia.com/gpu=") for each in found):
             folders = [str(each) for each in info["CDISpecDirs"]]
             yield warning(f"dockerd finds no nvidia.com/gpu in {', '.join(folders)}", _list(host, engine, folders))
+        elif version < CDI_DEFAULT and (links := _links(engine, [str(each) for each in info["CDISpecDirs"]])):
+            number = ".".join(map(str, version))
+            yield warning(
+                f"{links[0]}, as dockerd sees it, is a link, in which Docker {number} finds no spec",
+                "install Docker 28.2 or newer, or use docker run --runtime=nvidia",
+            )
         else:
             yield ok(f"dockerd does CDI from {', '.join(info['CDISpecDirs'])}")
+
+
+def _links(engine: Engine, folders: list[str]) -> list[str]:
+    """Return those of the directories that are links in a root of the engine's own, as rootlesskit makes them."""
+    return [folder for folder in folders if (path := engine.seen(folder)) != folder and os.path.islink(path)]
+
+
+def view(host: Host) -> Iterator[Finding]:
+    """Check that each dockerd sees the state; a rootless one has a /run of its own with links to what was there."""
+    for engine in host.running("dockerd"):
+        state = engine.seen(host.state)
+        if state == host.state or trust.ours(state) or not os.path.lexists(host.state):
+            yield ok(f"dockerd (process {engine.pid}) sees {host.state}")
+            continue
+        lacks = "cannot be trusted" if os.path.lexists(state) else "is not there, as it was not when dockerd started"
+        yield broken(
+            f"dockerd (process {engine.pid}) has a root of its own, in which {host.state} {lacks}",
+            host.restart(engine),
+        )
 
 
 def alone(host: Host) -> Iterator[Finding]:
@@ -335,6 +361,7 @@ CHECKS = {
     "docker-program": program,
     "docker-hook": hook,
     "docker-hook-alone": alone,
+    "docker-view": view,
     "docker-restart": restarted,
     "docker-cdi": devices,
 }

@@ -34,11 +34,31 @@ def others_may(status: posix.stat_result) -> bool:
 
 
 def ours(folder: str) -> bool:
-    """Say whether this is a directory, and no link, that only root and this user can write to."""
+    """Return whether only root and this user can write to a directory.
+
+    A link to it counts if root of this namespace or this user made it: where rootlesskit starts an engine, all names
+    in /run are links of that root's, which is this user. One of the overflow user may be anybody's, and of one with
+    two names somebody else may have chosen the place. It is followed once, through directories that nobody else can
+    write to.
+    """
     try:
         status = posix.lstat(folder)
+        if status.st_mode & FILE_TYPE != LINK:
+            return _is_directory_ours(status)
+        if status.st_uid not in (0, posix.geteuid()) or status.st_nlink != 1:
+            return False
+        path = posix.readlink(folder)
+        place = "" if path.startswith("/") else folder.rpartition("/")[0]
+        for name in filter(None, path.split("/")):
+            place += "/" + name
+            if not _is_directory_ours(posix.lstat(place)):
+                return False
     except OSError:
         return False
+    return True
+
+
+def _is_directory_ours(status: posix.stat_result) -> bool:
     return status.st_mode & FILE_TYPE == DIRECTORY and not others_may(status)
 
 

@@ -57,7 +57,7 @@ def containerd() -> None:
 def crio() -> None:
     """CRI-O, as `gpushim configure` sets it up: a handler, CDI, and its hooks directory."""
     if not os.path.exists("/usr/bin/crio"):
-        note("crio", "skipped: GPUSHIM_ENGINES names an archive with it")
+        note("crio", "skipped: the machine was made without one, as GPUSHIM_TEST_PROGRAMS names none")
         return
     if not SELINUX and "AppArmorEnabled:  true" not in run("crio", "version"):
         note("crio", "skipped: this one is built without AppArmor")

@@ -159,6 +159,31 @@ def docker_finds_no_device(patient: Patient) -> None:
     patient.info["DiscoveredDevices"] = None
 
 
+def has_its_own_run(patient: Patient) -> Path:
+    """Give dockerd a root of its own, as rootlesskit does; return where it sees the state."""
+    patient.refreshed()
+    change(patient, 0, root=str(patient.folder / "own"))
+    place = Path(patient.host.engines[0].seen(patient.state))
+    place.parent.mkdir(parents=True)
+    return place
+
+
+@fault("docker-view", "broken", "is not there, as it was not when dockerd started")
+def rootless_dockerd_is_older_than_gpushim(patient: Patient) -> None:
+    has_its_own_run(patient)
+
+
+@fault("docker-view", "broken", "cannot be trusted")
+def rootless_dockerd_sees_a_link_into_the_void(patient: Patient) -> None:
+    has_its_own_run(patient).symlink_to("gone")
+
+
+@fault("docker-cdi", "warning", "is a link, in which Docker 26.1 finds no spec")
+def rootless_dockerd_sees_a_link_to_specs(patient: Patient) -> None:
+    has_its_own_run(patient).with_name("cdi").symlink_to("elsewhere")
+    patient.info.update(ServerVersion="26.1.5", CDISpecDirs=[str(Path(patient.state).with_name("cdi"))])
+
+
 @fault("docker-hook-alone", "warning", "cgroup driver is systemd")
 def hook_alone(patient: Patient) -> None:
     only_runc(patient)

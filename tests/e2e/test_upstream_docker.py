@@ -1,4 +1,4 @@
-"""Docker 29.7 in both views of the cgroups: `--gpus`, `--runtime=nvidia`, `--device nvidia.com/gpu=...`, Swarm."""
+"""The newest Docker in both views of cgroups: `--gpus`, `--runtime=nvidia`, `--device nvidia.com/gpu=...`, Swarm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e import chroots, engines, engines29, leftovers
+from e2e import chroots, engines, leftovers, programs, upstream
 from e2e.engines import Docker, dockerd
 from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_nothing
 from e2e.trees import TOP
@@ -56,8 +56,8 @@ def engine(
     resources = {"node-generic-resources": [f"NVIDIA-GPU={gpu_host.gpus[1].uuid}"]}
     # The image's directory by name, because it may be a mount of its own.
     with (
-        engines29.entered(Path(gpu_host.root), debian_image.parent, view=request.param) as place,
-        engines29.network(place.prefix) as prefix,
+        upstream.entered(upstream.DOCKER, Path(gpu_host.root), debian_image.parent, view=request.param) as place,
+        upstream.network(place.prefix) as prefix,
     ):
         chroots.publish(prefix, Path(env["GPUSHIM_STATE"], "cdi"))
         ways: dict[str, Any] = {"path_dirs": (names,), "default": "nvidia", "settings": resources}
@@ -71,7 +71,8 @@ def run(engine: Docker, gpu_host: Host, indices: list[int], *options: str) -> st
 
 
 def test_it_is_the_docker_of_today(engine: Docker) -> None:
-    assert engine.docker("version", "--format={{.Server.Version}}").stdout.startswith("29.")
+    said = engine.docker("version", "--format={{.Client.Version}} {{.Server.Version}}").stdout.split()
+    assert all(int(version.partition(".")[0]) >= programs.OLDEST for version in said), said
 
 
 @pytest.mark.parametrize(
