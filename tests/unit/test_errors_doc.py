@@ -67,6 +67,8 @@ def raised() -> Iterator[tuple[int | None, str, str]]:
             yield getattr(errors, name, None), text(node.args[0]), f"{path.relative_to(TOP)}:{node.lineno}"
     for code, sentence in re.findall(r"\|\| fail (\d+) '([^']*)'", LAUNCHER):
         yield int(code), sentence, "launcher"
+    for sentence in re.findall(r"\{ log '([^']*)'", LAUNCHER):
+        yield 127, sentence, "launcher"
     for sentence in re.findall(r"echo 'gpushim-hook: ([^']*)' >&2\nexit 1\n", ahead.SCRIPT):
         yield errors.FAILED, sentence, "the hook's shell"
 

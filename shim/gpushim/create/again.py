@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from gpushim.ground import fastjson
 from gpushim.ground.errors import GpushimError
+from gpushim.oci.device_list import NODES
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, hook_args
 
 TYPE_CHECKING = False
@@ -41,11 +42,6 @@ _PLACES = (
 )
 _RULES = "linux.resources.devices"
 _OUR_STAGES = ("hooks.prestart", "hooks.createRuntime")
-# Where nodes of a plan are: of GPUs, for drawing, of features, and of WSL and Tegra.
-_NODES = (
-    *("/dev/nvidia", "/dev/dri/", "/dev/gdrdrv", "/dev/infiniband/", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"),
-    *("/dev/nvgpu/", "/dev/nvsciipc", "/dev/host1x-fence", "/dev/tegra", "/dev/v4l2-nv"),
-)
 _NVIDIA = 195  # major number, on every Linux
 
 
@@ -105,7 +101,7 @@ def _take_out_possible(spec: Any, had: Any) -> None:
     """
     allowed = {_numbers(rule) for rule in _entries(spec, _RULES) if _is_rule(rule)}
     old, nodes = _entries(had, "linux.devices"), _entries(spec, "linux.devices")
-    nodes = [node for node in nodes if str(node.get("path")).startswith(_NODES) and _numbers(node) in allowed]
+    nodes = [node for node in nodes if str(node.get("path")).startswith(NODES) and _numbers(node) in allowed]
     nodes = [node for node in nodes if node not in old]
     taken = {_numbers(node) for node in nodes}
     gids = [node.get("gid") for node in nodes if node.get("fileMode") not in (0o666, 0o777) and node.get("gid")]
@@ -135,7 +131,7 @@ def _is_mount(mount: Any) -> bool:
     if not isinstance(mount, dict) or mount.get("type") != "bind":
         return False
     place, source, options = str(mount.get("destination")), str(mount.get("source")), mount.get("options")
-    if options == NODE_OPTIONS and not place.startswith(_NODES):
+    if options == NODE_OPTIONS and not place.startswith(NODES):
         return False
     return source.endswith(place) and options in (FILE_OPTIONS, SOCKET_OPTIONS, NODE_OPTIONS)
 

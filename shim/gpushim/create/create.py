@@ -19,7 +19,7 @@ import time
 from gpushim.create import ahead
 from gpushim.decision.decide import Decision, gone, of_bundle
 from gpushim.ground import fastjson, system
-from gpushim.ground.errors import BUNDLE, FAILED, NOT_EXECUTABLE, GpushimError, for_engines
+from gpushim.ground.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError, for_engines
 from gpushim.oci import bundle
 from gpushim.oci.edits import apply
 from gpushim.paths.logfile import append, now
@@ -39,18 +39,20 @@ def main(argv: list[str]) -> NoReturn:
 
     Args:
         argv: what the launcher found: the low-level runtime, "yes" if the configuration is newer than that or there
-            is none yet, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
-            (decimal, as in /proc/self/stat), where standard streams are that are directories (pairs of digits: "09"
-            means that 0 is at 9), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's
-            arguments.
+            is none yet, verb, bundle, container id, runc's --log, "yes" if the launcher has made that to say that
+            Python does not start, runc's --log-format, the mask of ignored signals (decimal, as in /proc/self/stat),
+            where standard streams are that are directories (pairs of digits: "09" means that 0 is at 9), "=" and
+            LC_CTYPE if that was set, the launcher's own path; then runc's arguments.
     """
     started = time.monotonic()
-    low, stale, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
+    low, stale, verb, bundle_path, container, log, noted, log_format, ignored, moved, lc_ctype, launcher, *args = argv
     for number, place in zip(moved[::2], moved[1::2]):
         posix.dup2(int(place), int(number))
         posix.close(int(place))
     if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    if noted:
+        drop(log)
     posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
     if lc_ctype:
         posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")
@@ -67,9 +69,29 @@ def main(argv: list[str]) -> NoReturn:
     except GpushimError as error:
         refuse(str(error), verb, container, log, log_format)
         posix._exit(error.exit_code)
+    except ImportError as error:
+        refuse(str(damaged(error)), verb, container, log, log_format)
+        posix._exit(NOT_FOUND)
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
         refuse(f"internal error, please report it: {error!r}", verb, container, log, log_format)
         posix._exit(FAILED)
+
+
+def damaged(error: ImportError) -> GpushimError:
+    """Return the refusal where a module cannot be imported."""
+    return GpushimError(
+        f"/usr/bin/python3 or gpushim is damaged: {error}; install gpushim and Python's standard library again "
+        "(Debian: libpython3.N-stdlib; Red Hat: python3-libs)",
+        NOT_FOUND,
+    )
+
+
+def drop(log: str) -> None:
+    """Remove the launcher's note that Python does not start."""
+    try:
+        posix.unlink(log)
+    except OSError:  # somebody else has, or may stay as it is: the file system is read-only now
+        pass
 
 
 def edit(low: str, bundle_path: str, container: str, started: float, child: bool = False) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpushim.ground.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError, quote
 from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, parse
 from gpushim.oci import selection
-from gpushim.oci.request import AUTOMATIC_KIND
+from gpushim.oci.device_list import AUTOMATIC_KIND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping, Optional
 
+    from gpushim.ground.model import Policy
     from gpushim.oci.authorization import Gate
 
     Asked = tuple[str, str, list[str]]  # source, value as given, names
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DEVICE_LIST = "/var/run/nvidia-container-devices"
 NAMES = "names the devices"  # the effect of what does
+NO_GPU = "says none: the driver's files and control nodes, and no GPU"
 VOID = "says void: whoever set it so has given the container what it gets"
 NAMES_CHANNEL = "names an IMEX channel"
+AUTOMATIC_KIND = "runtime.nvidia.com/gpu"  # how NVIDIA's toolkit names devices it describes while it runs
+# Where nodes of a plan are: of GPUs, for drawing, of features, and of WSL and Tegra.
+NODES = (
+    *("/dev/nvidia", "/dev/dri/", "/dev/gdrdrv", "/dev/infiniband/", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"),
+    *("/dev/nvgpu/", "/dev/nvsciipc", "/dev/host1x-fence", "/dev/tegra", "/dev/v4l2-nv"),
+)
 
 
 def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tuple[Optional[Asked], list[str]]:
@@ -42,7 +50,7 @@ def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tupl
         GpushimError: REQUEST, for a list that is malformed or too long; BUNDLE, for a config.json of wrong types.
     """
     # Whoever injected already says void, so neither mounts nor annotations may bring the devices again.
-    if "void" in split(DEVICES, env.get(DEVICES, "")):
+    if "void" in split(DEVICES, env.get(DEVICES, "")) and not is_given_more(spec, gate.policy):
         gate.effects[DEVICES] = VOID
         return None, []
     asked = _annotated(spec, gate)
@@ -54,6 +62,17 @@ def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tupl
         others = [name for name in (DEVICES, *gate.policy["requests"]["swarm-variables"]) if name in env]
         gate.effects.update(dict.fromkeys(others, _beaten(asked[0])))
     return asked or _listed(env, gate), [name[5:] for name in mounted if name.startswith("imex/")]
+
+
+def is_given_more(spec: Mapping[str, object], policy: Policy) -> bool:
+    """Say whether an annotation gives devices of this host that are not there yet, whatever the image says."""
+    prefixes, kinds = tuple(policy["cdi"]["annotation-prefixes"]), (policy["cdi"]["kind"] + "=", AUTOMATIC_KIND + "=")
+    named = [text for key, text in member(spec, "annotations", dict).items() if key.startswith(prefixes)]
+    if not any(name.strip().startswith(kinds) for text in named if isinstance(text, str) for name in text.split(",")):
+        return False
+    nodes = member(member(spec, "linux", dict), "devices", list)
+    places = [(entry, "path") for entry in nodes] + [(entry, "destination") for entry in member(spec, "mounts", list)]
+    return not any(isinstance(entry, dict) and str(entry.get(key)).startswith(NODES) for entry, key in places)
 
 
 def split(name: str, value: str) -> list[str]:

@@ -12,7 +12,7 @@ from gpushim.ground.errors import BUNDLE, REQUEST, GpushimError, quote
 from gpushim.oci import authorization, device_list
 from gpushim.oci.authorization import FEATURES, Gate, privileged
 from gpushim.oci.bundle import member
-from gpushim.oci.device_list import DEVICE_LIST, NAMES, NAMES_CHANNEL, VOID, split
+from gpushim.oci.device_list import AUTOMATIC_KIND, DEVICE_LIST, NAMES, NAMES_CHANNEL, NO_GPU, VOID, split
 from gpushim.oci.require import PREFIX, gather
 from gpushim.oci.selection import BESIDE, CHANNEL, FEATURE, number, parse
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
-AUTOMATIC_KIND = "runtime.nvidia.com/gpu"  # how NVIDIA's toolkit names devices it describes while it runs
 LAST_CHANNEL = 2**20 - 1
 CUDAS_PIPES = "/tmp/nvidia-mps"  # where MPS has its pipes if nobody names another directory
 _ORIGINS = {"mounts": ("mount", "a mount"), "annotations": ("annotation", "an annotation")}
@@ -118,6 +117,8 @@ def read(
     if devices is None:
         effects.update({what: VOID for what, effect in effects.items() if effect == NAMES})
         return None
+    if not devices:
+        effects.update({what: NO_GPU for what, effect in effects.items() if effect == NAMES})
     devices = [item for item in devices if _lets(item, asked[0], gate)]
     return _completed(asked[0], asked[1], devices, env, channels, gate)
 

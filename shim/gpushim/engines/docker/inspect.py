@@ -31,6 +31,7 @@ UNSEEN = (
     "the dockerd that answers is not seen from here; root on its machine sees it. This goes by the PATH that systemd "
     f"gives a service, {on_path.PATH}"
 )
+COMPOSE = "com.docker.compose.project"  # label of a container that Compose has made
 VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
 
 
@@ -112,6 +113,11 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
     for request in rest:
         _add_gpus(found, request, version)
     _add_injected(found, engine, names, info)
+    if engine == "podman" and not names and COMPOSE in _part(_part(answer, "Config"), "Labels"):
+        found.notes.append(
+            "Podman drops what Compose reserves with driver: nvidia, and gives no GPU for it; write driver: cdi and "
+            "device_ids: [nvidia.com/gpu=all]"
+        )
     return found
 
 
@@ -229,11 +235,16 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
         found.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
         return
     value = ",".join(_ids(request))
+    if not value and _texts(request.get("DeviceIDs")):
+        found.add(f"{DEVICES}=", "docker run --gpus")
+        found.notes.append("the device request has an empty id, of which Docker makes no GPU: name one, or all")
+        return
     if not value and VOID_SINCE <= version < on_path.CDI_SINCE:
         value = "void"
     elif not value:
         found.notes.append(
-            "docker run --gpus 0 sets nothing in this Docker: the variables of image and container apply"
+            "docker run --gpus 0 sets nothing in this Docker, and so does a reservation of Compose without count and "
+            "device_ids: the variables of image and container apply"
         )
         return
     words = [name for name in (lists or [[]])[0] if name not in ("gpu", "nvidia")]

@@ -15,6 +15,7 @@ from gpushim.create import again, create
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import nodes
 from gpushim.oci import edits
+from gpushim.oci.device_list import NODES
 from unit.gpushim.oci.test_edits import ALL, FOREIGN, HOOK, SET_NODE
 
 ENGINES: dict[str, Any] = {
@@ -142,7 +143,7 @@ def test_one_rule_of_those_that_a_create_added_is_no_mark_of_it(minor: int) -> N
 
 def test_all_nodes_that_a_plan_may_have_are_known() -> None:
     folders = [folder for folder, _ in nodes.PLACES if folder != "/dev"]
-    assert [path for path in (*nodes.EXPECTED, *folders) if not f"{path}/".startswith(again._NODES)] == []
+    assert [path for path in (*nodes.EXPECTED, *folders) if not f"{path}/".startswith(NODES)] == []
 
 
 @pytest.mark.parametrize("odd", [None, 1, "x", [], {}, [1], [{}], [{"major": [], "minor": {}}], [{"args": 1}]])

@@ -354,7 +354,21 @@ IMPORTS = {
 
 def create_imports(shim: Shim) -> dict[str, float]:
     """Name the modules that a create imports, with their milliseconds."""
-    args = ["create", str(shim.low), "", "create", str(shim.bundle), "x", "", "text", "0", "", str(LAUNCHER), "state"]
+    args = [
+        "create",
+        str(shim.low),
+        "",
+        "create",
+        str(shim.bundle),
+        "x",
+        "",
+        "",
+        "text",
+        "0",
+        "",
+        str(LAUNCHER),
+        "state",
+    ]
     code = f"""
 sys.argv = {["stub", *args]!r}
 sys.path.append({str(TOP / "shim")!r})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -106,6 +107,28 @@ def test_a_standard_stream_of_any_kind(
     assert set(record["fds"]) == {0, 1, 2}
     for number in numbers:
         assert record[f"stream {number}"] == [status.st_dev, status.st_ino, flags]
+
+
+@pytest.mark.parametrize("way", ["pass-through", "Python"])
+@pytest.mark.parametrize("name", SHELLS)
+def test_few_files_may_be_open(calm: Callable[..., Call], name: str, way: str) -> None:
+    """A shell puts its script and a stream aside: the runtime gets all streams, or is not reached."""
+    taken = os.open("/dev/null", os.O_RDONLY)
+    ends = set()
+    for limit in range(10, 16):
+
+        def lower(limit: int = limit) -> None:
+            os.dup2(taken, 10)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+        before = tuple(SHELLS[name])
+        done = calm(*WAYS[way], before=before, preexec_fn=lower, close_fds=False, stdin=subprocess.DEVNULL)
+        assert (done.record is not None) == (done.rc == 0), done
+        if done.record:
+            assert {0, 1, 2} <= set(done.record["fds"])
+        ends.add(done.rc)
+    os.close(taken)
+    assert 0 in ends
 
 
 def test_directories_at_every_low_number(calm: Callable[..., Call]) -> None:

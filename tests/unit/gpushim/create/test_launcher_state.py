@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 import shutil
 import subprocess
@@ -230,3 +232,59 @@ def test_the_log_is_a_file_or_is_left_alone(
     assert (done.rc, done.stderr.count("\n")) == (126, 1)
     assert not (log.parent / "target").exists()
     assert not log.is_file() or log.read_bytes() == b""
+
+
+LIBRARY = next(iter(glob.glob("/usr/lib/*/libexpat.so.1")), "")
+ENCODINGS, COLLECTIONS = (
+    subprocess.run(
+        ["/usr/bin/python3", "-c", f"import {name}; print({name}.__path__[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    for name in ("encodings", "collections")
+)
+DAMAGE: dict[str, str] = {
+    "its standard library is gone": f"mount -t tmpfs none {ENCODINGS}",
+    "a library of its own is damaged": f"mount --bind /dev/null {LIBRARY}",
+    "it is a script of an interpreter that is gone": "mount --bind $0/script /usr/bin/python3",
+    "it is empty": "mount --bind $0/empty /usr/bin/python3",
+}
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_python_that_does_not_start_is_named_where_engines_look(
+    call: Callable[..., Call], shell: tuple[str, ...], tmp_path: Path, case: str, form: str
+) -> None:
+    (tmp_path / "script").write_text("#!/none/python\n")
+    (tmp_path / "empty").touch()
+    for name in ("script", "empty"):
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "logs").mkdir()
+    apart = ("/usr/bin/unshare", "--mount", "/bin/sh", "-ec", f'{DAMAGE[case]}; exec "$@"', str(tmp_path), *shell)
+    done = call("--log", str(tmp_path / "logs/log"), "--log-format", form, "create", "-b", "A", "x", before=apart)
+    assert (done.rc != 0, done.record) == (True, None)
+    (line,) = (tmp_path / "logs/log").read_text().splitlines()
+    said = json.loads(line)["msg"] if form == "json" else line
+    words = "/usr/bin/python3 is empty; install it again"
+    if case != "it is empty":
+        words = (
+            "/usr/bin/python3 does not start; install it and its standard library again (Debian: python3.N-minimal,"
+        )
+    assert words in said
+
+
+def test_a_python_that_starts_leaves_no_word_of_that(call: Callable[..., Call], tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    done = call("--log", str(tmp_path / "logs/log"), "create", "-b", "nowhere", "x")
+    assert (done.record is not None, [*(tmp_path / "logs").iterdir()]) == (True, [])
+
+
+def test_a_part_of_python_that_is_gone_is_named(call: Callable[..., Call], told: Path, tmp_path: Path) -> None:
+    """Where a create needs it only now and then."""
+    (told / "runtime").unlink()
+    apart = ("/usr/bin/unshare", "--mount", "/bin/sh", "-ec", f'mount -t tmpfs none {COLLECTIONS}; exec "$@"', "-")
+    done = call("state", "x", before=apart)
+    assert (done.rc, done.record, done.stderr.count("\n")) == (127, None, 1)
+    assert "gpushim: /usr/bin/python3 or gpushim is damaged: " in done.stderr

@@ -40,7 +40,7 @@ def tree(tmp_path: Path, made: Path) -> Path:
 
 def create(tree: Path) -> set[str]:
     """Call `state` by way of create.py, which becomes /bin/true; return gpushim's modules that were imported."""
-    words = ["/bin/true", "", "state", "", "", "", "text", "0", "", "", "/launcher", "state", "x"]
+    words = ["/bin/true", "", "state", "", "", "", "", "text", "0", "", "", "/launcher", "state", "x"]
     return imported([PYTHON, "-IBS", "-X", "importtime", tree / "shim/gpushim/create/stub.py", "create", *words])
 
 
@@ -113,7 +113,22 @@ def test_twice_the_same_bytes(tree: Path) -> None:
 
 
 def test_no_file_descriptor_is_left(tree: Path) -> None:
-    words = ["/bin/sh", "", "state", "", "", "", "text", "0", "", "", "/launcher", "-c", "ls /proc/self/fd | wc -l"]
+    words = [
+        "/bin/sh",
+        "",
+        "state",
+        "",
+        "",
+        "",
+        "",
+        "text",
+        "0",
+        "",
+        "",
+        "/launcher",
+        "-c",
+        "ls /proc/self/fd | wc -l",
+    ]
     command = [PYTHON, "-IBS", str(tree / "shim/gpushim/create/stub.py"), "create", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["4"], sys.version  # 0, 1, 2 and that of ls

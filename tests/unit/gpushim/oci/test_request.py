@@ -287,7 +287,41 @@ def test_annotations_beat_everything_but_void(annotations: Any, expected: list[s
     spec = bundle(f"{NVD}=9", annotations=annotations, mounts=[f"{DIR}/x"] if expected != ["9"] else [])
     assert names(spec, accept_volume_mounts=True) == expected
     spec["process"]["env"].append(f"{NVD}=0,void")
+    spec["linux"] = {"devices": [{"path": "/dev/nvidia0"}]}
     assert names(spec, accept_volume_mounts=True) is None
+
+
+NODE = {"linux": {"devices": [{"path": "/dev/null"}, {"path": "/dev/nvidia0"}]}}
+BOUND = {"mounts": [{"destination": "/dev/nvidiactl", "source": "/dev/nvidiactl"}]}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "members", "expected"),
+    [
+        ("nvidia.com/gpu=0", {}, ["0"]),
+        ("a.com/b=c,runtime.nvidia.com/gpu=0", {"linux": {"devices": [{"path": "/dev/null"}]}}, ["a.com/b=c", "0"]),
+        ("nvidia.com/gpu=0", NODE, None),
+        ("nvidia.com/gpu=0", BOUND, None),
+        ("a.com/b=c", {}, None),
+        ("nvidia.com/gpux=0", {}, None),
+        ("", {}, None),
+    ],
+    ids=[
+        "GPU",
+        "beside others",
+        "injected",
+        "injected in a user namespace",
+        "others",
+        "another kind",
+        "none",
+    ],
+)
+def test_an_images_void_takes_away_nothing_that_kubelet_gives(
+    annotation: str, members: Any, expected: list[str] | None
+) -> None:
+    """Of an engine that injects by CDI the nodes are there."""
+    spec = {**bundle(f"{NVD}=void", annotations={"cdi.k8s.io/x": annotation}), **members}
+    assert names(spec) == expected
 
 
 def test_annotations_together_have_a_bound() -> None:
@@ -708,7 +742,7 @@ def test_whatever_is_looked_at_has_its_effect(spec: dict[str, Any], rules: dict[
         found = request.read(spec, policy(**rules), ignored, effects)
     except errors.GpushimError:
         return
-    naming = {what for what, effect in effects.items() if effect == device_list.NAMES}
+    naming = {what for what, effect in effects.items() if effect in (device_list.NAMES, device_list.NO_GPU)}
     if found is None:
         assert not naming
         return
@@ -720,6 +754,16 @@ def test_whatever_is_looked_at_has_its_effect(spec: dict[str, Any], rules: dict[
     known = [name for name in env if name in VARIABLES or name in rules["swarm_variables"] or name == NAMES[3]]
     assert [name for name in known if env[name].strip(" ,") and not effects.get(name)] == []
     assert (effects.get("NVIDIA_GDS") == "feature gds") == (bool(found.own) and "gds" in found.features)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("none", "says none: "), ("none,0", "says none: "), ("0,none", "says none: "), ("0", "names")],
+)
+def test_none_names_no_device(value: str, words: str) -> None:
+    effects: dict[str, str] = {}
+    request.read(bundle(f"{NVD}={value}"), policy(), [], effects)
+    assert effects[NVD].startswith(words)
 
 
 @pytest.mark.parametrize("annotations", [None, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}])

@@ -211,6 +211,30 @@ def test_which_counts_of_several_that_set_a_variable(engine: Engine, mine: str, 
     assert rows(found) == [*before, ("docker run --gpus", "names the devices")]
 
 
+@pytest.mark.parametrize(
+    ("request_", "note", "last"),
+    [
+        ({"DeviceIDs": [""]}, "has an empty id, of which Docker makes no GPU", f"{DEVICES}="),
+        ({"DeviceIDs": ["", ""]}, "", f"{DEVICES}=,"),
+        ({"Count": 0}, "a reservation of Compose without count and device_ids", f"{DEVICES}=all"),
+        ({"Count": 1}, "", f"{DEVICES}=0"),
+    ],
+)
+def test_a_request_of_which_docker_makes_no_gpu(engine: Engine, request_: Any, note: str, last: str) -> None:
+    made = container([f"{DEVICES}=all"], DeviceRequests=[{**request_, "Capabilities": [["gpu"]]}])
+    found = engine.knows(made, info={"Runtimes": OURS, "ServerVersion": "26.1.0"})
+    assert (note in "".join(found.notes), found.spec["process"]["env"][-1]) == (True, last)
+
+
+@pytest.mark.parametrize("command", [["podman", "create", "img"], ["podman", "run", "--device", NAME, "img"]])
+@pytest.mark.parametrize("labels", [None, {}, {inspect.COMPOSE: "web"}])
+def test_podman_drops_what_compose_reserves(engine: Engine, labels: Any, command: list[str]) -> None:
+    made = {"ImageName": "img", **container([])}
+    made["Config"].update({"Labels": labels, "CreateCommand": command})
+    notes = "".join(engine.knows(made, program="podman").notes)
+    assert ("Podman drops what Compose reserves" in notes) == (bool(labels) and "--device" not in command)
+
+
 @pytest.mark.parametrize("written", [True, False])
 def test_a_runtime_by_type_is_what_daemon_json_says(engine: Engine, dockerd: running.Engine, written: bool) -> None:
     entry = {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/usr/bin/gpushim-runtime"}}
