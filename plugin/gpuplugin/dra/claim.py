@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
+MOST_PODS = 256  # that have one (ResourceClaimReservedForMaxSize)
 
 
 class Result(NamedTuple):
@@ -46,6 +47,7 @@ class Claim(NamedTuple):
     namespace: str
     name: str
     results: tuple[Result, ...]
+    pods: tuple[str, ...] = ()  # uids of those that have it
 
     def __str__(self) -> str:
         """Name it in a sentence."""
@@ -72,7 +74,18 @@ def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> 
         raise GpushimError(f"claim {name} is malformed; make it and its pod again", REQUEST) from None
     if not results:
         raise GpushimError(f"claim {name} has no device of {OWN_DRIVER} on node {node}", REQUEST)
-    return Claim(asked["uid"], asked["namespace"], asked["name"], results)
+    return Claim(asked["uid"], asked["namespace"], asked["name"], results, pods_of(found))
+
+
+def pods_of(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the uids of the pods that a claim is reserved for.
+
+    Args:
+        found: the ResourceClaim.
+    """
+    rows = (found.get("status") or {}).get("reservedFor") or ()
+    uids = {row["uid"] for row in rows[:MOST_PODS] if row.get("resource") == "pods"}
+    return tuple(sorted(uid for uid in uids if isinstance(uid, str)))
 
 
 def is_here(row: Mapping[str, Any], found: Mapping[str, Any], node: str) -> bool:

@@ -245,7 +245,12 @@ class NodeHalf:
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
         self._reasons = self._watchers.problems(found)
-        why = {**self._sharing.problems, **taints.problems(found), **reason.texts(self._reasons, found)}
+        why = {
+            **self._ledger.unended,
+            **self._sharing.problems,
+            **taints.problems(found),
+            **reason.texts(self._reasons, found),
+        }
         if why != self._why:
             self._why = why
             self._driver.tell()
@@ -270,7 +275,8 @@ class NodeHalf:
         if self._offer.problem or self._snapshot is None:
             return None
         effect, page = str(self._settings.values["taint-effect"]), self._page()
-        return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, self._sharing.owed)
+        owed = {**self._ledger.unended, **self._sharing.owed}
+        return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, owed)
 
     def _now(self) -> Now:
         state = self._offered, self._why, self._reasons, self._offer.problem, self._lacks, self._desired

@@ -22,7 +22,7 @@ from gpuplugin.dra.claim import Result
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
-from gpuplugin.kubelet import podresources
+from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.mps import mps
 from gpuplugin.processes import moments
@@ -51,6 +51,8 @@ class Node:
         listed: claims that pods have: name and device.
         asked: uids, in their order.
         configs: of all claims.
+        users: uids of the pods that have all claims, as the API server knows it.
+        running: uids of pods of which a process is left.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kubelet_dir: Path) -> None:
@@ -62,9 +64,12 @@ class Node:
         self.held: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.configs: list[dict[str, Any]] = []
+        self.users: list[str] = []
+        self.running: set[str] = set()
         self.now = 1000.0
         self.answers = True
         monkeypatch.setattr(podresources, "listed", self._listed)
+        monkeypatch.setattr(cgroups, "running", lambda uids, *_: frozenset(self.running.intersection(uids)))
         monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
         homes = {one: one for one in NAMES.values()}
         self.offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
@@ -95,7 +100,10 @@ class Node:
             return None
         names = self.claims[asked["uid"]]
         results = [{"request": "r", "driver": OWN_DRIVER, "pool": NODE, "device": name} for name in names or ()]
-        status = {"allocation": {"devices": {"results": results, "config": self.configs}}} if results else {}
+        status: dict[str, Any] = (
+            {"allocation": {"devices": {"results": results, "config": self.configs}}} if results else {}
+        )
+        status["reservedFor"] = [{"resource": "pods", "name": uid, "uid": uid} for uid in self.users]
         return {"metadata": {"uid": asked["uid"]}, "status": status}
 
     async def prepare(self, uid: str, name: str = "") -> Any:
@@ -161,6 +169,51 @@ def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_e
         assert [*node.ledger.claims()] == ["a"]
         await node.later(60 - prepare.ENDED)
         assert not node.ledger.claims()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("by", ["kubelet", "the API server"])
+@pytest.mark.parametrize("pod", ["first", "joined"])
+def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by: str, pod: str) -> None:
+    """As of a pod that was deleted by force and hangs in the kernel: kubelet has it unprepared a minute later."""
+
+    async def story() -> None:
+        node.claims["a"], node.users, node.listed = ("gpu-0",), ["first"], [("a", "gpu-0")]
+        await node.prepare("a")
+        if pod == "joined":  # of whom kubelet tells nobody
+            node.users.append("joined")
+        await node.later(moments.EACH)
+        node.running, node.users, node.listed = {pod}, [], []
+        node.claims = {"b": ("gpu-0",)}
+        if by == "kubelet":
+            await node.unprepare("a")
+        await node.later(120)
+        assert [*node.ledger.claims()] == ["a"]
+        assert node.driver.owes("a")
+        assert [*node.ledger.unended] == [uuid(0)]
+        assert "claim d/a has it" in await node.prepare("b")
+        node.running = set()
+        await node.later(moments.EACH)
+        assert not node.ledger.unended
+        assert (await node.prepare("b"))[0]["device_name"] == "gpu-0"
+
+    asyncio.run(story())
+
+
+def test_a_pod_of_the_device_plugin_has_its_gpu_while_a_process_of_it_is_left(node: Node) -> None:
+    given(node, "the pod with uid u-1")
+    path = node.plugins / kubelet.CHECKPOINT
+    path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
+
+    async def story() -> None:
+        node.claims["a"], node.pods, node.running = ("gpu-0",), ["pod d/x"], {"u-1"}
+        await node.later(prepare.YOUNG + 2 * moments.EACH)
+        path.write_text(checkpoint({}))
+        await node.later(30)
+        assert "has it" in await node.prepare("a")
+        node.running = set()
+        assert isinstance(await node.prepare("a"), list)
 
     asyncio.run(story())
 
