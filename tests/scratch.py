@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-TOP = Path("/opt/gpushim-tests") if os.geteuid() == 0 else Path.home() / ".cache/gpushim-tests"
+# What is made once for all checkouts of this machine, and costs nothing but time to remove.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushim-tests"
+TOP = Path("/opt/gpushim-tests") if os.geteuid() == 0 else CACHE / "scratch"
 
 
 def top() -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e import chroots, controlplane, kube, leftovers
+from e2e import chroots, controlplane, leftovers, programs
 from e2e.engines import SYSTEM_PATH, Daemon
 
 
@@ -46,9 +46,9 @@ class Api:
 @contextlib.contextmanager
 def api(flags: str = "") -> Iterator[Api]:
     """Run an API server, with more flags, with an empty store for the block."""
-    program = kube.program()
+    kubernetes = programs.kubernetes()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
-        place = stack.enter_context(chroots.entered("plane", program.parent, network=True))
+        place = stack.enter_context(chroots.entered("plane", *kubernetes, network=True))
         found = Api(place.prefix, state / "plane", place.network, place)
         found.daemon = stack.enter_context(controlplane.api_server(place, found.work, flags))
         controlplane.served(place, found.work)

@@ -35,7 +35,7 @@ PACKAGES = (
     *("dash", "grep", "libpython3-stdlib", "python3-minimal"),  # all that the shim and the hook need
     *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),  # SCRIPT's and the tests'
 )
-# For a Kubernetes of its own: the node's engine, and what plane.py starts beside the archive of kube.py.
+# For a Kubernetes of its own: the node's engine, and what plane.py starts beside Kubernetes' programs.
 PLANE = (
     *("containerd", "containernetworking-plugins", "etcd-server", "iproute2", "kubernetes-client", "runc"),
     *("dash", "grep", "libpython3-stdlib", "python3-minimal"),
@@ -64,7 +64,7 @@ FILES = {
 }
 LINKS = {"var/run": "/run"}  # instead of directories
 
-# The arguments: the tree, the checkout, the directory of tests, directories to bind.
+# The arguments: the tree, the checkout, the directory of tests, paths to bind.
 SCRIPT = """
 tree=$1 top=$2 scratch=$3 work=/mnt
 shift 3
@@ -81,10 +81,10 @@ for directory in /tmp "$scratch"; do mount --bind "$directory" ".$directory"; do
 mkdir -p mnt
 mount --bind $work/upper mnt # what is changed
 mount -o remount,bind,ro mnt
-for directory in "$top" "$@"; do
-    mkdir -p ".$directory"
-    mount --bind "$directory" ".$directory"
-    mount -o remount,bind,ro ".$directory"
+for path in "$top" "$@"; do
+    if [ -d "$path" ]; then mkdir -p ".$path"; else mkdir -p ".${path%/*}"; touch ".$path"; fi
+    mount --bind "$path" ".$path"
+    mount -o remount,bind,ro ".$path"
 done
 if [ -d "$top/vendor" ]; then mount -t tmpfs -o mode=755 none ".$top/vendor"; fi
 mkdir -p .old

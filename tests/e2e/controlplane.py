@@ -13,7 +13,7 @@ import signal
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from e2e import kube
+from e2e import programs
 from e2e.chroots import Chroot
 from e2e.engines import SYSTEM_PATH, Daemon, run
 from e2e.kube import NAME
@@ -22,7 +22,7 @@ from e2e.leftovers import until
 SECONDS = 60.0
 API, NODE = "10.250.0.1", "10.249.0.1"  # addresses of the service, and of the node
 NETWORK = 'ip link set lo up; mkdir -p /root; for address do ip address add "$address/32" dev lo; done'
-ETCD = """/usr/bin/etcd --data-dir=/run/etcd --unsafe-no-fsync --log-level=error
+ETCD = """{etcd} --data-dir=/run/etcd --unsafe-no-fsync --log-level=error
     --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379
     --listen-peer-urls=http://127.0.0.1:2380"""
 APISERVER = f"""kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=443
@@ -67,8 +67,8 @@ def daemon(place: Chroot, work: Path, command: str, *ready: str, before: tuple[s
     """Run a program of the cluster until the block ends, without waiting for anything."""
     words = command.format(work=work).split()
     name = Path(words[0]).name
-    if words[0].startswith("kube-"):
-        words.insert(0, str(kube.program()))
+    if name in programs.KUBERNETES:
+        words[0] = str(programs.path(name))
     found = Daemon(
         [*place.prefix, *before, *words], work / f"{name}.log", {"PATH": SYSTEM_PATH}, [*place.prefix, *ready]
     )
@@ -94,7 +94,8 @@ def api_server(place: Chroot, work: Path, flags: str = "", nodes: Collection[str
     """
     run([*place.prefix, "/bin/sh", "-euc", NETWORK, "sh", NODE, API])
     credentials(work, nodes)
-    with daemon(place, work, ETCD), daemon(place, work, f"{APISERVER} {flags}") as server:
+    etcd = ETCD.format(etcd=programs.named("etcd") or "/usr/bin/etcd")
+    with daemon(place, work, etcd), daemon(place, work, f"{APISERVER} {flags}") as server:
         yield server
 
 

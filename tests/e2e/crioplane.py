@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from e2e import chroots, crio, engines29, kube, leftovers, plane, podman, worker
+from e2e import chroots, crio, engines29, kube, leftovers, plane, podman, programs, worker
 from e2e.controlplane import NODE, api_server, daemon
 from e2e.crio import Crio
 from e2e.engines import SYSTEM_PATH, Containerd, run
@@ -82,11 +82,11 @@ def cluster(images: Path, *directories: Path, monitor: str) -> Iterator[Cluster]
     Yields:
         The cluster, whose node is ready.
     """
-    program = kube.program()
+    kubernetes = programs.kubernetes()
     lower = f"{engines29.lower()}:{chroots.tree('plane')}"  # the programs of the one and those of the other
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         stack.enter_context(worker.unit_made(state))
-        seen = (program.parent, images, *directories)
+        seen = (*kubernetes, images, *directories)
         place = stack.enter_context(chroots.entered("crio", *seen, view="v1", lower=lower, network=True))
         engine = Crio(state, place.prefix, "v1")
         _prepare(engine, images, monitor)

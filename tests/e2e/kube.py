@@ -1,16 +1,13 @@
 """A real Kubernetes node without a cluster: kubelet with static pods, over containerd 2 of the newest Debian.
 
-The kubelet is 1.36, from an archive that the project does not contain: $GPUSHIM_KUBE names it, or it lies beside the
-checkout. Without it the tests that want it are skipped, and say so.
-
-Out of scope: how containerd is started (engines.py), the Debian below (chroots.py), the plugin.
+Out of scope: where its kubelet is from (programs.py), how containerd is started (engines.py), the Debian below
+(chroots.py), the plugin.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import secrets
@@ -27,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
-from e2e import cri, trees
+from e2e import cri, programs
 from e2e.chroots import Chroot
 from e2e.engines import Containerd, members
 from e2e.expect import INSIDE, PROBE, probe
@@ -37,8 +33,6 @@ from e2e.leftovers import SHIM_SECONDS, groups, processes, removed, until
 from fakehost import Host
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
 
-CACHE = trees.TOP / ".cache" / "kube"
-BESIDE = trees.TOP.parent / "shared" / "kube" / "kube.xz"
 NAME = "testnode"
 CLAIMS = "claims"  # stands for a resource, of what pods have by DRA
 SECONDS = 60.0
@@ -86,28 +80,6 @@ rm -f /etc/resolv.conf
 """
 
 
-def program(cache: Path = CACHE) -> Path:
-    """Return the program that is kubelet and more, unpacking it the first time; skip the test where there is none.
-
-    Args:
-        cache: directory that keeps it between runs.
-    """
-    packed = Path(os.environ.get("GPUSHIM_KUBE") or BESIDE)
-    if not packed.is_file():
-        pytest.skip(f"there is no {packed}, an xz archive of a kubelet 1.36; GPUSHIM_KUBE names another")
-    stat = packed.stat()
-    found = cache / hashlib.sha256(f"{packed} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12] / "kube"
-    with trees.locked(cache):
-        if not found.is_file():
-            found.parent.mkdir(parents=True, exist_ok=True)
-            fresh = found.with_name("fresh")
-            with fresh.open("wb") as output:
-                subprocess.run(["/usr/bin/xz", "-dc", packed], stdout=output, check=True)
-            fresh.chmod(0o755)
-            fresh.rename(found)
-    return found
-
-
 @dataclass
 class Pod:
     """What kubelet says of a pod."""
@@ -139,7 +111,7 @@ class Node:
 
     def start(self) -> None:
         """Start kubelet, and wait until it answers."""
-        command = [*self.place.prefix, str(program()), "kubelet", f"--config={self.work}/kubelet.json"]
+        command = [*self.place.prefix, str(programs.path("kubelet")), f"--config={self.work}/kubelet.json"]
         command += [f"--hostname-override={self.name}", "--v=2", *self.flags]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

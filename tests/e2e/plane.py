@@ -1,7 +1,7 @@
 """A Kubernetes cluster: etcd, API server, scheduler, controller-manager, a node beside them, and others that join it.
 
 Each node has mount, PID and network namespaces of its own (worker.py), so that its ports and addresses are no one
-else's; those of the first have the control plane, too. The programs are those of kube.py's archive and Debian's.
+else's; those of the first have the control plane, too. The programs are those of programs.py and Debian's.
 There is no kube-proxy: the API server answers at the address that is its service's.
 Out of scope: gpushim, and GPUs.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e import asked, chroots, helm, kube, leftovers, worker
+from e2e import asked, chroots, helm, leftovers, programs, worker
 from e2e.chroots import Chroot
 from e2e.controlplane import NODE, api_server, daemon, served
 from e2e.engines import SYSTEM_PATH, Daemon, run
@@ -171,10 +171,10 @@ def cluster(
     Yields:
         The cluster, whose node is ready and has the service account of namespace default.
     """
-    program = kube.program()
+    kubernetes = programs.kubernetes()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         stack.enter_context(worker.unit_made(state))
-        place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
+        place = stack.enter_context(chroots.entered("plane", *kubernetes, *directories, view="v1", network=True))
         worker.prepare(place, state, PODS.format(1))
         work = state / "plane"
         server = stack.enter_context(api_server(place, work, flags, nodes))
@@ -220,7 +220,7 @@ def joined(found: Cluster, name: str, number: int, *images: Path) -> Iterator[Wo
         work = state / "plane"
         work.mkdir()
         stack.enter_context(worker.unit_made(state))
-        place = stack.enter_context(chroots.entered("plane", kube.program().parent, view="v1", network=True))
+        place = stack.enter_context(chroots.entered("plane", programs.path("kubelet"), view="v1", network=True))
         worker.prepare(place, state, PODS.format(number))
         _link(found.place, place, number)
         containerd = stack.enter_context(worker.engine(place, state, work, images))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from e2e import chroots, kube, trees
+from e2e import chroots, kube, programs, trees
 from e2e.engines import SYSTEM_PATH, containerd, members, run
 from e2e.kube import Node
 from e2e.leftovers import until
@@ -59,7 +59,7 @@ def surveyed(host: Host, folder: Path) -> dict[str, str]:
     Returns:
         GPUSHIM_CONFIG and GPUSHIM_STATE.
     """
-    kube.program()  # where there is none the test is skipped before anything is made
+    programs.path("kubelet")  # where there is none the test is skipped before anything is made
     env = settings(folder, host.root, low_level(folder))
     run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
     return env
@@ -78,12 +78,12 @@ def gpu_node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: 
     Yields:
         The node, without any device plugin.
     """
-    program, state = kube.program(), Path(env["GPUSHIM_STATE"])
+    kubelet, state = programs.path("kubelet"), Path(env["GPUSHIM_STATE"])
     pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
     runtime = state.with_name("runtime")
     runtime.write_text(CHOICE.format(shim=TOP / "bin" / "gpushim-runtime"))
     runtime.chmod(0o755)
-    with chroots.entered("sid", Path(host.root), program.parent, view="v1") as place:
+    with chroots.entered("sid", Path(host.root), kubelet, view="v1") as place:
         chroots.publish(place.prefix, state / "cdi")
         # A snapshot with MIG instances lives seconds on some kernels, so that a create there needs NVIDIA's bindings.
         subprocess.run([*place.prefix, "/bin/umount", str(TOP / "vendor")], check=True)

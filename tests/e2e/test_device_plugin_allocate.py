@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import kube, trees
+from e2e import programs, trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, MODESET_NODE
 from e2e.kube import Node
@@ -105,7 +105,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 @pytest.fixture(scope="module")
 def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Settings by which the shim takes requests by mounts, as volume-mounts wants them, and a snapshot."""
-    kube.program()
+    programs.path("kubelet")
     env = settings(tmp_path_factory.mktemp("settings"), host.root)
     with open(env["GPUSHIM_CONFIG"], "a", encoding="utf-8") as config:
         config.write("[requests]\naccept-volume-mounts = true\n")

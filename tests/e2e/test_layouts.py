@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import charts, kube, layouts, node, plugins, trees
+from e2e import charts, kube, layouts, node, plugins, programs, trees
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly
 from e2e.layouts import LAYOUTS, Layout, Placed
 from e2e.leftovers import until
@@ -47,7 +47,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 @pytest.fixture
 def there(layout: Layout, debian_image: Path, busybox_tree: Path) -> Iterator[Placed]:
     """A node with the layout, and images."""
-    with layouts.node(layout, kube.program().parent) as there:
+    with layouts.node(layout, programs.path("kubelet")) as there:
         for archive in (debian_image, trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])):
             there.engine.load(archive, ("k8s.io",))
         yield there

@@ -14,7 +14,7 @@ import google.protobuf
 import pytest
 import yaml
 
-from e2e import cri, engines29, kube, trees
+from e2e import cri, engines29, kube, programs, trees
 
 SOURCES = Path(__file__).with_name("sources")
 FILES = Path(__file__).with_name("files-confined")  # at their places
@@ -103,7 +103,7 @@ def _crio(root: Path) -> None:
 def _kubelet(root: Path) -> None:
     """Put kubelet there, if it is to be had, with its settings and the chart's pod of the plugin."""
     try:
-        program = kube.program()
+        program = programs.path("kubelet")
     except pytest.skip.Exception as missing:
         print(f"without kubelet: {missing}", flush=True)
         return

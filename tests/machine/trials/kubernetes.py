@@ -129,7 +129,7 @@ def in_a_pod() -> None:
 def kubernetes() -> None:
     """All of it, where there is a kubelet."""
     if not os.path.exists("/usr/bin/kubelet"):
-        note("kubernetes", "skipped: GPUSHIM_KUBE names an archive with a kubelet")
+        note("kubernetes", "skipped: tools/setup.sh test builds a kubelet")
         return
     started()
     on_the_host()
