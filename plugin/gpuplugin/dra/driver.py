@@ -83,6 +83,7 @@ class NodeHalf:
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
         self._lacks = ""  # what the CDI spec does not have, a sentence
+        self._turns = 0
         self._ending = False
 
     async def run(self) -> None:
@@ -209,6 +210,9 @@ class NodeHalf:
         if self._letting.held():
             self._offer = self._offer._replace(problem=release.PROBLEM)
             return
+        if self._turns != self._letting.turns:
+            self._turns = self._letting.turns
+            self._renewal.begin_anew()
         found = self._renewal.read()
         if found is None:
             if self._renewal.problem:
