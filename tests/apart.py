@@ -20,7 +20,8 @@ import traces
 from unit.gpuhook.sandbox import bind, mount, own_mounts
 
 LAYERED = ("dev", "etc", "root", "run", "tmp", "usr/local", "var/lib", "var/log")
-TERMINALS = ("pts", "shm")  # and shared memory: mounts in /dev, which a layer would cover
+# Terminals and shared memory, mounts that a layer would cover; and what is made once for the machine.
+KEPT = (Path("/dev/pts"), Path("/dev/shm"), scratch.CACHE)
 MEMORY = 6  # GiB; the tests' files take up to 1.4
 OURS = ("/etc/gpushim", "/run/gpushim", "/var/lib/gpushim", "/var/log/gpushim.log")
 
@@ -36,7 +37,7 @@ def lay(layers: Path) -> None:
         upper, work = layers / top, layers / f"{top}-work"
         upper.mkdir(parents=True)
         work.mkdir()
-        kept = [(layers / "kept" / name, Path(f"/dev/{name}")) for name in TERMINALS if top == "dev"]
+        kept = [(layers / "kept" / path.name, path) for path in KEPT if Path("/", top) in path.parents]
         for aside, there in kept:
             aside.mkdir(parents=True)
             bind(there, aside)
@@ -75,6 +76,7 @@ def cover(top: Path, layers: Path) -> None:
 def main() -> int:
     """Run the command; returns its exit code."""
     top = scratch.top()
+    scratch.CACHE.mkdir(parents=True, exist_ok=True)
     lock = os.open(top.parent, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)
     before = traces.cgroups()

@@ -1,7 +1,7 @@
 """Build programs of others that tests run, from published Go modules, once for a machine: `builds.py`.
 
-A directory beside this file with a go.mod is a module of these. Its script `build DIRECTORY` puts programs there: into
-the cache of the machine, by what they are made of.
+A directory beside this file with a go.mod is such a module. Its script `build DIRECTORY` is given one in the
+machine's cache, by what the programs are made of.
 Out of scope: where else tests find programs (e2e/programs.py).
 """
 

@@ -1,9 +1,10 @@
 """Newer Debians with their own engines, low-level runtimes and Python, entered without leaving this machine.
 
-Each is built once per recipe below `.cache/chroots`. An entered one is a root filesystem of its own, pivoted into,
+Each is built once per recipe for the machine. An entered one is a root filesystem of its own, pivoted into,
 in a mount and a PID namespace of its own: when it is left, all that was started or mounted in it is gone, also if
-the tests were killed. /tmp, the tests' files, /dev and the kernel are the machine's; this checkout is there under
-its own path, read-only and without vendor/, which no container may need for its start.
+the tests were killed. /tmp, the tests' files, /dev and the kernel are the machine's. What is built once for the
+machine, and this checkout are there under their own paths, read-only; without vendor/, which no container may need to
+start.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from e2e.witness import settings
 
 T = TypeVar("T")
 
-CACHE = trees.TOP / ".cache" / "chroots"
+CACHE = scratch.CACHE / "chroots"
 SUITES = ("trixie", "sid")
 PACKAGES = (
     *("containerd", "crun", "docker-cli", "docker.io", "podman", "runc"),
@@ -82,7 +83,7 @@ mkdir -p mnt
 mount --bind $work/upper mnt # what is changed
 mount -o remount,bind,ro mnt
 for path in "$top" "$@"; do
-    if [ -d "$path" ]; then mkdir -p ".$path"; else mkdir -p ".${path%/*}"; touch ".$path"; fi
+    if [ -d "$path" ]; then mkdir -p ".$path"; elif [ ! -e ".$path" ]; then mkdir -p ".${path%/*}"; : >".$path"; fi
     mount --bind "$path" ".$path"
     mount -o remount,bind,ro ".$path"
 done
@@ -177,10 +178,11 @@ def entered(
     Yields:
         The Debian; commands with its prefix share one mount and one PID namespace.
     """
+    scratch.CACHE.mkdir(parents=True, exist_ok=True)
     script = views.SCRIPTS.get(view, "") + SCRIPT
     words = ["/usr/bin/unshare", "--mount", "--propagation=private", "--pid", "--kill-child", *["--net"] * network]
     words += ["/bin/sh", "-euc", script, "sh", lower or str(tree(suite)), str(trees.TOP), str(scratch.top())]
-    words += map(str, directories)
+    words += map(str, (scratch.CACHE, *directories))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None

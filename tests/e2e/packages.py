@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fakehost
-from e2e import built, bundles, chroots, leftovers, trees
+import scratch
+from e2e import bundles, chroots, leftovers, trees
 from e2e.engines import SYSTEM_PATH, Done
 from e2e.installed import Machine
 
@@ -49,11 +50,11 @@ def root(suite: str) -> str:
     """Return the lower directories of a machine: a Debian that dpkg knows, over one of its engines' files."""
     if suite == HERE:
         return "/"
-    place = built.CACHE / "roots" / "-".join((suite, *NEEDED))
+    place = scratch.CACHE / "roots" / "-".join((suite, *NEEDED))
     with trees.locked(place.parent):
         if not place.is_dir():
-            with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-                fresh = Path(scratch, "tree")
+            with tempfile.TemporaryDirectory(dir=place.parent) as work:
+                fresh = Path(work, "tree")
                 # Its lists of packages stay, and the dependencies, so that apt needs no network later.
                 later = 'chroot "$1" apt-get install --yes --download-only --no-install-recommends'
                 more = ("--skip=cleanup/apt", f"--customize-hook={later} {' '.join(NEEDED)} >/dev/null")

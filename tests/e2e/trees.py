@@ -1,8 +1,8 @@
 """Root filesystems and image archives for the engines.
 
 The Debian tree is a real one: glibc, its loader and ldconfig, Python with ctypes, and NVIDIA's Python
-bindings; those of later Debians have glibc alone. Each is built once per recipe below `.cache/trees`, and tests
-put an overlay on it, so that none of them can change what the next one sees. Nothing here knows about GPUs.
+bindings; those of later Debians have glibc alone. Each is built once per recipe for the machine, and tests put
+an overlay on it, so that none of them can change what the next one sees. Nothing here knows about GPUs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import scratch
+
 TOP = Path(__file__).resolve().parents[2]
-CACHE = TOP / ".cache" / "trees"
+CACHE = scratch.CACHE / "trees"
 
 SUITE = "bookworm"
 PACKAGES = ("python3-minimal", "libpython3-stdlib")
