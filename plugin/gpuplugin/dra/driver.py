@@ -249,6 +249,8 @@ class NodeHalf:
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
         self._reasons = self._watchers.problems(found)
+        sick = taints.of_health(self._reasons, str(self._settings.values["taint-effect"]))
+        self._offer = self._offer._replace(sick=sick, why=reason.texts(self._reasons, found))
         why = {
             **self._ledger.unended,
             **self._sharing.problems,

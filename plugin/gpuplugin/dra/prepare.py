@@ -22,6 +22,7 @@ from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups, podresources, sockets
+from gpuplugin.matching.tolerations import untolerated
 from gpuplugin.processes import instances, tasks
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -59,6 +60,8 @@ class Offer(NamedTuple):
         kind: of the CDI spec.
         problem: why nothing can be given now, or "".
         snapshot: of which all that is; None at first.
+        sick: taints of what is unhealthy, by UUID.
+        why: sentences of that, by UUID.
     """
 
     devices: Mapping[str, Offered]
@@ -66,6 +69,8 @@ class Offer(NamedTuple):
     kind: str
     problem: str = ""
     snapshot: Snapshot | None = None
+    sick: Mapping[str, Sequence[Mapping[str, str]]] = {}
+    why: Mapping[str, str] = {}
 
     @property
     def usable(self) -> Snapshot | None:
@@ -315,7 +320,8 @@ def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
     """Return the UUIDs of a claim's devices by their names.
 
     Raises:
-        GpushimError: the node does not have one, or no CDI spec names it since it does not answer.
+        GpushimError: the node does not have one, no CDI spec names it since it does not answer, or it is unhealthy
+            and the claim does not tolerate that.
     """
     gone = next((one.device for one in claim.results if one.device not in offer.devices), "")
     if gone:
@@ -325,4 +331,8 @@ def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
     for name, uuid in uuids.items():
         if why := sick.get(uuid):
             raise GpushimError(f"{name} of claim {claim} cannot be used: {why}", INVENTORY)
+    for one in claim.results:
+        uuid = uuids[one.device]
+        if not one.admin and untolerated(one.tolerations, offer.sick.get(uuid, ())):
+            raise GpushimError(f"{one.device} of claim {claim} is unhealthy: {offer.why.get(uuid, '')}", INVENTORY)
     return uuids

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 TOPS = ("/host/sys/fs/cgroup", "/sys/fs/cgroup")  # in a pod, whose own is no more than its own; on the node
-CONTROLLERS = ("pids", "memory", "systemd")  # of cgroup v1, which kubelet uses; one has all pods
+PIDS = "pids"  # controller of cgroup v1, which kubelet needs
 DEEPEST = 8  # directories above that of a pod; a kubelet in a container has six
 _POD = "pod"
-_LIMIT = 1 << 12  # bytes of a file, of which the first counts, or a line
+_LIMIT = 1 << 12  # bytes of a file, which has a line or two
 
 
 async def left(uids: Collection[str]) -> frozenset[str]:
@@ -40,7 +40,7 @@ def running(uids: Collection[str], tops: Collection[str] = TOPS) -> frozenset[st
     if not top:
         return frozenset()
     if not os.path.exists(f"{top}/cgroup.controllers"):
-        top = next(filter(os.path.isdir, (f"{top}/{name}" for name in CONTROLLERS)), top)
+        top = f"{top}/{PIDS}"
     names = {name: uid for uid in uids for name in (f"{_POD}{uid}", f"{_POD}{uid.replace('-', '_')}.slice")}
     return frozenset(uid for path, uid in _of_pods(top, names, DEEPEST) if _is_populated(path))
 
@@ -57,11 +57,11 @@ def _of_pods(folder: str, names: dict[str, str], deeper: int) -> Iterator[tuple[
 
 
 def _is_populated(path: str) -> bool:
-    """Say whether a cgroup, or one below it, has a process."""
+    """Say whether a cgroup, or one below it, has a process; version 1 lists none of another PID namespace."""
     events = system.text(f"{path}/cgroup.events", _LIMIT)
     if events is not None:  # of cgroup v2
         return "populated 1" in events
-    return bool(system.text(f"{path}/cgroup.procs", _LIMIT)) or any(map(_is_populated, _folders(path)))
+    return (system.text(f"{path}/pids.current", _LIMIT) or "0").strip() != "0"
 
 
 def _folders(path: str) -> list[str]:

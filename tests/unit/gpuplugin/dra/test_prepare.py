@@ -51,6 +51,7 @@ class Node:
         listed: claims that pods have: name and device.
         asked: uids, in their order.
         configs: of all claims.
+        more: members of all results.
         users: uids of the pods that have all claims, as the API server knows it.
         running: uids of pods of which a process is left.
     """
@@ -65,6 +66,7 @@ class Node:
         self.asked: list[str] = []
         self.configs: list[dict[str, Any]] = []
         self.users: list[str] = []
+        self.more: dict[str, Any] = {}
         self.running: set[str] = set()
         self.now = 1000.0
         self.answers = True
@@ -99,7 +101,8 @@ class Node:
         if asked["uid"] not in self.claims:
             return None
         names = self.claims[asked["uid"]]
-        results = [{"request": "r", "driver": OWN_DRIVER, "pool": NODE, "device": name} for name in names or ()]
+        row = {"request": "r", "driver": OWN_DRIVER, "pool": NODE, **self.more}
+        results = [{**row, "device": name} for name in names or ()]
         status: dict[str, Any] = (
             {"allocation": {"devices": {"results": results, "config": self.configs}}} if results else {}
         )
@@ -300,6 +303,28 @@ def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
         assert not node.ledger.claims()
 
     asyncio.run(story())
+
+
+XID = {"key": f"{OWN_DRIVER}/xid", "value": "79", "effect": "NoSchedule"}
+TOLERATED: dict[str, tuple[dict[str, Any], dict[str, str], bool]] = {
+    "no toleration": ({}, XID, False),
+    "of another taint": ({"tolerations": [{"key": f"{OWN_DRIVER}/ecc", "operator": "Exists"}]}, XID, False),
+    "of it": ({"tolerations": [{"key": f"{OWN_DRIVER}/xid", "operator": "Exists"}]}, XID, True),
+    "something else": ({"tolerations": ["x", None]}, XID, False),
+    "an administrator who looks": ({"adminAccess": True}, XID, True),
+    "a taint that only tells": ({}, {**XID, "effect": "None"}, True),
+}
+
+
+@pytest.mark.parametrize(("more", "taint", "given"), TOLERATED.values(), ids=TOLERATED)
+def test_what_became_sick_since_its_allocation_is_refused_as_the_device_plugin_refuses_it(
+    node: Node, more: dict[str, Any], taint: dict[str, str], given: bool
+) -> None:
+    node.offer = node.offer._replace(sick={uuid(0): [taint]}, why={uuid(0): "XID 79"})
+    node.more, node.claims["a"], node.claims["b"] = more, ("gpu-0",), ("gpu-1",)
+    answer = asyncio.run(node.prepare("a"))
+    assert isinstance(answer, list) if given else answer == "gpu-0 of claim d/a is unhealthy: XID 79"
+    assert isinstance(asyncio.run(node.prepare("b")), list)
 
 
 def test_a_claim_that_is_prepared_while_it_is_asked_for_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

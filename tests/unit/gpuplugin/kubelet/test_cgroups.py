@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import gpushim
 from gpuplugin.kubelet import cgroups
 
 POD, OTHER = "0a1b2c3d-0000-4000-8000-000000000001", "0a1b2c3d-0000-4000-8000-000000000002"
 STATIC = "0123456789abcdef0123456789abcdef"
 SLICE = "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{}.slice"
+SEES = f"""
+import sys
+sys.path[:0] = [sys.argv[1], {str(Path(gpushim.__file__).parents[1])!r}]
+from gpuplugin.kubelet import cgroups
+print(cgroups.running(["{POD}"]))
+"""
 PLACES = {
     "cgroupfs": "kubepods/besteffort/pod{}",
     "guaranteed": "kubepods/pod{}",
@@ -28,9 +36,11 @@ def made(top: Path, place: str, uid: str, populated: bool, version: int) -> None
     box.mkdir(parents=True)
     for folder in (pod, box):
         mine = populated and folder == box
-        (folder / "cgroup.procs").write_text("0\n" if mine else "")  # of another PID namespace
+        (folder / "cgroup.procs").write_text("0\n" if mine and version == 2 else "")  # of another PID namespace
         if version == 2:
             (folder / "cgroup.events").write_text(f"populated {int(populated)}\nfrozen 0\n")
+        else:
+            (folder / "pids.current").write_text(f"{int(populated)}\n")
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
@@ -67,6 +77,20 @@ def test_a_cgroup_of_the_kernels_is_empty_when_its_process_has_ended() -> None:
             assert cgroups.running([POD]) == {POD}
             sleeps.kill()
         assert not cgroups.running([POD])
+        ns = [
+            "/usr/bin/unshare",
+            "--pid",
+            "--fork",
+            sys.executable,
+            "-IBc",
+            SEES,
+            str(Path(cgroups.__file__).parents[2]),
+        ]
+        with subprocess.Popen(["sleep", "100"]) as sleeps:
+            (pod / "box" / "cgroup.procs").write_text(str(sleeps.pid))
+            done = subprocess.run(ns, capture_output=True, text=True, check=True)
+            assert done.stdout == f"frozenset({{'{POD}'}})\n"  # as a pod sees another
+            sleeps.kill()
     finally:
         for folder in (pod / "box", pod, pod.parent):
             folder.rmdir()
