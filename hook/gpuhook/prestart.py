@@ -137,6 +137,10 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
         work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
         return
     roots.check(root)
+    if options.bound:
+        from gpuhook.finish import dev_links  # of a CDI spec
+
+        dev_links.check_bindings(root, options)
     if options.mount or options.socket:
         from gpuhook.live import live  # of a CDI spec
 

@@ -182,6 +182,8 @@ class Plugin:
         self._started |= held
         if self._turns != self._commands.turns:
             self._turns, self._seen = self._commands.turns, None
+            if not held:
+                self._renewal.begin_anew()
         seen = (self._folder, self._questions.news(ensure.SNAPSHOT))  # first: it may be replaced meanwhile
         if (found := self._read(held)) is None:
             return WAIT

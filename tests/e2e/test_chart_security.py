@@ -31,6 +31,7 @@ SECURITY = {
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
             "/var/run/cdi=/var/run/cdi",
+            "/host/sys/fs/cgroup=/sys/fs/cgroup",
         },
     ),
     "gpushim-dra-driver cluster": (OWN, False, set()),
@@ -47,6 +48,7 @@ SECURITY = {
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
             "!/var/run/cdi=/var/run/cdi",
+            "/host/sys/fs/cgroup=/sys/fs/cgroup",
         },
     ),
 }
@@ -70,6 +72,8 @@ def test_what_containers_may() -> None:
         places = {row["name"]: row["hostPath"]["path"] for row in pod["volumes"] if "hostPath" in row}
         for name, container in containers(each).items():
             rights = dict(container["securityContext"])
+            submounts = [row for row in container.get("volumeMounts", ()) if row["name"] == "cgroups"]
+            assert all(row["recursiveReadOnly"] == "IfPossible" for row in submounts), name
             mounts = [row for row in container.get("volumeMounts", ()) if row["name"] in places]
             seen = {f"{'!' * (not row.get('readOnly'))}{row['mountPath']}={places[row['name']]}" for row in mounts}
             user, privileged = rights.pop("runAsUser", None), rights.pop("privileged", False)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import posix
 
 from gpuhook.live.roots import own_dev
-from gpushim.ground.errors import ROOTFS, GpushimError
+from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.paths.walk import CHARACTER, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    from gpuhook.finish.options import Options
     from gpushim.paths.rootfs import Rootfs
 
 GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
@@ -69,6 +70,37 @@ def gpus(root: Rootfs) -> list[int]:
 def has_gpu(root: Rootfs, minor: int) -> bool:
     """Say whether the node of a GPU is in the container, and is that device."""
     return _number(root, f"/dev/nvidia{minor}") == posix.makedev(GPU_MAJOR, minor)
+
+
+def check_bindings(root: Rootfs, options: Options) -> None:
+    """Refuse a container whose node of a GPU may be another GPU's now: minor numbers are the driver's, at a binding.
+
+    A CDI spec has the numbers of the moment in which it was written. Its GPU is the same as long as its binding is:
+    sysfs gives an inode number only once. What is not bound has no node that works.
+
+    Args:
+        root: the container's.
+        options: the hook's, with the bindings of that moment.
+
+    Raises:
+        GpushimError: the GPU of a node of the container is bound anew since.
+    """
+    names = dict(options.gpu)
+    for minor, then in options.bound:
+        now = _inode(f"{options.bindings}/{names[minor]}") if minor in names else None
+        if now not in (None, then) and has_gpu(root, minor):
+            raise GpushimError(
+                f"GPU {names[minor]} is bound to the driver anew since the CDI spec was written: /dev/nvidia{minor} "
+                "may be another GPU; run gpushim refresh, and start the container again",
+                INVENTORY,
+            )
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return posix.lstat(path).st_ino
+    except OSError:
+        return None
 
 
 def mask(minors: list[int], warn: Callable[[str, Exception], None]) -> int:

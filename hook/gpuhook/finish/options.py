@@ -26,12 +26,13 @@ class Options:
         GpushimError: one of them cannot be understood.
     """
 
-    rootfs = log = empty = driver = cuda = ""
+    rootfs = log = empty = driver = cuda = bindings = ""
     profile_mask = 0
 
     def __init__(self, argv: list[str]) -> None:
         self.cover: list[tuple[str, str]] = []  # path on the host, path in the container
         self.gpu: list[tuple[int, str]] = []  # minor number, PCI address
+        self.bound: list[tuple[int, int]] = []  # minor number, number of the inode of its binding
         self.lib: list[Library] = []
         self.lib32: list[Library] = []
         self.link: list[Link] = []
@@ -90,6 +91,13 @@ def _gpu(word: str, value: str) -> tuple[int, str]:
     return int(minor), name
 
 
+def _bound(word: str, value: str) -> tuple[int, int]:
+    minor, _, inode = value.partition("=")
+    if not all(one.isascii() and one.isdecimal() and len(one) < 21 for one in (minor, inode)):
+        raise GpushimError(f"--bound {value!r}: want MINOR=INODE", USAGE)
+    return int(minor), int(inode)
+
+
 def _library(word: str, value: str) -> Library:
     soname, _, path = value.partition("=")
     directory, _, name = path.rpartition("/")
@@ -123,6 +131,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "VERSION": lambda word, value: value,
     "MASK": _mask,
     "MINOR=PCINAME": _gpu,
+    "MINOR=INODE": _bound,
     "SONAME=PATH": _library,
     "TARGET::PATH": _link,
     "TARGET::NODE": _node_link,

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpushim.cdi import specs
-from gpushim.cdi.generate import publish
+from gpushim.cdi.generate import output, publish
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError
 from gpushim.oci import selection
@@ -37,7 +37,7 @@ def check(snapshot: Snapshot, names: Sequence[str]) -> None:
         GpushimError: CONFIG, where a setting of gpushim's is in the way; INVENTORY, where it is the host. Its
             sentence names the fix.
     """
-    policy, path = snapshot["policy"]["cdi"], publish.path_of(snapshot["policy"])
+    policy, path = snapshot["policy"]["cdi"], output.path_of(snapshot["policy"])
     if not policy["write-spec"]:
         raise GpushimError(
             "device-list-strategy has CDI in it, but write-spec under [cdi] is false, so that no spec names the "

@@ -20,7 +20,7 @@ from gpuplugin.book import book, by_device, checkpoints, claimed, evidence, list
 from gpuplugin.book.evidence import Evidence
 from gpuplugin.book.kubelet_starts import Starts
 from gpuplugin.devices.changes import changing
-from gpuplugin.kubelet import podresources, sockets
+from gpuplugin.kubelet import cgroups, podresources, sockets
 from gpuplugin.processes.tasks import until
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuplugin.allocation.registry import Registry
+    from gpuplugin.book.checkpoints import Remembered
     from gpuplugin.book.page import Page
-    from gpuplugin.devices.changes import Devices, Units
+    from gpuplugin.devices.changes import Devices, Held, Units
     from gpuplugin.settings.resources import Device
     from gpushim.ground.model import Snapshot
 
@@ -70,7 +71,7 @@ class Questions:
         self._others: frozenset[Any] = frozenset()  # sockets of other plugins
         self._open = True  # the book has something that kubelet has not said yet
         self._asked_once = self._adopted = False  # kubelet; what its checkpoint has, by this process
-        registry.news = self.look
+        registry.news, registry.doubt = self.look, self._hurry
 
     async def keep(self) -> None:
         """Ask as long as the plugin runs.
@@ -147,13 +148,16 @@ class Questions:
         promised = None
         if matters or not self._adopted:
             promised = await asyncio.to_thread(checkpoints.remembered, folder)
+        running = await self._running(page, known.pods, promised)
         with shared.locked() as before:
             page = shared.now(before)
             claims = checkpoints.holding(folder, listed.known(page, there))  # once more: the lock is that file's, too
             known = evidence.with_claims(known, claims)
             if known.pods is not None:
                 names = known.names if known.answered else None
-                page = listed.listed(page, known.pods, names, known.asked - QUIET, promised, known.whole, self._node)
+                page = listed.listed(
+                    page, known.pods, names, known.asked - QUIET, promised, known.whole, self._node, running=running
+                )
             units = listed.known(page, there)
             alien = {uuid for uuid, owner in by_device.owners(page).items() if self._registry.instances.lives(owner)}
             settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
@@ -185,6 +189,10 @@ class Questions:
             if page is not None and page is not self._found[0]:
                 self._found = page, (by_device.of_claims(page), listed.lost(page))
         return damaged, shared.stuck, shared.news, self._found[1], trust.identity(f"{system.state_dir()}/{name}")
+
+    async def _running(self, page: Page, held: Held | None, promised: Remembered | None) -> frozenset[str]:
+        """Return which pods have a process, of those that kubelet does not list."""
+        return await cgroups.left(listed.unlisted_uids(page, held, promised) if held is not None else ())
 
     def _matters(self, page: Page, desired: Devices, units: Units) -> bool:
         """Say whether it has to be known who has what."""
@@ -245,9 +253,13 @@ class Questions:
         if answer is not None:
             young = self._starts.young(asked, QUIET)
             pods, whole = None if young else answer.pods, self._complete.says(answer, asked, young)
+            held = answer.held()
+            running = await self._running(page, held, promised)
             with shared.locked() as before:
                 if before is not None and before["boot"] == boot and self._starts.kubelet() == seen[1]:
-                    found = listed.listed(before, answer.held(), pods, asked - QUIET, promised, whole, self._node)
+                    found = listed.listed(
+                        before, held, pods, asked - QUIET, promised, whole, self._node, running=running
+                    )
                     if found != before:
                         shared.write(found)
                         self._hurry()

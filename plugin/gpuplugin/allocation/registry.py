@@ -54,6 +54,7 @@ class Registry:
         meet: takes note of another kubelet, before it is told of anything.
         met: says whether the book has the kubelet that is there, and so what that has forgotten.
         news: is called when something was given out, or offered.
+        doubt: is called when something could not be given out.
         watched: somebody tells what comes and goes in kubelet's directory (`changed`).
     """
 
@@ -63,6 +64,7 @@ class Registry:
         self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
         self.met: Callable[[], bool] = lambda: True
         self.news: Callable[[], object] = lambda: None
+        self.doubt: Callable[[], object] = lambda: None
         self.watched = False
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
@@ -107,7 +109,11 @@ class Registry:
         """
         if not self.met():
             raise GpushimError(f"{self.book.path} does not have the kubelet yet that has just started", FAILED)
-        self.book.give(given)
+        try:
+            self.book.give(given)
+        except GpushimError:  # kubelet takes for free what is not
+            self.doubt()
+            raise
         self.news()
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:

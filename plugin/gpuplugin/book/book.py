@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.book import by_device
 from gpuplugin.book.page import FORM, booted, checked, fresh, grown
+from gpuplugin.kubelet import cgroups
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -214,12 +215,14 @@ class Book:
             to: the container or claim, "" while it is not known.
 
         Raises:
-            GpushimError: the book has some of it in another division, or says nothing; or it cannot be written.
+            GpushimError: the book has some of it in another division, a process is left of a pod that has it, or the
+                book says nothing or cannot be written.
         """
         with self.locked() as page:
             if page is None or page["boot"] != self.boot:
                 raise GpushimError(f"{self.path} is missing or damaged, and what pods have is asked again", FAILED)
-            after, new = by_device.give(page, given, giver, to, system.clock())
+            running = cgroups.running(by_device.former_uids(page, given))
+            after, new = by_device.give(page, given, giver, to, system.clock(), running)
             self.stuck = True
             self._add(after, new)
             self.stuck = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.book.page import share
 from gpuplugin.devices import changes
-from gpuplugin.devices.changes import forgotten, former, is_instance, overlap, way_of
+from gpuplugin.devices.changes import UNNAMED, ending, forgotten, former, is_instance, overlap, way_of
 from gpuplugin.settings import resources
 from gpushim.ground.errors import REQUEST, GpushimError
 
@@ -27,6 +27,8 @@ ALLOCATED, LISTED = "allocate", "pod-resources"  # sources of entries: given, an
 SURE = (ALLOCATED, LISTED)
 FORMER, FORGOTTEN = "pod-resources before kubelet's restart", "forgotten by kubelet"  # and of those listed before
 UNLISTED = "kubelet's checkpoint"  # which kubelet does not list: pod-resources has no init containers
+ENDING = "cgroup"  # of whose pod kubelet knows nothing any more, and a process is left
+_WHY = {FORMER: former, FORGOTTEN: forgotten, ENDING: ending}
 
 
 class Given(NamedTuple):
@@ -123,11 +125,21 @@ def noted_entry(giver: str, to: str, uuid: str, division: tuple[str, str], sourc
     return {"giver": giver, "to": to, "uuid": uuid, "division": [*division], "source": source, "time": now}
 
 
-def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) -> tuple[Page, Gifts]:
+def give(
+    page: Page, given: Sequence[Given], giver: str, to: str, now: float, running: Collection[str] = frozenset()
+) -> tuple[Page, Gifts]:
     """Return the book with what somebody gets, and that.
 
+    Args:
+        page: the book.
+        given: what somebody gets.
+        giver: the front that gives it.
+        to: the container or claim, "" while it is not known.
+        now: seconds since boot.
+        running: uids of pods of which a process is left, of `former_uids`.
+
     Raises:
-        GpushimError: it is in another division.
+        GpushimError: it is in another division, or a pod that kubelet has forgotten has it.
     """
     homes = {uuid: gpu for gpu, one in page["gpus"].items() for uuid in one["divisions"]}
     for one in given:
@@ -137,8 +149,9 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
             last = " and ".join(sorted(map(_named, there))) or "nothing"
             raise GpushimError(f"{one.uuid} is not given out as {_named(one.way)} now, but as {last}", REQUEST)
         same = gpu["entries"].get(f"{one.resource} {one.id}")
-        if same and same["source"] in (FORMER, FORGOTTEN):  # of what kubelet remembers it does not ask for more
-            why = forgotten(_whose(same)) if same["source"] == FORGOTTEN else former(_whose(same))
+        if same and uids(same).intersection(running):
+            same = {**same, "source": ENDING}
+        if same and (why := withheld(same)):  # of what kubelet remembers it does not ask for more
             raise GpushimError(f"{one.uuid} cannot be given out: {why}", REQUEST)
         for entry in gpu["entries"].values():
             claimed = entry["giver"] == DRIVER and entry["uuid"] != one.uuid  # which is never a part of an instance
@@ -157,7 +170,32 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
     return {**page, "gpus": gpus}, new
 
 
-def claim(page: Page, homes: Mapping[str, str], to: str, now: float, places: Mapping[str, str] | None = None) -> Page:
+def withheld(entry: Entry) -> str:
+    """Say why what somebody has is not given out once more; "" if kubelet knows who has it."""
+    why = _WHY.get(entry["source"])
+    return why(_whose(entry)) if why else ""
+
+
+def former_uids(page: Page, given: Sequence[Given]) -> frozenset[str]:
+    """List the uids of the pods that have, as the book knows it, what is to be given now."""
+    keys = {(one.resource, one.id) for one in given}
+    return frozenset(uid for resource, name, one in entries(page) if (resource, name) in keys for uid in uids(one))
+
+
+def uids(entry: Entry) -> frozenset[str]:
+    """List the uids of the pods that have something, as far as they are known."""
+    named = entry["to"][len(UNNAMED) :] if entry["to"].startswith(UNNAMED) else ""
+    return frozenset(filter(None, (entry.get("uid"), named, *entry.get("pods", ()))))
+
+
+def claim(
+    page: Page,
+    homes: Mapping[str, str],
+    to: str,
+    now: float,
+    places: Mapping[str, str] | None = None,
+    pods: Sequence[str] = (),
+) -> Page:
     """Return the book with what a claim gets, whole, whatever it was given out as before.
 
     Args:
@@ -166,6 +204,7 @@ def claim(page: Page, homes: Mapping[str, str], to: str, now: float, places: Map
         to: the claim, as checkpoints.claimed names it.
         now: seconds since boot.
         places: of MIG instances, by UUID: one that was made in the place of another has its device nodes.
+        pods: uids of those that have the claim.
 
     Raises:
         GpushimError: somebody else has one of them, all of it or a part.
@@ -182,8 +221,22 @@ def claim(page: Page, homes: Mapping[str, str], to: str, now: float, places: Map
         made = noted_entry(DRIVER, to, uuid, (CLAIM, ""), ALLOCATED, now)
         if uuid in places:
             made["place"] = places[uuid]
+        if pods:
+            made["pods"] = [*pods]
         found["gpus"][home] = {**gpu, "entries": {**gpu["entries"], f"{CLAIM} {uuid}": made}}
     return found
+
+
+def with_pods(page: Page, uuids: Collection[str], to: str, pods: Sequence[str]) -> Page:
+    """Return the book with the pods that have a claim; as for `unclaimed`."""
+    keys = {f"{CLAIM} {uuid}" for uuid in uuids}
+    gpus: dict[str, Any] = {}
+    for uuid, one in page["gpus"].items():
+        mine = {
+            key: {**row, "pods": [*pods]} for key, row in one["entries"].items() if key in keys and row["to"] == to
+        }
+        gpus[uuid] = {**one, "entries": {**one["entries"], **mine}}
+    return {**page, "gpus": gpus}
 
 
 def unclaimed(page: Page, uuids: Collection[str], to: str) -> Page:

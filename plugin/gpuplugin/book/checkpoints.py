@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpuplugin.book import claimed as claims_file
 from gpuplugin.book.by_device import CLAIM
 from gpuplugin.devices.changes import UNNAMED, UNTOLD
+from gpuplugin.kubelet import cgroups
 from gpuplugin.settings.resources import Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
@@ -143,7 +144,9 @@ def holding(folder: str, units: Collection[str]) -> dict[str, str]:
 
     kubelet (pod-resources) lists neither a claim that an init container uses nor, at its start, all others. But it
     keeps each claim, over boots, from before it asks the driver until the driver has undone it. So a claim of the
-    driver's file that kubelet does not keep has ended; where it cannot be seen what kubelet keeps, none has.
+    driver's file that kubelet does not keep has ended when no process of its pods is left; where it cannot be seen
+    what kubelet keeps, none has. One that has lost its file begins with an empty one, which says nothing of claims
+    whose pods are not known.
 
     Args:
         folder: kubelet's directory.
@@ -160,7 +163,10 @@ def holding(folder: str, units: Collection[str]) -> dict[str, str]:
         live: Collection[str] = kubelet.claim_uids(folder) if rows else ()
     except (OSError, ValueError):
         live = rows
-    mine = {uid: row for uid, row in rows.items() if uid in live}
+    dropped = {uid: claims_file.pods_of(row) for uid, row in rows.items() if uid not in live}
+    running = cgroups.running(frozenset(pod for pods in dropped.values() for pod in pods))
+    over = {uid for uid, pods in dropped.items() if not running.intersection(pods) and (pods or live)}
+    mine = {uid: row for uid, row in rows.items() if uid not in over}
     return {
         uuid: named(row["namespace"], row["name"], kubelet.OWN_DRIVER)
         for row in mine.values()

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     from gpushim.containers.kubelet import Claim
 
-    # "namespace", "name", "devices": [{"request", "device", "uuid", "admin"}], "sharing" (gpuplugin.mps.of_claims)
+    # "namespace", "name", "devices": [{"request", "device", "uuid", "admin"}], "pods" (uids), "sharing"
+    # (gpuplugin.mps.of_claims)
     Row = dict[str, Any]
 
 NAME = "claims.json"  # in the book's directory
+PODS = "pods"  # member of a row: uids of the pods that have the claim
 FORM = 1
 _NAMES = ("namespace", "name", "devices")  # members of a row that `read` completes
 
@@ -132,6 +134,12 @@ def _as_it_was(row: Row, known: Row, raw: Any) -> Any:
 def held(row: Row) -> list[str]:
     """List the UUIDs of what a claim has to itself."""
     return [one["uuid"] for one in row["devices"] if not one.get("admin")]
+
+
+def pods_of(row: Row) -> list[str]:
+    """List the uids of the pods that have a claim; none, if an older version has written it."""
+    pods = row.get(PODS)
+    return [uid for uid in pods if isinstance(uid, str)] if isinstance(pods, list) else []
 
 
 class Known(NamedTuple):

@@ -150,7 +150,7 @@ def decided(
         units: as `listed.known` lists them.
         known: what is known beside the book.
         alien: UUIDs of what another instance that is there gives out.
-        lost: of what somebody has, what kubelet has forgotten.
+        lost: of what somebody has, why kubelet would give it once more, as it has forgotten that.
 
     Returns:
         that, and what was given out last.

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import checkpoints, listed
-from gpuplugin.kubelet import sockets
+from gpuplugin.kubelet import cgroups, sockets
 from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -78,9 +78,11 @@ class Starts:
         if self._knows(self._book.read(), there) or not self.runs():
             return
         remembered = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
+        running = await cgroups.left(listed.unlisted_uids(self._book.now(self._book.read()), {}, remembered))
         with self._book.locked() as before:
             if not self._knows(before, there):
-                self._book.write(listed.met(self._book.now(before), [there, system.clock()], remembered))
+                page = self._book.now(before)
+                self._book.write(listed.met(page, [there, system.clock()], remembered, running))
         self._hurry()
 
     def _path(self) -> str:

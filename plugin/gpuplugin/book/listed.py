@@ -12,6 +12,7 @@ from gpuplugin.book.by_device import (
     ALLOCATED,
     CLAIM,
     DRIVER,
+    ENDING,
     FORGOTTEN,
     FORMER,
     LISTED,
@@ -55,7 +56,9 @@ def known(page: Page, units: Units) -> dict[str, Device]:
     return found
 
 
-def met(page: Page, kubelet: list[Any], remembered: Remembered | None) -> Page:
+def met(
+    page: Page, kubelet: list[Any], remembered: Remembered | None, running: Collection[str] = frozenset()
+) -> Page:
     """Return the book after a start of kubelet, which knows of what was given out as much as its checkpoint.
 
     One that has any of it, or its resource, which is not there again before a plugin registers that, was not lost:
@@ -65,6 +68,7 @@ def met(page: Page, kubelet: list[Any], remembered: Remembered | None) -> Page:
         page: the book.
         kubelet: as the page has it.
         remembered: what is in that checkpoint.
+        running: uids of the pods of which a process is left.
     """
     found: Page = {**page, "kubelet": kubelet, "gpus": {}}
     uids, names = (remembered.uids, remembered.resources) if remembered else ({}, ())
@@ -75,6 +79,8 @@ def met(page: Page, kubelet: list[Any], remembered: Remembered | None) -> Page:
             if entry["giver"] == PLUGIN and key not in uids:
                 if lost or entry["source"] == FORGOTTEN:
                     entries[key] = {**entry, "source": FORGOTTEN}
+                elif (left := _of_process(entry, key, remembered, running)) is not None:
+                    entries[key] = left
                 else:
                     del entries[key]
             elif entry["source"] in SURE and entry["to"] and entry["giver"] == PLUGIN:  # else nobody has looked yet
@@ -92,6 +98,7 @@ def listed(
     whole: bool,
     node: str = "",
     stale: bool = False,
+    running: Collection[str] = frozenset(),
 ) -> Page:
     """Return the book after kubelet has said who has what.
 
@@ -100,6 +107,7 @@ def listed(
     All the while its checkpoint has it; where that was lost, nothing but a boot ends what a pod has that kubelet did
     not list before. A pod that is missing in a list of all has ended; but kubelet may be adding pods, one by one,
     for as long as a plugin lets it wait. So that counts where nobody has it write its checkpoint, which tells better.
+    Whatever kubelet says, nothing ends while a process of the pod is left: that may hang in the kernel.
 
     Args:
         page: the book.
@@ -110,6 +118,7 @@ def listed(
         whole: no pod of the API server's is missing in `pods`.
         node: this node's name, by which static pods are known, none of which is missing ever.
         stale: nobody has kubelet write its checkpoint.
+        running: uids of the pods of which a process is left, of those of `unlisted_uids`.
     """
     found: Page = {**page, "gpus": {}}
     started = page["kubelet"][1] if page["kubelet"] else 0.0
@@ -123,10 +132,35 @@ def listed(
                 entries[key] = _of_pod(entry, who, key, promised)
             elif pods is None or _recent(entry, since, promised) or (entry["giver"] != PLUGIN and CLAIM not in held):
                 entries[key] = entry
-            elif left := _missing(entry, key, pods, promised, whole, node, stale, started):
-                entries[key] = left
+            else:
+                left = _missing(entry, key, pods, promised, whole, node, stale, started)
+                if left := left or _of_process(entry, key, promised, running):
+                    entries[key] = left
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
-    return _without_former_pods(found)
+    return _without_former_pods(found, running)
+
+
+def unlisted_uids(page: Page, held: Held, promised: Remembered | None = None) -> frozenset[str]:
+    """List the uids of pods that have something which kubelet does not list; as for `listed`."""
+    rows = (
+        (f"{resource} {name}", one)
+        for resource, name, one in by_device.entries(page)
+        if name not in held.get(resource, {})
+    )
+    return frozenset(uid for key, one in rows for uid in _uids(one, key, promised))
+
+
+def _uids(entry: Entry, key: str, promised: Remembered | None) -> frozenset[str]:
+    uids = by_device.uids(entry)
+    return uids or frozenset(filter(None, [promised.uids.get(key) if promised else ""]))
+
+
+def _of_process(entry: Entry, key: str, promised: Remembered | None, running: Collection[str]) -> Entry | None:
+    """Return an entry that kubelet has no word for any more while a process of its pod is left; None if none is."""
+    left = _uids(entry, key, promised).intersection(running)
+    if not left:
+        return None
+    return {**entry, "source": ENDING, "uid": min(left)} if entry["giver"] == PLUGIN else entry
 
 
 def _missing(
@@ -142,6 +176,8 @@ def _missing(
     """Return what becomes of an entry that kubelet does not list, as `listed`; None if that has ended."""
     to, named = entry["to"], entry["to"].startswith(A_POD)
     there = promised is None or key in promised.uids
+    if entry["source"] == ENDING:
+        return None
     if to in pods and entry["source"] == FORMER:  # kubelet has forgotten it, or another pod has the name
         return {**entry, "source": FORGOTTEN if promised and promised.written > started else FORMER}
     if entry["source"] == FORGOTTEN and (promised is None or key not in promised.uids):
@@ -170,7 +206,7 @@ def _of_pod(entry: Entry, who: str, key: str, promised: Remembered | None) -> En
     return found
 
 
-def _without_former_pods(page: Page) -> Page:
+def _without_former_pods(page: Page, running: Collection[str]) -> Page:
     """Return the book without what pods had of which another has the name now: a StatefulSet's come again by it."""
     uids = {one["to"]: one["uid"] for *_, one in by_device.entries(page) if one["source"] == LISTED and "uid" in one}
     gpus: dict[str, Gpu] = {}
@@ -178,7 +214,8 @@ def _without_former_pods(page: Page) -> Page:
         left = {
             key: entry
             for key, entry in one["entries"].items()
-            if entry["source"] != FORGOTTEN or entry.get("uid") in (None, uids.get(entry["to"], entry.get("uid")))
+            if entry["source"] != FORGOTTEN
+            or entry.get("uid") in (None, uids.get(entry["to"], entry.get("uid")), *running)
         }
         gpus[gpu] = {**one, "entries": left}
     return {**page, "gpus": gpus}
@@ -194,7 +231,13 @@ def unlisted(page: Page) -> frozenset[str]:
     )
 
 
-def claims(page: Page, who: Mapping[str, str], homes: Mapping[str, str], since: float | None) -> Page:
+def claims(
+    page: Page,
+    who: Mapping[str, str],
+    homes: Mapping[str, str],
+    since: float | None,
+    running: Collection[str] = frozenset(),
+) -> Page:
     """Return the book with the claims of which somebody tells, and of others those that are new.
 
     Args:
@@ -202,13 +245,18 @@ def claims(page: Page, who: Mapping[str, str], homes: Mapping[str, str], since: 
         who: claims by UUID of what they have.
         homes: UUIDs of the GPUs that have them, by UUID of all GPUs and MIG instances.
         since: seconds since boot; what a claim got before that and is not in `who` is free. None: nothing is.
+        running: as for `listed`.
     """
     found: Page = {**page, "gpus": {}}
     for gpu, one in page["gpus"].items():
         entries = {
             key: row
             for key, row in one["entries"].items()
-            if row["giver"] == PLUGIN or row["uuid"] in who or since is None or row["time"] > since
+            if row["giver"] == PLUGIN
+            or row["uuid"] in who
+            or since is None
+            or row["time"] > since
+            or by_device.uids(row).intersection(running)
         }
         found["gpus"][gpu] = {**one, "entries": entries}
     for uuid, to in who.items():
@@ -263,14 +311,16 @@ def _as_given(resource: str, name: str, division: Division | None) -> tuple[str,
 
 
 def lost(page: Page) -> dict[str, dict[str, str]]:
-    """List who has what kubelet has forgotten, by resource and id."""
+    """Say of what somebody has, and kubelet would give once more, why it is not given; by resource and id."""
     found: dict[str, dict[str, str]] = {}
     for resource, name, entry in by_device.entries(page):
-        if entry["source"] == FORGOTTEN:
-            found.setdefault(resource, {})[name] = entry["to"] or "a container"
+        if entry["source"] in (FORGOTTEN, ENDING):
+            found.setdefault(resource, {})[name] = by_device.withheld(entry)
     return found
 
 
 def doubtful(page: Page) -> bool:
     """Say whether something is noted of which kubelet alone can say when it ends."""
-    return any(one["source"] in (FORMER, FORGOTTEN) or one["giver"] != PLUGIN for *_, one in by_device.entries(page))
+    return any(
+        one["source"] in (FORMER, FORGOTTEN, ENDING) or one["giver"] != PLUGIN for *_, one in by_device.entries(page)
+    )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
         uid: str  # of the pod, by kubelet's checkpoint: names come again
         place: str  # as that of a Division, of a MIG instance that a claim has
+        pods: list[str]  # uids of those that have the claim
 
     class Entry(Known):
         """That somebody got something: by which front, as what, when in seconds since boot."""
@@ -121,7 +122,7 @@ def checked(found: Any) -> Page:
         for key, entry in gpu["entries"].items():
             kind, name = entry["division"]
             texts += [key, entry["giver"], entry["to"], entry["uuid"], entry["source"], kind, name]
-            texts += [entry.get("uid", ""), entry.get("place", "")]
+            texts += [entry.get("uid", ""), entry.get("place", ""), *entry.get("pods", ())]
             numbers.append(entry["time"])
     if not all(isinstance(one, str) for one in texts) or not all(type(one) is int for one in whole):
         raise TypeError

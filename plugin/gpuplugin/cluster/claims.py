@@ -76,17 +76,20 @@ class Claims:
 
 
 def _ours(status: Any) -> dict[str, Any]:
-    """Return what is this driver's of a claim's status; of configs of others, which may be anything, their driver."""
+    """Return what is this driver's of a claim's status, and its pods; of configs of others their driver alone."""
     allocation = member(status, "allocation")
+    rows = [row for row in _rows(status, "reservedFor") if member(row, "resource") == "pods"]
+    users = {"reservedFor": [{"resource": "pods", "uid": member(row, "uid")} for row in rows]}
     if not allocation:
-        return {}
+        return users
     devices = member(allocation, "devices")
     results = [one for one in _rows(devices, "results") if member(one, "driver") == OWN_DRIVER]
-    return {"allocation": {"devices": {"results": results, "config": [*map(_config, _rows(devices, "config"))]}}}
+    config = [*map(_config, _rows(devices, "config"))]
+    return {**users, "allocation": {"devices": {"results": results, "config": config}}}
 
 
-def _rows(devices: Any, key: str) -> list[Any]:
-    rows = member(devices, key)
+def _rows(found: Any, key: str) -> list[Any]:
+    rows = member(found, key)
     return rows if isinstance(rows, list) else []
 
 

@@ -82,7 +82,7 @@ def settled(
         held: who has what; all devices of which nobody can say who has them are among it.
         units: what the host has, and what it does not have any more (GONE) that somebody may have.
         unknown: why nobody knows what was given out last of what is not in `served`; "" if it was nothing.
-        lost: of what is held, what kubelet has forgotten.
+        lost: of what is held, why kubelet would give it once more, as it has forgotten that.
 
     Returns:
         what is wanted, where somebody has it in another way with a problem that says so, and after that of each
@@ -204,9 +204,7 @@ def _forgotten(
 ) -> Mapping[str, Sequence[tuple[Device, str]]]:
     """Add why what a pod has is not given out though it is wanted as it is."""
     return {
-        name: [(one, why or (forgotten(rows[one.id]) if one.id in rows else "")) for one, why in row]
-        if (rows := lost.get(name))
-        else row
+        name: [(one, why or rows.get(one.id, "")) for one, why in row] if (rows := lost.get(name)) else row
         for name, row in marked.items()
     }
 
@@ -215,6 +213,11 @@ def forgotten(who: str) -> str:
     """Say why what a pod has is not given out once more, and what ends that."""
     ends = "drain this node, and boot it" if who.startswith(UNNAMED) else "delete that pod, or drain this node"
     return f"{who} has it, which kubelet forgot in its restart; {ends}"
+
+
+def ending(who: str) -> str:
+    """Say why what a pod has that was deleted is not given out yet."""
+    return f"{who} has it, is deleted, and has a process that has not ended yet; it is free when that has"
 
 
 def former(who: str) -> str:

@@ -6,6 +6,7 @@ Pure. Out of scope: whether it can have that (ledger.py), opaque configs (config
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
+UID = re.compile("[0-9a-zA-Z-]{1,64}")  # of a pod, in the names of its cgroups
+MOST_PODS = 256  # that have one (ResourceClaimReservedForMaxSize)
 
 
 class Result(NamedTuple):
@@ -31,12 +34,14 @@ class Result(NamedTuple):
         device: its name in the pool.
         admin: for an administrator who looks at it, beside whoever has it.
         config: what the claim and its classes say of it.
+        tolerations: of taints, as the scheduler has copied them from the request.
     """
 
     request: str
     device: str
     admin: bool
     config: Config = Config()
+    tolerations: tuple[Mapping[str, Any], ...] = ()
 
 
 class Claim(NamedTuple):
@@ -46,6 +51,7 @@ class Claim(NamedTuple):
     namespace: str
     name: str
     results: tuple[Result, ...]
+    pods: tuple[str, ...] = ()  # uids of those that have it
 
     def __str__(self) -> str:
         """Name it in a sentence."""
@@ -72,7 +78,18 @@ def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> 
         raise GpushimError(f"claim {name} is malformed; make it and its pod again", REQUEST) from None
     if not results:
         raise GpushimError(f"claim {name} has no device of {OWN_DRIVER} on node {node}", REQUEST)
-    return Claim(asked["uid"], asked["namespace"], asked["name"], results)
+    return Claim(asked["uid"], asked["namespace"], asked["name"], results, pods_of(found))
+
+
+def pods_of(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the uids of the pods that a claim is reserved for.
+
+    Args:
+        found: the ResourceClaim.
+    """
+    rows = (found.get("status") or {}).get("reservedFor") or ()
+    uids = [row.get("uid") for row in rows[:MOST_PODS] if row.get("resource") == "pods"]
+    return tuple(sorted({uid for uid in uids if isinstance(uid, str) and UID.fullmatch(uid)}))
 
 
 def is_here(row: Mapping[str, Any], found: Mapping[str, Any], node: str) -> bool:
@@ -147,7 +164,8 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
         request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
         if not LABEL.fullmatch(request):
             raise ValueError  # which the ledger would keep, however long it is
-        yield Result(request, str(row["device"]), admin, of_place[place])
+        tolerations = tuple(one for one in row.get("tolerations") or () if isinstance(one, dict))
+        yield Result(request, str(row["device"]), admin, of_place[place], tolerations)
 
 
 def _types(allocation: Mapping[str, Any]) -> dict[str, str]:

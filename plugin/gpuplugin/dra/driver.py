@@ -83,6 +83,7 @@ class NodeHalf:
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
         self._lacks = ""  # what the CDI spec does not have, a sentence
+        self._turns = 0
         self._ending = False
 
     async def run(self) -> None:
@@ -209,6 +210,9 @@ class NodeHalf:
         if self._letting.held():
             self._offer = self._offer._replace(problem=release.PROBLEM)
             return
+        if self._turns != self._letting.turns:
+            self._turns = self._letting.turns
+            self._renewal.begin_anew()
         found = self._renewal.read()
         if found is None:
             if self._renewal.problem:
@@ -245,7 +249,14 @@ class NodeHalf:
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
         self._reasons = self._watchers.problems(found)
-        why = {**self._sharing.problems, **taints.problems(found), **reason.texts(self._reasons, found)}
+        sick = taints.of_health(self._reasons, str(self._settings.values["taint-effect"]))
+        self._offer = self._offer._replace(sick=sick, why=reason.texts(self._reasons, found))
+        why = {
+            **self._ledger.unended,
+            **self._sharing.problems,
+            **taints.problems(found),
+            **reason.texts(self._reasons, found),
+        }
         if why != self._why:
             self._why = why
             self._driver.tell()
@@ -270,7 +281,8 @@ class NodeHalf:
         if self._offer.problem or self._snapshot is None:
             return None
         effect, page = str(self._settings.values["taint-effect"]), self._page()
-        return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, self._sharing.owed)
+        owed = {**self._ledger.unended, **self._sharing.owed}
+        return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, owed)
 
     def _now(self) -> Now:
         state = self._offered, self._why, self._reasons, self._offer.problem, self._lacks, self._desired

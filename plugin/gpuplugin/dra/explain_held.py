@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.book import by_device, checkpoints
 from gpuplugin.dra import node_state
 from gpuplugin.dra.node_state import present
-from gpushim.cdi.generate import publish
+from gpushim.cdi.generate import output, publish
 from gpushim.cli import show
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -114,7 +114,7 @@ def kubectl(namespace: str, name: str) -> str:
 def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
     """Say what is known of each device of a claim."""
     policy = node.snapshot["policy"]
-    path = publish.path_of(policy)
+    path = output.path_of(policy)
     there = {one["name"] for one in (publish.saved(path) or {"devices": ()})["devices"]}
     here = {one.uuid for one in node.offered}
     to = checkpoints.named(row["namespace"], row["name"], OWN_DRIVER)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.book import by_device, checkpoints, claimed, listed
-from gpuplugin.book.claimed import held
+from gpuplugin.book.claimed import PODS, held, pods_of
 from gpuplugin.mps import of_claims
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
@@ -43,6 +43,7 @@ class Holders(NamedTuple):
         claims: claims by UUID, without those that only look.
         asked: when kubelet was asked, in seconds since boot.
         stale: no device plugin of gpushim's has kubelet write its checkpoint.
+        running: uids of pods that kubelet does not list, and of which a process is left.
     """
 
     held: Mapping[str, Mapping[str, str]]
@@ -52,6 +53,7 @@ class Holders(NamedTuple):
     claims: Mapping[str, str] = {}
     asked: float = float("inf")
     stale: bool = False
+    running: Collection[str] = frozenset()
 
     @property
     def all_held(self) -> dict[str, dict[str, str]]:
@@ -73,6 +75,7 @@ class Ledger:
         sure: kubelet has listed all pods since this began, and the book has all that they have.
         unnoted: UUIDs of what pods have by a device plugin that does not write the book, such as NVIDIA's.
         places: of the MIG instances that the host has, by UUID.
+        ending: why claims that are over have not ended, as a process of a pod is left, by uid.
     """
 
     def __init__(self, shared: Book) -> None:
@@ -81,6 +84,7 @@ class Ledger:
         self._problem = ""  # of the file, logged once
         self.unnoted: frozenset[str] = frozenset()
         self.places: Mapping[str, str] = {}
+        self.ending: dict[str, str] = {}
 
     @property
     def path(self) -> str:
@@ -96,6 +100,16 @@ class Ledger:
         self._problem = problem
         return rows
 
+    @property
+    def unended(self) -> dict[str, str]:
+        """Why what claims that are over have is not free yet, by UUID; the scheduler may know nothing of them."""
+        rows = self.claims() if self.ending else {}
+        return {uuid: why for uid, why in self.ending.items() if uid in rows for uuid in held(rows[uid])}
+
+    def held(self) -> dict[str, str]:
+        """Return claims by UUID of what they have."""
+        return _by_uuid(self.claims())
+
     def open(self, homes: Mapping[str, str]) -> None:
         """Have the book know all claims, as after a boot.
 
@@ -108,12 +122,11 @@ class Ledger:
         self.book.prepare()
         with self.book.locked() as before:
             page = self.book.now(before)
-            mine = [(uuid, _named(row)) for row in self.claims().values() for uuid in held(row)]
-            for uuid, name in mine:
+            rows = self.claims().values()
+            for uuid, name, pods in [(uuid, _named(row), pods_of(row)) for row in rows for uuid in held(row)]:
                 try:
-                    page = by_device.claim(
-                        page, {uuid: homes[uuid]} if uuid in homes else {}, name, system.clock(), self.places
-                    )
+                    home = {uuid: homes[uuid]} if uuid in homes else {}
+                    page = by_device.claim(page, home, name, system.clock(), self.places, pods)
                 except GpushimError as error:  # both have it already, and nobody can take it back
                     logger.warning("%s", error)
             if page != before:
@@ -143,7 +156,7 @@ class Ledger:
             {"request": one.request, "device": one.device, "admin": one.admin, "uuid": uuids[one.device]}
             for one in claim.results
         ]
-        row: Row = {"namespace": claim.namespace, "name": claim.name, "devices": devices}
+        row: Row = {"namespace": claim.namespace, "name": claim.name, "devices": devices, PODS: [*claim.pods]}
         with self.book.locked() as before:
             rows = self.claims()
             if groups or of_claims.KEY in rows.get(claim.uid, {}):
@@ -161,7 +174,7 @@ class Ledger:
                     _refuse_listed(claim, new, holders.all_held, homes)
                 page = self._heard(page, holders, rows, homes)
             mine = {uuid: homes[uuid] for uuid in held(row)}
-            page = by_device.claim(page, mine, _named(row), system.clock(), self.places)
+            page = by_device.claim(page, mine, _named(row), system.clock(), self.places, claim.pods)
             if holders is None and self._asks(before):
                 raise GpushimError(
                     f"what containers had before is not known, and kubelet (pod-resources) does not say; claim "
@@ -207,16 +220,45 @@ class Ledger:
         """Return the book after what kubelet lists."""
         since = min(system.clock(), holders.asked) - QUIET
         page = listed.listed(
-            page, holders.held, holders.pods, since, holders.promised, holders.whole, "", holders.stale
+            page,
+            holders.held,
+            holders.pods,
+            since,
+            holders.promised,
+            holders.whole,
+            "",
+            holders.stale,
+            holders.running,
         )
-        known = {uuid: _named(row) for row in rows.values() for uuid in held(row)}
-        page = listed.claims(page, {**holders.claims, **known}, homes, since if holders.whole else None)
+        known = _by_uuid(rows)
+        then = since if holders.whole else None
+        page = listed.claims(page, {**holders.claims, **known}, homes, then, holders.running)
         self.unnoted = frozenset(_unnoted(page, holders.held, homes))
         self.sure = holders.whole and not self.unnoted
         self._all_was_listed |= holders.whole
         if holders.whole and holders.stale and page["unknown"]:  # else the device plugin finds that out
             page = {**page, "unknown": ""}
         return page
+
+    def join(self, uid: str, pods: Collection[str]) -> None:
+        """Note which pods have a claim: kubelet has it prepared for the first one alone.
+
+        Args:
+            uid: of the claim.
+            pods: uids of those that have it, or may have a process left.
+
+        Raises:
+            GpushimError: a file cannot be written.
+        """
+        with self.book.locked() as before:
+            rows = self.claims()
+            row = rows.get(uid)
+            if row is None or {*pods_of(row)} == {*pods}:
+                return
+            rows[uid] = {**row, PODS: sorted(pods)}
+            claimed.write(rows)
+            page = self.book.now(before)
+            self.book.write(by_device.with_pods(page, held(row), _named(row), sorted(pods)))
 
     def unshare(self, uids: Collection[str]) -> None:
         """Have claims share nothing any more, which their supervisors follow.
@@ -251,6 +293,10 @@ class Ledger:
                 claimed.write(left)
 
 
+def _by_uuid(rows: Mapping[str, Row]) -> dict[str, str]:
+    return {uuid: _named(row) for row in rows.values() for uuid in held(row)}
+
+
 def _named(row: Row) -> str:
     return checkpoints.named(row["namespace"], row["name"], OWN_DRIVER)
 
@@ -264,7 +310,7 @@ def _refuse(claim: Claim, uuids: Collection[str], others: Mapping[str, Row], hom
                     who = quote(f"{row['namespace']}/{row['name']}")
                     raise GpushimError(
                         f"claim {claim} cannot have {uuid} yet: claim {who} has {'it' if had == uuid else had}, "
-                        "and gives it back within a minute of its deletion",
+                        "and gives it back within a minute of its deletion, when no process of its pods is left",
                         REQUEST,
                     )
 

@@ -8,17 +8,21 @@ Budget: 5 ms beside the API server's answer. Out of scope: the wire (gpuplugin.k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.book import checkpoints, claimed
+from gpuplugin.book import checkpoints, claimed, listed
+from gpuplugin.book.by_device import CLAIM
 from gpuplugin.book.kubelet_starts import Starts
+from gpuplugin.devices import changes
 from gpuplugin.dra import taints
-from gpuplugin.dra.claim import allocated, groups, is_here
+from gpuplugin.dra.claim import allocated, groups, is_here, pods_of
 from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
-from gpuplugin.kubelet import podresources, sockets
+from gpuplugin.kubelet import cgroups, podresources, sockets
+from gpuplugin.matching.tolerations import untolerated
 from gpuplugin.processes import instances, tasks
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -56,6 +60,8 @@ class Offer(NamedTuple):
         kind: of the CDI spec.
         problem: why nothing can be given now, or "".
         snapshot: of which all that is; None at first.
+        sick: taints of what is unhealthy, by UUID.
+        why: sentences of that, by UUID.
     """
 
     devices: Mapping[str, Offered]
@@ -63,6 +69,8 @@ class Offer(NamedTuple):
     kind: str
     problem: str = ""
     snapshot: Snapshot | None = None
+    sick: Mapping[str, Sequence[Mapping[str, str]]] = {}
+    why: Mapping[str, str] = {}
 
     @property
     def usable(self) -> Snapshot | None:
@@ -98,7 +106,8 @@ class Claims:
         self._starts = Starts(ledger.book, lambda: kubelet_dir, lambda: None)
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
-        self._ended: set[str] = set()  # uids of what kubelet wants taken back, and could not be written
+        self._ended: set[str] = set()  # uids of what is to be taken back, and could not be yet
+        self._pods: dict[str, frozenset[str]] = {}  # names of pods whose uids the ledger has, by uid of the claim
         self._young: set[str] = set()  # uids that were given something while one asks
 
     async def prepare(self, claims: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]] | str]:
@@ -143,6 +152,7 @@ class Claims:
             GpushimError: it cannot have that.
         """
         self._ended.discard(claim.uid)
+        self._ledger.ending.pop(claim.uid, None)
         self._young.add(claim.uid)
         found = None if self._ledger.sure else await self._listed()
         try:
@@ -167,11 +177,27 @@ class Claims:
         return uid in self._ended
 
     async def _forget(self, uids: Collection[str]) -> None:
-        """Take back what has ended, when its GPUs are what they were; unless it was given something meanwhile."""
-        await self._shared.end(uids)
-        ended = self._ended.intersection(uids)
+        """Take back what has ended, when its GPUs are what they were; unless it was given something meanwhile.
+
+        A process that hangs in the kernel has them still, though kubelet has its pod deleted by force unprepared.
+        """
+        rows = self._ledger.claims()
+        pods = {uid: claimed.pods_of(rows[uid]) for uid in uids if uid in rows}
+        running = await cgroups.left(frozenset(pod for row in pods.values() for pod in row))
+        ending = {uid: sorted(running.intersection(row)) for uid, row in pods.items() if running.intersection(row)}
+        for uid in uids:
+            self._ledger.ending.pop(uid, None) if uid not in ending else self._hold(uid, rows[uid], ending[uid])
+        await self._shared.end([uid for uid in uids if uid not in ending])
+        ended = self._ended.intersection(uids) - ending.keys()
         self._ledger.forget(ended)
         self._ended -= ended
+
+    def _hold(self, uid: str, row: Row, pods: Sequence[str]) -> None:
+        name = quote(f"{row['namespace']}/{row['name']}")
+        why = changes.ending(f"claim {name} of {changes.UNNAMED}{pods[0]}")
+        if self._ledger.ending.get(uid) != why:
+            logger.warning("%s", why)
+        self._ledger.ending[uid] = why
 
     async def _listed(self) -> tuple[Listed, Holders] | None:
         """Ask kubelet who has what; of one that has just begun it is not believed that others have nothing.
@@ -197,7 +223,10 @@ class Claims:
             claims = {uuid: who for who, uuid in rows}
         young = young or not self._starts.is_met()
         stale = not instances.anyone(release.folder())
-        return found, Holders(found.held(), None if young else found.pods, whole, promised, claims, asked, stale)
+        held, page = found.held(), self._ledger.book.read()
+        known = {**held, CLAIM: {**claims, **self._ledger.held()}}
+        running = await cgroups.left(listed.unlisted_uids(page, known, promised) if page else ())
+        return found, Holders(held, None if young else found.pods, whole, promised, claims, asked, stale, running)
 
     async def keep(self) -> None:
         """Take back, as long as the driver runs, what claims have no more; keep what they share.
@@ -237,6 +266,37 @@ class Claims:
         ]
         self._asked.update(dict.fromkeys(due, now))
         await asyncio.gather(*(self._doubt(uid, rows[uid]) for uid in due))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await self._join(rows, listing)
+
+    async def _join(self, rows: Mapping[str, Row], listing: Listed) -> None:
+        """Note which pods have which claims, where kubelet lists others than before.
+
+        Raises:
+            GpushimError: there is no answer, or a file cannot be written.
+        """
+        names: dict[tuple[str, str], set[str]] = {}
+        for one in listing.claims:
+            if one.driver == OWN_DRIVER:
+                names.setdefault((one.namespace, one.name), set()).add(one.pod)
+        here = {uid: frozenset(names.get((row["namespace"], row["name"]), ())) for uid, row in rows.items()}
+        self._pods = {uid: self._pods[uid] & here[uid] for uid in self._pods.keys() & here.keys()}
+        for uid, row in rows.items():
+            if here[uid] - self._pods.get(uid, frozenset()) and (found := await self._fetch(uid, row)):
+                before = await cgroups.left(frozenset(claimed.pods_of(row)))
+                self._ledger.join(uid, before.union(pods_of(found)))
+                self._pods[uid] = here[uid]
+
+    async def _fetch(self, uid: str, row: Row) -> Mapping[str, Any] | None:
+        """Return a claim of the ledger as the API server has it; None if it is gone.
+
+        Raises:
+            GpushimError: there is no answer.
+            asyncio.TimeoutError: not soon.
+        """
+        asked = {"namespace": row["namespace"], "name": row["name"], "uid": uid}
+        found = await asyncio.wait_for(self._link.claim(asked), SOON)
+        return found if found is not None and found["metadata"].get("uid") == uid else None
 
     async def _doubt(self, uid: str, row: Row) -> None:
         """Have taken back what no pod has if the claim is gone, or has nothing here any more: names come again.
@@ -260,7 +320,8 @@ def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
     """Return the UUIDs of a claim's devices by their names.
 
     Raises:
-        GpushimError: the node does not have one, or no CDI spec names it since it does not answer.
+        GpushimError: the node does not have one, no CDI spec names it since it does not answer, or it is unhealthy
+            and the claim does not tolerate that.
     """
     gone = next((one.device for one in claim.results if one.device not in offer.devices), "")
     if gone:
@@ -270,4 +331,8 @@ def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
     for name, uuid in uuids.items():
         if why := sick.get(uuid):
             raise GpushimError(f"{name} of claim {claim} cannot be used: {why}", INVENTORY)
+    for one in claim.results:
+        uuid = uuids[one.device]
+        if not one.admin and untolerated(one.tolerations, offer.sick.get(uuid, ())):
+            raise GpushimError(f"{one.device} of claim {claim} is unhealthy: {offer.why.get(uuid, '')}", INVENTORY)
     return uuids

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.mps import control_daemon, mps, of_claims, time_slice
 from gpushim.cdi import versions
-from gpushim.cdi.generate import publish
+from gpushim.cdi.generate import output
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
 from gpushim.ground.logs import logger
@@ -146,7 +146,7 @@ class Sharing:
         """
         if self._known() is None:
             return
-        state, folder = system.state_dir(), publish.default_directory()
+        state, folder = system.state_dir(), output.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
         files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.left(state)
         there = {uid: of_claims.of(row) for uid, row in of_claims.shared().items()}
@@ -233,7 +233,7 @@ def _left(state: str, uids: Collection[str]) -> list[str]:
 
 def _path(uid: str) -> str:
     """Return where a claim's spec is: where engines look last, and nothing outlives a boot."""
-    return f"{publish.default_directory()}/gpushim-claim-{uid}.json"
+    return f"{output.default_directory()}/gpushim-claim-{uid}.json"
 
 
 def _remove(path: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.dra import offered
-from gpushim.cdi.generate import publish
+from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def missing(snapshot: Snapshot, uuids: Collection[str]) -> tuple[frozenset[str],
     """
     sick = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
     of_them = {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in sick}
-    path = publish.path_of(snapshot["policy"])
+    path = output.path_of(snapshot["policy"])
     there = {device["name"] for device in (publish.saved(path) or {"devices": ()})["devices"]}
     found = frozenset(uuids) - there - {*sick.values()} - of_them
     return found, WHY.format(path=path, uuid=min(found)) if found else ""

@@ -45,21 +45,27 @@ def taints(
         unnoted: UUIDs of what pods have by device plugins, and the book does not have.
         owed: UUIDs of what is still as a claim that is over had it.
     """
+    found = {uuid: [*row] for uuid, row in of_health(reasons, effect).items()}
+    for uuid in {*problems(snapshot), *owed}:  # also beside a reason, whose effect may be none
+        found.setdefault(uuid, []).append(_taint(PROBLEM, "", NO_SCHEDULE))
+    for uuid in _given(page, snapshot, unnoted):
+        found.setdefault(uuid, []).append(_taint(PLUGIN, "allocated", NO_SCHEDULE))
+    return found
+
+
+def of_health(reasons: Mapping[str, Sequence[Reason]], effect: str) -> dict[str, list[dict[str, str]]]:
+    """Return the taints of GPUs and MIG instances that are unhealthy; as `taints`."""
     found: dict[str, dict[str, dict[str, str]]] = {}
-
-    def add(uuid: str, kind: str, value: str, effect: str) -> None:
-        taint = {"key": f"{OWN_DRIVER}/{kind}", **({"value": value} if value else {}), "effect": effect}
-        found.setdefault(uuid, {}).setdefault(kind, taint)
-
     for uuid, row in reasons.items():
         for one in row:
             mild = one.kind == "unwatched" and effect == NO_EXECUTE
-            add(uuid, one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
-    for uuid in {*problems(snapshot), *owed}:  # also beside a reason, whose effect may be none
-        add(uuid, PROBLEM, "", NO_SCHEDULE)
-    for uuid in _given(page, snapshot, unnoted):
-        add(uuid, PLUGIN, "allocated", NO_SCHEDULE)
+            taint = _taint(one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
+            found.setdefault(uuid, {}).setdefault(one.kind, taint)
     return {uuid: [*row.values()] for uuid, row in found.items()}
+
+
+def _taint(kind: str, value: str, effect: str) -> dict[str, str]:
+    return {"key": f"{OWN_DRIVER}/{kind}", **({"value": value} if value else {}), "effect": effect}
 
 
 def problems(snapshot: Snapshot) -> dict[str, str]:

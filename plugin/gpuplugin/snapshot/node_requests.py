@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.processes import counts, spawn
 from gpuplugin.snapshot import node_snapshot, release
+from gpuplugin.snapshot.node_snapshot import RENEWED
 from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
@@ -72,6 +73,7 @@ class Renewal:
         self.problem: GpushimError | None = None
         self._asked = 0.0  # system.clock() since it is asked for; 0 while it is not
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
+        self._since = 0.0  # system.clock(); what was looked at before does not count
         self._first: Snapshot | None = None
         self._came, self._before = node_snapshot.Came(), node_snapshot.LastRead()
         self._logged = ""
@@ -83,6 +85,8 @@ class Renewal:
             OutdatedError: in a pod, the container lacks what another would have.
         """
         found, why = node_snapshot.read(system.state_dir(), self._before)
+        if found and not why and found["looked"] < self._since:
+            why = GpushimError(f"{system.state_dir()}/{ensure.SNAPSHOT} is of before a release; {RENEWED}", INVENTORY)
         if found and not why:
             self._first = self._first or found
             if os.environ.get(node_snapshot.POD):
@@ -119,6 +123,11 @@ class Renewal:
         self._pause, self._again, self._asked = FIRST, 0.0, system.clock()
         self.need()
 
+    def begin_anew(self) -> None:
+        """Have none count that was made before: the driver may be another one, of which a pod sees nothing."""
+        self._since = system.clock()
+        self.hurry()
+
     async def over(self) -> None:
         """Wait until the refresh that runs, and has the GPUs open, has ended."""
         while lock.is_held(f"{system.state_dir()}/{renew.LOCK}"):
@@ -132,7 +141,7 @@ class Renewal:
             self.problem = GpushimError(str(found.get("sentence")), INVENTORY)
         elif waited > longest() or (waited > ANSWER and not lock.is_held(f"{state}/{renew.LOCK}")):
             path = f"{state}/{ensure.SNAPSHOT}"
-            silent = GpushimError(f"{path} was asked for and is not renewed; {node_snapshot.RENEWED}", INVENTORY)
+            silent = GpushimError(f"{path} was asked for and is not renewed; {RENEWED}", INVENTORY)
             self.problem = why or silent
         if self.problem and str(self.problem) != self._logged:
             self._logged = str(self.problem)

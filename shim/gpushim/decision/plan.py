@@ -336,6 +336,12 @@ def _hook(
         for gpu in inventory["gpus"]:
             if gpu["pci"]:
                 args += words("--gpu", str(gpu["minor"]), _proc_name(gpu))
+        bound = {gpu["minor"]: inventory["stamp"]["gpus"].get(_proc_name(gpu)) for gpu in inventory["gpus"]}
+        for minor, inode in bound.items():
+            if inode:
+                args += words("--bound", str(minor), str(inode))
+        if any(bound.values()):
+            args += words("--bindings", f"{inventory['inputs']['sys']}/bus/pci/drivers/nvidia")
         args += words("--empty", driver["empty"])
     elif displays:
         # The mask that the driver takes has 64 bits: GPUs with higher minor numbers stay out of it.

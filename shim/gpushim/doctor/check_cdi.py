@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import specs, validate, versions
-from gpushim.cdi.generate import publish, write, written
+from gpushim.cdi.generate import output, publish, write, written
 from gpushim.doctor import (
     REFRESH,
     Finding,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def directories(host: Host) -> list[str]:
     """List the directories of specs, each once, even if it has several paths."""
-    own = os.path.dirname(publish.path_of(host.settings))
+    own = os.path.dirname(output.path_of(host.settings))
     found: dict[str, str] = {}
     for folder in (*host.settings["cdi"]["spec-dirs"], own):
         found.setdefault(os.path.realpath(folder), folder)
@@ -54,7 +54,7 @@ def directories(host: Host) -> list[str]:
 
 def spec(host: Host) -> Iterator[Finding]:
     """Check that refresh's spec is there, and of this snapshot."""
-    path = publish.path_of(host.settings)
+    path = output.path_of(host.settings)
     saved = publish.saved(path)
     found, _ = ensure.last(host.config, host.state)
     if not host.settings["cdi"]["write-spec"]:
@@ -65,7 +65,7 @@ def spec(host: Host) -> Iterator[Finding]:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
     elif _nowhere(host):
         evidence = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
-        yield warning(evidence, entries.moved(host, publish.DEFAULT_DIRECTORY))
+        yield warning(evidence, entries.moved(host, output.DEFAULT_DIRECTORY))
     elif saved is None and (other := publish.conflicting(path, expected)[0]):
         yield ok(f"{path} is not there, for {other} has its devices")
     elif saved is None:
@@ -100,7 +100,7 @@ def _nowhere(host: Host) -> bool:
 
 def _again(host: Host) -> str:
     """Return the command, or sentence, by which refresh writes its spec as a file in a directory of root's alone."""
-    path = publish.path_of(host.settings)
+    path = output.path_of(host.settings)
     folder = os.path.dirname(path)
     above = folder
     while not os.path.lexists(above):
@@ -134,7 +134,7 @@ def files(host: Host) -> Iterator[Finding]:
     for problem in problems:
         path = problem.partition(": ")[0]
         others = os.path.exists(path) and trust.others_may(os.stat(path))
-        if path == publish.path_of(host.settings) and not others:
+        if path == output.path_of(host.settings) and not others:
             fix = _again(host)
         else:
             fix = f"{corrected(path)} or remove it: see `gpushim cdi validate`"
@@ -165,7 +165,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
     for path, priority, document in listed:
         for device in document["devices"]:
             places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
-    shown, mine = set(), publish.path_of(host.settings)
+    shown, mine = set(), output.path_of(host.settings)
     unreadable = [problem.partition(": ")[0] for problem in problems]
     for path in unreadable:
         evidence = f"what {path} has is unknown, and an engine that can read it may find a device twice"
@@ -194,7 +194,7 @@ def paths(host: Host) -> Iterator[Finding]:
         absent = [name for name in _named(document) if not seen.exists(name, links=False)]
         missing += len(absent)
         if absent:
-            own_one = path == publish.path_of(host.settings)
+            own_one = path == output.path_of(host.settings)
             fix = (
                 _again(host)
                 if own_one
@@ -220,7 +220,7 @@ def hooks(host: Host) -> Iterator[Finding]:
             )
         for program in sorted({each for each in _hooks(edits) if each.rpartition("/")[2] == HOOK_NAME}):
             again = _again(host)
-            if path != publish.path_of(host.settings):
+            if path != output.path_of(host.settings):
                 again = f"let gpushim cdi generate write {shlex.quote(path)} again, or remove it"
             if found := entries.foreign(f"{path} names {program}", program, again):
                 count += 1

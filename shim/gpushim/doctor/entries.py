@@ -10,7 +10,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from gpushim.cdi.generate import publish
+from gpushim.cdi.generate import output
 from gpushim.doctor import REFRESH, broken, listing, ok, ours, restarting, skipped, text, warning
 from gpushim.engines import hooksd
 from gpushim.engines.processes import table
@@ -126,7 +126,7 @@ def configure(
 
 def place(host: Host) -> str:
     """Return the directory of the CDI spec that refresh writes."""
-    return os.path.dirname(publish.path_of(host.settings))
+    return os.path.dirname(output.path_of(host.settings))
 
 
 def looks_there(host: Host, folders: Iterable[str]) -> bool:

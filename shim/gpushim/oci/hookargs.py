@@ -16,6 +16,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "VERSION": (),
     "MASK": (),
     "MINOR=PCINAME": (),
+    "MINOR=INODE": (),
     "SONAME=PATH": (CONTAINER,),
     "TARGET::PATH": (CONTAINER, CONTAINER),
     "TARGET::NODE": (CONTAINER, CONTAINER),
@@ -36,6 +37,8 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--profile-mask": ("MASK", ""),  # bit n: the container's displays may use the GPU with minor number n
     "--cover": ("SOURCE::PATH", "paths of /proc/driver/nvidia covered"),
     "--gpu": ("MINOR=PCINAME", ""),  # name below /proc/driver/nvidia/gpus
+    "--bound": ("MINOR=INODE", ""),  # of the GPU's binding to the driver, when it had that minor number
+    "--bindings": ("DIR", ""),  # of sysfs, which has these bindings by PCINAME
     "--empty": ("DIR", ""),
     "--mount": ("SOURCE::MOUNT", "files mounted by the hook"),
     "--socket": ("SOURCE::MOUNT", "sockets and their directories mounted by the hook"),

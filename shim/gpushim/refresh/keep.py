@@ -1,7 +1,8 @@
 """`gpushim refresh --keep`: keep the snapshot true until a signal comes, where no unit of systemd's does it.
 
 It looks every LOOK seconds, which costs as much as a create's look, and has a child list the GPUs, because NVML can
-hang: when the host has changed, when the snapshot's life nears its end, and when the device plugin asks for it. Not
+hang: when the host has changed, when the snapshot's life nears its end, when the CDI spec has gone, by which engines
+find what others offer, and when the device plugin asks for it. Not
 while that has let the GPUs go. What fails is tried more and more rarely, but at once when the host has changed.
 Who keeps it holds a lock, which the kernel releases at the end of that process, in whatever namespaces it runs.
 Out of scope: what the child does (refresh.unattended), and the units that do it where a package is.
@@ -19,6 +20,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from gpushim.cdi.generate import output
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -84,6 +86,7 @@ class Keep:
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._failed_for: Any = None  # facts about host and configuration
         self._served: Any = None  # identity of the file of wishes as the last child found it
+        self._spec = True  # there is a CDI spec, or it is to be seen why not
         self._logged: set[str] = set()
 
     def look(self) -> None:
@@ -111,7 +114,12 @@ class Keep:
         if self._request() not in (None, self._served):
             return True
         found = ensure.read(self.config, self.state) or self._newer()
-        return found is None or not ensure.alive(found, min(AHEAD, found["life"] / 2))
+        if found is None or not ensure.alive(found, min(AHEAD, found["life"] / 2)):
+            return True
+        there = _has_spec(found)
+        if there:
+            self._spec = True
+        return self._spec and not there
 
     def _newer(self) -> Snapshot | None:
         """Return a true snapshot that another version has made meanwhile: two that renew each other's never end."""
@@ -144,7 +152,9 @@ class Keep:
         if code < 0 and not child.late:
             lines.append(f"gpushim: gpushim refresh was ended by signal {-code}; run it by hand to see why")
         self._tell(lines)
-        if code < 0 or ensure.read(self.config, self.state) is None:
+        found = ensure.read(self.config, self.state)
+        self._spec = found is None or _has_spec(found)  # where refresh writes none, the next one does not either
+        if code < 0 or found is None:
             self._wait()
         else:
             self._pause, self._again = FIRST, 0.0
@@ -159,6 +169,11 @@ class Keep:
             if key not in self._logged:
                 print(line, file=sys.stderr, flush=True)
         self._logged = set(keys.values())
+
+
+def _has_spec(found: Snapshot) -> bool:
+    """Say whether the CDI spec of a snapshot is there."""
+    return os.path.lexists(output.path_of(found["policy"]))
 
 
 class _Child:

@@ -19,6 +19,7 @@ from gpuplugin.processes import moments, spawn
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot
 from gpuplugin.snapshot.release import PROBLEM
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import lock
 from unit.gpuplugin import watched
@@ -50,6 +51,9 @@ def test_release_and_take(top: Path, host: Host) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match=f"cannot be used: {PROBLEM}"):
                 await kubelet.allocate(GPU, uuid(0))
             assert (await do(top, "take"))["released"] is None
+            await until(wanted(top).exists)
+            assert kubelet.lists[GPU] == SICK  # the driver may be another since, of which the host was not asked yet
+            host.has({**host.found, "looked": system.clock()})
             await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())
@@ -113,6 +117,8 @@ def test_a_script_lets_go_and_a_restart_keeps_to_it(top: Path, host: Host, monke
             assert (await do(top, "status"))["released"]
             monkeypatch.setattr(node_snapshot, "read", lambda state, before=None: (host.found, None))
             (top / "state/device-plugin/released").unlink()
+            await until(wanted(top).exists)
+            host.has({**host.found, "looked": system.clock()})
             await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())
@@ -125,8 +131,8 @@ def test_a_node_without_a_driver_waits_while_it_is_let_go(top: Path, host: Host)
         host.has(snapshot([], error={"sentence": "the driver is not loaded", "code": 4}))
         async with running(top) as kubelet:
             await until((top / "state/device-plugin.sock").exists)
-            host.has(snapshot([gpu(0), gpu(1)]))
             await do(top, "take")
+            host.has(snapshot([gpu(0), gpu(1)], looked=system.clock()))
             await until(lambda: kubelet.lists.get(GPU) == WELL)
 
     asyncio.run(run())
@@ -242,6 +248,7 @@ def test_the_kernel_is_told_no_limits_while_the_gpus_are_let_go(
             with pytest.raises(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
             await do(top, "take")
+            host.has({**host.found, "looked": system.clock()})
             while not await limited():
                 await asyncio.sleep(0.05)
 

@@ -162,3 +162,14 @@ driver that it goes without nodes which an administrator has labelled so. */ -}}
 {{- end -}}
 {{- toJson $all -}}
 {{- end -}}
+
+{{- /* The node's cgroups, which say whether a process of a pod is left that kubelet has forgotten. */ -}}
+{{- define "gpushim.cgroupsMount" -}}
+# With cgroup v1 each controller is a mount below it.
+- {name: cgroups, mountPath: /host/sys/fs/cgroup, readOnly: true{{ if semverCompare ">=1.31-0" .Capabilities.KubeVersion.Version }}, recursiveReadOnly: IfPossible{{ end }}}
+{{- end -}}
+
+{{- define "gpushim.cgroupsVolume" -}}
+- name: cgroups
+  hostPath: {path: /sys/fs/cgroup, type: Directory}
+{{- end -}}

@@ -24,19 +24,17 @@ import os
 from typing import TYPE_CHECKING, Any, Optional
 
 from gpushim.cdi import form, spec_text, specs
-from gpushim.cdi.generate import write, written
+from gpushim.cdi.generate import output, write, written
 from gpushim.decision.decide import hook_program
-from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.oci.selection import BESIDE, parse
 from gpushim.paths import changeable, exchange, selinux, trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from gpushim.ground.model import Snapshot
 
-DEFAULT_DIRECTORY = specs.DIRECTORIES[-1]
 CHOICE = (
     "engines take that one; to have gpushim's again, disable what writes it (nvidia-cdi-refresh), remove {}, and "
     "refresh; write-spec = false under [cdi] says that it is to stay"
@@ -49,7 +47,7 @@ def on_refresh(snapshot: Snapshot, first: Callable[[], object] = lambda: None) -
     Where no GPU can be given out (the snapshot's "error"), all specs of refresh's go, after `first` was called.
     """
     notes: list[str] = []
-    path = path_of(snapshot["policy"]) if snapshot["policy"]["cdi"]["write-spec"] else ""
+    path = output.path_of(snapshot["policy"]) if snapshot["policy"]["cdi"]["write-spec"] else ""
     try:
         if path and snapshot["error"]:
             _take_back(path, first, notes)
@@ -104,19 +102,6 @@ def _remove_others(path: str, notes: list[str]) -> None:
             notes.append(f"{other}, which refresh had written, is removed: {why}")
         except OSError as error:
             notes.append(f"{other}, which refresh had written, cannot be removed ({error.strerror}), but {why}")
-
-
-def path_of(policy: Mapping[str, Any]) -> str:
-    """Return the path that refresh writes; its name follows the advice of the CDI specification."""
-    directory: str = policy["cdi"]["output-directory"] or default_directory()
-    return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
-
-
-def default_directory() -> str:
-    """Return where specs are written if no setting says it, which does not outlive a boot."""
-    state = system.state_dir()
-    # A state directory of their own, as of a test or a rootless engine, has the specs too.
-    return DEFAULT_DIRECTORY if state == system.STATE_DIR else state + "/cdi"
 
 
 def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import posix
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,14 @@ def dev(root: Path, *more: str) -> str:
     return "; ".join(lines)
 
 
-def hook(root: Path, pid: int, *more: str) -> str:
+def hook(root: Path, pid: int, *more: str, code: int = 0) -> str:
     """Run the hook with a bundle instead of a rootfs; return what the log says."""
     log = root.parent / "log"
     as_root(pid, root)
     (root.parent / "config.json").write_text(json.dumps({"root": {"path": root.name}}))
     state = json.dumps({"pid": pid, "bundle": str(root.parent)}).encode()
     done = run("prestart", "--log", log, *more, state=state)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, bool(done.stderr)) == (code, bool(code)), done.stderr
     return log.read_text() if log.exists() else ""
 
 
@@ -181,6 +182,33 @@ def test_other_gpus_are_covered(root: Path, monkeypatch: pytest.MonkeyPatch, mad
 
         forked(work)
         assert (os.listdir(inside(pid, root, "/proc/tty/driver")) == []) == covered
+
+
+BOUND = {
+    "as it was": ("nvidia3", lambda path: None, False),
+    "bound anew": ("nvidia3", lambda path: (path / "aside").rename(path / "0000:02:00.0"), True),
+    "not bound": ("nvidia3", lambda path: (path / "0000:02:00.0").unlink(), False),
+    "another GPU of the host's bound anew": (
+        "nvidia0", lambda path: (path / "aside").rename(path / "0000:02:00.0"), False
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("node", "change", "refused"), BOUND.values(), ids=BOUND)
+def test_a_node_that_may_be_another_gpus_since_the_spec_was_written(
+    root: Path, tmp_path: Path, node: str, change: Callable[[Path], object], refused: bool
+) -> None:
+    folder = tmp_path / "bindings"
+    folder.mkdir()
+    for name in ("0000:01:00.0", "0000:02:00.0", "aside"):
+        (folder / name).symlink_to("../devices")
+    numbers = [("0", "0000:01:00.0"), ("3", "0000:02:00.0")]
+    words = [word for minor, name in numbers for word in ("--gpu", f"{minor}={name}")]
+    words += [word for minor, name in numbers for word in ("--bound", f"{minor}={(folder / name).lstat().st_ino}")]
+    change(folder)
+    with container(dev(root, f"mknod '{root}/dev/{node}' c 195 {node[6:]}")) as pid:
+        said = hook(root, pid, *words, "--bindings", str(folder), code=12 if refused else 0)
+    assert ("GPU 0000:02:00.0 is bound to the driver anew" in said) == refused
 
 
 def test_all_gpus_of_a_dev(root: Path) -> None:

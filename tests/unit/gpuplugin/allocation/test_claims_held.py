@@ -16,6 +16,7 @@ from gpuplugin.book.book import Book
 from gpuplugin.dra.claim import Claim as Mine
 from gpuplugin.dra.claim import Result
 from gpuplugin.dra.ledger import Holders, Ledger
+from gpuplugin.kubelet import cgroups
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
 from gpushim.ground import system
@@ -38,12 +39,12 @@ def keeps(scene: Scene, *uids: str) -> None:
     (scene.top / kubelet.CLAIMS).write_text(json.dumps(data))
 
 
-def prepared(*results: Result) -> Ledger:
+def prepared(*results: Result, pods: tuple[str, ...] = ()) -> Ledger:
     """Prepare a claim of an init container, which kubelet (pod-resources) does not list; then the driver is away."""
     driver = Ledger(Book())
     driver.open(HOMES)
     driver.hear(Holders({}, [], True, NOTHING, {}), HOMES)
-    driver.give(Mine("uid", "d", "c", results or (OWNS,)), {"gpu-0": ONE}, HOMES, None)
+    driver.give(Mine("uid", "d", "c", results or (OWNS,), pods), {"gpu-0": ONE}, HOMES, None)
     return driver
 
 
@@ -115,6 +116,40 @@ def test_a_claim_that_kubelet_has_had_undone_holds_nothing(scene: Scene) -> None
     one = scene.started()
     assert one.look(whole()) == {ONE}
     one.allocate(ONE)
+
+
+LOST: dict[str, Callable[[Scene], object]] = {
+    "claims.json": lambda scene: Path(claimed.path()).unlink(),
+    "half of claims.json": lambda scene: Path(claimed.path()).write_text("{"),
+    "kubelet's, which begins with an empty one": keeps,
+    "both": lambda scene: [lose(scene) for lose in (keeps, LOST["claims.json"])],
+}
+
+
+@pytest.mark.parametrize("loses", LOST.values(), ids=LOST)
+def test_a_file_that_is_lost_frees_nothing_of_which_a_process_is_left(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, loses: Callable[[Scene], object]
+) -> None:
+    running = {"u"}
+    monkeypatch.setattr(cgroups, "running", lambda uids, *_: frozenset(running.intersection(uids)))
+    settled(scene, whole()).end()
+    prepared(pods=("u",))
+    loses(scene)
+    scene.passes(kubelet_view.QUIET + 1)
+    is_refused(scene)
+    running.clear()
+    one = scene.started()
+    assert one.look(whole()) == {ONE}
+    one.allocate(ONE)
+
+
+def test_an_empty_file_of_kubelets_does_not_end_a_claim_whose_pods_nobody_knows(scene: Scene) -> None:
+    """As of a version before."""
+    settled(scene, whole()).end()
+    prepared()
+    keeps(scene)
+    scene.passes(kubelet_view.QUIET + 1)
+    is_refused(scene)
 
 
 def test_it_is_no_other_giver(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -14,8 +15,9 @@ import pytest
 
 from gpuplugin.book import book
 from gpuplugin.book.book import Book
-from gpuplugin.book.by_device import Given
+from gpuplugin.book.by_device import LISTED, Given
 from gpuplugin.book.page import fresh
+from gpuplugin.kubelet import cgroups
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
@@ -41,6 +43,22 @@ def test_what_is_given_is_there_for_the_next_process(path: Path) -> None:
     assert page
     assert [*page["gpus"]["GPU-0"]["entries"]] == ["gpu GPU-0"]
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_kubelet_takes_for_free_is_not_given_while_a_process_is_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch, running: bool
+) -> None:
+    """Nobody has asked kubelet yet since it has forgotten the pod, as after a deletion by force."""
+    monkeypatch.setattr(cgroups, "running", lambda uids: uids if running else frozenset())
+    Book().give(GIVEN)
+    shared = Book()
+    with shared.locked() as page:
+        assert page is not None
+        page["gpus"]["GPU-0"]["entries"]["gpu GPU-0"].update({"source": LISTED, "to": "pod d/x", "uid": "u"})
+        shared.write(page)
+    with pytest.raises(GpushimError, match=r"pod d/x has it") if running else contextlib.nullcontext():
+        shared.give(GIVEN)
 
 
 @pytest.mark.parametrize("size", [0, 1, 40, -3])

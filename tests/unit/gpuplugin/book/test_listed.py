@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gpuplugin.book import by_device, listed
-from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, FORGOTTEN, FORMER, LISTED, UNLISTED
+from gpuplugin.book.by_device import ALLOCATED, CLAIM, DRIVER, ENDING, FORGOTTEN, FORMER, LISTED, UNLISTED
 from gpuplugin.book.checkpoints import Remembered
+from gpuplugin.devices import changes
 from gpuplugin.settings import resources
 from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
@@ -109,6 +110,58 @@ def test_what_kubelet_gave_after_it_wrote_its_checkpoint_is_not_missing_there() 
     page = book(entries={KEY: entry(time=3.0)})
     assert [*by_device.entries(listed.listed(page, {}, (), 60.0, Remembered({}, 2.0), whole=True))]
     assert not [*by_device.entries(listed.listed(page, {}, (), 60.0, Remembered({}, 4.0), whole=True))]
+
+
+DELETED = {
+    "listed before": ({**entry(source=LISTED, to=POD), "uid": "u"}, NOTHING),
+    "its uid is in the checkpoint alone": (entry(source=LISTED, to=POD), PROMISED),
+    "an init container": (entry(source=UNLISTED, to=INIT), NOTHING),
+    "ending": ({**entry(source=ENDING, to=POD), "uid": "u"}, NOTHING),
+    "forgotten": ({**entry(source=FORGOTTEN, to=POD), "uid": "u"}, NOTHING),
+    "its checkpoint cannot be read": ({**entry(source=ENDING, to=POD), "uid": "u"}, None),
+}
+
+
+@pytest.mark.parametrize(("before", "promised"), DELETED.values(), ids=DELETED)
+def test_nothing_ends_while_a_process_of_its_pod_is_left(before: Any, promised: Any) -> None:
+    """As after a deletion by force: that kubelet lists the pod no more says nothing of its processes."""
+    page = book(entries={KEY: before})
+    assert listed.unlisted_uids(page, {}, promised) == {"u"}
+    for running, left in (({"u"}, [ENDING]), ({"v"}, [])):
+        found = listed.listed(page, {}, ("pod x",), 7.0, promised, whole=True, stale=True, running=running)
+        assert [one["source"] for *_, one in by_device.entries(found)] == left
+    assert not listed.unlisted_uids(page, HAS, promised)
+
+
+def test_a_kubelet_that_starts_ends_nothing_of_which_a_process_is_left() -> None:
+    page = book(entries={KEY: {**entry(source=LISTED, to=POD), "uid": "u"}})
+    for running, left in (({"u"}, [ENDING]), ((), [])):
+        found = listed.met(page, ["socket", 3.0], Remembered({}, 8.0, [GPU]), running)
+        assert [one["source"] for *_, one in by_device.entries(found)] == left
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_kubelet_forgot_stays_while_a_process_is_left_though_another_pod_has_the_name(running: bool) -> None:
+    rows = {KEY: {**entry(source=FORGOTTEN, to=POD), "uid": "u"}, f"{GPU} {TWO}": {**entry(TWO), "uid": "v"}}
+    found = listed.listed(
+        book(entries=rows), {GPU: {TWO: POD}}, (POD,), 7.0, Remembered({f"{GPU} {TWO}": "v"}, 8.0), whole=True,
+        running={"u"} if running else (),
+    )  # fmt: skip
+    assert len([*by_device.entries(found)]) == 1 + running
+
+
+@pytest.mark.parametrize("by", ["listed", "claims"])
+def test_a_claim_ends_when_no_process_of_its_pods_is_left(by: str) -> None:
+    """Whoever has lost which file: the book knows its pods."""
+    page = book(entries={f"{CLAIM} {ONE}": {**CLAIMED, "pods": ["u", "w"]}})
+    assert listed.unlisted_uids(page, {}) == {"u", "w"}
+    for running in ({"w"}, ()):
+        found = (
+            listed.listed(page, {CLAIM: {}}, (), 7.0, None, whole=True, running=running)
+            if by == "listed"
+            else listed.claims(page, {}, {ONE: ONE}, 7.0, running)
+        )
+        assert len([*by_device.entries(found)]) == len(running)
 
 
 @pytest.mark.parametrize(("uid", "ends"), [("u", False), ("v", True)])
@@ -217,8 +270,9 @@ def test_an_instance_that_is_gone_is_known_while_somebody_has_it() -> None:
         (entry(), False, {}),
         (entry(source=LISTED), False, {}),
         (entry(source=FORMER, to=POD), True, {}),
-        (entry(source=FORGOTTEN, to=POD), True, HAS),
-        (entry(source=FORGOTTEN), True, {GPU: {ONE: "a container"}}),
+        (entry(source=FORGOTTEN, to=POD), True, {GPU: {ONE: changes.forgotten(POD)}}),
+        (entry(source=FORGOTTEN, to=INIT), True, {GPU: {ONE: changes.forgotten(INIT)}}),
+        (entry(source=ENDING, to=POD), True, {GPU: {ONE: changes.ending(POD)}}),
         (CLAIMED, True, {}),
     ],
 )

@@ -17,7 +17,7 @@ from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import DeepError
 from gpuplugin.cluster.dra_in_cluster import Link
 from gpuplugin.dra import configs
-from gpuplugin.dra.claim import allocated
+from gpuplugin.dra.claim import allocated, pods_of
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 
 ASKED = {"namespace": "d", "name": "c", "uid": "u"}
@@ -87,7 +87,15 @@ def test_what_is_of_this_driver_is_passed_on(told: Any) -> None:
 
 @pytest.mark.parametrize("found", [{"metadata": {"uid": "u"}}, claim() | {"status": {"allocation": None}}])
 def test_a_claim_without_an_allocation(told: Any, found: Any) -> None:
-    assert told(found) == {"object": {"metadata": {"uid": "u"}, "status": {}}}
+    assert told(found) == {"object": {"metadata": {"uid": "u"}, "status": {"reservedFor": []}}}
+
+
+@pytest.mark.parametrize("allocation", [None, claim()["status"]["allocation"]])
+def test_the_pods_that_have_it_are_passed_on(told: Any, allocation: Any) -> None:
+    """By their cgroups it is seen when it has ended."""
+    rows = [{"resource": "pods", "name": "p", "uid": "0a-1"}, {"resource": "pods", "uid": "../x"}, {"resource": "x"}]
+    found = told(claim() | {"status": {"allocation": allocation, "reservedFor": [*rows, {"resource": "pods"}]}})
+    assert pods_of(found["object"]) == ("0a-1",)
 
 
 def test_another_claim_of_that_name(told: Any) -> None:

@@ -14,7 +14,7 @@ from gpuplugin.book.page import fresh
 from gpuplugin.dra import command_line, explain_held
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
-from gpushim.cdi.generate import publish
+from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import Claim
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
@@ -27,7 +27,7 @@ ROW = {"request": "r", "device": uuid(0).lower(), "uuid": uuid(0), "admin": Fals
 @pytest.fixture(autouse=True)
 def spec(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CDI spec that has one of the GPUs."""
-    monkeypatch.setattr(publish, "path_of", lambda _: "/spec.json")
+    monkeypatch.setattr(output, "path_of", lambda _: "/spec.json")
     monkeypatch.setattr(publish, "saved", lambda _: {"devices": [{"name": uuid(0)}]})
 
 

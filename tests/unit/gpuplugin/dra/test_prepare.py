@@ -22,7 +22,7 @@ from gpuplugin.dra.claim import Result
 from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
-from gpuplugin.kubelet import podresources
+from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.mps import mps
 from gpuplugin.processes import moments
@@ -51,6 +51,9 @@ class Node:
         listed: claims that pods have: name and device.
         asked: uids, in their order.
         configs: of all claims.
+        more: members of all results.
+        users: uids of the pods that have all claims, as the API server knows it.
+        running: uids of pods of which a process is left.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kubelet_dir: Path) -> None:
@@ -62,9 +65,13 @@ class Node:
         self.held: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.configs: list[dict[str, Any]] = []
+        self.users: list[str] = []
+        self.more: dict[str, Any] = {}
+        self.running: set[str] = set()
         self.now = 1000.0
         self.answers = True
         monkeypatch.setattr(podresources, "listed", self._listed)
+        monkeypatch.setattr(cgroups, "running", lambda uids, *_: frozenset(self.running.intersection(uids)))
         monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
         homes = {one: one for one in NAMES.values()}
         self.offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
@@ -94,8 +101,12 @@ class Node:
         if asked["uid"] not in self.claims:
             return None
         names = self.claims[asked["uid"]]
-        results = [{"request": "r", "driver": OWN_DRIVER, "pool": NODE, "device": name} for name in names or ()]
-        status = {"allocation": {"devices": {"results": results, "config": self.configs}}} if results else {}
+        row = {"request": "r", "driver": OWN_DRIVER, "pool": NODE, **self.more}
+        results = [{**row, "device": name} for name in names or ()]
+        status: dict[str, Any] = (
+            {"allocation": {"devices": {"results": results, "config": self.configs}}} if results else {}
+        )
+        status["reservedFor"] = [{"resource": "pods", "name": uid, "uid": uid} for uid in self.users]
         return {"metadata": {"uid": asked["uid"]}, "status": status}
 
     async def prepare(self, uid: str, name: str = "") -> Any:
@@ -161,6 +172,51 @@ def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_e
         assert [*node.ledger.claims()] == ["a"]
         await node.later(60 - prepare.ENDED)
         assert not node.ledger.claims()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("by", ["kubelet", "the API server"])
+@pytest.mark.parametrize("pod", ["first", "joined"])
+def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by: str, pod: str) -> None:
+    """As of a pod that was deleted by force and hangs in the kernel: kubelet has it unprepared a minute later."""
+
+    async def story() -> None:
+        node.claims["a"], node.users, node.listed = ("gpu-0",), ["first"], [("a", "gpu-0")]
+        await node.prepare("a")
+        if pod == "joined":  # of whom kubelet tells nobody
+            node.users.append("joined")
+        await node.later(moments.EACH)
+        node.running, node.users, node.listed = {pod}, [], []
+        node.claims = {"b": ("gpu-0",)}
+        if by == "kubelet":
+            await node.unprepare("a")
+        await node.later(120)
+        assert [*node.ledger.claims()] == ["a"]
+        assert node.driver.owes("a")
+        assert [*node.ledger.unended] == [uuid(0)]
+        assert "claim d/a has it" in await node.prepare("b")
+        node.running = set()
+        await node.later(moments.EACH)
+        assert not node.ledger.unended
+        assert (await node.prepare("b"))[0]["device_name"] == "gpu-0"
+
+    asyncio.run(story())
+
+
+def test_a_pod_of_the_device_plugin_has_its_gpu_while_a_process_of_it_is_left(node: Node) -> None:
+    given(node, "the pod with uid u-1")
+    path = node.plugins / kubelet.CHECKPOINT
+    path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
+
+    async def story() -> None:
+        node.claims["a"], node.pods, node.running = ("gpu-0",), ["pod d/x"], {"u-1"}
+        await node.later(prepare.YOUNG + 2 * moments.EACH)
+        path.write_text(checkpoint({}))
+        await node.later(30)
+        assert "has it" in await node.prepare("a")
+        node.running = set()
+        assert isinstance(await node.prepare("a"), list)
 
     asyncio.run(story())
 
@@ -247,6 +303,28 @@ def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
         assert not node.ledger.claims()
 
     asyncio.run(story())
+
+
+XID = {"key": f"{OWN_DRIVER}/xid", "value": "79", "effect": "NoSchedule"}
+TOLERATED: dict[str, tuple[dict[str, Any], dict[str, str], bool]] = {
+    "no toleration": ({}, XID, False),
+    "of another taint": ({"tolerations": [{"key": f"{OWN_DRIVER}/ecc", "operator": "Exists"}]}, XID, False),
+    "of it": ({"tolerations": [{"key": f"{OWN_DRIVER}/xid", "operator": "Exists"}]}, XID, True),
+    "something else": ({"tolerations": ["x", None]}, XID, False),
+    "an administrator who looks": ({"adminAccess": True}, XID, True),
+    "a taint that only tells": ({}, {**XID, "effect": "None"}, True),
+}
+
+
+@pytest.mark.parametrize(("more", "taint", "given"), TOLERATED.values(), ids=TOLERATED)
+def test_what_became_sick_since_its_allocation_is_refused_as_the_device_plugin_refuses_it(
+    node: Node, more: dict[str, Any], taint: dict[str, str], given: bool
+) -> None:
+    node.offer = node.offer._replace(sick={uuid(0): [taint]}, why={uuid(0): "XID 79"})
+    node.more, node.claims["a"], node.claims["b"] = more, ("gpu-0",), ("gpu-1",)
+    answer = asyncio.run(node.prepare("a"))
+    assert isinstance(answer, list) if given else answer == "gpu-0 of claim d/a is unhealthy: XID 79"
+    assert isinstance(asyncio.run(node.prepare("b")), list)
 
 
 def test_a_claim_that_is_prepared_while_it_is_asked_for_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

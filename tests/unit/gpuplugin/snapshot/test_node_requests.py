@@ -136,6 +136,19 @@ def test_news_are_asked_for_though_the_snapshot_is_well(file: Path) -> None:
     assert one.problem is None
 
 
+def test_what_was_looked_at_before_a_release_ended_does_not_count(file: Path) -> None:
+    renewal = Renewal()
+    saved(file.parents[1])
+    assert renewal.read()
+    renewal.begin_anew()
+    assert renewal.read() is None
+    assert asked(file) == {"refresh": True, "units": []}
+    saved(file.parents[1], gpus=[gpu(0), gpu(1)])
+    found = renewal.read()
+    assert found
+    assert len(found["gpus"]) == 2
+
+
 def test_a_refresh_that_runs_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, path = Renewal(), file.parents[1] / "lock"
     path.touch(0o600)

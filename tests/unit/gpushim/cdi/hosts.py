@@ -13,7 +13,7 @@ KIND = "nvidia.com/gpu"
 
 def mixed(**changes: Any) -> Any:
     """Two whole GPUs, and a third with one MIG instance."""
-    return {**copy.deepcopy(snapshot()), "source": "nvml", "imex": [3], "inputs": {}, **changes}
+    return {**copy.deepcopy(snapshot()), "source": "nvml", "imex": [3], **changes}
 
 
 def apart() -> Any:

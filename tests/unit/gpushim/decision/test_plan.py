@@ -47,6 +47,8 @@ def snapshot(**changes: Any) -> Any:
         "error": None,
         "platform": "native",
         "notes": [],
+        "stamp": {"gpus": {}},
+        "inputs": {"sys": "/sys"},
         "driver": {
             "version": "535.183.01",
             "cuda": "12.2",
@@ -258,6 +260,14 @@ def test_without_a_rootfs_the_hook_is_told_of_all_gpus() -> None:
     assert "--rootfs" not in hook["args"]
     assert "--cover" not in hook["args"]
     assert "--gpu 1=0000:00:00.0 --gpu 2=0000:01:00.0 --gpu 0=0000:02:00.0 --empty /e" in " ".join(hook["args"])
+
+
+def test_a_spec_has_the_bindings_by_which_its_minor_numbers_hold() -> None:
+    inventory = snapshot(files={}, stamp={"gpus": {"0000:00:00.0": 4711, "0000:01:00.0": None, "0000:02:00.0": 4713}})
+    for rootfs, said in (("", True), ("/r", False)):
+        (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory, rootfs=rootfs)["hook"]
+        words = "--bound 1=4711 --bound 0=4713 --bindings /sys/bus/pci/drivers/nvidia --empty /e"
+        assert (words in " ".join(hook["args"])) == said
 
 
 @pytest.mark.parametrize(

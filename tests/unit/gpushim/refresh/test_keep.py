@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import pytest
 
+from gpushim.cdi.generate import output
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, failure, renew, save
@@ -26,6 +27,9 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(failure, "facts", lambda config: found["facts"])
     monkeypatch.setattr(ensure, "read", lambda config, state: found["snapshot"])
     monkeypatch.setattr(keep, "FIRST", 0.1)
+    monkeypatch.setattr(output, "path_of", lambda policy: found["spec"])
+    found["spec"] = str(tmp_path / "spec.json")
+    Path(found["spec"]).touch()
     found["runs"] = lambda: len((tmp_path / "runs").read_text().split()) if (tmp_path / "runs").exists() else 0
     return found
 
@@ -46,7 +50,7 @@ def until(kept: Keep, condition: Callable[[], bool]) -> float:
 
 
 def alive(life: float = 300, age: float = 0) -> dict[str, Any]:
-    return {"life": life, "looked": system.clock() - age}
+    return {"life": life, "looked": system.clock() - age, "policy": {}}
 
 
 def test_what_fails_is_tried_more_and_more_rarely_and_said_once(
@@ -88,6 +92,35 @@ def test_what_another_version_has_made_since_is_left_to_it(
     kept.look()
     kept.stop()
     assert (kept._child is not None) == bool(runs)
+
+
+def test_a_cdi_spec_that_goes_is_written_again(kept: Keep, host: dict[str, Any]) -> None:
+    """It is at its start, and whenever it was there; nobody asks again where a refresh leaves none."""
+    spec = Path(host["spec"])
+    host.update(snapshot=alive(), script=f"touch {spec}")
+    for _ in range(5):
+        kept.look()
+    assert not host["runs"]()
+    for runs in (1, 2):
+        spec.unlink()
+        until(kept, lambda: host["runs"]() == runs and kept._child is None)  # noqa: B023
+        assert spec.exists()
+    host["script"] = "exit 0"
+    spec.unlink()
+    until(kept, lambda: host["runs"]() == 3 and kept._child is None)
+    for _ in range(20):
+        kept.look()
+    assert (host["runs"](), kept._child) == (3, None)
+    spec.touch()  # by another refresh
+    kept.look()
+    spec.unlink()
+    until(kept, lambda: host["runs"]() == 4 and kept._child is None)
+
+
+def test_a_cdi_spec_that_was_gone_before_it_began(kept: Keep, host: dict[str, Any]) -> None:
+    Path(host["spec"]).unlink()
+    host.update(snapshot=alive(), script="exit 0")
+    until(kept, lambda: host["runs"]() == 1 and kept._child is None)
 
 
 def test_a_wish_is_served_once_and_at_once(kept: Keep, host: dict[str, Any], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpushim.cdi import specs
-from gpushim.cdi.generate import publish
+from gpushim.cdi.generate import output, publish
 from gpushim.cdi.generate import written as record
 from gpushim.ground import bounds, system
 from unit.gpushim import labels
@@ -93,7 +93,7 @@ def test_where_it_goes(monkeypatch: pytest.MonkeyPatch, state: bytes | None, pol
         monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", state)
     settings = hosts.mixed()["policy"]
     settings["cdi"]["output-directory"] = policy
-    assert publish.path_of(settings) == path
+    assert output.path_of(settings) == path
 
 
 def test_same_spec_is_not_written_again(directory: Path) -> None:

@@ -1,0 +1,72 @@
+"""Whether a process of a pod is left, by the cgroups that kubelet makes for pods: their names have the pods' uids.
+
+kubelet forgets a pod that is deleted by force, and the API server its claims, while a process of it may hang in the
+kernel for as long as its GPU does. Its cgroup is there, and has a process, until that has ended.
+Source: pkg/kubelet/cm/pod_container_manager_linux.go of Kubernetes (podUID below each QoS class; systemd's names have
+"_" for "-"), cgroups(7). Where no cgroup of kubelet's is seen, nothing is said of any pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from gpushim.ground import system
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+TOPS = ("/host/sys/fs/cgroup", "/sys/fs/cgroup")  # in a pod, whose own is no more than its own; on the node
+PIDS = "pids"  # controller of cgroup v1, which kubelet needs
+DEEPEST = 8  # directories above that of a pod; a kubelet in a container has six
+_POD = "pod"
+_LIMIT = 1 << 12  # bytes of a file, which has a line or two
+
+
+async def left(uids: Collection[str]) -> frozenset[str]:
+    """Return which of these pods have a process, as `running`, without the loop's waiting."""
+    return await asyncio.to_thread(running, uids) if uids else frozenset()
+
+
+def running(uids: Collection[str], tops: Collection[str] = TOPS) -> frozenset[str]:
+    """Return which of these pods have a process.
+
+    Args:
+        uids: of pods, as kubelet has them.
+        tops: where cgroups may be mounted, the first that is there counts.
+    """
+    top = next(filter(os.path.isdir, tops), "") if uids else ""
+    if not top:
+        return frozenset()
+    if not os.path.exists(f"{top}/cgroup.controllers"):
+        top = f"{top}/{PIDS}"
+    names = {name: uid for uid in uids for name in (f"{_POD}{uid}", f"{_POD}{uid.replace('-', '_')}.slice")}
+    return frozenset(uid for path, uid in _of_pods(top, names, DEEPEST) if _is_populated(path))
+
+
+def _of_pods(folder: str, names: dict[str, str], deeper: int) -> Iterator[tuple[str, str]]:
+    """List the cgroups of pods with their uids; systemd's begin with the names of those above them."""
+    for path in _folders(folder):
+        name = os.path.basename(path)
+        mine = name if name in names else name[name.rfind(f"-{_POD}") + 1 :]
+        if mine in names:
+            yield path, names[mine]
+        elif deeper and not name.endswith((".scope", ".service")):
+            yield from _of_pods(path, names, deeper - 1)
+
+
+def _is_populated(path: str) -> bool:
+    """Say whether a cgroup, or one below it, has a process; version 1 lists none of another PID namespace."""
+    events = system.text(f"{path}/cgroup.events", _LIMIT)
+    if events is not None:  # of cgroup v2
+        return "populated 1" in events
+    return (system.text(f"{path}/pids.current", _LIMIT) or "0").strip() != "0"
+
+
+def _folders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as rows:
+            return [one.path for one in rows if one.is_dir(follow_symlinks=False)]
+    except OSError:  # it has just gone
+        return []
