@@ -71,7 +71,7 @@ def _expected(words: list[str]) -> Any:
         name = word
         match = QUALIFIED.fullmatch(word)
         if match:
-            if word.partition("=")[0] not in (POLICY["cdi"]["kind"], request.AUTOMATIC_KIND):
+            if word.partition("=")[0] not in (POLICY["cdi"]["kind"], device_list.AUTOMATIC_KIND):
                 return None  # a device of others, which the image may not name
             name = match[3]
         if name in ("all", "none"):
@@ -94,7 +94,7 @@ def _needs_spec(word: str) -> bool:
     match = QUALIFIED.fullmatch(word)
     if not match:
         return False
-    if word.partition("=")[0] not in (POLICY["cdi"]["kind"], request.AUTOMATIC_KIND):
+    if word.partition("=")[0] not in (POLICY["cdi"]["kind"], device_list.AUTOMATIC_KIND):
         return True
     name = match[3]
     return name not in ("all", "none") and not _malformed(name) and not _sound(name)

@@ -424,7 +424,9 @@ def test_devices_of_another_vendor_need_no_driver(vendor: Shim) -> None:
 
 
 def test_an_engine_that_has_injected_already_says_void(vendor: Shim) -> None:
-    vendor.ask("NVIDIA_VISIBLE_DEVICES=void", annotations={"cdi.k8s.io/x": "vendor.com/card=a,nvidia.com/gpu=0"})
+    named = {"cdi.k8s.io/x": "vendor.com/card=a,nvidia.com/gpu=0"}
+    injected = {"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]}
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=void", annotations=named, linux=injected)
     before = (vendor.bundle / "config.json").stat().st_ino
     assert vendor.create().returncode == 0
     assert (vendor.bundle / "config.json").stat().st_ino == before
