@@ -254,7 +254,7 @@ def readable(host: Host) -> Iterator[Finding]:
     """Check that the engines here are new enough for the specs."""
     documents = {path: document for path, _, document in specs.load(directories(host))[0]}
     found = [(path, document["cdiVersion"]) for path, document in documents.items()]
-    own = publish.path_of(host.settings)
+    own = output.path_of(host.settings)
     old = 0
     for name, (version, known) in _engines(host).items():
         reads = next((cdi for least, cdi in reversed(known) if version >= least), "") if version else "any"

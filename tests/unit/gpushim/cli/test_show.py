@@ -39,7 +39,12 @@ def test_a_line_tells_what_is_waited_for_and_goes(monkeypatch: pytest.MonkeyPatc
     lines: list[str] = []
     told = threading.Event()
     monkeypatch.setattr(show, "WAIT", 0.0)
-    monkeypatch.setattr(click, "echo", lambda words, **_: (lines.append(words), told.set()))
+
+    def echo(words: str, **_: bool) -> None:
+        lines.append(words)
+        told.set()
+
+    monkeypatch.setattr(click, "echo", echo)
     with show.progress("listing the GPUs"):
         assert told.wait(30)
     assert lines == ["listing the GPUs ...", "\r\x1b[K"]
