@@ -38,7 +38,7 @@ def prefer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 # Kubelets by their version.
-KINDS: dict[str, dict[str, Any]] = {"old": {"old": True}, "1.36": {}, "1.37": {"by_path": True}}
+KINDS: dict[str, dict[str, bool]] = {"old": {"old": True}, "1.36": {}, "1.37": {"by_path": True}}
 
 
 @contextlib.asynccontextmanager
