@@ -1,4 +1,4 @@
-"""The order of files in tests/conftest.py names files that are there, or a changed name would begin last; the summary."""
+"""The order of files names files that are there, or one whose name has changed would begin last; and the summary."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_what_was_skipped_for_want_of_something_is_told() -> None:
     reasons = ["there is no kubelet; build it", "there is no kubelet; build it", "with every second commit"]
     reports = [SimpleNamespace(longrepr=("programs.py", 1, f"Skipped: {reason}")) for reason in reasons]
     reporter = SimpleNamespace(stats={"skipped": reports}, write_line=lines.append)
-    conftest.pytest_terminal_summary(cast(pytest.TerminalReporter, reporter))
-    assert lines == ["skipped: 2 tests, for there is no kubelet; build it"]
+    assert [*conftest.pytest_terminal_summary(cast(pytest.TerminalReporter, reporter))] == [None]
+    assert lines == ["skipped: 2 tests: there is no kubelet; build it"]
