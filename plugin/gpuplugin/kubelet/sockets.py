@@ -111,7 +111,7 @@ class Listener:
         there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._remove_alias()
-            alias = f"{ASIDE}{os.urandom(4).hex()}"
+            alias = f"{ASIDE}{os.urandom(3).hex()}"  # no longer than gpushim-gpu.sock
             os.link(name, alias, src_dir_fd=there, dst_dir_fd=there, follow_symlinks=False)
         finally:
             os.close(there)

@@ -22,6 +22,7 @@ import grpc.aio
 
 from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, POD_RESOURCES, REGISTER, reader, writer
 
+KINDS = ("old", "1.36", "1.37")
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
@@ -53,8 +54,7 @@ class Kubelet:
     """A kubelet in this process, with its directory of device plugins."""
 
     folder: Path  # of device plugins
-    old: bool = False
-    by_path: bool = False
+    kind: str = "1.36"  # of KINDS
     refuses: str = ""
     clients: dict[str, Client] = field(default_factory=dict)
     connected: dict[str, dict[str, Client]] = field(default_factory=dict)  # resource: by path, of a new one
@@ -69,6 +69,16 @@ class Kubelet:
     slow: float = 0  # seconds between an answer to Allocate and what it makes of it
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: Any = None
+
+    @property
+    def old(self) -> bool:
+        """Whether it is an old one."""
+        return self.kind == "old"
+
+    @property
+    def by_path(self) -> bool:
+        """Whether it is a new one."""
+        return self.kind == "1.37"
 
     @property
     def socket(self) -> Path:

@@ -19,7 +19,7 @@ from gpuplugin.kubelet.endpoint import POLL, Endpoint
 from gpuplugin.kubelet.sockets import listening
 from gpuplugin.snapshot.inotify import Watch
 from gpushim.ground.errors import FAILED, GpushimError
-from unit.gpuplugin.kubelet.fake import Kubelet, until
+from unit.gpuplugin.kubelet.fake import KINDS, Kubelet, until
 
 GPU = "nvidia.com/gpu"
 LIST = [{"ID": "GPU-0", "health": "Healthy"}, {"ID": "GPU-1", "health": "Unhealthy"}]
@@ -35,10 +35,6 @@ def give(request: dict[str, Any]) -> dict[str, Any]:
 
 def prefer(request: dict[str, Any]) -> dict[str, Any]:
     return {"deviceIDs": request["available_deviceIDs"][: request["allocation_size"]]}
-
-
-# Kubelets by their version.
-KINDS: dict[str, dict[str, bool]] = {"old": {"old": True}, "1.36": {}, "1.37": {"by_path": True}}
 
 
 @contextlib.asynccontextmanager
@@ -65,9 +61,9 @@ async def plugin(folder: Path, others: Callable[[], bool] = lambda: False) -> As
 
 
 @contextlib.asynccontextmanager
-async def both(folder: Path, **kind: bool) -> AsyncIterator[tuple[Kubelet, Endpoint]]:
+async def both(folder: Path, kind: str = "1.36") -> AsyncIterator[tuple[Kubelet, Endpoint]]:
     """A kubelet that knows the plugin's resource."""
-    kubelet = Kubelet(folder, **kind)
+    kubelet = Kubelet(folder, kind)
     await kubelet.start()
     try:
         async with plugin(folder) as endpoint:
@@ -108,7 +104,7 @@ def test_it_ends_even_if_something_changes_just_then(folder: Path, turns: int) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_registers_lists_and_answers(folder: Path, kind: str) -> None:
     async def run() -> None:
-        async with both(folder, **KINDS[kind]) as (kubelet, endpoint):
+        async with both(folder, kind) as (kubelet, endpoint):
             assert kubelet.clients[GPU].options["get_preferred_allocation_available"]
             answer = await kubelet.allocate(GPU, "GPU-0")
             assert answer["envs"] == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
@@ -127,7 +123,7 @@ def test_it_registers_lists_and_answers(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("clean", [True, False])
 def test_kubelet_restarts(folder: Path, clean: bool, kind: str) -> None:
     async def run() -> None:
-        async with both(folder, **KINDS[kind]) as (kubelet, _):
+        async with both(folder, kind) as (kubelet, _):
             for _ in range(3):
                 await kubelet.stop(clean)
                 await asyncio.sleep(0.1)  # it is away for a while
@@ -185,7 +181,7 @@ def test_its_own_socket_is_deleted(folder: Path) -> None:
 def test_two_instances_overlap(folder: Path, first_ends: bool, kind: str) -> None:
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            kubelet = Kubelet(folder, **KINDS[kind])
+            kubelet = Kubelet(folder, kind)
             await kubelet.start()
             stack.push_async_callback(kubelet.stop)
             first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
@@ -211,7 +207,7 @@ def test_two_instances_overlap(folder: Path, first_ends: bool, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["1.36", "1.37"])
 def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path, kind: str) -> None:
     async def run() -> None:
-        kubelet, old = Kubelet(folder, **KINDS[kind]), contextlib.AsyncExitStack()
+        kubelet, old = Kubelet(folder, kind), contextlib.AsyncExitStack()
         await kubelet.start()
         await old.enter_async_context(plugin(folder))
         await until(lambda: knows(kubelet))
@@ -234,7 +230,7 @@ def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path, k
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_registers_again_while_kubelet_reads_its_list(folder: Path, kind: str) -> None:
     async def run() -> None:
-        kubelet = Kubelet(folder, **KINDS[kind])
+        kubelet = Kubelet(folder, kind)
         await kubelet.start()
         async with plugin(folder) as endpoint:
             for times in (1, 2, 3):
