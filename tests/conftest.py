@@ -102,27 +102,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix()[:-3].replace("test_", ""), len(RANK)))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tell the Python, and what runs the same cases again."""
-    command = os.environ.get("GPUSHIM_TEST_COMMAND") or shlex.join(["pytest", *config.invocation_params.args])
-    line = f"Python {platform.python_version()}; the same cases again: {sample.VARIABLES} {command}"
-    terminalreporter.write_line(line)
-
-
 def pytest_collection_finish() -> None:
     """Spare the collector, here and in forked children, ten thousand tests that live to the end."""
     gc.collect()
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were skipped for want of what, and what cures it."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell how many tests were skipped for want of what, and what cures it; the Python; what repeats these cases."""
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
     )
     for reason, count in sorted(reasons.items()):
         if reason.startswith("there is no "):
             terminalreporter.write_line(f"skipped: {count} tests, for {reason}")
+    command = os.environ.get("GPUSHIM_TEST_COMMAND") or shlex.join(["pytest", *config.invocation_params.args])
+    line = f"Python {platform.python_version()}; the same cases again: {sample.VARIABLES} {command}"
+    terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,9 +1,9 @@
 """Which of very many cases a run takes: tools/test takes others with each commit, so that in time all are tried.
 
-A run ends with VARIABLES, which repeat it. GPUSHIM_SHARE=N chooses; GPUSHIM_LONG=1 takes all. GPUSHIM_HALF=0 takes half
-of the cases of each unit test of modules, GPUSHIM_HALF=1 the other: the fast ones are all run, each on one Python. Of
-slow ones, and of those of tests/e2e that have many (conftest.HALVED, QUARTERED), a run takes a half or a quarter, and
-with other commits the others.
+A run ends with VARIABLES, which repeat it. GPUSHIM_SHARE=N chooses; GPUSHIM_LONG=1 takes all. GPUSHIM_HALF=0 takes
+half of the cases of each unit test of modules, GPUSHIM_HALF=1 the other: the fast ones are all run, each on one
+Python. Of slow ones, and of those of tests/e2e that have many (conftest.HALVED, QUARTERED), a run takes a half or a
+quarter, and with other commits the others.
 """
 
 from __future__ import annotations
