@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import checkout
 import scratch
 import traces
 from unit.gpuhook.sandbox import bind, mount, own_mounts
@@ -84,11 +85,15 @@ def main() -> int:
         child = os.fork()
         if not child:
             own_mounts()
+            source = os.open(checkout.HERE, os.O_PATH)
             in_memory(top)
+            checkout.bring(Path(f"/proc/self/fd/{source}"))
+            os.close(source)
             lay(Path(layers))
             cover(top, Path(layers))
             os.environ[traces.OURS] = "1"
-            os.execvp(sys.argv[1], sys.argv[1:])
+            command = [*map(checkout.moved, sys.argv[1:])]
+            os.execvp(command[0], command)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(BlockingIOError):  # another run's may be empty for a moment
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""For every test: examples of hypothesis, an order of files that keeps all workers busy, a process for hooks.
+"""For every test: the checkout's place, examples of hypothesis, an order of files that keeps all workers busy.
 
 Files of tests lie where scratch.py says, and no test makes links where this machine's own dockerd would find them.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +17,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import checkout
 import sample
 import scratch
 from gpushim.engines.docker import on_path
 from gpushim.engines.settings import records
 from gpushim.engines.settings.setup import Link
-from unit.gpuhook.sandbox import container
+from unit.gpuhook.sandbox import container, own_mounts
 
 # Where pytest makes directories for tests; read when the first one is.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(scratch.top()))
@@ -70,6 +74,19 @@ QUARTERED = (
 RANK = {name: rank for rank, name in enumerate(FIRST)}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Go on in the checkout at its place."""
+    if not checkout.is_at_its_place():
+        capture = config.pluginmanager.getplugin("capturemanager")
+        assert capture is not None
+        capture.suspend_global_capture(in_=True)  # which has its own stdin
+        own_mounts()
+        checkout.bring()
+        command = [sys.executable, "-m", "pytest", *config.invocation_params.args]
+        os.execv(checkout.moved(sys.executable), [*map(checkout.moved, command)])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the longest files begin, with as many of each test's cases as this run takes."""
     here, seen = Path(__file__).parent, Counter[str]()
@@ -92,8 +109,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Say last how many tests were skipped for want of what, and what cures it."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+    """Tell last how many tests were skipped for want of what, and what cures it; the Python; what repeats the cases."""
     yield
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
@@ -101,6 +118,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     for reason, count in sorted(reasons.items()):
         if reason.startswith("there is no "):
             terminalreporter.write_line(f"skipped: {count} tests: {reason}")
+    command = os.environ.get("GPUSHIM_TEST_COMMAND") or shlex.join(["pytest", *config.invocation_params.args])
+    line = f"Python {platform.python_version()}; the same cases again: {sample.VARIABLES} {command}"
+    terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,9 +1,9 @@
 """Which of very many cases a run takes: tools/test takes others with each commit, so that in time all are tried.
 
-GPUSHIM_SHARE=N repeats what a run has said that it takes; GPUSHIM_LONG=1 takes all. GPUSHIM_HALF=0 takes half of the
-cases of each unit test of modules, GPUSHIM_HALF=1 the other: the fast ones are all run, each on one Python. Of slow
-ones, and of those of tests/e2e that have many (conftest.HALVED, QUARTERED), a run takes a half or a quarter, and with
-other commits the others.
+A run ends with VARIABLES, which repeat it. GPUSHIM_SHARE=N chooses; GPUSHIM_LONG=1 takes all. GPUSHIM_HALF=0 takes
+half of the cases of each unit test of modules, GPUSHIM_HALF=1 the other: the fast ones are all run, each on one
+Python. Of slow ones, and of those of tests/e2e that have many (conftest.HALVED, QUARTERED), a run takes a half or a
+quarter, and with other commits the others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ T = TypeVar("T")
 LONG = bool(os.environ.get("GPUSHIM_LONG"))
 SHARE = int(os.environ.get("GPUSHIM_SHARE") or "0")
 HALF = os.environ.get("GPUSHIM_HALF")
+VARIABLES = " ".join(
+    [f"GPUSHIM_SHARE={SHARE}", *[f"GPUSHIM_HALF={HALF}"] * bool(HALF), *["GPUSHIM_LONG=1"] * LONG],
+)
 
 
 def share(cases: Iterable[T], parts: int) -> list[T]:

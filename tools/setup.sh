@@ -64,6 +64,8 @@ fi
 if tests_here && ! made .venv; then
   say "installing into .venv/: gpushim itself, editable, and the tools of the tests"
   pip --editable '.[dev]'
+  # Not by the checkout's own path, for it may be moved, and root's tests find it at another (tests/checkout.py).
+  for path in .venv/lib/python3*/site-packages/*gpushim.pth; do printf '../../../../%s\n' hook plugin shim >"$path"; done
   finished .venv
 fi
 

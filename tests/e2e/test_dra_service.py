@@ -27,7 +27,6 @@ USERS = "gpushim-dra-driver.conf"
 DROP_IN = """[Unit]
 DefaultDependencies=no
 [Service]
-ProtectHome=read-only
 StandardError=append:/mnt/log
 """
 TRY = """

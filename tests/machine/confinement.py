@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from e2e import cri, kube, programs, trees, upstream
+from machine import policies
 
 SOURCES = Path(__file__).with_name("sources")
 FILES = Path(__file__).with_name("files-confined")  # at their places
 BUILD = ("gcc", "libc6-dev", "make", "dash", "coreutils", "sed", "grep", "mawk", "findutils", "base-files")
 # Of Debian's profiles for AppArmor those of containers; each of the others costs an emulated processor a second.
 PROFILES = ("abi", "abstractions", "tunables", "local", "runc", "crun", "buildah", "podman", "busybox")
-CONTEXTS = "etc/selinux/targeted/contexts/files"
 MODULE = "usr/share/gpushim/selinux/gpushim.cil"
 FILECON = re.compile(r'\(filecon "(\S+)" (\w+) \((?:system_u object_r (\w+))?')
 KINDS = {"any": "", "file": "--", "dir": "-d"}
@@ -152,13 +152,13 @@ def label(root: Path, policy: Path, driver: Path) -> None:
 
     Args:
         root: the machine's, with selinux-utils.
-        policy: archive of /etc/selinux and /usr/share/containers/selinux.
+        policy: a directory, as in policies.py.
         driver: directory in it that is a driver's root, which gets the labels of /.
     """
-    subprocess.run(["/bin/tar", "-C", str(root), "-xJf", str(policy)], check=True)
-    contexts = root / CONTEXTS
+    found = policies.install(root, policy)
+    contexts, (compiled,) = found / "contexts/files", found.glob("policy/policy.*")
     (contexts / "file_contexts.subs").write_text(f"{driver} /\n")
-    (contexts / "file_contexts.local").write_text(_module_contexts(root / MODULE))
+    (contexts / "file_contexts.local").write_text(_module_contexts(root / MODULE, compiled.read_bytes()))
     for path in contexts.glob("*.bin"):
         path.unlink()
     # Before they are compiled, since the libselinux here may not know the form of the one there.
@@ -166,7 +166,8 @@ def label(root: Path, policy: Path, driver: Path) -> None:
     for name in ("file_contexts", "file_contexts.homedirs", "file_contexts.local"):
         # Without that form each program that looks up a label compiles thousands of patterns: seconds, emulated.
         subprocess.run(
-            ["/usr/sbin/chroot", str(root), "/usr/sbin/sefcontext_compile", f"/{CONTEXTS}/{name}"], check=True
+            ["/usr/sbin/chroot", str(root), "/usr/sbin/sefcontext_compile", f"/{contexts.relative_to(root)}/{name}"],
+            check=True,
         )
         _set(contexts / f"{name}.bin", "file_context_t")
     for folder, kind in KERNEL.items():
@@ -175,9 +176,11 @@ def label(root: Path, policy: Path, driver: Path) -> None:
             _set(path, kind)
 
 
-def _module_contexts(module: Path) -> str:
-    """Return the file contexts of gpushim's module, as semodule would: an archive has no store of modules."""
+def _module_contexts(module: Path, policy: bytes) -> str:
+    """Return the file contexts of gpushim's module, as semodule would: a copied policy has no store of modules."""
     found = FILECON.findall(module.read_text())
+    if not all(label.encode() in policy for _, _, label in found):
+        return ""  # as the module's block is optional
     labels = {label: f"system_u:object_r:{label}:s0" if label else "<<none>>" for _, _, label in found}
     return "".join(f"{path}\t{KINDS[kind]}\t{labels[label]}\n" for path, kind, label in found)
 

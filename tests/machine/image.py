@@ -19,7 +19,7 @@ from pathlib import Path
 
 from e2e import trees
 from machine import aarch64, confinement
-from machine.machines import Machine
+from machine.machines import CONFINED, Machine
 from machine.processors import Processor
 
 CACHE = trees.TOP / ".cache" / "machine"
@@ -151,12 +151,12 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
             if machine.trial == "arm64":
                 at_its_place(root, processor, str(HERE / "fixtures.py"), processor.libraries)
                 aarch64.prepare(root)
-            if machine.trial == "confined":
+            if machine.packages == CONFINED:
                 confinement.prepare(root, CACHE)
             for name in ("etc", "var"):  # or the first boot makes caches of its own
                 (root / name / ".updated").touch()
-            if policy := machine.archive():
-                confinement.label(root, policy, HOST)
+            if machine.policy:
+                confinement.label(root, machine.policy(), HOST)
             command = ["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", str(root)]
             subprocess.run([*command, str(scratch / "disk"), machine.disk], check=True, stdout=subprocess.DEVNULL)
         for each in ("kernel", "initrd"):

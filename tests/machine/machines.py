@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e import trees
+from machine import policies
 from machine.processors import AMD64, ARM64, Processor
 
-BESIDE = trees.TOP.parent / "shared" / "selinux"
 BASE = (
     *("busybox-static", "systemd", "systemd-sysv", "dbus", "udev", "kmod"),
     *("containerd", "docker-cli", "docker.io", "runc"),
@@ -35,43 +34,35 @@ LSM = "lsm=landlock,lockdown,yama,integrity,{name},bpf"
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: its trial is a module of trials/, its policy an archive of $GPUSHIM_SELINUX."""
+    """A machine.
+
+    Attributes:
+        trial: a module of trials/.
+        policy: returns the directory of its SELinux policy, and raises as `policies.of_a_host` does.
+    """
 
     shows: str
     trial: str
     kernel: str
     packages: tuple[str, ...] = CONFINED
-    policy: str = ""
+    policy: Callable[[], Path] | None = None
     disk: str = "3G"
     processor: Processor = AMD64
 
-    def archive(self) -> Path | None:
-        """Return where its policy is; nothing if it has none.
 
-        Raises:
-            FileNotFoundError: it has one that is not there, with a sentence that says what is wanted.
-        """
-        if not self.policy:
-            return None
-        found = Path(os.environ.get("GPUSHIM_SELINUX") or BESIDE) / f"{self.policy}.tar.xz"
-        if not found.is_file():
-            why = "an archive of etc/selinux and usr/share/containers/selinux; GPUSHIM_SELINUX names its directory"
-            raise FileNotFoundError(f"there is no {found}, {why}")
-        return found
-
-
-def _selinux(version: int) -> Machine:
+def _selinux(shows: str, trial: str, policy: Callable[[], Path]) -> Machine:
     kernel = f"{LSM.format(name='selinux')} enforcing=1 {AUDIT}"
-    shows = f"SELinux enforcing, with the policy and container-selinux of RHEL {version}"
-    return Machine(shows, "confined", kernel, policy=f"policy-c{version}s")
+    return Machine(f"SELinux enforcing, with {shows}", trial, kernel, policy=policy)
 
 
 MACHINES = {
     "machine": Machine(
         "a GPU stays when device rules are applied again", "device_rules", "selinux=0 apparmor=0", BASE, disk="1500M"
     ),
-    "selinux-9": _selinux(9),
-    "selinux-10": _selinux(10),
+    "selinux": _selinux(
+        f"the policy of a host of Red Hat's, a copy in ${policies.VARIABLE}", "confined", policies.of_a_host
+    ),
+    "selinux-debian": _selinux("Debian's policy", "debian_policy", policies.of_debian),
     "apparmor": Machine(
         "AppArmor, with the profiles of Docker, Podman and containerd",
         "confined",

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import apart
+import checkout
 import scratch
 import traces
 from unit.gpuhook.sandbox import mount
 
 TESTS = Path(apart.__file__).parent
+THERE = 'mount --bind "$0" "$1" && cd "$1" && shift && exec "$@"'
 
 
 def test_what_is_written_apart_is_gone() -> None:
@@ -51,6 +53,17 @@ def test_what_is_made_once_for_the_machine_is_kept() -> None:
             "gpushim-tests",
             "gpushim-tests/kept",
         ]
+
+
+@pytest.mark.parametrize("top", ["/tmp", "/root", "/home"])
+def test_the_checkout_is_there_apart_wherever_it_lies(top: str) -> None:
+    """As it was before layers, in which no user namespace can mount files with ids of its own."""
+    with tempfile.TemporaryDirectory(prefix="a ü ", dir=top) as name:
+        words = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", THERE, str(TESTS.parent), name, sys.executable]
+        words += ["tests/apart.py", "/bin/sh", "-c", "pwd -P; stat -f -c %T ."]
+        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    kind = subprocess.run(["stat", "-f", "-c", "%T", TESTS], check=True, capture_output=True, text=True).stdout
+    assert said == [str(checkout.PLACE), *kind.split()]
 
 
 def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

@@ -44,9 +44,9 @@ def with_control(folder: Path, work: Callable[[Control], Awaitable[None]]) -> No
 async def ask(folder: Path, data: bytes) -> Any:
     with near(str(folder)) as path:
         reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
-    with_end = asyncio.wait_for(reader.read(), 5)
+    line = asyncio.wait_for(reader.readline(), 5)  # and no more, as gpushim: behind a refusal the connection is reset
     writer.write(data)
-    answer = json.loads(await with_end)
+    answer = json.loads(await line)
     writer.close()
     return answer
 

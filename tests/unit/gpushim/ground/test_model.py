@@ -67,11 +67,11 @@ def test_mypy_finds_a_key_that_is_misspelt(tmp_path: Path) -> None:
     wrong = ['snapshot["gpus"][0]["uid"]', 'snapshot["stamp"]["bot"]', 'policy["cdi"]["spec_dirs"]']
     text = "from gpushim.ground.model import Policy, Snapshot\nsnapshot: Snapshot\npolicy: Policy\n"
     (tmp_path / "reads.py").write_text(text + "\n".join([*right, *wrong]))
-    program = TOP / ".venv/bin/mypy"  # also where another Python runs this
+    program = TOP / ".venv/bin/python"  # also where another Python runs this
     if not program.exists():
         pytest.skip(f"there is no {program}; tools/setup.sh test makes it")
     words = [
-        str(program),
+        *(str(program), "-m", "mypy"),
         "--config-file",
         f"{TOP}/pyproject.toml",
         f"--cache-dir={tmp_path}",
