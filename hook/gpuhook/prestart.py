@@ -82,7 +82,8 @@ def read_object(fd: int, deadline: float = STATE_DEADLINE, most: int = bounds.ST
 
 
 def _read_state(fd: int, end: float, left: int) -> bytes:
-    most, parts = left, []
+    most = left
+    parts: list[bytes] = []
     while left >= 0:
         try:
             part = posix.read(fd, 1 << 16)

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import engines
+from e2e import engines, hostile_places
 from e2e.bundles import Bundle
 from e2e.cdihooks import run
 from e2e.hostile_places import Place
 from e2e.test_races import racer
 from e2e.trees import TOP
-from e2e.witness import settings
+from e2e.witness import RUNC, settings
 from fakehost import Host, tree
 
 WAYS = ("shim", "hook", "cdi")
@@ -86,13 +86,21 @@ class Services:
     def __init__(self, host: Host, bundle: Bundle) -> None:
         self.host, self.bundle, self.top, self.run = host, bundle, TOP, Path(host.root, "run")
         self.socket, self.docker = Path(host.root, PERSISTENCED), self.run / "docker.sock"
-        self.folder = Path(bundle.env["GPUSHIM_CONFIG"]).parent
+        self.program, self.folder = RUNC, Path(bundle.env["GPUSHIM_CONFIG"]).parent
         self.snapshot, self.log = self.folder / "state/inventory.json", self.folder / "gpushim.log"
 
     def of(self, place: Place) -> Services:
         """Have another checkout's programs run."""
         self.top = place.top
         return self
+
+    def at(self, place: Place) -> Services:
+        """Return the same host in another place."""
+        self.bundle.env, self.bundle.prefix = place.env, place.prefix
+        found = Services(self.host, self.bundle).of(place)
+        found.program = place.program
+        found.log.touch()
+        return found
 
     def list(self) -> None:
         """Let gpushim list the host's GPUs, and write their CDI spec."""
@@ -101,6 +109,11 @@ class Services:
 
     def reached(self, way: str, *env: str) -> dict[str, Any]:
         """Return what a container with GPU 0 reaches; `way` is who applies the plan."""
+        found: dict[str, Any] = json.loads(self.said(way, ["python3", "-c", REACH], *env))
+        return found
+
+    def said(self, way: str, args: list[str], *env: str) -> str:
+        """Return what a container with GPU 0 says."""
         members: dict[str, Any] = {}
         if way == "hook":
             name, variables = (
@@ -115,12 +128,11 @@ class Services:
             edits = [each["containerEdits"] for each in (spec, *named[: 1 + bool(env)])]
             members["hooks"] = {"prestart": [hook for each in edits for hook in each.get("hooks", ())]}
         gpu = [] if way == "cdi" else ["NVIDIA_VISIBLE_DEVICES=0"]
-        self.bundle.ask(*gpu, *env, args=["python3", "-c", REACH], **members)
+        self.bundle.ask(*gpu, *env, args=args, **members)
         self.bundle.runtime = self.top / "bin/gpushim-runtime"
-        done = self.bundle.run(check=False) if way == "shim" else run(self.bundle, check=False)
+        done = self.bundle.run(check=False) if way == "shim" else run(self.bundle, self.program, check=False)
         assert done.returncode == 0, done.stderr + self.log.read_text()
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        return done.stdout
 
 
 @pytest.fixture
@@ -200,6 +212,23 @@ def test_another_services_socket_under_its_name(
     listed = services.snapshot.stat().st_mtime_ns
     assert services.reached(way) == {"data": False}
     assert services.snapshot.stat().st_mtime_ns == listed  # nobody has a create list the GPUs again
+
+
+@pytest.mark.parametrize("where", ["runc 1.3, v2", "crun of sid, v2"])
+@pytest.mark.parametrize("way", WAYS)
+def test_other_low_level_runtimes(
+    services: Services, busybox_tree: Path, tmp_path: Path, way: str, where: str
+) -> None:
+    """T-LENT: a service of a user's is reached, and nothing that it puts in its socket's place."""
+    (tmp_path / "place").mkdir()
+    with hostile_places.place(where, tmp_path / "place", services.host) as place:
+        there, number = services.at(place), services.socket.stat().st_ino
+        there.bundle.plain["root"]["path"] = str(shutil.copytree(busybox_tree, tmp_path / "plain", symlinks=True))
+        sockets = ["sh", "-c", "find /run -type s -exec stat -c '%i %n' '{}' ';'"]
+        assert there.said(way, sockets) == f"{number} /{PERSISTENCED}\n"
+        services.socket.unlink()
+        a_link(services, services.socket)
+        assert there.said(way, sockets) == ""
 
 
 @pytest.mark.parametrize("way", WAYS)
