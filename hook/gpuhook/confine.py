@@ -58,7 +58,8 @@ def exhausted() -> GpushimError:
     """Return what is said when a limit has struck: MemoryError is what Python makes of it."""
     return GpushimError(
         f"the hook needs more than {bounds.HOOK_MEMORY >> MIB} MiB or {bounds.HOOK_SECONDS} s of CPU time for this "
-        "container, whose image may be hostile; start another image, or report it",
+        "container: its image may be hostile, or this machine too slow just now, as an emulated or overcommitted one "
+        "can be; try again, or start another image",
         ROOTFS,
     )
 

@@ -43,12 +43,13 @@ WAITING = (None, "creating", "created")  # runc's word and crun's while these ho
 SETTINGS = (b"GPUSHIM_CONFIG", b"GPUSHIM_STATE")
 
 
-def read_state(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
+def read_state(fd: int, deadline: float = STATE_DEADLINE, most: int = bounds.STATE) -> dict[str, Any]:
     """Read the container's state, which the runtime writes (OCI runtime-spec, State).
 
     Args:
         fd: where it comes from.
         deadline: seconds it may take until its end.
+        most: bytes that it may have.
 
     Returns:
         the state; its "pid" is a positive int.
@@ -56,7 +57,7 @@ def read_state(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
     Raises:
         GpushimError: it does not come, is too large, is not JSON, has no pid, or the container runs already.
     """
-    state = read_object(fd, deadline)
+    state = read_object(fd, deadline, most)
     pid = state.get("pid")
     if type(pid) is not int or not 0 < pid < 1 << 31:
         raise GpushimError("the container's state on stdin names no pid; has its process ended?", ROOTFS)
@@ -67,11 +68,11 @@ def read_state(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
     return state
 
 
-def read_object(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
+def read_object(fd: int, deadline: float = STATE_DEADLINE, most: int = bounds.STATE) -> dict[str, Any]:
     """Read the container's state, whatever it says; what is no JSON object is an empty one."""
     posix.set_blocking(fd, False)
     try:
-        data = _read_state(fd, time.monotonic() + deadline)
+        data = _read_state(fd, time.monotonic() + deadline, most)
     finally:
         posix.set_blocking(fd, True)  # the other holders of a terminal or pipe expect it so
     if not data:
@@ -80,9 +81,10 @@ def read_object(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _read_state(fd: int, end: float) -> bytes:
-    data = b""
-    while len(data) <= bounds.STATE:
+def _read_state(fd: int, end: float, left: int) -> bytes:
+    most = left
+    parts: list[bytes] = []
+    while left >= 0:
         try:
             part = posix.read(fd, 1 << 16)
         except BlockingIOError:
@@ -93,9 +95,10 @@ def _read_state(fd: int, end: float) -> bytes:
         except OSError as error:
             raise GpushimError(f"the container's state cannot be read from stdin: {error.strerror}", ROOTFS) from None
         if not part:
-            return data
-        data += part
-    raise GpushimError(f"the container's state on stdin has more than {bounds.STATE} bytes", ROOTFS)
+            return b"".join(parts)
+        parts.append(part)
+        left -= len(part)
+    raise GpushimError(f"the container's state on stdin has more than {most} bytes", ROOTFS)
 
 
 def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
@@ -112,7 +115,9 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
     if not argv:
         from gpuhook import standalone  # the whole of gpushim's create path, and ctypes
 
-        state = read_state(0)
+        state = read_state(
+            0, most=bounds.CONFIG_JSON
+        )  # whose annotations it has, of a container that may ask nothing
         posix.environ.update(settings)
         standalone.inject(state)
         return
@@ -141,10 +146,10 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
         from gpuhook.finish import dev_links  # of a CDI spec
 
         dev_links.check_bindings(root, options)
-    if options.mount or options.socket:
+    if options.mount:
         from gpuhook.live import live  # of a CDI spec
 
-        live.mount(options.mount, options.socket, root, work.warn)
+        live.mount(options.mount, root, work.warn)
     if options.mounted:
         from gpuhook.live import leaks  # for containers with a volume that can carry mounts to the host
 
@@ -228,7 +233,7 @@ def drain() -> None:
     """Take from stdin what nothing has read: crun before 1.17 dies of SIGPIPE if a hook ends before it wrote all."""
     try:
         if posix.fstat(0).st_mode & TYPE == FIFO:  # a person's terminal would not end
-            read_object(0, REST_DEADLINE)
+            read_object(0, REST_DEADLINE, bounds.CONFIG_JSON)
     except (GpushimError, OSError):
         pass  # nothing more came, or no state
 

@@ -167,6 +167,7 @@ def plugin_spec(cdi_dir: Path, host: Host, program: str = "nvidia-ctk") -> dict[
     spec["devices"] = [device for device in spec["devices"] if device["name"].startswith("GPU-")]
     args = [word for hook in spec["containerEdits"]["hooks"] for word in hook["args"]]
     mounted = [pair.split("::") for word, pair in zip(args, args[1:]) if word in ("--mount", "--socket")]
+    mounted = [(source, path) for source, path in mounted if os.path.exists(source)]  # of services, those that run
     options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]  # theirs leaves mounts to the engine
     spec["containerEdits"]["mounts"] = [
         {"hostPath": source, "containerPath": path, "options": options} for source, path in mounted

@@ -15,6 +15,7 @@ from e2e import trees
 from e2e.bundles import Bundle
 from e2e.cdihooks import run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, INSIDE, probe, sees_exactly
+from e2e.hostile_places import Place
 from e2e.trees import TOP
 from e2e.views import view
 from fakehost import Host
@@ -45,11 +46,17 @@ json.dump(seen, sys.stdout)
 """
 
 
-def alone(bundle: Bundle, *env: str, args: list[str], name: str = NAMES[1], **members: Any) -> None:
+def alone(bundle: Bundle, *env: str, args: list[str], name: str = NAMES[1], top: Path = TOP, **members: Any) -> None:
     """Write a config.json as an engine does that knows of no runtime but a hook."""
     variables = [f"{key}={value}" for key, value in bundle.env.items()]
-    hook = {"path": str(TOP / "bin" / name), "args": [name, "prestart"], "env": ["PATH=/usr/bin", *variables]}
+    hook = {"path": str(top / "bin" / name), "args": [name, "prestart"], "env": ["PATH=/usr/bin", *variables]}
     bundle.ask(*env, args=args, **{"hooks": {"prestart": [hook]}, **members})
+
+
+@pytest.fixture
+def place(gpushim_env: dict[str, str]) -> Place:
+    """This checkout, on this machine."""
+    return Place(gpushim_env)
 
 
 @pytest.fixture
@@ -91,6 +98,35 @@ def test_crun(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str], gp
         bundle = Bundle(tmp_path / "bundle", debian_root, gpushim_env, prefix)
         alone(bundle, "NVIDIA_VISIBLE_DEVICES=1", args=probe(gpu_host, [1]))
         sees_exactly(run(bundle, CRUN).stdout, gpu_host, [1])
+
+
+def test_a_container_without_a_cgroup(
+    debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str], place: Place
+) -> None:
+    """T-CGROUP: as with Podman's --cgroups=disabled. What the hook changed there was the engine's, and others'."""
+    with view("v1") as prefix:
+        engine = f"/sys/fs/cgroup/devices/gpushim-engine-{os.getpid()}"
+        subprocess.run([*prefix, "/bin/mkdir", engine], check=True)
+        crun = tmp_path / "crun"
+        crun.write_text(
+            f"#!/bin/sh\necho 'c {GPU_MAJOR}:* rwm' >{engine}/devices.deny\necho $$ >{engine}/cgroup.procs\n"
+            f'exec {CRUN} --cgroup-manager=disabled "$@"\n'
+        )
+        crun.chmod(0o755)
+        bundle = Bundle(tmp_path / "bundle", debian_root, gpushim_env, prefix)
+        linux = {key: value for key, value in bundle.plain["linux"].items() if key != "resources"}
+        alone(bundle, "NVIDIA_VISIBLE_DEVICES=1", args=["true"], top=place.top, linux=linux)
+        try:
+            done = run(bundle, str(crun), check=False)
+            rules = subprocess.run([*prefix, "/bin/cat", f"{engine}/devices.list"], check=True, capture_output=True)
+        finally:
+            subprocess.run([*prefix, "/bin/rmdir", engine], check=True)
+    assert "(exit code: 16)" in done.stderr
+    assert (
+        "the container has no cgroup of its own"
+        in Path(gpushim_env["GPUSHIM_CONFIG"]).with_name("gpushim.log").read_text()
+    )
+    assert str(GPU_MAJOR).encode() not in rules.stdout
 
 
 def test_a_user_namespace(debian_tree: Path, gpushim_env: dict[str, str], gpu_host: Host, tmp_path: Path) -> None:
@@ -158,6 +194,22 @@ def test_a_refusal_stops_the_container_with_its_sentence(bundle: Bundle, gpu_hos
     assert done.returncode
     assert gpu_host.gpus[0].uuid in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["/proc/sys/kernel/core_pattern", "/proc/1/attr/current"])
+def test_a_library_that_is_a_link_to_a_file_of_the_kernels(
+    bundle: Bundle, gpu_host: Host, where: str, place: Place
+) -> None:
+    """T-KERNEL: the driver's library was mounted on the container's procfs."""
+    (bundle.rootfs / gpu_host.libdir / f"libcuda.so.{gpu_host.driver}").symlink_to(where)
+    alone(bundle, "NVIDIA_VISIBLE_DEVICES=0", args=["true"], top=place.top)
+    done = run(bundle, check=False)
+    assert "a file system of the kernel's" in done.stderr
+
+
+def test_a_large_state_of_a_container_that_asks_for_nothing(bundle: Bundle) -> None:
+    alone(bundle, args=["true"], annotations={"org.example": "x" * (2 << 20)})
+    assert run(bundle).returncode == 0
 
 
 def test_without_a_request_nothing_happens(bundle: Bundle) -> None:

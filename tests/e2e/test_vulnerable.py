@@ -16,6 +16,7 @@ from e2e.hostile_places import Place
 from e2e.test_hostile_code import arm
 from e2e.test_hostile_requests import specs as specs
 from e2e.test_races import Race
+from e2e.test_services import services as services
 from e2e.test_shared_volumes import host as host
 from e2e.test_shared_volumes import place as place
 from e2e.test_shared_volumes import shared_by as shared_by
@@ -50,6 +51,8 @@ def test_a_vulnerable_build_is_found_out(
         arguments["trap"] = trap = Trap(tmp_path, request.getfixturevalue("debian_root"), place, build.way)
     for each in names & {*test_fresh.HOSTS}:
         arguments[each] = test_fresh.listed(each, tmp_path / each, place.top)
+    if "services" in names:
+        arguments["services"] = request.getfixturevalue("services").of(place)
     if "host" in names:
         arguments["host"] = request.getfixturevalue("host").of(place)
     if "marker" in names and "trap" in names:

@@ -77,12 +77,13 @@ def _unknown(name, troubles, directories):
     ),
     "T-MPS a directory that containers can write": Build(
         {
-            "shim/gpushim/inventory/data_files.py": """
-_real = mps
-def mps(root, pipes):
-    return [{**file, "kind": "socket"} if file["path"] == pipes else file for file in _real(root, pipes)]
-""",
-            "shim/gpushim/oci/edits.py": 'SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]',
+            "shim/gpushim/decision/plan.py": """
+_real = mount
+def mount(file, root):
+    found = _real(file, root)
+    found["options"] = found["options"][file["kind"] == "directory" :]
+    return found
+"""
         },
         test_mps.test_no_program_gets_into_the_directory,
         '"sh").exists()',

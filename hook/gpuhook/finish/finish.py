@@ -246,6 +246,11 @@ def finish(work: Work, options: Options) -> None:
 
         for source, path in covers:
             work.attempt(path, cover, work.root, source, path)
+    if options.socket:
+        from gpuhook.live.sockets import lend  # with utility
+
+        for source, path in options.socket:
+            work.attempt(path, lend, work.root, source, path)
 
 
 def folders_in(text: bytes) -> list[bytes]:

@@ -206,8 +206,16 @@ def _change(process: str, numbers: list[tuple[int, int]]) -> str:
     cgroup = find(process)
     if cgroup is None:
         return ""
+    own = paths(_read(f"{PROC}/self/cgroup")).get(cgroup.version, "")
+    if _holds(cgroup.path, own):
+        raise GpushimError(
+            f"the container has no cgroup of its own: it is in {cgroup.path}, which is the engine's too, and whose "
+            "device rules are others' as well; give it one (no --cgroups=disabled, no --cgroup-manager=disabled), or "
+            "use the runtime gpushim-runtime, which changes no cgroup",
+            ROOTFS,
+        )
     try:
-        name, above = unit(cgroup.path, paths(_read(f"{PROC}/self/cgroup")).get(cgroup.version, ""))
+        name, above = unit(cgroup.path, own)
         # From the unit down to the cgroup itself: each of them must allow, and v1 asks the parent first.
         for level in range(above, -1, -1):
             directory = cgroup.open(level)
@@ -225,6 +233,11 @@ def _change(process: str, numbers: list[tuple[int, int]]) -> str:
             ROOTFS,
         ) from None
     return name
+
+
+def _holds(path: str, own: str) -> bool:
+    """Say whether a cgroup is this process's, or above it."""
+    return f"{own.rstrip('/')}/".startswith(f"{path.rstrip('/')}/")
 
 
 def _allow_v1(directory: int, numbers: list[tuple[int, int]]) -> None:

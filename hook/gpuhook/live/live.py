@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.live import mounts, roots
+from gpuhook.live import mounts, places, roots
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
-from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, Edit
-from gpushim.paths.directory import make_on
-from gpushim.paths.mountinfo import OtherMountError, mount_id
-from gpushim.paths.trust import in_user_namespace
-from gpushim.paths.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE, walk_to_place
+from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, Edit
+from gpushim.paths.mountinfo import OtherMountError
+from gpushim.paths.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from gpushim.paths.rootfs import Rootfs
 
     Source = tuple[str, int, posix.stat_result]  # path on the host, O_PATH fd, what it is
-
-NODEV = mounts.NODEV
 
 
 def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]) -> None:
@@ -43,10 +39,7 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
     Raises:
         GpushimError: the container would lack something of its GPU.
     """
-    if root.process:
-        _check_namespace(root.process)
-    else:
-        _check_own_namespace(root)
+    places.check_namespace(root)
     roots.check(root)
     own = {one.id for one in roots.own_mounts(root)}
     binds = []
@@ -72,67 +65,21 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
             posix.close(fd)
 
 
-def mount(
-    files: list[tuple[str, str]],
-    sockets: list[tuple[str, str]],
-    root: Rootfs,
-    warn: Callable[[str, Exception], None],
-) -> None:
+def mount(files: list[tuple[str, str]], root: Rootfs, warn: Callable[[str, Exception], None]) -> None:
     """Mount what a CDI spec has its hook mount.
 
     Args:
         files: of the driver: path on the host, and in the container.
-        sockets: of its services, and their directories, in the same form.
         root: the container's rootfs.
         warn: as for `apply`.
 
     Raises:
         GpushimError: the container would lack one of them.
     """
-    edits = []
-    for pairs, options in ((files, FILE_OPTIONS), (sockets, SOCKET_OPTIONS)):
-        for source, path in pairs:
-            value = {"destination": path, "source": source, "type": "bind", "options": options}
-            edits.append(Edit("mount", value))
-    apply(edits, root, "/", warn)
-
-
-def _check_namespace(process: str) -> None:
-    try:
-        hosts = roots.same("/proc/self/ns/mnt", f"{process}/ns/mnt")
-    except OSError as error:
-        raise GpushimError(
-            f"the mount namespace of the container's process cannot be looked at: {error.strerror}; the hook "
-            "must run as the engine's user",
-            ROOTFS,
-        ) from None
-    if hosts:
-        raise GpushimError(
-            "the container has no mount namespace of its own: mounts for it would be the host's", ROOTFS
-        )
-
-
-def _check_own_namespace(root: Rootfs) -> None:
-    """See that mounts which this process makes below the rootfs are nobody else's."""
-    try:
-        hosts = roots.same("/proc/self/ns/mnt", "/proc/1/ns/mnt")
-    except OSError:
-        # Not even root may always look at process 1. Only a process in a user namespace can be sure all the same:
-        # the kernel lets it mount in mount namespaces of that user namespace alone (mount_namespaces(7)).
-        hosts = not in_user_namespace()
-    if hosts:
-        raise GpushimError(
-            "this is the host's mount namespace, or cannot be told from it, and mounts for a container would be the "
-            "host's: name the container's process with --pid",
-            ROOTFS,
-        )
-    mount = root.mounted(root.mount)
-    if mount and mount.shared:
-        raise GpushimError(
-            "the rootfs lies on a shared mount, so mounts for the container would be others' too; make it private "
-            "first (mount --make-rprivate)",
-            ROOTFS,
-        )
+    values = [
+        {"destination": path, "source": source, "type": "bind", "options": FILE_OPTIONS} for source, path in files
+    ]
+    apply([Edit("mount", value) for value in values], root, "/", warn)
 
 
 def _open_node(path: str, major: int, minor: int) -> Source:
@@ -145,7 +92,7 @@ def _open_node(path: str, major: int, minor: int) -> Source:
 
 
 def _open_file(path: str) -> Source:
-    """Open a file, socket or directory of the driver."""
+    """Open a file, socket or directory of the driver; what others than root can exchange comes by sockets.py."""
     fd, facts = _open(path)
     if facts.st_mode & TYPE not in (REGULAR, SOCKET, DIRECTORY):
         posix.close(fd)
@@ -169,15 +116,7 @@ def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[
     """Find or make the place for a file of the host; return nothing if the container has that file already."""
     host_path, fd, facts = source
     try:
-        folder = facts.st_mode & TYPE == DIRECTORY
-        directory, name, place = walk_to_place(root.fd, path, make_on(own, file=not folder), root.way(own))
-        if not _is_there(place, facts):
-            if (posix.fstat(place).st_mode & TYPE == DIRECTORY) != folder:
-                found = "no directory" if folder else "a directory"
-                raise GpushimError(f"the container cannot get {path}: the image has {found} there", ROOTFS)
-            if mount_id(place) not in own:
-                raise OtherMountError(path)
-            return [mounts.Bind(host_path, fd, (directory, name, place), options)]
+        place = places.find(root, path, facts, own)
     except OtherMountError:
         raise GpushimError(
             f"the container cannot get {path}: that place is on a volume or a mount shared with the host, and a hook "
@@ -188,14 +127,7 @@ def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[
         raise GpushimError(
             f"the container cannot get {path}: its place in the rootfs cannot be made: {error.strerror}", ROOTFS
         ) from None
-    for done in (fd, directory, place):
-        posix.close(done)
+    if place:
+        return [mounts.Bind(host_path, fd, place, options)]
+    posix.close(fd)
     return []
-
-
-def _is_there(place: int, facts: posix.stat_result) -> bool:
-    """Say whether a place has the host's file, or a usable node of the same device."""
-    found = posix.fstat(place)
-    if found.st_mode & TYPE == CHARACTER == facts.st_mode & TYPE:
-        return found.st_rdev == facts.st_rdev and not posix.fstatvfs(place).f_flag & NODEV
-    return (found.st_dev, found.st_ino) == (facts.st_dev, facts.st_ino)

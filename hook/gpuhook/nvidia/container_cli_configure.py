@@ -156,6 +156,7 @@ def _options(planned: list[Edit], options: Given, given: Given) -> Options:
             raise GpushimError(f"--cuda-compat-mode={quote(value)}: want one of {', '.join(COMPAT_MODES)}", USAGE)
         if name == "no-cntlibs" or value == "disabled":
             found.driver = found.cuda = ""
+    found.socket = [pair for pair in found.socket if not cli.left_out(cli.names(options), pair[1])]
     for name, value in given:
         if name == "debug" and value.startswith("/"):
             found.log = value

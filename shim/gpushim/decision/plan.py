@@ -6,6 +6,8 @@ On the create path: imports only its siblings. Out of scope: the request (reques
 
 from __future__ import annotations
 
+import posix
+
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import (
     CONTROL_NODE,
@@ -27,7 +29,7 @@ from gpushim.oci.edits import (
     last_counts,
 )
 from gpushim.oci.request import MPS_PIPES
-from gpushim.paths.trust import in_user_namespace
+from gpushim.paths import trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,13 +84,17 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     nodes = node_paths(request, gpus, migs, inventory, meant)
     for path, why in nodes.items():
         edits += node_edits(path, inventory, bundle["userns"], why)
-    if any(edit.kind == "gid" for edit in edits) and (bundle["userns"] or in_user_namespace()):
+    if any(edit.kind == "gid" for edit in edits) and (bundle["userns"] or trust.in_user_namespace()):
         from gpushim.decision import groups
 
         edits = [edit for edit in edits if edit.kind != "gid"]
         edits += groups.inside(list(nodes), inventory, bundle.get("gids"), request.ignored)
     files = driver_files(request, inventory)
-    mounts = [Edit("mount", mount(file, inventory["driver"]["root"]), why) for file, why in files.values()]
+    root = inventory["driver"]["root"]
+    sockets = {path: _on_host(file, root) for path, (file, _) in files.items() if file["kind"] == "socket"}
+    ways = {path: _way(source) if bundle["rootfs"] else "hook" for path, source in sockets.items()}
+    by_path = [(file, why) for path, (file, why) in files.items() if ways.get(path, "path") == "path"]
+    mounts = [Edit("mount", mount(file, root), why) for file, why in by_path]
     edits += mounts if bundle["rootfs"] else []
     if request.source == "env " + DEVICES:
         value, reason = request.text, "as asked for, and only once"
@@ -100,6 +106,8 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
+    for path, source in sockets.items():
+        hook["args"] += hookargs.words("--socket", source, path) if ways[path] == "hook" else []
     edits.append(Edit("hook", hook, ["finishes the container"]))
     return edits, meant
 
@@ -243,7 +251,8 @@ def driver_files(request: Request, inventory: Snapshot) -> dict[str, tuple[File,
     if "display" in names:
         names.setdefault("graphics", "capability display brings graphics")
     if request.own:
-        names.update({name: feature(name, request) for name in request.features})
+        here = [name for name in request.features if inventory["features"].get(name)]
+        names.update({name: feature(name, request) for name in here})
         if not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"]):
             names["mps"] = "MPS: [mps] enabled is true"
             if inventory["mps"] and inventory["mps"] not in request.ignored:
@@ -288,10 +297,29 @@ def mount(file: File, root: str) -> Mount:
     """Return the mount of one of the snapshot's files, of a driver below this root."""
     return {
         "destination": file["path"],
-        "source": file["path"] if root == "/" else root + file["path"],
+        "source": _on_host(file, root),
         "type": "bind",
         "options": SOCKET_OPTIONS if file["kind"] == "socket" else FILE_OPTIONS,
     }
+
+
+def _way(path: str) -> str:
+    """Return how a service's socket gets into a container now: by its "path", the "hook", or "" if it is not there.
+
+    A path in config.json is followed as root when the container is made. So it names only what root alone can change;
+    at all else the hook looks, and mounts what it has looked at (gpuhook/live/sockets.py).
+    """
+    try:
+        folder = posix.lstat(path.rpartition("/")[0])
+        if folder.st_uid or folder.st_mode & trust.OTHERS_WRITE:
+            return "hook"
+        return "path" if posix.lstat(path).st_mode & trust.FILE_TYPE == trust.SOCKET else ""
+    except OSError:
+        return ""
+
+
+def _on_host(file: File, root: str) -> str:
+    return file["path"] if root == "/" else root + file["path"]
 
 
 def by_hook(mounts: Iterable[Mount]) -> list[str]:
@@ -301,8 +329,7 @@ def by_hook(mounts: Iterable[Mount]) -> list[str]:
     """
     found: list[str] = []
     for one in mounts:
-        option = "--socket" if one["options"] == SOCKET_OPTIONS else "--mount"
-        found += hookargs.words(option, one["source"], one["destination"])
+        found += hookargs.words("--mount", one["source"], one["destination"])
     return found
 
 

@@ -32,7 +32,6 @@ from gpushim.ground import seen
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
 from gpushim.oci.edits import HOOK_NAME
-from gpushim.oci.hookargs import MOUNTING
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ def _named(document: dict[str, Any]) -> Iterator[str]:
             args = hook.get("args") or [""]
             if args[0].rpartition("/")[2] == HOOK_NAME:  # which mounts by itself
                 pairs = zip(args, args[1:])
-                yield from (value.partition("::")[0] for option, value in pairs if option in MOUNTING)
+                yield from (value.partition("::")[0] for option, value in pairs if option == "--mount")
 
 
 def readable(host: Host) -> Iterator[Finding]:

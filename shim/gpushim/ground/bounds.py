@@ -12,7 +12,7 @@ from __future__ import annotations
 
 # What the engine writes, with an image's variables, labels and annotations in it.
 CONFIG_JSON = 64 << 20  # bytes; Docker's and containerd's are 10 to 30 KiB; some generators reach a few MiB
-STATE = 1 << 20  # bytes on stdin; annotations are in it, and engines keep those far below
+STATE = 1 << 20  # bytes on stdin of a container with GPUs; annotations are in it, and engines keep those far below
 DEVICES = 4096  # of one request: items of a variable or annotation, mounts that name devices
 DEVICE_RANGE = 64  # indices of a range such as 0-3
 VALUE = 65536  # characters of one variable or annotation that is read as a list or a condition

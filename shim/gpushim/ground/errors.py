@@ -32,6 +32,14 @@ MATCHED = (
 )
 
 
+# Printable for Python, and yet nothing to see: blanks, joiners, fillers, and what selects a variant of a letter, of
+# which there are more from U+E0100 on (Default_Ignorable_Code_Point in Unicode's DerivedCoreProperties.txt).
+UNSEEN = (
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
+    "\ufe00\ufe01\ufe02\ufe03\ufe04\ufe05\ufe06\ufe07\ufe08\ufe09\ufe0a\ufe0b\ufe0c\ufe0d\ufe0e\ufe0f"
+)
+
+
 class GpushimError(Exception):
     """A refusal or failure, as one sentence for the engine's user.
 
@@ -66,11 +74,12 @@ def quote(text: str) -> str:
 def visible(text: str, keep: str = "") -> str:
     r"""Return a line for a terminal, with escapes such as \x1b and \u202e for unprintable characters not in `keep`.
 
-    Letters that look like a blank, and what is not UTF-8, are escaped too.
+    Letters and marks that show nothing, and what is not UTF-8, are escaped too.
     """
     if text.isascii() and text.isprintable():
         return text
-    shown = "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
-    for blank in "\u115f\u1160\u2800\u3164\uffa0":
-        shown = shown.replace(blank, ascii(blank)[1:-1])
-    return shown
+    return "".join(each if _shows(each) or each in keep else ascii(each)[1:-1] for each in text)
+
+
+def _shows(letter: str) -> bool:
+    return letter.isprintable() and letter not in UNSEEN and not "\U000e0100" <= letter <= "\U000e01ef"

@@ -32,6 +32,8 @@ BINARIES = {
 BINARY_DIRS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 NIXOS_BINARIES = "/run/current-system/sw/bin"
 CUFILE = "/etc/cufile.json"
+UDEV = "/run/udev/data"  # alone: beside it root's udevd listens
+# Of services that start and end when they like: whether one is there, the hook sees (gpuhook/live/sockets.py).
 PERSISTENCED = "/run/nvidia-persistenced/socket"
 SOCKETS = (PERSISTENCED, "/run/nvidia-fabricmanager/socket")
 
@@ -146,19 +148,11 @@ def _firmware_path(root: str) -> list[str]:
     return []
 
 
-def sockets(root: str) -> list[File]:
-    """List the sockets of the driver's services."""
-    resolved = [rooted.resolve(root, path) or rooted.resolve(root, "/var" + path) for path in SOCKETS]
-    return [
-        {"path": path, "kind": "socket"} for path in resolved if path and rooted.kind(root, path) == stat.S_IFSOCK
-    ]
-
-
 def gds(root: str) -> list[File]:
     """List what GPUDirect Storage needs beside its nodes: its configuration, and udev's database of disks."""
     found = list(_hits(root, [(CUFILE,) * 2], "data"))
-    if rooted.kind(root, rooted.resolve(root, "/run/udev")) == stat.S_IFDIR:
-        found.append({"path": "/run/udev", "kind": "directory"})
+    if rooted.kind(root, UDEV) == stat.S_IFDIR and not rooted.mistrust(root, UDEV):
+        found.append({"path": UDEV, "kind": "directory"})
     return found
 
 

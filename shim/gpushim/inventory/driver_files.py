@@ -116,7 +116,7 @@ def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: s
         found[capability] = entries(loader, capability, version, notes)
         found[capability] += data_files.binaries(root, capability)
         found[capability] += data_files.configs(root, capability, machine)
-    found["utility"] += data_files.sockets(root)
+    found["utility"] += [{"path": path, "kind": "socket"} for path in data_files.SOCKETS]
     found["display"] += data_files.xorg(loader, version)
     found["gds"] = data_files.gds(root)
     found["mps"] = data_files.mps(root, mps)
@@ -157,8 +157,8 @@ def watched(root: str, version: str, found: dict[str, list[File]], busy: Contain
 def usable(found: dict[str, list[File]], notes: list[str], root: str = "") -> dict[str, list[File]]:
     """Leave out what no config.json can spell, and what others than root could change below a root; a note says so.
 
-    The latter are programs and data. Libraries are the loader's, as for root's own programs; sockets and MPS's
-    directory have rules of their own.
+    The latter are programs and data. Libraries are the loader's, as for root's own programs; MPS's directory has
+    rules of its own, and at sockets the hook looks.
     """
     left: dict[str, list[File]] = {}
     for capability, entries in found.items():

@@ -13,7 +13,6 @@ from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import data_files, driver_files, ensure, gpus, modules, nodes, platforms, procfs
-from gpushim.inventory.data_files import SOCKETS
 from gpushim.inventory.earlier import still
 from gpushim.inventory.loader import TELLTALES
 from gpushim.paths import rooted
@@ -243,10 +242,10 @@ def _watched(snapshot: Snapshot, other: Platform | None, proc: str, busy: set[st
     if other:
         return [*other["watched"]]
     watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
-    paths = [*SOCKETS]
+    paths = []
     if not snapshot["error"]:  # which is looked at again soon
         found = driver_files.find(driver["root"], driver["version"], [])
-        paths += driver_files.watched(driver["root"], driver["version"], found, busy)
+        paths = driver_files.watched(driver["root"], driver["version"], found, busy)
     return [rooted.inside(driver["dev-root"], path) for path in watched] + [
         rooted.inside(driver["root"], path) for path in paths
     ]

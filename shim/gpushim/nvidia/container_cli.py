@@ -17,6 +17,7 @@ from gpushim.nvidia import container_cli_options as cli
 from gpushim.nvidia.getopt import parse
 from gpushim.oci import selection
 from gpushim.oci.request import LAST_CHANNEL
+from gpushim.paths import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,8 +137,9 @@ def paths(options: Given, inventory: Snapshot) -> list[str]:
 def _files(inventory: Snapshot, kind: str, suffix: str) -> Iterable[str]:
     for name in (*ORDER, "mps"):
         for file in inventory["files"].get(name + suffix, ()):
-            if file["kind"] == kind:
-                yield file["path"]
+            path = file["path"]
+            if file["kind"] == kind and (kind != "socket" or rooted.kind(inventory["driver"]["root"], path)):
+                yield path
 
 
 def _devices(options: Given, inventory: Snapshot) -> list[str]:

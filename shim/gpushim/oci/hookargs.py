@@ -41,10 +41,9 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--bindings": ("DIR", ""),  # of sysfs, which has these bindings by PCINAME
     "--empty": ("DIR", ""),
     "--mount": ("SOURCE::MOUNT", "files mounted by the hook"),
-    "--socket": ("SOURCE::MOUNT", "sockets and their directories mounted by the hook"),
+    "--socket": ("SOURCE::MOUNT", "sockets of services, mounted by the hook if they are there"),
     "--mounted": ("SOURCE::MOUNT", "mounts looked for on the host"),  # where a volume can carry them there
 }
-MOUNTING = ("--mount", "--socket")  # those by which the hook mounts files of the host
 
 
 def words(option: str, *parts: str) -> list[str]:

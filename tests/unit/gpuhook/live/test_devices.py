@@ -202,6 +202,27 @@ def test_version_2(tmp_path: Path, times: int) -> None:
     assert forked(inside, namespace=True) == f"{DENIED}, {ALLOWED} {ALLOWED} {DENIED} {DENIED}"
 
 
+@pytest.mark.parametrize("place", ["", "below"])
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_cgroup_that_is_the_engines_too(tmp_path: Path, version: str, place: str) -> None:
+    """T-CGROUP: the container has none of its own, and this process is in the same one, or below it."""
+
+    def inside() -> str:
+        top = show(version)
+        with group(top, "engine") as path, member(path) as pid:
+            deny(path, version)
+            with group(path, "below") as below:
+                ((below if place else path) / "cgroup.procs").write_text(str(os.getpid()))
+                try:
+                    with pytest.raises(GpushimError, match="has no cgroup of its own: it is in /gpushim-"):
+                        allow(pid)
+                finally:
+                    (top / "cgroup.procs").write_text(str(os.getpid()))
+            return opens(path, tmp_path, "c195:0")
+
+    assert forked(inside, namespace=True) == DENIED
+
+
 def test_a_part_of_the_tree_is_mounted_elsewhere(tmp_path: Path) -> None:
     """As in a container that shares the host's cgroup namespace and runs containers itself."""
 

@@ -200,6 +200,23 @@ def test_a_volume_is_not_written(case: Case, path: str) -> None:
     assert picture(case.volume) == before
 
 
+@pytest.mark.parametrize("where", ["/proc/sys/kernel/core_pattern", "/proc/1/attr/current", "/sys/kernel/mm/ksm/run"])
+def test_a_file_system_of_the_kernels_is_not_mounted_on(case: Case, where: str) -> None:
+    """T-KERNEL: the container's own procfs and sysfs say what the kernel says, or programs in it are deceived."""
+    for name in ("proc", "sys"):
+        (case.top / name).mkdir()
+    (case.top / "usr/lib/drv").mkdir()
+    (case.top / LIBRARY[1:]).symlink_to(where)
+    script = f"{dev(case)}; mount -t proc proc '{case.top}/proc'; mount -t sysfs sysfs '{case.top}/sys'"
+    with container(script) as pid:
+        before = case.mountinfo(pid)
+        said = case.apply(pid)
+        assert "a file system of the kernel's" in said or (
+            "volume" in said and "/sys/" in where
+        )  # that is the host's
+        assert case.mountinfo(pid) == before
+
+
 def test_another_file_in_a_volume_is_not_mounted_over(case: Case) -> None:
     (case.volume / "nvidia0").touch()
     with container(f"mount --bind '{case.volume}' '{case.top}/dev'") as pid:

@@ -14,6 +14,7 @@ from gpuhook import standalone
 from gpuhook.live import live
 from gpuhook.nvidia import container_cli_configure
 from gpushim.config.policy import defaults
+from gpushim.decision import plan
 from gpushim.decision.decide import Decision
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
@@ -142,15 +143,19 @@ def test_the_call_of_enroot(landed: Landed) -> None:
     assert not [edit for edit in landed.edits if edit.kind == "rule"]
 
 
-@pytest.mark.parametrize(
-    ("option", "kind", "path"),
-    [("--no-devbind", "node", "/dev/nvidiactl"), ("--no-persistenced", "mount", "/run/nvidia-persistenced/socket")],
-)
-def test_options_that_leave_something_out(landed: Landed, option: str, kind: str, path: str) -> None:
+def test_nodes_are_left_out(landed: Landed) -> None:
     container_cli_configure.configure(["configure", *CTR.split()])
-    assert path in landed.paths(kind)
-    container_cli_configure.configure(["configure", option, *CTR.split()])
-    assert path not in landed.paths(kind)
+    assert "/dev/nvidiactl" in landed.paths("node")
+    container_cli_configure.configure(["configure", "--no-devbind", *CTR.split()])
+    assert landed.paths("node") == []
+
+
+def test_a_services_socket_is_left_out(landed: Landed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_way", lambda _path: "hook")
+    container_cli_configure.configure(["configure", *CTR.split()])
+    assert landed.options.socket == [("/run/nvidia-persistenced/socket",) * 2]
+    container_cli_configure.configure(["configure", "--no-persistenced", *CTR.split()])
+    assert landed.options.socket == []
 
 
 def test_firmware_is_left_out(landed: Landed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +230,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, b
     """Apply nothing in a mount namespace of its own, after a command; returns the refusal, or ""."""
 
     def refused(prepare: str, userns: bool) -> str:
-        monkeypatch.setattr("gpuhook.live.live.in_user_namespace", lambda: userns)
+        monkeypatch.setattr("gpuhook.live.places.in_user_namespace", lambda: userns)
 
         def attempt() -> str:
             subprocess.run(["/bin/sh", "-ec", prepare, "sh", str(tmp_path)], check=True)

@@ -13,6 +13,7 @@ from gpushim import doctor as diagnosis
 from gpushim.cli import doctor, main, show
 from gpushim.containers import holders
 from gpushim.doctor import checks
+from gpushim.ground.errors import visible
 from unit.gpushim.cli.commands import Host, apart
 
 COLUMNS = 80
@@ -27,6 +28,8 @@ def filled(first: int, blank: str = " ", filler: str = "-") -> str:
 
 
 BLANKS = "\u2800\u3164\u115f\u1160\uffa0\u00a0\u3000\t"
+# Marks of no width (Default_Ignorable_Code_Point): with one in it, two names look the same.
+IGNORED = [0x34F, 0x17B4, 0x17B5, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]
 # What a name may begin with, so that one of these fits wherever the first row ends.
 FORGERIES = [filled(first) for first in range(40)]
 FORGERIES += [filled(first, filler=" ") for first in range(40)]
@@ -152,3 +155,12 @@ def test_a_note_is_bounded(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     said = apart().invoke(main, ["ps"]).stderr
     assert len(said) < 5000
     assert said.endswith("cannot be read\n")
+
+
+def test_marks_that_show_nothing_are_escaped() -> None:
+    for letter in map(chr, IGNORED):
+        assert visible(f"payroll{letter}-db") == f"payroll{ascii(letter)[1:-1]}-db"
+
+
+def test_marks_that_show_are_left_alone() -> None:
+    assert visible("cafe\u0301 \u05e9\u05c1") == "cafe\u0301 \u05e9\u05c1"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def snapshot(**changes: Any) -> Any:
     }
 
 
+SOCKET = "/run/nvidia-persistenced/socket"
 BUNDLE: Any = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
 
 
@@ -299,7 +301,7 @@ def test_a_node_has_the_hosts_numbers_mode_and_owner() -> None:
 @pytest.mark.parametrize(
     ("capabilities", "destinations"),
     [
-        ("utility", ["/lib/firmware/gsp.bin", "/usr/bin/nvidia-smi", "/run/nvidia-persistenced/socket"]),
+        ("utility", ["/lib/firmware/gsp.bin", "/usr/bin/nvidia-smi"]),
         ("compute", ["/lib/firmware/gsp.bin", "/usr/lib/libcuda.so.5"]),
         ("graphics", ["/lib/firmware/gsp.bin"]),
     ],
@@ -309,11 +311,44 @@ def test_files_by_capability(capabilities: str, destinations: list[str]) -> None
     assert [mount["destination"] for mount in found["mount"]] == destinations
 
 
-def test_mounts_are_read_only_those_of_sockets_too() -> None:
-    found = decide("NVIDIA_VISIBLE_DEVICES=0")
+@pytest.fixture
+def service(tmp_path: Path) -> Path:
+    """A service's socket below a driver root."""
+    path = tmp_path / SOCKET[1:]
+    path.parent.mkdir(parents=True)
+    os.mknod(path, 0o140666)
+    return path
+
+
+def test_mounts_are_read_only_those_of_sockets_too(service: Path, tmp_path: Path) -> None:
+    inventory = snapshot()
+    inventory["driver"]["root"] = str(tmp_path)
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
     options = {mount["destination"]: mount["options"] for mount in found["mount"]}
     assert options["/usr/lib/libcuda.so.5"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-    assert options["/run/nvidia-persistenced/socket"] == ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
+    assert options[SOCKET] == ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
+
+
+@pytest.mark.parametrize("trouble", ["a user's", "everybody's", "a link", "gone", "no socket", "for a CDI spec"])
+def test_who_mounts_a_services_socket(service: Path, tmp_path: Path, trouble: str) -> None:
+    """config.json names what root alone can put there; where others can, the hook looks; and what is gone, nobody."""
+    inventory = snapshot()
+    inventory["driver"]["root"] = str(tmp_path)
+    if trouble == "a user's":
+        os.chown(service.parent, 1000, 1000)
+    elif trouble == "everybody's":
+        service.parent.chmod(0o1777)
+    elif trouble == "a link":
+        service.parent.rename(tmp_path / "elsewhere")
+        service.parent.symlink_to(tmp_path / "elsewhere")
+    elif trouble != "for a CDI spec":
+        service.unlink()
+        service.touch() if trouble == "no socket" else service.parent.rmdir()
+    bundle = {"rootfs": ""} if trouble == "for a CDI spec" else {}
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory, **bundle)
+    (hook,) = found["hook"]
+    assert SOCKET not in [mount["destination"] for mount in found["mount"]]
+    assert (f"{service}::{SOCKET}" in hook["args"]) == (trouble not in ("gone", "no socket"))
 
 
 def test_a_driver_root_is_the_source_but_not_the_destination() -> None:
@@ -535,7 +570,7 @@ def test_a_second_run_on_a_real_config_changes_nothing(name: str, asked: str) ->
 
 def test_every_mount_comes_from_the_inventory() -> None:
     inventory = snapshot()
-    known = {file["path"] for files in inventory["files"].values() for file in files}
+    known = {file["path"] for files in inventory["files"].values() for file in files} - {SOCKET}
     found = decide("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", inventory=inventory)
     assert {mount["source"] for mount in found["mount"]} == known
 

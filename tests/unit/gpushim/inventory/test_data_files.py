@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from pathlib import Path
 
@@ -168,18 +167,6 @@ def test_firmware_of_other_names_and_versions_stays(tmp_path: Path) -> None:
     assert data_files.firmware(str(tmp_path), VERSION) == []
 
 
-@pytest.mark.parametrize("service", ["nvidia-persistenced", "nvidia-fabricmanager"])
-@pytest.mark.parametrize("run", ["run", "var/run"])
-def test_sockets(tmp_path: Path, run: str, service: str) -> None:
-    listen(tmp_path / run / service / "socket")
-    assert data_files.sockets(str(tmp_path)) == [{"path": f"/{run}/{service}/socket", "kind": "socket"}]
-
-
-def test_socket_that_is_a_file_does_not_count(tmp_path: Path) -> None:
-    make(tmp_path / "run/nvidia-persistenced/socket")
-    assert data_files.sockets(str(tmp_path)) == []
-
-
 PIPES = "/run/nvidia-mps"
 
 
@@ -256,9 +243,19 @@ def test_odd_mps_directories(tmp_path: Path, pipes: str) -> None:
 
 def test_gds(tmp_path: Path) -> None:
     make(tmp_path / "etc/cufile.json")
-    (tmp_path / "run/udev").mkdir(parents=True)
-    expected = [{"path": "/etc/cufile.json", "kind": "data"}, {"path": "/run/udev", "kind": "directory"}]
+    (tmp_path / "run/udev/data").mkdir(parents=True)
+    listen(tmp_path / "run/udev/control")
+    expected = [{"path": "/etc/cufile.json", "kind": "data"}, {"path": "/run/udev/data", "kind": "directory"}]
     assert data_files.gds(str(tmp_path)) == expected
-    shutil.rmtree(tmp_path / "run/udev")
-    (tmp_path / "run/udev").symlink_to("/nowhere")
-    assert data_files.gds(str(tmp_path)) == expected[:1]
+
+
+@pytest.mark.parametrize("trouble", ["a link", "a user's"])
+def test_no_database_of_udev_where_others_can_put_something_else(tmp_path: Path, trouble: str) -> None:
+    data = tmp_path / "run/udev/data"
+    data.mkdir(parents=True)
+    if trouble == "a link":
+        data.rename(tmp_path / "elsewhere")
+        data.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.chown(data.parent, 1000, 1000)
+    assert data_files.gds(str(tmp_path)) == []

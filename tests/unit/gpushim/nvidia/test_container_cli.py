@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,8 +46,12 @@ FIRMWARE = "/lib/firmware/gsp.bin"
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Any:
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     found = hosts.mixed()
+    found["driver"]["root"] = str(tmp_path)
+    for path in (SOCKET, MANAGER):
+        (tmp_path / path[1:]).parent.mkdir(parents=True)
+        os.mknod(tmp_path / path[1:], 0o140666)
     library = {"path": LIBRARY32, "kind": "library32", "soname": "libcuda.so.1"}
     found["files"] |= {"compute32": [library], "utility32": []}
     found["files"]["utility"] += [{"path": ML, "kind": "library"}, {"path": MANAGER, "kind": "socket"}]
@@ -89,6 +95,11 @@ def test_info_is_as_documented(host: Any, capsys: pytest.CaptureFixture[str]) ->
 )
 def test_list(host: Any, line: str, found: list[str]) -> None:
     assert listed(host, line) == found
+
+
+def test_a_service_that_does_not_run_has_no_socket(host: Any, tmp_path: Path) -> None:
+    (tmp_path / SOCKET[1:]).unlink()
+    assert listed(host, "-i") == [MANAGER]
 
 
 def test_list_without_options_lists_all_in_order(host: Any) -> None:

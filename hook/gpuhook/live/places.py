@@ -1,0 +1,132 @@
+"""Places in a container that a hook may mount on: on file systems of its own, in a mount namespace that is its own.
+
+Out of scope: what is mounted (live.py, sockets.py), the system calls (mounts.py), how a place is found (walk.py).
+Hot path: builtin modules only.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpuhook.live import roots
+from gpushim.ground.errors import ROOTFS, GpushimError
+from gpushim.paths.directory import make_on
+from gpushim.paths.mountinfo import OtherMountError, mount_id
+from gpushim.paths.rootfs import KERNELS
+from gpushim.paths.trust import in_user_namespace
+from gpushim.paths.walk import CHARACTER, DIRECTORY, TYPE, walk_to_place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Optional
+
+    from gpushim.paths.rootfs import Rootfs
+
+    Place = tuple[int, str, int]  # O_PATH fd of the directory, name in it, O_PATH fd of the place
+
+NODEV = 4  # ST_NODEV
+
+
+def check_namespace(root: Rootfs) -> None:
+    """See that mounts made for a container are nobody else's.
+
+    Raises:
+        GpushimError: its mount namespace is the host's, or cannot be told from it.
+    """
+    if root.process:
+        _check_theirs(root.process)
+    else:
+        _check_own(root)
+
+
+def _check_theirs(process: str) -> None:
+    try:
+        hosts = roots.same("/proc/self/ns/mnt", f"{process}/ns/mnt")
+    except OSError as error:
+        raise GpushimError(
+            f"the mount namespace of the container's process cannot be looked at: {error.strerror}; the hook "
+            "must run as the engine's user",
+            ROOTFS,
+        ) from None
+    if hosts:
+        raise GpushimError(
+            "the container has no mount namespace of its own: mounts for it would be the host's", ROOTFS
+        )
+
+
+def _check_own(root: Rootfs) -> None:
+    try:
+        hosts = roots.same("/proc/self/ns/mnt", "/proc/1/ns/mnt")
+    except OSError:
+        # Not even root may always look at process 1. Only a process in a user namespace can be sure all the same:
+        # the kernel lets it mount in mount namespaces of that user namespace alone (mount_namespaces(7)).
+        hosts = not in_user_namespace()
+    if hosts:
+        raise GpushimError(
+            "this is the host's mount namespace, or cannot be told from it, and mounts for a container would be the "
+            "host's: name the container's process with --pid",
+            ROOTFS,
+        )
+    mount = root.mounted(root.mount)
+    if mount and mount.shared:
+        raise GpushimError(
+            "the rootfs lies on a shared mount, so mounts for the container would be others' too; make it private "
+            "first (mount --make-rprivate)",
+            ROOTFS,
+        )
+
+
+def find(root: Rootfs, path: str, facts: posix.stat_result, own: Collection[bytes]) -> Optional[Place]:
+    """Find or make the place for a file of the host; None if the container has that file there already.
+
+    Args:
+        root: the container's rootfs.
+        path: in the container.
+        facts: about the host's file.
+        own: ids of the mounts that may be mounted on.
+
+    Returns:
+        the place, whose fds the caller closes.
+
+    Raises:
+        OSError: it cannot be made, or is on another mount (OtherMountError).
+        GpushimError: it is a directory and the file is none, or the reverse; or it is the kernel's.
+    """
+    folder = facts.st_mode & TYPE == DIRECTORY
+    directory, name, place = walk_to_place(root.fd, path, make_on(own, file=not folder), root.way(own))
+    try:
+        if not _is_there(place, facts):
+            if (posix.fstat(place).st_mode & TYPE == DIRECTORY) != folder:
+                found = "no directory" if folder else "a directory"
+                raise GpushimError(f"the container cannot get {path}: the image has {found} there", ROOTFS)
+            mount = mount_id(place)
+            if mount not in own:
+                raise OtherMountError(path)
+            here = None if mount == root.mount else root.mounted(mount)
+            if here and here.type in KERNELS:  # what it says is the kernel's, and programs in the container go by it
+                raise GpushimError(
+                    f"the container cannot get {path}: a link of the image leads to a file system of the kernel's "
+                    f"there ({here.type.decode()}); use another image",
+                    ROOTFS,
+                )
+            return directory, name, place
+    except BaseException:
+        close((directory, name, place))
+        raise
+    close((directory, name, place))
+    return None
+
+
+def close(place: Place) -> None:
+    """Give a place's fds back."""
+    posix.close(place[0])
+    posix.close(place[2])
+
+
+def _is_there(place: int, facts: posix.stat_result) -> bool:
+    """Say whether a place has the host's file, or a usable node of the same device."""
+    found = posix.fstat(place)
+    if found.st_mode & TYPE == CHARACTER == facts.st_mode & TYPE:
+        return found.st_rdev == facts.st_rdev and not posix.fstatvfs(place).f_flag & NODEV
+    return (found.st_dev, found.st_ino) == (facts.st_dev, facts.st_ino)
