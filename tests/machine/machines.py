@@ -35,7 +35,10 @@ LSM = "lsm=landlock,lockdown,yama,integrity,{name},bpf"
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: its trial is a module of trials/, its policy an archive of $GPUSHIM_SELINUX."""
+    """A machine: its trial is a module of trials/, its policy an archive of $GPUSHIM_SELINUX.
+
+    The trial runs once in each of `boots`.
+    """
 
     shows: str
     trial: str
@@ -44,6 +47,7 @@ class Machine:
     policy: str = ""
     disk: str = "3G"
     processor: Processor = AMD64
+    boots: int = 1
 
     def archive(self) -> Path | None:
         """Return where its policy is; nothing if it has none.
@@ -69,6 +73,9 @@ def _selinux(version: int) -> Machine:
 MACHINES = {
     "machine": Machine(
         "a GPU stays when device rules are applied again", "device_rules", "selinux=0 apparmor=0", BASE, disk="1500M"
+    ),
+    "boots": Machine(
+        "containers that start with the machine have their GPUs", "boots", "selinux=0 apparmor=0", boots=2
     ),
     "selinux-9": _selinux(9),
     "selinux-10": _selinux(10),
