@@ -157,7 +157,7 @@ def _file(daemon: Daemon, path: str, importer: str, strict: bool) -> File:
 
 
 def _made(content: bytes, place: str, strict: bool) -> dict[str, Any]:
-    """Return what a generated file says; of a broken one, in which a runtime may stand twice, what it says without ours.
+    """Return what a generated file says; of a broken one, where a runtime may stand twice, what it says without ours.
 
     Not `strict`: nothing, if that is broken, too; what is taken back is in a template.
     """
