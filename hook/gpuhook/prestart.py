@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 STATE_DEADLINE = 10.0  # seconds
 REST_DEADLINE = 1.0  # seconds
-WAITING = (None, "creating", "created")  # runc's word and crun's while these hooks run
+WAITING = (None, "creating", "created", roots.RESTORED)  # runc's word and crun's while these hooks run
 SETTINGS = (b"GPUSHIM_CONFIG", b"GPUSHIM_STATE")
 
 
@@ -124,7 +124,9 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
     options = Options(argv)
     confine(options.log)
     try:
-        _make_ready(options, read_state(0))
+        state = read_state(0)
+        if not roots.is_restored(state):  # else CRIU has mounted what was mounted, and the rest is in the rootfs
+            _make_ready(options, state)
     except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
         from gpushim.ground.fastjson import dumps
         from gpushim.paths.logfile import append, now

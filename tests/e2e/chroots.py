@@ -50,9 +50,13 @@ RPM = (
 )
 # Another init than systemd; it goes below one of the others.
 OPENRC = ("openrc", "init-system-helpers", "sed", "base-files")
+# With CRIU, and what it packs a tmpfs with.
+RESTORE = (*PACKAGES, "criu", "libcriu2", "gzip", "sed", "tar")
 # What an ordinary user's Docker or containerd is started with.
 ROOTLESS = (*PACKAGES, "rootlesskit", "slirp4netns", "uidmap", "iproute2", "hostname", "sed", "procps", "findutils")
 RECIPES = {
+    "restore": ("trixie", RESTORE),
+    "restore-sid": ("sid", RESTORE),
     "rootless": ("trixie", ROOTLESS),
     "trixie": ("trixie", PACKAGES),
     "sid": ("sid", PACKAGES),

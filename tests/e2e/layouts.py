@@ -54,7 +54,8 @@ end()
 base, config = layout["base"], layout["config"]
 if layout["template"]:
     text = open(layout["template"]).read() if os.path.exists(layout["template"]) else layout["mark"]
-    base = text.replace(layout["mark"], base)
+    lines = text.replace(layout["mark"], base).splitlines(True)
+    base = "".join(line for line in lines if not line.startswith("{{{{ "))  # conditions, on what k3s finds: nothing
 for path in layout["merged"] and sorted(glob.glob(layout["merged"])):
     lines = open(path).read().splitlines(True)
     open(layout["made"], "w").write(layout["cri"] + "".join(line for line in lines if "version" not in line))

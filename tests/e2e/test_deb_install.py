@@ -86,7 +86,8 @@ def test_everything_is_compiled(there: Machine) -> None:
 def test_refresh_starts_by_itself(there: Machine) -> None:
     names = ("paths.target.wants/gpushim-refresh.path", "paths.target.wants/gpushim-refresh-cdi.path")
     more = ("timers.target.wants/gpushim-refresh.timer", "sockets.target.wants/gpushim-refresh.socket")
-    for name in (*names, *more):
+    boot = "multi-user.target.wants/gpushim-refresh-boot.service"
+    for name in (*names, *more, boot):
         wanted = there.run(f"readlink /etc/systemd/system/{name}").stdout
         assert wanted.endswith(f"/systemd/system/{name.partition('/')[2]}\n")
 

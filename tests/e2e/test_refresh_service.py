@@ -19,8 +19,9 @@ from gpushim.ground.errors import CONFIG, DRIVER, NOT_EXECUTABLE, NOT_FOUND
 
 UNITS = trees.TOP / "packaging" / "systemd"
 SERVICES = ("gpushim-refresh.service", "gpushim-refresh-again.service", "gpushim-refresh-asked.service")
+BOOT = "gpushim-refresh-boot.service"
 WATCHING = ("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer", "gpushim-refresh.socket")
-NAMES = (*SERVICES, *WATCHING)
+NAMES = (*SERVICES, BOOT, *WATCHING)
 RULES = UNITS / "60-gpushim.rules"
 INNER = """
 mount -t proc proc /proc
@@ -127,7 +128,7 @@ def machine(tmp_path: Path) -> Path:
     (tmp_path / "bin/gpushim").symlink_to(trees.TOP / "bin/gpushim")
     units = tmp_path / "units"
     for name in NAMES:
-        drop_in = DROP_IN.format(root=host.root) if name in SERVICES else ALONE
+        drop_in = DROP_IN.format(root=host.root) if name in (*SERVICES, BOOT) else ALONE
         (units / f"{name}.d").mkdir(parents=True)
         (units / f"{name}.d/test.conf").write_text(drop_in)
         shutil.copy(UNITS / name, units)
@@ -178,7 +179,7 @@ def test_the_service_that_no_timer_starts_starts_again_where_waiting_may_help() 
     assert "StartLimitIntervalSec=0\n" in asked
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, BOOT])
 def test_the_services_are_hardened(name: str) -> None:
     command = ["/usr/bin/systemd-analyze", "security", "--offline=yes", "--threshold=65", str(UNITS / name)]
     assert subprocess.run(command, capture_output=True).returncode == 0

@@ -229,12 +229,13 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
     bare.there.run("rm -r /usr/bin/systemctl /run/systemd")
     watching = "gpushim-refresh.path gpushim-refresh-cdi.path gpushim-refresh.timer"
     both = f"{watching} gpushim-refresh.socket"
+    booting = "gpushim-refresh-boot.service"  # not before the next boot
     started = [line for unit in both.split() for line in (f"--quiet is-enabled {unit}", f"--no-block start {unit}")]
     services = "gpushim-refresh.service gpushim-refresh-again.service gpushim-refresh-asked.service"
     served, claiming = "gpushim-device-plugin.service", "gpushim-dra-driver.service"
     enabled = ["daemon-reload", f"--quiet is-enabled {served}", f"--no-block start {served}"]
     assert said[0] == [
-        *(f"--no-reload preset {both}", "daemon-reload", *started),
+        *(f"--no-reload preset {both} {booting}", "daemon-reload", *started),
         *(f"--no-reload preset {served}", *enabled),
     ]
     restarted = [
@@ -245,5 +246,5 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
     assert said[1] == [*restarted, "daemon-reload", "daemon-reload"]
     assert said[2] == [
         *(f"--no-reload --now disable {served} {claiming}", "stop gpushim-mps@*.service", "daemon-reload"),
-        *(f"--no-reload --now disable {both}", f"stop {services}", "daemon-reload"),
+        *(f"--no-reload --now disable {both} {booting}", f"stop {services}", "daemon-reload"),
     ]

@@ -17,19 +17,25 @@ LIMIT_SECONDS = 1800.0  # where others use the processor too
 
 
 def trial(machine: Machine, console: Path, parts: list[str]) -> Iterator[str]:
-    """Boot, and yield the lines of the trial.
+    """Boot, as often as the machine wants it, and yield the lines of the trial.
 
     Args:
         machine: what to boot.
         console: file that gets the lines of the kernel and of systemd.
         parts: names of the parts to run; none for all.
     """
-    with image.disk(machine, parts) as files, contextlib.ExitStack() as stack:
+    with image.disk(machine, parts) as files:
         command = [*machine.processor.qemu, *COMMON, "-serial", f"file:{console}", "-device", "virtio-serial-pci"]
         command += ["-chardev", "stdio,id=rows", "-device", "virtconsole,chardev=rows"]
         command += ["-kernel", str(files / "kernel"), "-initrd", str(files / "initrd")]
         command += ["-append", f"{KERNEL.format(console=machine.processor.console)} {machine.kernel}"]
         command += ["-drive", f"file={files / 'disk'},if=virtio,format=raw,cache=unsafe"]
+        for _ in range(machine.boots):
+            yield from _until_off(command)
+
+
+def _until_off(command: list[str]) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
         qemu = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
         )

@@ -142,6 +142,8 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
                 aarch64.install(root, _chroot)
             else:
                 install(root)
+            for program in Path(os.environ.get("GPUSHIM_PROGRAMS") or os.devnull).glob("*"):
+                shutil.copy2(program, root / "usr/sbin")  # newer ones than Debian's: dockerd, runc
             _host(root, processor)
             _container(root / "srv/rootfs", processor)
             shutil.copytree(HERE / "files", root, symlinks=True, dirs_exist_ok=True)
@@ -174,8 +176,8 @@ def install(root: Path) -> None:
     lay_down = str(trees.TOP / "packaging/install")
     for words in (["main", str(trees.TOP / "vendor")], ["compat"]):
         subprocess.run([lay_down, str(root), *words], check=True)
-    watching = [f"gpushim-{name}" for name in ("refresh.path", "refresh-cdi.path", "refresh.timer", "refresh.socket")]
-    _chroot(root, "/bin/systemctl", "enable", *watching)
+    units = ("refresh-boot.service", "refresh.path", "refresh-cdi.path", "refresh.timer", "refresh.socket")
+    _chroot(root, "/bin/systemctl", "enable", *(f"gpushim-{name}" for name in units))
     _chroot(root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/gpushim")
 
 

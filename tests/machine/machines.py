@@ -39,6 +39,7 @@ class Machine:
     Attributes:
         trial: a module of trials/.
         policy: returns the directory of its SELinux policy, and raises as `policies.of_a_host` does.
+        boots: how often it is started, its trial once in each.
     """
 
     shows: str
@@ -48,6 +49,7 @@ class Machine:
     policy: Callable[[], Path] | None = None
     disk: str = "3G"
     processor: Processor = AMD64
+    boots: int = 1
 
 
 def _selinux(shows: str, trial: str, policy: Callable[[], Path]) -> Machine:
@@ -63,6 +65,9 @@ MACHINES = {
         f"the policy of a host of Red Hat's, a copy in ${policies.VARIABLE}", "confined", policies.of_a_host
     ),
     "selinux-debian": _selinux("Debian's policy", "debian_policy", policies.of_debian),
+    "boots": Machine(
+        "containers that start with the machine have their GPUs", "boots", "selinux=0 apparmor=0", boots=2
+    ),
     "apparmor": Machine(
         "AppArmor, with the profiles of Docker, Podman and containerd",
         "confined",

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from gpushim.paths.mountinfo import Mount
 
 
+RESTORED = "stopped"  # runc's word for a container while it restores it
+
+
+def is_restored(state: dict[str, Any]) -> bool:
+    """Return whether a hook's container is being restored from a checkpoint: its root is its own already."""
+    return state.get("status") == RESTORED
+
+
 def process_of(pid: int) -> str:
     """Hold a container's process: return its directory in /proc.
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from gpushim.oci.edits import Edit
 
+# Verbs that make a container of a bundle; an engine writes config.json for a restore, too.
+MAKING = ("create", "run", "restore")
 # What again.py looks for of an earlier create; and beside what it has kept.
 TRACE, MORE = b'"--rootfs"', b'"/dev/nvidiactl"'
 
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> NoReturn:
     try:
         if stale:
             low = configured_runtime(low, launcher)
-        if verb in ("create", "run"):
+        if verb in MAKING:
             low = edit(low, bundle_path, container, started, verb == "create")
         elif verb == "update" and bundle_path:
             from gpushim.create import update  # of a container over crun that may have a GPU
@@ -233,7 +235,7 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
 def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) -> None:
     """Say why where people look, and of a container that is not made, in the GPU log too."""
     complain(sentence, log, log_format)
-    if verb in ("create", "run"):
+    if verb in MAKING:
         Decision({"container": container}).record(sentence)
 
 

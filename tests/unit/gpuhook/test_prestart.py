@@ -215,6 +215,14 @@ def test_a_refusal_is_in_the_log_too(
     assert text in line["msg"]
 
 
+def test_a_container_that_is_restored_has_all_already(root: Path, pid: int) -> None:
+    """runc says "stopped" then, and the rootfs is the process's root."""
+    done = run(
+        "prestart", "--rootfs", "/nowhere", *LIBS, state=json.dumps({"pid": pid, "status": "stopped"}).encode()
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize("verb", ["poststart", "poststop"])
 def test_other_stages_have_nothing_to_do(verb: str) -> None:
     assert run(verb, state=b"{}").returncode == 0

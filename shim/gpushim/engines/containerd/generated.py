@@ -2,7 +2,8 @@
 
 k3s and rke2 make config.toml from a Go template: config-v3.toml.tmpl for version 3, config.toml.tmpl for version 2,
 or a built-in one, for which `{{ template "base" . }}` stands (since k3s 1.24.17, 1.25.13, 1.26.8, 1.27.5; see its
-documentation under "Configuring containerd"). What goes into a template is text at its end.
+documentation under "Configuring containerd"). What goes into a template is text at its end, which counts where they
+have no runtime of that name by themselves.
 k0s makes them of the files in a directory beside its own, which it imports, or before its containerd was 2.0 merged
 into one in /run (since 1.27.1; see its documentation under "k0s managed dynamic runtime configuration").
 MicroK8s fills in the variables of containerd-template.toml, which is TOML itself.
@@ -10,6 +11,7 @@ MicroK8s fills in the variables of containerd-template.toml, which is TOML itsel
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -72,6 +74,17 @@ def service(config: str) -> str:
     return "rke2" if "/rke2/" in config else "k3s"
 
 
+def without_ours(text: str) -> str:
+    """Return a template, or what is made of it, without gpushim's runtime."""
+    return _BLOCK.sub("", text)
+
+
+def has(path: str, keys: tuple[str, ...]) -> bool:
+    """Return whether a template has gpushim's runtime of this table."""
+    text = decoded(files.read(path) or b"", path)
+    return any(f"runtimes.{keys[-1]}" in block.replace('"', "") for block in _BLOCK.findall(text))
+
+
 def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[str, Any]) -> Change:
     """Work out a template with a runtime at its end.
 
@@ -87,7 +100,7 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
     base = take_out(path)
     old = base.old
     text = decoded(old, path) if old is not None else BASE
-    others = _BLOCK.sub("", text)
+    others = without_ours(text)
     name = keys[-1]
     if re.search(
         rf"""(?m)^[^#\n]*runtimes\.(?:"{re.escape(name)}"|'{re.escape(name)}'|{re.escape(name)})[].]""", others
@@ -96,7 +109,9 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
             f"{path} has a runtime {name} already; choose another --runtime-name, or remove that one first"
         )
     block = Toml("").put(keys, {**entry, "options": options}).text
-    block = f"\n{BEGIN}\n{block}{END}\n"
+    # k3s names what it finds on its PATH by itself, maybe later; a table that stands twice would end containerd.
+    alone = f"{{{{ if not (index .ExtraRuntimes {json.dumps(name)}).BinaryName }}}}"
+    block = f"\n{BEGIN}\n{alone}\n{block}{{{{ end }}}}\n{END}\n"
     found = _BLOCK.search(text)
     if found:
         new = text[: found.start()] + block + text[found.end() :]
@@ -118,7 +133,7 @@ def take_out(path: str) -> Change:
     blocks = [match[1] for match in _BLOCK.finditer(text)]
     if not len(blocks) == text.count(BEGIN) == text.count(END) or any(BEGIN in block for block in blocks):
         raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; remove the runtime by hand")
-    new = _BLOCK.sub("", text).encode()
+    new = without_ours(text).encode()
     made = _BLOCK.search((after or b"").decode("utf-8", "replace"))
     lost = () if all(made and made[1] == block for block in blocks) else ("settings between gpushim's marks",)
     if before is None and after is not None and blocks and new.decode() == BASE:

@@ -14,8 +14,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpushim.engines.containerd import generated
 from gpushim.engines.settings import dropin, files, setup
-from gpushim.engines.settings.text import Toml
+from gpushim.engines.settings.text import Toml, decoded
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def load(daemon: Daemon, path: str, strict: bool = True) -> list[File]:
     Args:
         daemon: that reads them.
         path: absolute, within containerd's root.
-        strict: False skips imported files that are missing or broken.
+        strict: False skips imported files that are missing or broken, and takes a broken generated one for empty.
 
     Raises:
         GpushimError: a file cannot be read or understood, or an imported one is missing.
@@ -64,7 +65,7 @@ def load(daemon: Daemon, path: str, strict: bool = True) -> list[File]:
         if len(loaded) == LIMIT:
             raise GpushimError(f"{importer} and its imports are more than {LIMIT} files; see what they import")
         try:
-            loaded[path] = file = _file(daemon, path, importer)
+            loaded[path] = file = _file(daemon, path, importer, strict)
             pending += [(each, path) for each in _imports(daemon, file)]
         except GpushimError:
             if strict or not importer:
@@ -143,16 +144,32 @@ def by_plugins(file: File) -> bool:
     return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))
 
 
-def _file(daemon: Daemon, path: str, importer: str) -> File:
+def _file(daemon: Daemon, path: str, importer: str, strict: bool) -> File:
     place = daemon.seen(path)
     content = files.read(place)
     if content is None and importer:
         raise GpushimError(f"{importer} imports {path}, which does not exist; make that file or drop the import")
-    data = Toml.parse(content or b"", place).get()
+    data = _made(content or b"", place, strict) if generated.of(path, 2) else Toml.parse(content or b"", place).get()
     version = data.get("version", 0)
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise GpushimError(f"{place}: version is {quote(str(version))}, not a number; correct it first")
     return File(path, data, version)
+
+
+def _made(content: bytes, place: str, strict: bool) -> dict[str, Any]:
+    """Return what a generated file says; of a broken one, where a runtime may stand twice, what it says without ours.
+
+    Not `strict`: nothing, if that is broken, too; what is taken back is in a template.
+    """
+    try:
+        return Toml.parse(content, place).get()
+    except GpushimError:
+        try:
+            return Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get()
+        except GpushimError:
+            if strict:
+                raise
+    return {}
 
 
 def _patterns(daemon: Daemon, file: File) -> list[str]:

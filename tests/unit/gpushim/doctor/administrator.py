@@ -148,7 +148,8 @@ def generate(config: Path) -> None:
     template = config.with_name("config.toml.tmpl")
     base = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
     made = template.read_text() if template.exists() else '{{ template "base" . }}'
-    config.write_text(made.replace('{{ template "base" . }}', base))
+    lines = made.replace('{{ template "base" . }}', base).splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("{{ ")))  # conditions, which are met
 
 
 @step(r"export HOME=(\S+) XDG_RUNTIME_DIR=(\S+)|export HOME=(\S+)")

@@ -26,7 +26,7 @@ from gpushim.engines.settings.setup import Options, Plan
 from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("version")]
 
 DATA = Path(__file__).parents[4] / "data" / "engines" / "containerd"
 Call = Callable[..., Result]
@@ -54,29 +54,10 @@ ASK_VERSION = process._version
 RUNC = {"runtime_type": "io.containerd.runc.v2"}
 
 
-@pytest.fixture(autouse=True)
-def version(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Say which containerd is installed; 1.7 unless a test says otherwise."""
-
-    def version(*numbers: int) -> None:
-        monkeypatch.setattr(process, "_version", lambda *_: numbers)
-
-    version(1, 7)
-    return version
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     (tmp_path / "containerd").mkdir()
     return tmp_path / "containerd" / "config.toml"
-
-
-@pytest.fixture
-def k3s(tmp_path: Path) -> Path:
-    """The directory of k3s's containerd."""
-    folder = tmp_path / "k3s" / "agent" / "etc" / "containerd"
-    folder.mkdir(parents=True)
-    return folder
 
 
 def ok(result: Result) -> str:
@@ -426,6 +407,7 @@ def test_k3s_with_containerd_1_gets_a_template(call: Call, k3s: Path, program: s
     text = (k3s / "config.toml.tmpl").read_text()
     base, _, ours = text.partition("\n")
     assert base == '{{ template "base" . }}'
+    ours = "".join(line for line in ours.splitlines(keepends=True) if not line.startswith("{{"))
     options = plugin(tomlkit.parse(ours).unwrap(), 2)["containerd"]["runtimes"]["nvidia"]["options"]
     assert options == {"BinaryName": program, "SystemdCgroup": True}
     assert config.read_bytes() == content
@@ -459,7 +441,7 @@ def test_a_template_gets_the_programs_new_path(call: Call, k3s: Path, tmp_path: 
     ok(call("containerd", k3s / "config.toml", f"--runtime-path={other}"))
     text = (k3s / "config.toml.tmpl").read_text()
     assert f'BinaryName = "{other}"' in text
-    assert text.count("BinaryName") == 1
+    assert text.count("BinaryName =") == 1
 
 
 def test_k3s_with_containerd_2_gets_a_file_in_the_directory_that_it_imports(
