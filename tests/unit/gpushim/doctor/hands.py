@@ -236,3 +236,8 @@ def programs(patient: Patient) -> str:
     slow = "/busybox sed -i /^delay_ms/d /etc/fakehost.conf"
     patient.write("usr/bin/nvidia-smi", f'#!/busybox sh\n[ "$*" = "-pm 1" ] && {slow}\n', 0o755)
     return f"{patient.folder}/as-if"
+
+
+def fabric_manager(patient: Patient) -> None:
+    for gpu in patient.gpus.gpus:
+        patient.gpus.fabric_state(gpu.index, 3)

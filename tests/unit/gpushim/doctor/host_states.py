@@ -73,6 +73,11 @@ def nvml_is_slow(patient: Patient) -> None:
     patient.gpus.behave(delay_ms=2100)
 
 
+@fault("fabric", "broken", "CUDA fails there with error 802: it is being made", by=hands.fabric_manager)
+def fabric_is_not_ready(patient: Patient) -> None:
+    patient.gpus.fabric_state(1, 2)
+
+
 @fault("more-modules", "broken", "nvidia_uvm is not loaded")
 def no_uvm(patient: Patient) -> None:
     patient.gpus.unload("nvidia_uvm")
