@@ -360,9 +360,9 @@ def _hook(
     files: list[File],
     inventory: Snapshot,
     bundle: Bundle,
-    own_libcuda: str,
+    own: str,
 ) -> Hook:
-    """Return the hook's entry: its arguments have all that it needs."""
+    """Return the hook's entry, whose arguments have all that it needs; `own` says why the driver's libcuda counts."""
     words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
     args = [HOOK_NAME, "prestart"]
     if bundle["rootfs"]:
@@ -375,8 +375,8 @@ def _hook(
             args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"])
         for link in file.get("links", ()):
             args += words("--link", link)
-    if own_libcuda:
-        args += words("--own-libcuda", own_libcuda)
+    if own:
+        args += words("--own-libcuda", own)
     elif "compute" in request.capabilities:
         for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
             if version:
