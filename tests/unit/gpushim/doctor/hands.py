@@ -41,6 +41,10 @@ def a_tegra_with_lists(patient: Patient) -> None:
     fakehost.platforms.to_tegra(patient.gpus)
 
 
+def correct_its_lists(patient: Patient) -> None:
+    patient.write(f"{fakehost.platforms.CSV[1:]}/devices.csv", "dev, /dev/nvhost-*\n")
+
+
 def reboot(patient: Patient) -> None:
     patient.gpus.unloaded, patient.gpus.module_version = (), patient.gpus.driver
     fakehost.build(patient.root, 2)

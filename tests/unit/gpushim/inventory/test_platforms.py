@@ -311,7 +311,12 @@ def test_tegra_pattern_is_bounded(board: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(platforms, "ENTRY_LIMIT", 3)
     listed: list[str] = []
     listing = rooted.listing
-    monkeypatch.setattr(rooted, "listing", lambda root, folder: (listed.append(folder), listing(root, folder))[1])
+
+    def counted(root: str, folder: str) -> list[str]:
+        listed.append(folder)
+        return listing(root, folder)
+
+    monkeypatch.setattr(rooted, "listing", counted)
     _, notes = find_tegra(board, "dir, /usr/lib/*/*")
     assert "more than 3 nodes and files" in notes[0]
     assert len(listed) <= 1 + 4
