@@ -29,6 +29,7 @@ NVML = (
     "nvml_links.c",
     "nvml_live.c",
     "nvml_mps.c",
+    "nvml_smi.c",
     "table.c",
 )
 CUDA = ("cuda.c", "table.c")
@@ -72,6 +73,7 @@ OWN_VERSION = (
     ("libnvidia-egl-xcb.so", "1.0.0"),
     ("libnvidia-egl-xlib.so", "1.0.0"),
 )
+NVVM, OF_THE_DRIVER = "4.0.0", 495  # libnvidia-nvvm's version, until the driver that gave it its own
 # What has no 32-bit edition.
 ONLY_64 = (
     *("libcudadebugger.so", "libnvidia-cfg.so", "libnvidia-pkcs11.so", "libnvidia-pkcs11-openssl3.so"),
@@ -133,7 +135,8 @@ def install_libraries(directory: str, driver: str, cache: str, complete: bool) -
     """Put the driver's libraries and their links into `directory`, as the driver's installer leaves them."""
     os.makedirs(directory, exist_ok=True)
     for stem, number in (*UTILITY, *COMPUTE, *OTHER):
-        _library(directory, stem, number, driver, cache, ("stub.c",), "-nostdlib")
+        version = NVVM if stem == "libnvidia-nvvm.so" and int(driver.split(".")[0]) < OF_THE_DRIVER else driver
+        _library(directory, stem, number, version, cache, ("stub.c",), "-nostdlib")
     _library(directory, "libnvidia-ml.so", "1", driver, cache, NVML, "-Wl,-z,defs")
     _library(directory, "libcuda.so", "1", driver, cache, CUDA, "-Wl,-z,defs")
     for stem, version in OWN_VERSION:

@@ -18,7 +18,8 @@ from fakehost.trouble import Trouble
 HINT = (
     "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR, fail_links = NVML_ERROR\n"
     "# at once, also where NVML is open: lost = INDEX NVML_ERROR, hang_gpu = INDEX 1, no_events = INDEX NVML_ERROR,\n"
-    "# recovery = INDEX ACTION, rows = INDEX PENDING FAILED, lacks = FUNCTION NVML_ERROR; events: fakehost.events\n"
+    "# recovery = INDEX ACTION, rows = INDEX PENDING FAILED, lacks = FUNCTION NVML_ERROR,\n"
+    "# fabric_state = INDEX STATE STATUS; events: fakehost.events\n"
 )
 
 

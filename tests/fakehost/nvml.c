@@ -205,6 +205,7 @@ EXPORT result nvmlSystemGetNVMLVersion(char *version, unsigned size)
 EXPORT result nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     static struct host any;
+    NEED_FUNCTION
     if (version == NULL)
         return INVALID_ARGUMENT;
     if (!load_host(&any))

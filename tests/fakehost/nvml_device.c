@@ -89,6 +89,7 @@ EXPORT result nvmlDeviceGetVirtualizationMode(device handle, unsigned *mode)
 EXPORT result nvmlDeviceGetCudaComputeCapability(device handle, int *major, int *minor)
 {
     NEED_EITHER(gpu, mig, handle, minor)
+    NEED_FUNCTION
     if (major == NULL)
         return INVALID_ARGUMENT;
     (void)mig;

@@ -91,6 +91,12 @@ EXPORT result nvmlDeviceGetGpuFabricInfo(device handle, fabric_info *info)
     static const unsigned char none[16];
     NEED_GPU(gpu, handle, info)
     memset(info, 0, sizeof *info);
+    const struct gpu *live = live_gpu(gpu);
+    if (live && live->fabric_state) {
+        info->state = live->fabric_state;
+        info->status = live->fabric_status;
+        return OK;
+    }
     if (memcmp(gpu->cluster, none, sizeof none) == 0)
         return OK; /* state 0: not supported */
     memcpy(info->cluster, gpu->cluster, sizeof info->cluster);

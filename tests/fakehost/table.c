@@ -83,12 +83,15 @@ static int parse_trouble(struct host *host, const char *line)
     struct { const char *name; int *place; } known[] = {
         {"fail_gpu", &gpu->fail}, {"lost", &gpu->lost}, {"hang_gpu", &gpu->hang}, {"no_events", &gpu->no_events},
         {"recovery", &gpu->recovery}, {"rows", &gpu->rows_pending},
+        {"fabric_state", &gpu->fabric_state},
     };
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(known[i].name, name) == 0) {
             *known[i].place = one;
             if (known[i].place == &gpu->rows_pending)
                 gpu->rows_failed = two;
+            if (known[i].place == &gpu->fabric_state)
+                gpu->fabric_status = two;
             return 1;
         }
     return 0;

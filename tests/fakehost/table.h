@@ -30,6 +30,7 @@ struct gpu {
     int fail;                     /* what NVML answers for this GPU's handle, 0 for all well */
     int lost, hang, no_events;    /* every call's answer; every call hangs; the answer to registering for events */
     int recovery, rows_pending, rows_failed; /* recovery -1: not said */
+    int fabric_state, fabric_status;         /* of nvmlGpuFabricInfo_t; state 0: as the cluster says */
     struct {
         char name[32];
         int gi; /* -1: the GPU's own */

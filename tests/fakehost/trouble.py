@@ -38,6 +38,10 @@ class Trouble:
         """Set whether remapped rows wait for a reset, and whether remapping has failed."""
         self._set(gpu, "rows", f"{pending} {failed}")
 
+    def fabric_state(self, gpu: int, state: int, status: int = 0) -> None:
+        """Set how far the NVLink fabric is: 1 not begun, 2 being made, 3 made, or failed with a status; 0: none."""
+        self._set(gpu, "fabric_state", f"{state} {status}")
+
     def lose(self, gpu: int, code: int = GPU_IS_LOST) -> None:
         """Let every call on a GPU answer an error, such as 15 (lost) or 16 (reset required)."""
         self._set(gpu, "lost", str(code))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
 
 COMPAT_FOLDER = "/usr/local/cuda/compat"
+APART = "/usr/lib/gpushim-driver"  # for links whose usual directory has a newer driver of the image's own
 PROFILES = "/etc/nvidia/nvidia-application-profiles-rc.d"
 GPUS = "/proc/driver/nvidia/gpus"
 DRAWING = ("libnvidia-eglcore.so", "libEGL_nvidia.so")  # what reads application profiles
@@ -46,12 +47,13 @@ class Work:
         log: path of the log on the host, or "".
     """
 
-    __slots__ = ("directories", "log", "root")
+    __slots__ = ("apart", "directories", "log", "root")
 
     def __init__(self, root: Rootfs, log: str) -> None:
         self.root = root
         self.log = log
         self.directories: dict[str, Directory] = {}
+        self.apart: dict[str, str] = {}  # links that are made elsewhere, by the path where the image has others
 
     def warn(self, what: str, error: Exception) -> None:
         """Say in the log what was skipped; a log that cannot be written is nobody's trouble."""
@@ -90,8 +92,8 @@ class Work:
         for soname, directory, name in libs:
             path = f"{directory}/{soname}"
             try:
-                if soname != name:
-                    self.directory(directory).symlink(name, soname)
+                if soname != name and not self._link(name, self.directory(directory), directory, soname):
+                    path = self._link_apart(f"{directory}/{name}", directory, soname)
             except OSError as error:
                 self.warn(path, error)
                 path = f"{directory}/{name}"  # the cache can do without the link
@@ -104,7 +106,10 @@ class Work:
         for text, directory, name in links:
             path = f"{directory}/{name}"
             try:
-                self.directory(directory, create=True).symlink(text, name)
+                if f"{directory}/{text}" in self.apart:
+                    path = self._link_apart(text, directory, name)
+                elif not self._link(text, self.directory(directory, create=True), directory, name):
+                    continue
             except OSError as error:
                 if not isinstance(error, OtherMountError) or not self._is(path, text):
                     self.warn(path, error)
@@ -112,6 +117,33 @@ class Work:
             if name.startswith("lib") and ".so" in name:
                 entries.append((encode(name), encode(path)))
         return entries
+
+    def _link(self, text: str, place: Directory, directory: str, name: str) -> bool:
+        """Make a link, unless the image has a newer driver there, to which its own ldconfig would turn it again."""
+        return place.symlink(text, name, lambda other: self._is_newer(directory, other, text))
+
+    def _is_newer(self, directory: str, other: str, text: str) -> bool:
+        """Say whether the image's link leads to another version of our library, which ldconfig prefers to ours."""
+        from gpuhook.finish.compat import version  # few images have a driver of their own
+
+        path = other if other.startswith("/") else f"{directory}/{other}"
+        (stem, _, theirs), (own, _, ours) = (one.rpartition("/")[2].partition(".so.") for one in (path, text))
+        if stem != own or not version(theirs) > version(ours) > (100,):  # a driver's; a SONAME's number is small
+            return False
+        try:
+            fd, status = self.root.open(path)
+        except (OSError, GpushimError):
+            return False
+        posix.close(fd)
+        return status.st_size > 0  # where a file of an earlier driver was mounted, an empty one is left
+
+    def _link_apart(self, text: str, directory: str, name: str) -> str:
+        """Make a link in a directory of ours, which the loader's configuration names first."""
+        self.directory(APART, create=True).symlink(text, name)
+        self.apart[f"{directory}/{name}"] = text
+        place = f"{directory}/{name}"
+        self.warn(place, GpushimError("the image has a newer driver of its own there, which cannot work", ROOTFS))
+        return f"{APART}/{name}"
 
     def _is(self, path: str, other: str) -> bool:
         """Tell whether two paths are one file already, as in an image whose /lib is a link to usr/lib."""
@@ -227,6 +259,8 @@ def finish(work: Work, options: Options) -> None:
     folders32 = {place[1] for place in options.lib32} - {place[1] for place in options.lib}
     entries32 = work.link_libraries(options.lib32) + work.link([one for one in options.link if one[1] in folders32])
     entries = work.link_libraries(options.lib) + work.link([one for one in options.link if one[1] not in folders32])
+    if options.own_libcuda and work.root.exists(COMPAT_FOLDER):
+        work.warn(COMPAT_FOLDER, GpushimError(f"its newer libcuda is not used: {options.own_libcuda}", ROOTFS))
     if entries or entries32:
         work.configure(entries, posix.uname().machine, options.driver, options.cuda, entries32)
     mask, covers = options.profile_mask, options.cover

@@ -26,7 +26,7 @@ class Options:
         GpushimError: one of them cannot be understood.
     """
 
-    rootfs = log = empty = driver = cuda = bindings = ""
+    rootfs = log = empty = driver = cuda = bindings = own_libcuda = ""
     profile_mask = 0
 
     def __init__(self, argv: list[str]) -> None:
@@ -129,6 +129,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "DIR": _path,
     "FILE": _path,
     "VERSION": lambda word, value: value,
+    "REASON": lambda word, value: value,
     "MASK": _mask,
     "MINOR=PCINAME": _gpu,
     "MINOR=INODE": _bound,

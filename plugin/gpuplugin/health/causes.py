@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VERSION = 2
 GPUS = 256  # times CAUSES causes of less than 400 bytes are 3.3 MB, of the 16 MiB that are read
 CAUSES = 32  # of a GPU
-OTHERS = 9  # of them, that are no XIDs, and FURTHER
+OTHERS = 10  # of them, that are no XIDs, and FURTHER
 FURTHER = "xid further"  # the cause that stands for all XIDs that a GPU has no room for
 # Failed polls in a row that count. "Lost" is never a blip: NVML_ERROR_GPU_IS_LOST is the driver's last word. A call
 # may fail once while the driver is busy; two polls are 6 s, of the 10 s in which a lost GPU is to be marked.
@@ -37,7 +37,18 @@ OVER = 64  # events of a GPU of which it is known that they are over, most
 FORGET = 86400.0  # seconds that a GPU's reasons are kept while the host does not have it
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
-KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "unwatched")  # Reason says what they are
+KINDS = (
+    "xid",
+    "ecc",
+    "recovery",
+    "lost",
+    "gone",
+    "rows",
+    "error",
+    "fabric",
+    "unwatched",
+)  # see Reason
+UNSAVED = ("fabric",)  # of them, that the next poll tells; instances of before would take the file for damaged
 EVENTS = ("xid", "ecc")  # of them, that are heard once and never again
 _TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
@@ -234,6 +245,8 @@ def save(path: str, state: State) -> None:
     if not trust.ours(folder):
         raise PermissionError(1, f"{folder} must be a directory that only root can write to")
     found = {"version": VERSION, **dataclasses.asdict(state)}
+    for gpu in found["gpus"].values():
+        gpu["causes"] = {name: cause for name, cause in gpu["causes"].items() if cause["kind"] not in UNSAVED}
     replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
 
 

@@ -218,6 +218,9 @@ class Health:
                 self._set(known, kind, failed, Cause(kind, now, now, why=quote(str(error or ""))))
         if isinstance(rows, list) and len(rows) == 2:
             self._set(known, "rows", bool(rows[1]), Cause("rows", now, now))
+        fabric = found.get("fabric")
+        if isinstance(fabric, str):
+            self._set(known, "fabric", bool(fabric), Cause("fabric", now, now, why=quote(fabric)))
         needed = action is not None and action not in causes.FINE
         if action is not None:
             self._set(known, "recovery", needed, Cause("recovery", now, now, action))

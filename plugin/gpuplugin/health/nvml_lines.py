@@ -86,8 +86,14 @@ def text(nvml: Any, error: Exception) -> str:
 
 def ask(nvml: Any, gpu: Gpu) -> tuple[dict[str, Any], list[str]]:
     """Ask what a GPU says of its health; returns that, and the UUIDs of its MIG instances."""
+    from gpushim.inventory.nvml import fabric_problem  # not with the plugin's own process
+
     migs: list[str] = []
-    found: dict[str, Any] = {**dict.fromkeys(("recovery", "rows", "pages", "ecc", "mig")), "lost": False, "error": ""}
+    found: dict[str, Any] = {
+        **dict.fromkeys(("recovery", "rows", "pages", "ecc", "mig", "fabric")),
+        "lost": False,
+        "error": "",
+    }
     try:
         handle = gpu.handle(nvml)
         with contextlib.suppress(*unsupported(nvml)):
@@ -101,6 +107,7 @@ def ask(nvml: Any, gpu: Gpu) -> tuple[dict[str, Any], list[str]]:
             found["ecc"] = nvml.nvmlDeviceGetTotalEccErrors(handle, UNCORRECTED, VOLATILE)
         with contextlib.suppress(*unsupported(nvml)):
             found["mig"] = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+        found["fabric"] = "" if found["mig"] else fabric_problem(nvml, handle)
         migs = [*_migs(nvml, handle)] if found["mig"] else []
     except nvml.NVMLError as error:
         found["lost"] = isinstance(error, (nvml.NVMLError_GpuIsLost, nvml.NVMLError_NotFound))

@@ -40,7 +40,8 @@ TEXTS = {
 # What people do about reasons, the gravest first: of several reasons the first counts. "nvml" is to find out why NVML
 # does not answer, "end" to end work that uses this GPU together with others, and "wait" nothing.
 CURES = ("exchange", "reboot", "nvml", "end", "reset", "wait")
-_CURES = {"rows": "exchange", "lost": "reboot", "gone": "reboot", "unwatched": "nvml"}  # of kinds; "reset" of others
+# Of kinds; "reset" of others.
+_CURES = {"rows": "exchange", "lost": "reboot", "gone": "reboot", "unwatched": "nvml", "fabric": "wait"}
 _OF_ACTIONS = {1: "reset", 3: "end", 4: "reset"}  # "reboot" of others, also of those that are not known
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "unwatched")
@@ -61,7 +62,8 @@ class Reason:
 
     Attributes:
         kind: "xid", "ecc", "recovery" (the driver asks for one), "lost" (from the bus), "gone" (from NVML's list),
-            "rows", "error" (calls fail), "unwatched" (not watched) or "giver" (somebody else may give it out).
+            "rows", "error" (calls fail), "fabric" (of NVLinks, not ready), "unwatched" (not watched) or "giver"
+            (somebody else may give it out).
         text: a clause for people.
         since: seconds since boot (system.clock).
         until: a clause: when it ends.
@@ -169,6 +171,8 @@ def _clause(cause: Cause) -> str:
         return ACTIONS.get(cause.number, unknown)
     if cause.kind == "error":
         return f"the GPU's calls fail: {cause.why}"
+    if cause.kind == "fabric":
+        return f"its NVLink fabric is not ready, so CUDA fails (error 802): {cause.why}; see nvidia-fabricmanager"
     if cause.kind == "unwatched":
         return f"the GPU cannot be watched: {cause.why}"
     return TEXTS[cause.kind]

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 EVERY = "every GPU container gets it"
 
 DISPLAYING = ("display", "graphics")  # capabilities
+# What a capability cannot do without, by SONAME, and what programs find then; others do without what a driver lacks.
+NEEDED = {"compute": ("libcuda.so.1", "no CUDA"), "utility": ("libnvidia-ml.so.1", "no driver")}
+# Brands of NVML with GPUs that CUDA's forward compatibility supports: the data centre's, and some workstations'.
+COMPATIBLE = ("Tesla", "Nvidia", "QuadroRTX", "NvidiaRTX")
 
 HOOK_TIMEOUT = 60  # seconds
 LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
@@ -90,6 +94,7 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
         edits = [edit for edit in edits if edit.kind != "gid"]
         edits += groups.inside(list(nodes), inventory, bundle.get("gids"), request.ignored)
     files = driver_files(request, inventory)
+    _check_needed(request, inventory)
     root = inventory["driver"]["root"]
     sockets = {path: _on_host(file, root) for path, (file, _) in files.items() if file["kind"] == "socket"}
     ways = {path: _way(source) if bundle["rootfs"] else "hook" for path, source in sockets.items()}
@@ -103,13 +108,56 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     edits.append(Edit("env", (DEVICES, value), [reason]))
     if _pipes(inventory) in files and not request.mps:
         edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
-    hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle)
+    own = ""
+    if "compute" in request.capabilities:
+        parents = [mig["gpu"] for mig in migs]
+        own = own_libcuda(
+            request, [gpu for gpu in inventory["gpus"] if gpu in gpus or gpu["index"] in parents], inventory, bundle
+        )
+    hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, own)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
     for path, source in sockets.items():
         hook["args"] += hookargs.words("--socket", source, path) if ways[path] == "hook" else []
-    edits.append(Edit("hook", hook, ["finishes the container"]))
+    reasons = ["finishes the container", *([f"an image's newer libcuda is not used: {own}"] if own else [])]
+    edits.append(Edit("hook", hook, reasons))
     return edits, meant
+
+
+def _check_needed(request: Request, inventory: Snapshot) -> None:
+    """Refuse a capability without the library that all of it needs, as while a driver is exchanged."""
+    if inventory["platform"] != "native":
+        return
+    for capability, (soname, lost) in NEEDED.items():
+        if capability not in request.capabilities:
+            continue
+        for file in inventory["files"].get(capability, ()):
+            if file.get("soname") == soname:
+                break
+        else:
+            raise GpushimError(
+                f"the container asks for the capability {capability}, and the driver has no {soname} for it, so its "
+                f"programs would find {lost}; install that part of the driver and run gpushim refresh, or leave "
+                f"{capability} out of NVIDIA_DRIVER_CAPABILITIES",
+                INVENTORY,
+            )
+
+
+def own_libcuda(request: Request, gpus: list[Gpu], inventory: Snapshot, bundle: Bundle) -> str:
+    """Say why a newer libcuda of the image's is not used in place of the driver's; "" if it may be.
+
+    A CDI spec speaks of each device alone, and engines join them: there all GPUs of the host count.
+    """
+    if not inventory["policy"]["requests"]["cuda-compat"]:
+        return "[requests] cuda-compat is false"
+    if not request.cuda_compat:
+        return "NVIDIA_DISABLE_CUDA_COMPAT is true"
+    for gpu in gpus if bundle["rootfs"] else inventory["gpus"]:
+        brand, model = gpu["brand"], gpu["model"]
+        unknown = brand in ("", "Unknown") and "GeForce" not in model and "TITAN" not in model
+        if brand not in COMPATIBLE and not unknown:
+            return f"GPU {gpu['index']} is a {model or brand}, on which CUDA fails with it (error 804)"
+    return ""
 
 
 def facts(gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list[dict[str, str]]:
@@ -334,9 +382,14 @@ def by_hook(mounts: Iterable[Mount]) -> list[str]:
 
 
 def _hook(
-    request: Request, nodes: dict[str, list[str]], files: list[File], inventory: Snapshot, bundle: Bundle
+    request: Request,
+    nodes: dict[str, list[str]],
+    files: list[File],
+    inventory: Snapshot,
+    bundle: Bundle,
+    own: str,
 ) -> Hook:
-    """Return the hook's entry: its arguments have all that it needs."""
+    """Return the hook's entry, whose arguments have all that it needs; `own` says why the driver's libcuda counts."""
     words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
     args = [HOOK_NAME, "prestart"]
     if bundle["rootfs"]:
@@ -349,7 +402,9 @@ def _hook(
             args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"])
         for link in file.get("links", ()):
             args += words("--link", link)
-    if "compute" in request.capabilities:
+    if own:
+        args += words("--own-libcuda", own)
+    elif "compute" in request.capabilities:
         for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
             if version:
                 args += words(option, version)

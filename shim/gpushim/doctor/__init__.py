@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gpushim.engines.processes.running import Engine
-    from gpushim.ground.model import Config, DriverPolicy
+    from gpushim.ground.model import Config, DriverPolicy, Node
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 T = TypeVar("T")
@@ -170,6 +170,11 @@ class Host:
         """Return "wsl", "tegra" or "native"; notes get what is wrong with the platform."""
         other = platforms.find(self.driver, notes)
         return other["platform"] if other else "native"
+
+    def platform_nodes(self) -> dict[str, Node]:
+        """Return the device nodes of WSL or of a Tegra; none elsewhere."""
+        other = platforms.find(self.driver, [])
+        return other["nodes"] if other else {}
 
 
 def look(named: tuple[str, ...] = ()) -> Host:

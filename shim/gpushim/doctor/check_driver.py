@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, ok, skipped, some, text, warning
 from gpushim.engines.processes import ask
-from gpushim.inventory import driver_files, gpus, modules, procfs
+from gpushim.inventory import driver_files, gpus, modules, platforms, procfs
 from gpushim.inventory.data_files import PERSISTENCED
 from gpushim.inventory.loader import CACHE, TELLTALES, Loader, read_cache
 from gpushim.paths import rooted
@@ -30,19 +30,25 @@ DIRECTORIES = "etc/ld.so.conf.d/nvidia-driver.conf"
 def platform(host: Host) -> Iterator[Finding]:
     """Check what is particular to WSL2 and Tegra."""
     notes: list[str] = []
-    kind = host.platform(notes)
+    kind, nodes = host.platform(notes), host.platform_nodes()
+    absent = [note for note in notes if platforms.NOTHING in note]  # as it may be: one list serves many boards
+    notes = [note for note in notes if note not in absent]
     release = text(f"{host.top}/proc/sys/kernel/osrelease").lower()
     if kind == "native" and "microsoft" in release:
         yield broken(
             "this is WSL, and it has no /dev/dxg: WSL 1, or Windows' driver is missing",
             "in Windows, install NVIDIA's driver, `wsl --update`, and `wsl --set-version` 2 for this distribution",
         )
+    elif kind == "tegra" and (problem := platforms.tegra_problem(nodes)):
+        evidence, _, fix = problem.partition("; ")
+        yield broken("; ".join([evidence, *absent]), fix)
     elif notes:
         yield from (warning(note, f"put there what is missing; then {REFRESH}") for note in notes)
     elif kind == "native":
         yield ok("this is neither WSL nor Tegra")
     else:
-        yield ok(f"this is {'WSL2' if kind == 'wsl' else 'Tegra'}: containers get all of its GPUs or none")
+        name = "WSL2" if kind == "wsl" else "Tegra"
+        yield ok("; ".join([f"this is {name}: containers get all of its GPUs or none", *absent]))
 
 
 def module(host: Host) -> Iterator[Finding]:
@@ -141,6 +147,22 @@ def nvml(host: Host) -> Iterator[Finding]:
     for name, problem in sick:  # nvidia-smi may have other indices
         reset = f"`nvidia-smi --gpu-reset -i {name}` or a reboot"
         yield broken(problem, f"{reset} may bring it back (look for Xid messages in dmesg); then {REFRESH}")
+
+
+def fabric(host: Host) -> Iterator[Finding]:
+    """Check that what NVLinks and NVSwitches make of the GPUs is ready."""
+    if not host.has_driver():
+        yield skipped(NO_DRIVER)
+        return
+    waiting = [gpu for gpu in asked(host).get("gpus", ()) if gpu["fabric_problem"]]
+    for gpu in waiting:
+        yield broken(
+            f"the NVLink fabric of GPU {gpu['index']} ({gpu['uuid']}) is not ready, so CUDA fails there with error "
+            f"802: {gpu['fabric_problem']}",
+            f"systemctl restart nvidia-fabricmanager; then {REFRESH}",
+        )
+    if not waiting:
+        yield ok("no GPU waits for its NVLink fabric")
 
 
 def persistence(host: Host) -> Iterator[Finding]:

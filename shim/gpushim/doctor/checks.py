@@ -47,6 +47,7 @@ GENERAL: dict[str, Check] = {
     "driver-libraries": check_driver.agreement,
     "more-modules": check_driver.more_modules,
     "nvml": check_driver.nvml,
+    "fabric": check_driver.fabric,
     "mig": check_mig.instances,
     "persistence": check_driver.persistence,
     "library-cache": check_driver.cache,
@@ -85,8 +86,8 @@ ENGINES: dict[str, dict[str, Check]] = {
 }
 # What says something about the driver below its root; about what config.toml says; about the state directory.
 OF_THE_DRIVER = (
-    *("platform", "driver-module", "driver-libraries", "more-modules", "nvml", "persistence", "library-cache"),
-    *("device-nodes", "dev-char-links"),
+    *("platform", "driver-module", "driver-libraries", "more-modules", "nvml", "fabric", "persistence"),
+    *("library-cache", "device-nodes", "dev-char-links"),
 )
 OF_THE_POLICY = (
     *(*OF_THE_DRIVER, "grants", "device-rules", "snapshot", "log", "space", "yaml", "low-level-runtime"),

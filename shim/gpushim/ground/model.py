@@ -31,6 +31,7 @@ RequestsPolicy = TypedDict(
         "default-capabilities": list[str],
         "ignore-imex-channel-requests": bool,
         "disable-require": bool,
+        "cuda-compat": bool,
         "list-devices-in-refusals": bool,
     },
 )
@@ -137,6 +138,7 @@ class Gpu(TypedDict):
     vgpu: bool
     pci_class: str
     fabric: str
+    fabric_problem: str
     addressing: str
     numa: int
     peers: list[list[int]]

@@ -6,6 +6,7 @@ Out of scope: libraries (driver_files.py); the contents of files, except which m
 from __future__ import annotations
 
 import os
+import re
 import stat
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,10 @@ BINARIES = {
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),  # MPS needs all of them
 }
 BINARY_DIRS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
+# Programs of one driver alone, though their file names do not say so: its version is in them as a string.
+TIED = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia_drv.so")
+VERSION = re.compile(rb"\0(\d{3,}\.\d{2,3}(?:\.\d{2})?)\0")
+PROGRAM_LIMIT = 64 << 20  # bytes; nvidia_drv.so has 6 MiB
 NIXOS_BINARIES = "/run/current-system/sw/bin"
 CUFILE = "/etc/cufile.json"
 UDEV = "/run/udev/data"  # alone: beside it root's udevd listens
@@ -38,7 +43,7 @@ PERSISTENCED = "/run/nvidia-persistenced/socket"
 SOCKETS = (PERSISTENCED, "/run/nvidia-fabricmanager/socket")
 
 ARCHS = ("x86_64", "aarch64", "i686")  # as file names have them
-# By capability, below each of CONFIG_DIRS; {arch} is one of ARCHS.
+# By capability, below each of CONFIG_DIRS; {arch} is one of ARCHS, {version} the driver's.
 CONFIGS = {
     "compute": ("OpenCL/vendors/nvidia.icd",),
     "graphics": (
@@ -53,68 +58,115 @@ CONFIGS = {
         "vulkan/icd.d/nvidia_layers.json",
         "vulkan/implicit_layer.d/nvidia_layers.json",
         "nvidia/nvoptix.bin",
+        "nvidia/nvidia-application-profiles-{version}-rc",
     ),
     "graphics32": ("vulkan/icd.d/nvidia_icd.{arch}.json",),
     "display": (
         "X11/xorg.conf.d/10-nvidia.conf",
         "X11/xorg.conf.d/10-nvidia-drm-outputclass.conf",
         "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+        "nvidia/nvidia-application-profiles-{version}-key-documentation",  # of nvidia-settings' window
     ),
 }
 CONFIG_DIRS = ("/etc", "/usr/local/share", "/usr/share")
 NIXOS_CONFIGS = {"/etc": "/run/opengl-driver/etc", "/usr/share": "/run/opengl-driver/share"}
+RIMS = "/usr/share/nvidia/rim"  # reference measurements, by which a GPU's attestation is verified
 
+XORG_LIBRARIES = ("libglxserver_nvidia.so", "libglx.so")  # the latter up to 390; X.Org has one of that name too
 XORG_DIRS = ("/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64")
 XORG_MODULES = (  # places below a library directory, for drivers and for extensions
     ("nvidia/xorg", "xorg/modules/drivers", "xorg/modules/updates/drivers", "modules/drivers"),
-    ("nvidia/xorg", "xorg/modules/extensions", "xorg/modules/updates/extensions", "modules/extensions"),
+    (
+        *("nvidia/xorg", "xorg/modules/extensions", "xorg/modules/updates/extensions", "modules/extensions"),
+        "xorg/modules/linux",
+    ),
 )
 FIRMWARE_PATH = "/sys/module/firmware_class/parameters/path"
 PATH_LIMIT = 4096  # bytes, PATH_MAX
 
 
-def binaries(root: str, capability: str) -> list[File]:
-    """List a capability's programs: the first file of each name."""
+def binaries(root: str, capability: str, version: str, notes: list[str]) -> list[File]:
+    """List a capability's programs: the first file of each name, unless it is of another driver than `version`."""
     found: list[File] = []
     for name in BINARIES.get(capability, ()):
         # No container looks where NixOS has its programs: it gets a link in /usr/bin.
         places = [(f"{folder}/{name}", f"{folder}/{name}") for folder in BINARY_DIRS]
         places.append((f"{NIXOS_BINARIES}/{name}", f"/usr/bin/{name}"))
-        found += list(_hits(root, places, "binary"))[:1]
+        found += [entry for entry in list(_hits(root, places, "binary"))[:1] if _is_of(root, entry, version, notes)]
     return found
 
 
-def configs(root: str, capability: str, arch: str) -> list[File]:
+def _is_of(root: str, entry: File, version: str, notes: list[str]) -> bool:
+    """Say whether a program is of this driver, as far as it tells; a note says of which other one it is."""
+    path = rooted.inside(root, entry["path"])
+    if os.path.basename(path) not in TIED:
+        return True
+    try:
+        with open(path, "rb", opener=rooted.nonblocking) as file:
+            versions = {text.decode() for text in VERSION.findall(file.read(PROGRAM_LIMIT))}
+    except OSError:
+        return True  # whoever starts it says what is wrong
+    if not versions or version in versions:
+        return True
+    note = f"{path} is left out: it is of driver {min(versions)}, and the kernel module is {version}"
+    notes += [note] if note not in notes else []
+    return False
+
+
+def configs(root: str, capability: str, arch: str, version: str) -> list[File]:
     """List a capability's configuration and data files wherever the host has them; `arch` is one of ARCHS."""
     places = []
     for folder, actual in [*zip(CONFIG_DIRS, CONFIG_DIRS), *NIXOS_CONFIGS.items()]:
         for name in CONFIGS.get(capability, ()):
-            below = name.format(arch=arch)
+            below = name.format(arch=arch, version=version)
             places.append((f"{actual}/{below}", f"{folder}/{below}"))
     return list(_hits(root, places, "data"))
 
 
-def xorg(loader: Loader, version: str) -> list[File]:
-    """List the driver's modules for the X server: the first of each that is for this machine."""
+def ngx(loader: Loader) -> list[File]:
+    """List NGX's libraries for programs of Windows, which Proton loads."""
+    folders = [f"{folder}/nvidia/wine" for folder in loader.folders]
+    paths = [f"{folder}/{name}" for folder in folders for name in rooted.listing(loader.root, folder)]
+    return list(_hits(loader.root, [(path, path) for path in paths if path.endswith(".dll")], "data"))
+
+
+def rims(root: str, version: str) -> list[File]:
+    """List the reference measurements of the driver."""
+    paths = [f"{RIMS}/{version}/{name}" for name in rooted.listing(root, f"{RIMS}/{version}")]
+    return list(_hits(root, [(path, path) for path in paths], "data"))
+
+
+def xorg(loader: Loader, version: str, notes: list[str]) -> list[File]:
+    """List the driver's modules for the X server: the first of each that is for this machine and of this driver."""
     folders = list(dict.fromkeys([*loader.folders, *XORG_DIRS]))
     found = []
-    for name, places in zip(_xorg_names(version), XORG_MODULES):
-        paths = [f"{folder}/{place}/{name}" for folder in folders for place in places]
+    for names, places in zip(_xorg_names(version), XORG_MODULES):
+        paths = [f"{folder}/{place}/{name}" for name in names for folder in folders for place in places]
         for entry in _hits(loader.root, [(path, path) for path in paths], "data"):
-            try:
-                soname(rooted.inside(loader.root, entry["path"]), loader.machine)
-            except (OSError, ValueError):
+            if not _is_module(loader, entry, version, notes):
                 continue
-            if name.endswith(version):
-                link = f"{os.path.dirname(entry['path'])}/libglxserver_nvidia.so"
+            stem, _, ending = os.path.basename(entry["path"]).partition(".so")
+            if ending:  # X looks for the name without a version
+                link = f"{os.path.dirname(entry['path'])}/{stem}.so"
                 entry.setdefault("links", []).append(f"{os.path.basename(entry['path'])}::{link}")
             found.append(entry)
             break
     return found
 
 
-def _xorg_names(version: str) -> tuple[str, str]:
-    return ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}")
+def _is_module(loader: Loader, entry: File, version: str, notes: list[str]) -> bool:
+    real = rooted.resolve(loader.root, entry["path"]) or ""
+    try:
+        soname(rooted.inside(loader.root, real), loader.machine)
+    except (OSError, ValueError):
+        return False
+    if os.path.basename(real).startswith(XORG_LIBRARIES):
+        return real.endswith(f".{version}")
+    return _is_of(loader.root, entry, version, notes)
+
+
+def _xorg_names(version: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return ("nvidia_drv.so",), tuple(f"{name}{end}" for name in XORG_LIBRARIES for end in (f".{version}", ""))
 
 
 def firmware(root: str, version: str) -> list[File]:
@@ -164,21 +216,24 @@ def places(root: str, version: str, libraries: set[str]) -> set[str]:
         version: the driver's.
         libraries: directories of its libraries.
     """
-    configs = {name.format(arch=arch) for names in CONFIGS.values() for name in names for arch in ARCHS}
+    configs = {
+        name.format(arch=arch, version=version) for names in CONFIGS.values() for name in names for arch in ARCHS
+    }
     watched = {f"{folder}/{name}" for folder in (*CONFIG_DIRS, *NIXOS_CONFIGS.values()) for name in configs}
     watched |= {f"{place}/nvidia/{version}/" for place in _firmware_places(root)} | {CUFILE}
     # Programs, and X.Org's modules, of which most hosts have none: only where such a directory is.
     usual = {f"{folder}/{name}" for folder in BINARY_DIRS for names in BINARIES.values() for name in names}
-    for name, below in zip(_xorg_names(version), XORG_MODULES):
-        usual |= {f"{folder}/{place}/{name}" for folder in libraries for place in below}
+    for names, below in zip(_xorg_names(version), XORG_MODULES):
+        usual |= {f"{folder}/{place}/{name}" for name in names for folder in libraries for place in below}
+    usual |= {f"{folder}/nvidia/wine/" for folder in libraries} | {f"{RIMS}/{version}/"}
     return watched | {path for path in usual if rooted.resolve(root, os.path.dirname(path))}
 
 
-def mps(root: str, pipes: str) -> list[File]:
+def mps(root: str, pipes: str, version: str, notes: list[str]) -> list[File]:
     """List MPS's programs and the daemon's pipe directory (`pipes`, "" for none), if it runs and can be trusted."""
     if not pipes or mps_problem(root, pipes):
         return []
-    return [{"path": pipes, "kind": "directory"}, *binaries(root, "compute")]
+    return [{"path": pipes, "kind": "directory"}, *binaries(root, "compute", version, notes)]
 
 
 def mps_problem(root: str, pipes: str) -> str:

@@ -19,7 +19,7 @@ from gpushim.ground.elf import ForeignError
 from gpushim.ground.errors import quote
 from gpushim.ground.machines import COMPANIONS
 from gpushim.inventory import data_files
-from gpushim.inventory.loader import BELOW, TELLTALES, Loader, read_cache, soname
+from gpushim.inventory.loader import TELLTALES, Loader, read_cache, soname
 from gpushim.paths import rooted, trust
 
 if TYPE_CHECKING:
@@ -64,13 +64,16 @@ LIBRARIES = {
         "libnvidia-vksc-core.so",
         "libnvidia-gpucomp.so",  # the others load it since 545; a container for graphics alone needs it too
         "libnvidia-allocator.so",  # it is the driver's back end of GBM
+        "libcuda.so",  # rtcore loads it, for ray tracing, and it the two below
+        "libnvidia-ptxjitcompiler.so",
+        "libnvidia-nvvm.so",
     ),
-    "ngx": ("libnvidia-ngx.so",),
+    "ngx": ("libnvidia-ngx.so", "libnvidia-ml.so"),  # which it loads
     "display": ("libnvidia-gtk2.so", "libnvidia-gtk3.so", "libnvidia-wayland-client.so"),  # nvidia-settings' windows
 }
 # By capability: libraries with versions of their own.
 OWN_VERSION = {
-    "compute": ("libnvidia-nvvm70.so",),
+    "compute": ("libnvidia-nvvm70.so", "libnvidia-nvvm.so"),  # the latter has the driver's since 495
     "graphics": (
         "libnvidia-egl-gbm.so",
         "libnvidia-egl-wayland.so",
@@ -78,9 +81,11 @@ OWN_VERSION = {
         "libnvidia-egl-xcb.so",
         "libnvidia-egl-xlib.so",
         "libnvidia-api.so",
+        "libnvidia-nvvm.so",
     ),
 }
 UNLISTED = ("compute", "graphics")  # capabilities that get the driver's unlisted libraries
+DRIVERS_OWN = re.compile(r"\.so\.\d{3,}\.[\d.]+$")  # ends as a driver's version does: 470.256.02
 # Not only the driver's: an image has its own, which dispatches to whichever driver it finds.
 NEUTRAL = ("libGL.so", "libEGL.so", "libGLESv1_CM.so", "libGLESv2.so")
 LISTED = frozenset(name for lists in (LIBRARIES, OWN_VERSION) for names in lists.values() for name in names)
@@ -114,18 +119,20 @@ def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: s
     found = {"any": data_files.firmware(root, version)}
     for capability in CAPABILITIES:
         found[capability] = entries(loader, capability, version, notes)
-        found[capability] += data_files.binaries(root, capability)
-        found[capability] += data_files.configs(root, capability, machine)
+        found[capability] += data_files.binaries(root, capability, version, notes)
+        found[capability] += data_files.configs(root, capability, machine, version)
     found["utility"] += [{"path": path, "kind": "socket"} for path in data_files.SOCKETS]
-    found["display"] += data_files.xorg(loader, version)
+    found["utility"] += data_files.rims(root, version)
+    found["ngx"] += data_files.ngx(loader)
+    found["display"] += data_files.xorg(loader, version, notes)
     found["gds"] = data_files.gds(root)
-    found["mps"] = data_files.mps(root, mps)
+    found["mps"] = data_files.mps(root, mps, version, notes)
     if machine in COMPANIONS:
         narrow = Loader(root, COMPANIONS[machine], cache, notes, BEGINNINGS)
         narrow.settle(version)
         for capability in CAPABILITIES:
             found[capability + "32"] = entries(narrow, capability, version, notes)
-            found[capability + "32"] += data_files.configs(root, capability + "32", "i686")
+            found[capability + "32"] += data_files.configs(root, capability + "32", "i686", version)
     return found
 
 
@@ -194,8 +201,8 @@ def entries(loader: Loader, capability: str, version: str, notes: list[str]) -> 
     named += [(name, version) for name in _unlisted(loader, version) if capability in UNLISTED]
     found: dict[str, File] = {}
     for name, ending in named:
-        chosen = loader.first(name, ending, notes)
-        if chosen:
+        chosen = None if name in found else loader.first(name, ending, notes)
+        if chosen and (ending or not DRIVERS_OWN.search(chosen[0])):  # else it is another driver's
             found[name] = {"path": chosen[0], "kind": loader.kind, "soname": chosen[1]}
             links = _links(loader, name, *chosen)
             if links:
@@ -210,7 +217,8 @@ def entries(loader: Loader, capability: str, version: str, notes: list[str]) -> 
 def _unlisted(loader: Loader, version: str) -> list[str]:
     """List the unlisted libraries of exactly the driver's version in its directories."""
     found = {name for folder in loader.folders for name, all_ in loader.versions(folder).items() if version in all_}
-    return sorted(name for name in found - LISTED if name.startswith("lib") and name not in NEUTRAL)
+    found -= {*LISTED, *NEUTRAL, *data_files.XORG_LIBRARIES}
+    return sorted(name for name in found if name.startswith("lib"))
 
 
 def _links(loader: Loader, name: str, path: str, soname: str) -> list[str]:
@@ -219,14 +227,18 @@ def _links(loader: Loader, name: str, path: str, soname: str) -> list[str]:
     always, target = ALWAYS.get(name, ("", ""))
     if always and always != file:
         links.append(f"{file if target == 'file' else soname}::{folder}/{always}")
-    # Other such links serve to link programs, and come only where the host has them.
-    if name not in (soname, file, always) and rooted.resolve(loader.root, f"{folder}/{name}") == path:
-        links.append(f"{soname}::{folder}/{name}")
-    if name in BELOW:  # programs look for this name one directory up
-        above = os.path.dirname(folder)
-        if rooted.resolve(loader.root, f"{above}/{name}") == path:
-            links.append(f"{os.path.basename(folder)}/{file}::{above}/{name}")
+    made = {f"{folder}/{soname}", *(f"{folder}/{one}" for one in (always,) if one)}
+    for spelling in loader.names(name, path):
+        if spelling not in made:
+            beside = os.path.dirname(spelling) == folder
+            links.append(f"{soname if beside else _from(spelling, path)}::{spelling}")
     return links
+
+
+def _from(link: str, path: str) -> str:
+    """Spell a path as a link beside or above it does; else from the top."""
+    above = os.path.dirname(link) + "/"
+    return path[len(above) :] if path.startswith(above) else path
 
 
 def _gbm_link(loader: Loader, allocator: File) -> str:

@@ -44,8 +44,11 @@ def read(
         path = driver_files.library(root, "libnvidia-ml.so", version)
         if path is None:
             raise nvml.UnusableError(f"there is no libnvidia-ml.so.{version} below {root}")
+        libcuda = driver_files.library(root, "libcuda.so", version)
         with nvml.session(rooted.inside(root, path), waiting) as session:
-            return _ask(session, proc, known, indices, version, notes, waiting, hung)
+            found = _ask(session, proc, known, indices, version, notes, waiting, hung)
+            found["cuda"] = nvml.cuda(session, libcuda and rooted.inside(root, libcuda))
+            return found
     except nvml.UnusableError as error:
         if error.mismatch:
             raise mismatch(version, (driver_files.versions(root) or [""])[0]) from None
@@ -117,7 +120,7 @@ def _ask(
     return {
         "source": "nvml",
         "version": version,
-        "cuda": nvml.cuda(session),
+        "cuda": "",
         "gpus": sorted(gpus, key=lambda gpu: gpu["index"]),
         "mig": migs,
         "missing": missing,
@@ -159,6 +162,7 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
         "mig_capable": mode is not None,
         "vgpu": nvml.is_vgpu(session, handle),
         "fabric": nvml.fabric(session, handle),
+        "fabric_problem": "" if mode else nvml.fabric_problem(session, handle),  # MIG instances use no NVLink
         "addressing": nvml.addressing(session, handle),
     }
 

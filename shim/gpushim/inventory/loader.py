@@ -23,9 +23,10 @@ from gpushim.paths import rooted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BELOW = {"libvdpau_nvidia.so": "/vdpau"}  # libraries in a directory of their own, which no loader searches
+BELOW = {"libvdpau_nvidia.so": "/vdpau"}  # where programs look for a library, in a directory that no loader searches
 TELLTALES = ("libcuda.so", "libnvidia-ml.so")  # one of them is there if the driver's libraries are
 DIRS32 = ("/usr/lib/i386-linux-gnu", "/usr/lib32", "/usr/lib", "/lib32", "/lib/i386-linux-gnu", "/lib")
+NIXOS_DIR = "/run/opengl-driver/lib"
 NIXOS_DIRS = {"i386": "/run/opengl-driver-32/lib"}
 CACHE = "/etc/ld.so.cache"
 CACHE_LIMIT = 64 << 20  # bytes; a crowded host has 0.3 MiB
@@ -98,25 +99,43 @@ class Loader:
 
     def _spellings(self, name: str, version: str) -> Iterator[str]:
         yield from self.cached.get(name, ())
-        for folder in self.folders:
-            place = folder + BELOW.get(name, "")
+        for place in self._places(name):
             if version:
                 yield f"{place}/{name}.{version}"
             else:
                 yield from (f"{place}/{name}.1", f"{place}/{name}")
         for folder in () if version else self.folders:  # without ldconfig there may be no link
-            found = self.versions(folder).get(name, ())
+            found = filter(None, self.versions(folder).get(name, ()))
             yield from (f"{folder}/{name}.{ending}" for ending in sorted(found, key=_numbers, reverse=True))
 
+    def _places(self, name: str) -> Iterator[str]:
+        for folder in self.folders:
+            if name in BELOW:
+                yield folder + BELOW[name]
+            yield folder
+
     def versions(self, folder: str) -> dict[str, list[str]]:
-        """List the versions of each library in a directory, as the file names have them."""
+        """List the versions of each library in a directory, as the file names have them; "" for a linker's name."""
         if folder not in self._listed:
             self._listed[folder] = {}
             for file in rooted.listing(self.root, folder):
-                stem, _, ending = file.partition(".so.")
-                if ending and not ending.strip("0123456789."):
-                    self._listed[folder].setdefault(stem + ".so", []).append(ending)
+                stem, dot, ending = file.partition(".so.")
+                if (ending or (not dot and file.endswith(".so"))) and not ending.strip("0123456789."):
+                    self._listed[folder].setdefault(stem.removesuffix(".so") + ".so", []).append(ending)
         return self._listed[folder]
+
+    def names(self, name: str, path: str) -> list[str]:
+        """List the loader's and the linker's names that lead to a library's file."""
+        found = []
+        store = rooted.resolve(self.root, NIXOS_DIRS.get(self.machine, NIXOS_DIR)) or ""  # a copy of all, in links
+        for place in self._places(name):
+            if store and place.startswith(store):
+                continue
+            for ending in self.versions(place).get(name, ()):
+                spelling = f"{place}/{name}.{ending}".rstrip(".")
+                if spelling != path and rooted.resolve(self.root, spelling) == path:
+                    found.append(spelling)
+        return found
 
     def first(self, name: str, version: str, notes: list[str]) -> tuple[str, str] | None:
         """Find a library's first undamaged file for this machine, version "" for any; returns its path and SONAME."""
@@ -139,7 +158,7 @@ def directories(machine: str) -> list[str]:
         name = triplet(machine)
         usual = (f"/usr/lib/{name}", "/usr/lib64", "/lib64", "/usr/lib", "/lib", f"/lib/{name}")
     found = [folder + below for folder in usual for below in ("", "/nvidia/current", "/nvidia")]
-    return [*found, NIXOS_DIRS.get(machine, "/run/opengl-driver/lib")]
+    return [*found, NIXOS_DIRS.get(machine, NIXOS_DIR)]
 
 
 def read_cache(root: str, notes: list[str]) -> bytes:

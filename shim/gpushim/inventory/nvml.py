@@ -36,6 +36,8 @@ ATTRIBUTES = {
     "engines.ofa": "sharedOfaCount",
 }
 ADDRESSING = ("None", "HMM", "ATS")  # nvml.h, NVML_DEVICE_ADDRESSING_MODE_*
+FABRIC_STATES = {1: "it has not begun", 2: "it is being made"}  # nvml.h, NVML_GPU_FABRIC_STATE_*; 0: there is none
+FABRIC_COMPLETED = 3
 NVLINKS = 36  # of a GPU at most (NVML_NVLINK_MAX_LINKS of nvml.h)
 FURTHEST = 50  # NVML_TOPOLOGY_SYSTEM
 FAILS = "NVML"  # begins a sentence about an NVML that is there and does not work
@@ -102,15 +104,28 @@ def gpu(nvml: Any, index: int, handle: Any, node: str) -> Gpu:
     }
 
 
-def cuda(nvml: Any) -> str:
-    """Return the newest version of CUDA that the driver supports, as 12.2."""
-    number = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    return f"{number // 1000}.{number % 1000 // 10}"
+def cuda(nvml: Any, library: str | None) -> str:
+    """Return the newest version of CUDA that the driver supports, as 12.2; "" if neither NVML nor libcuda tells.
+
+    Args:
+        nvml: a session.
+        library: path of libcuda on the host, which tells it without a GPU where an old NVML does not.
+    """
+    number = ctypes.c_int()
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        number.value = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    if not number.value and library:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}" if number.value else ""
 
 
 def arch(nvml: Any, handle: Any) -> str:
-    """Return a GPU's compute capability, as 8.6."""
-    return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    """Return a GPU's compute capability, as 8.6; "" if NVML does not tell."""
+    try:
+        return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return ""
 
 
 def memory(nvml: Any, handle: Any) -> int:
@@ -139,13 +154,31 @@ def is_vgpu(nvml: Any, handle: Any) -> bool:
 
 def fabric(nvml: Any, handle: Any) -> str:
     """Return "UUID.CLIQUE" of the cluster that NVLinks make of several hosts; "" if there is none, or not yet."""
+    info = _fabric_info(nvml, handle)
+    if info and info.state == FABRIC_COMPLETED and info.status == nvml.NVML_SUCCESS and any(info.clusterUuid):
+        return f"{uuid.UUID(bytes=bytes(info.clusterUuid))}.{info.cliqueId}"
+    return ""
+
+
+def fabric_problem(nvml: Any, handle: Any) -> str:
+    """Say how far a GPU's NVLink fabric is that is not ready; "" if it is, or there is none.
+
+    A fabric manager makes it, and CUDA answers error 802 until then.
+    """
+    info = _fabric_info(nvml, handle)
+    if not info or info.state not in (*FABRIC_STATES, FABRIC_COMPLETED):
+        return ""
+    if info.state == FABRIC_COMPLETED:
+        return "" if info.status == nvml.NVML_SUCCESS else f"it has failed with NVML's error {info.status}"
+    return FABRIC_STATES[info.state]
+
+
+def _fabric_info(nvml: Any, handle: Any) -> Any:
     with contextlib.suppress(nvml.NVMLError, AttributeError):  # old drivers and old bindings know nothing of it
         info = nvml.c_nvmlGpuFabricInfo_t()
         nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
-        cluster = bytes(info.clusterUuid)
-        if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == nvml.NVML_SUCCESS and any(cluster):
-            return f"{uuid.UUID(bytes=cluster)}.{info.cliqueId}"
-    return ""
+        return info
+    return None
 
 
 def addressing(nvml: Any, handle: Any) -> str:

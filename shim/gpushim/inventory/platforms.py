@@ -12,6 +12,7 @@ one; CSV files other than LISTS, by which old releases mounted the host's CUDA a
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 import stat
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,11 @@ LIST_LIMIT = 1 << 20  # bytes of one CSV file; real ones have some 20 KiB
 ENTRY_LIMIT = 4096  # nodes and files in all
 PATH_LIMIT = 1024  # characters
 NOTE_LIMIT = 32  # lines with a note of their own
+NOTHING = "match nothing on this system"  # in the note about lines; one list serves many boards
+_GPUS_OWN = (
+    "gpu",
+    "/dev/nvidia",
+)  # in the paths of nodes by which programs reach the GPU: nvhost-gpu, nvgpu/, nvidia0
 _GLOB = "*?["
 
 
@@ -76,7 +82,7 @@ def gpus(found: Platform, root: str, notes: list[str], waiting: Callable[[str], 
     """List the GPUs of such a system."""
     if found["platform"] == "wsl":
         return wsl_gpus(root, notes, waiting)
-    return tegra_gpus(root, found["nodes"])
+    return tegra_gpus(root, found["nodes"], notes)
 
 
 def wsl(root: str, dev_root: str, notes: list[str]) -> Platform | None:
@@ -107,7 +113,7 @@ def wsl_gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Lis
         return found
     try:
         with nvml.session(rooted.inside(root, f"{LIB}/{NVML}"), waiting) as session:
-            version, cuda = session.nvmlSystemGetDriverVersion(), nvml.cuda(session)
+            version, cuda = session.nvmlSystemGetDriverVersion(), nvml.cuda(session, None)
             listed = [_gpu(session, index, waiting) for index in range(session.nvmlDeviceGetCount())]
             return {**found, "source": "nvml", "version": version, "cuda": cuda, "gpus": listed}
     except nvml.UnusableError as error:
@@ -167,7 +173,11 @@ def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Pla
         return None
     left_out: list[str] = []
     lines = dict.fromkeys(line for path in lists for line in _lines(root, path, left_out))
-    nodes, found = _tegra_listed(root, dev_root, list(lines), left_out)
+    absent: list[str] = []
+    nodes, found = _tegra_listed(root, dev_root, list(lines), left_out, absent)
+    if absent:
+        more = f" and {len(absent) - NOTE_LIMIT} more" if absent[NOTE_LIMIT:] else ""
+        notes.append(f"lines of the Tegra CSV files that {NOTHING}: {', '.join(absent[:NOTE_LIMIT])}{more}")
     notes += [f"left out of the Tegra CSV files: {line}" for line in left_out[:NOTE_LIMIT]]
     if left_out[NOTE_LIMIT:]:
         notes.append(f"left out of the Tegra CSV files: {len(left_out) - NOTE_LIMIT} more")
@@ -180,22 +190,37 @@ def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Pla
     }
 
 
-def tegra_gpus(root: str, nodes: dict[str, Node]) -> Listed:
+def tegra_gpus(root: str, nodes: dict[str, Node], notes: list[str]) -> Listed:
     """Return the one GPU of a Tegra system, which is named after its model."""
     model = _text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
     gpu: Gpu = {**procfs.unknown(0, next(iter(nodes), "")), "model": model}
+    if problem := tegra_problem(nodes):
+        gpu["problem"] = problem
+        notes.append(problem)
     return {**procfs.listed_none(), "gpus": [gpu]}
 
 
+def tegra_problem(nodes: dict[str, Node]) -> str:
+    """Say why a Tegra system's GPU cannot be given out, "" if it can."""
+    if any(word in path for path in nodes for word in _GPUS_OWN):
+        return ""
+    return (
+        "GPU 0 has no device node: no line of the Tegra CSV files leads to one (/dev/nvhost-gpu, /dev/nvgpu/*/*, "
+        "/dev/nvidia0); correct devices.csv, then run gpushim refresh"
+    )
+
+
 def _tegra_listed(
-    root: str, dev_root: str, lines: list[tuple[str, str]], left_out: list[str]
+    root: str, dev_root: str, lines: list[tuple[str, str]], left_out: list[str], absent: list[str]
 ) -> tuple[dict[str, Node], list[File]]:
-    """Find what the lines name; one list serves many boards, so what is missing gets no note."""
+    """Find what the lines name; `absent` gets those that lead to nothing, as one list serves many boards."""
     nodes: dict[str, Node] = {}
     found: dict[str, File] = {}
     _add_file(root, RELEASE, found, left_out)
     for kind, pattern in lines:
-        for path in _expand(dev_root if kind == "dev" else root, pattern):
+        paths = _expand(dev_root if kind == "dev" else root, pattern)
+        absent += [] if paths else [pattern]
+        for path in paths:
             if len(nodes) + len(found) >= ENTRY_LIMIT:
                 left_out.append(f"{path} and what follows: there are more than {ENTRY_LIMIT} nodes and files")
                 return nodes, list(found.values())
@@ -241,11 +266,24 @@ def _lines(root: str, path: str, left_out: list[str]) -> Iterator[tuple[str, str
 
 
 def _expand(root: str, pattern: str) -> list[str]:
-    """List the paths that match; only the last component may be a pattern (/dev/dri/card*)."""
-    folder, _, name = pattern.rpartition("/")
-    if not any(letter in name for letter in _GLOB):
-        return [pattern]
-    return [f"{folder}/{one}" for one in rooted.listing(root, folder) if fnmatch.fnmatchcase(one, name)]
+    """List what is there and matches, ENTRY_LIMIT and one at most.
+
+    Any component may be a pattern (/dev/nvgpu/*/power), which does not match a name that begins with a dot. A link
+    is not followed out of the root.
+    """
+    found = [""]
+    for part in pattern.split("/")[1:]:
+        if any(letter in part for letter in _GLOB):
+            listed = (f"{folder}/{name}" for folder in found for name in rooted.listing(root, folder or "/"))
+            matches = (path for path in listed if _matches(path.rpartition("/")[2], part))
+            found = list(itertools.islice(matches, ENTRY_LIMIT + 1))
+        else:
+            found = [f"{folder}/{part}" for folder in found]
+    return [path for path in found if rooted.resolve(root, path) and rooted.kind(root, rooted.resolve(root, path))]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
 
 
 def _add_node(dev_root: str, path: str, nodes: dict[str, Node], left_out: list[str]) -> None:

@@ -110,6 +110,7 @@ def unknown(index: int, node: str) -> Gpu:
         "vgpu": False,
         "pci_class": "",
         "fabric": "",
+        "fabric_problem": "",
         "addressing": "",
         "numa": -1,
         "peers": [],

@@ -156,9 +156,11 @@ def understood(found: Any) -> bool:
 
 def completed(found: Any) -> Snapshot:
     """Add what forms since OLDEST have added to a snapshot that is understood."""
-    gpus = [{"nvml": gpu["index"], "addressing": "", **gpu} for gpu in found["gpus"]]
+    gpus = [{"nvml": gpu["index"], "addressing": "", "fabric_problem": "", **gpu} for gpu in found["gpus"]]
     migs = [{"placement": [], **mig} for mig in found["mig"]]
-    return {"form": found["version"], "absent": [], **found, "gpus": gpus, "mig": migs}  # type: ignore[typeddict-item]
+    policy = {**found["policy"], "requests": {"cuda-compat": True, **found["policy"]["requests"]}}
+    more = {"gpus": gpus, "mig": migs, "policy": policy}
+    return {"form": found["version"], "absent": [], **found, **more}  # type: ignore[typeddict-item]
 
 
 def of_another(config: str, state: str) -> Snapshot | None:

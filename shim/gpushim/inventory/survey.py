@@ -56,7 +56,7 @@ COVER = {
     **dict.fromkeys(("gpus.arch", "gpus.node", "gpus.mig_capable", "gpus.vgpu", "gpus.pci_class"), "gpus"),
     "gpus.addressing": "gpus",  # a parameter of the module's
     # The firmware tells a NUMA node, and root may correct it in sysfs; NVLinks come up when a fabric manager starts.
-    **dict.fromkeys(("gpus.numa", "gpus.peers", "gpus.fabric"), "life"),
+    **dict.fromkeys(("gpus.numa", "gpus.peers", "gpus.fabric", "gpus.fabric_problem"), "life"),
     "gpus.memory": "life",  # ECC, switched on with a reset, takes some
     **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
     **dict.fromkeys(("mig.memory", "mig.attributes", "mig.nodes", "mig.placement"), "mig"),
@@ -142,7 +142,10 @@ def is_passing(snapshot: Snapshot) -> bool:
         or snapshot["missing"]
         or not snapshot["runtime"]
         or (snapshot["platform"] == "native" and snapshot["source"] != "nvml")
-        or any(gpu["problem"] or (gpu["mig"] and gpu["index"] not in parents) for gpu in snapshot["gpus"])
+        or any(
+            gpu["problem"] or gpu["fabric_problem"] or (gpu["mig"] and gpu["index"] not in parents)
+            for gpu in snapshot["gpus"]
+        )
     )
 
 

@@ -52,6 +52,8 @@ _ROWS: dict[str, tuple[Cell, Cell, Cell, Cell, Cell]] = {
     "capabilities": (YES,           NO,              NO,                  YES,    NO),
     # The image's own conditions are the image's to drop.
     "no-conditions": (YES,          NO,              NO,                  NO,     NO),
+    # As is what it does with a libcuda of its own.
+    "no-compat":   (YES,            NO,              NO,                  NO,     NO),
 }  # fmt: skip
 TABLE = {grant: dict(zip(SOURCES, row)) for grant, row in _ROWS.items()}
 
@@ -62,6 +64,7 @@ VARIABLES = {
     "CUDA_VERSION": "gpu",
     "NVIDIA_DRIVER_CAPABILITIES": "capabilities",
     "NVIDIA_DISABLE_REQUIRE": "no-conditions",
+    "NVIDIA_DISABLE_CUDA_COMPAT": "no-compat",
     "NVIDIA_IMEX_CHANNELS": "imex",
     **{"NVIDIA_" + name.upper(): name for name in FEATURES},
     "NVIDIA_MIG_CONFIG_DEVICES": "mig-config",
@@ -72,6 +75,7 @@ VARIABLES = {
 BESIDE = {
     "capabilities": "the choice of the driver's files that come with a GPU",
     "no-conditions": "its own NVIDIA_REQUIRE_* ignored",
+    "no-compat": "its own newer libcuda unused",
     "mig-config": "configuring MIG",
     "mig-monitor": "monitoring MIG",
     "imex": "IMEX channels",

@@ -14,6 +14,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "DIR": (HOST,),
     "FILE": (HOST,),
     "VERSION": (),
+    "REASON": (),
     "MASK": (),
     "MINOR=PCINAME": (),
     "MINOR=INODE": (),
@@ -34,6 +35,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--node-link": ("TARGET::NODE", "links to device nodes"),
     "--driver": ("VERSION", ""),  # the host's, if a newer libcuda of the image's own may be used
     "--cuda": ("VERSION", ""),  # of that driver
+    "--own-libcuda": ("REASON", ""),  # why a newer libcuda of the image's own may not be used, for the log
     "--profile-mask": ("MASK", ""),  # bit n: the container's displays may use the GPU with minor number n
     "--cover": ("SOURCE::PATH", "paths of /proc/driver/nvidia covered"),
     "--gpu": ("MINOR=PCINAME", ""),  # name below /proc/driver/nvidia/gpus

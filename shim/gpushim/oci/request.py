@@ -13,7 +13,7 @@ from gpushim.oci import authorization, device_list
 from gpushim.oci.authorization import FEATURES, Gate, privileged
 from gpushim.oci.bundle import member
 from gpushim.oci.device_list import AUTOMATIC_KIND, DEVICE_LIST, NAMES, NAMES_CHANNEL, NO_GPU, VOID, split
-from gpushim.oci.require import PREFIX, gather
+from gpushim.oci.require import PREFIX, TRUE, gather
 from gpushim.oci.selection import BESIDE, CHANNEL, FEATURE, number, parse
 
 TYPE_CHECKING = False
@@ -44,6 +44,7 @@ class Request:
         mps: CUDA_MPS_PIPE_DIRECTORY as the container has it, or ""; it brings nothing.
         imex: channel numbers in order without duplicates; those among the devices are added.
         features: out of authorization.FEATURES, in that order; those among the devices are added.
+        cuda_compat: a newer libcuda of the image's may be used.
         mig_config: MIG may be configured from the container.
         mig_monitor: MIG may be monitored from the container.
         privileged: CAP_SYS_ADMIN is in the bounding set, and not of a user namespace of the container's own.
@@ -51,8 +52,8 @@ class Request:
     """
 
     __slots__ = (
-        "capabilities", "devices", "features", "foreign", "ignored", "imex", "mig_config", "mig_monitor", "mps",
-        "own", "privileged", "requirements", "source", "text",
+        "capabilities", "cuda_compat", "devices", "features", "foreign", "ignored", "imex", "mig_config",
+        "mig_monitor", "mps", "own", "privileged", "requirements", "source", "text",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class Request:
         imex: Sequence[int] = (),
         features: Sequence[str] = (),
         mps: str = "",
+        cuda_compat: bool = True,
         mig_config: bool = False,
         mig_monitor: bool = False,
         privileged: bool = False,
@@ -81,6 +83,7 @@ class Request:
         self.imex: Sequence[Any] = [*imex, *more]
         by_name = [value for kind, value, _ in devices if kind == FEATURE]
         self.features = [name for name in FEATURES if name in features or name in by_name]
+        self.cuda_compat = cuda_compat
         self.mps, self.mig_config, self.mig_monitor = mps, mig_config, mig_monitor
         self.privileged, self.ignored = privileged, [] if ignored is None else ignored
 
@@ -168,6 +171,7 @@ def _completed(
         imex=imex,
         features=features,
         mps=mps,
+        cuda_compat=_cuda_compat(env, gate),
         mig_config=_mig(env, "NVIDIA_MIG_CONFIG_DEVICES", gate),
         mig_monitor=_mig(env, "NVIDIA_MIG_MONITOR_DEVICES", gate),
         privileged=gate.privileged,
@@ -245,6 +249,16 @@ def _imex(env: Mapping[str, str], texts: list[str], gate: Gate) -> list[int]:
             channels.append(number(text))
     effects.update(dict.fromkeys(looked, effect))
     return channels
+
+
+def _cuda_compat(env: Mapping[str, str], gate: Gate) -> bool:
+    name = "NVIDIA_DISABLE_CUDA_COMPAT"
+    value = env.get(name, "")
+    if value:
+        off = value in TRUE
+        gate.effects[name] = "the driver's own libcuda counts" if off else f"does nothing: {quote(value)} is not true"
+        return not off
+    return True
 
 
 def _mig(env: Mapping[str, str], name: str, gate: Gate) -> bool:

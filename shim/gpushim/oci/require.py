@@ -27,7 +27,7 @@ ADVICE = ", please update your driver to a newer version, or use an earlier cuda
 OTHERS = 360  # characters of alternatives after which no further one is shown
 _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 _VERSION = "0123456789."
-_TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
+TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
 
 
 def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, str]]:
@@ -47,7 +47,7 @@ def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, 
     """
     names = [name for name in env if name.startswith(PREFIX)]
     off, value = "NVIDIA_DISABLE_REQUIRE", env.get("NVIDIA_DISABLE_REQUIRE", "")
-    disabled, always = value in _TRUE, gate.policy["requests"]["disable-require"]
+    disabled, always = value in TRUE, gate.policy["requests"]["disable-require"]
     if value:
         gate.effects[off] = "no condition counts" if disabled else f"does nothing: {quote(value)} is not true"
     if disabled or always:

@@ -70,27 +70,37 @@ class Directory:
 
         self._put(name, make)
 
-    def symlink(self, text: str, name: str) -> None:
+    def symlink(self, text: str, name: str, spares: Callable[[str], bool] | None = None) -> bool:
         """Make a link; one with the same text is left alone, other files but directories are replaced.
 
         Args:
             text: where it points, relative or in the container; never looked up here.
             name: one component.
+            spares: says of the text of another link whether that one stays.
+
+        Returns:
+            whether the link is there.
 
         Raises OSError as `write` does.
         """
         try:
             as_owner(self.fd, lambda: posix.symlink(text, name, dir_fd=self.fd))
         except FileExistsError:
-            self._replace_by_link(text, name)
+            return self._replace_by_link(text, name, spares)
+        return True
 
-    def _replace_by_link(self, text: str, name: str) -> None:
+    def _replace_by_link(self, text: str, name: str, spares: Callable[[str], bool] | None) -> bool:
+        old = text
         try:
-            if posix.readlink(name, dir_fd=self.fd) == text:
-                return
+            old = posix.readlink(name, dir_fd=self.fd)
+            if old == text:
+                return True
         except OSError:
             pass  # not a link, or gone again
+        if spares and old != text and spares(old):
+            return False
         self._put(name, lambda new: as_owner(self.fd, lambda: posix.symlink(text, new, dir_fd=self.fd)))
+        return True
 
     def _put(self, name: str, make: Callable[[str], None]) -> None:
         """Make a file under a name of its own, and then give it the one that it is for."""

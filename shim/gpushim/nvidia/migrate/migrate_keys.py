@@ -77,6 +77,17 @@ def _mode(value: str) -> Answer:
     return known.get(value, f"{GIVEN_UP}: no such mode")
 
 
+def _compat_mode(value: str) -> Answer:
+    if value == "disabled":
+        return "requests", "cuda-compat", False
+    known = value in ("", "ldconfig", "hook", "mount")
+    return f"{'not needed' if known else GIVEN_UP}: {_COMPAT}"
+
+
+def _no_compat_hook(value: bool) -> Answer:
+    return ("requests", "cuda-compat", False) if value else "not needed: it is off"
+
+
 def _only(sentence: str, *values: str) -> Callable[[Any], Answer]:
     """Take values that ask for what happens here anyway, and give up others."""
     return lambda value: f"{'not needed' if not value or value in values else GIVEN_UP}: {sentence}"
@@ -89,7 +100,7 @@ def _feature(sentence: str) -> tuple[type[Any], Meaning]:
 _COUNT = "NVIDIA_DRIVER_CAPABILITIES and NVIDIA_REQUIRE_* count (see the warnings)"
 _LOG = "not needed: [log] file gets a line per GPU container"
 _NO_CLI = "not needed: gpushim calls no nvidia-container-cli"
-_COMPAT = "the image's newer libcuda comes first where it runs on this driver"
+_COMPAT = "the image's newer libcuda comes first where it runs on this driver and its GPUs"
 _FOUND = "not needed: gpushim finds its own programs"
 KINDS = {bool: "true or false", str: "a string", list: "an array of strings"}
 _CLI, _RUNTIME = "nvidia-container-cli.", "nvidia-container-runtime."
@@ -127,7 +138,7 @@ KEYS: dict[str, tuple[type[Any], Meaning]] = {
         str,
         _only("a newer libcuda is looked for in /usr/local/cuda/compat", "/usr/local/cuda/compat"),
     ),
-    _MODES + "legacy.cuda-compat-mode": (str, _only(_COMPAT, "ldconfig", "hook", "mount")),
+    _MODES + "legacy.cuda-compat-mode": (str, _compat_mode),
     _HOOK + "path": (str, _FOUND),
     _HOOK + "skip-mode-detection": (bool, "not needed: the hook has no modes"),
     "nvidia-ctk.path": (str, _FOUND),
@@ -136,7 +147,7 @@ KEYS: dict[str, tuple[type[Any], Meaning]] = {
         "not needed: gpushim writes the container's ld.so.cache itself, and executes nothing of an image"
     ),
     "features.allow-unknown-oci-spec-fields": _feature("not needed: fields of config.json that are unknown stay"),
-    "features.disable-cuda-compat-lib-hook": _feature(f"{GIVEN_UP}: {_COMPAT}"),
+    "features.disable-cuda-compat-lib-hook": (bool, _no_compat_hook),
     "features.disable-imex-channel-creation": _feature("not needed: gpushim makes no IMEX channels"),
     "features.ignore-imex-channel-requests": (bool, ("requests", "ignore-imex-channel-requests")),
     "features.no-additional-gids-for-device-nodes": (bool, _no_gids),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from fakehost import smallelf
 from gpushim.ground.machines import LOADERS
 from unit.gpuhook.sandbox import picture
 from unit.gpuhook.trees import DRV, MACHINE, entries, finish, glibc_image
@@ -149,3 +151,45 @@ def test_names_of_the_image_in_the_log_are_escaped(root: Path, pid: int) -> None
     (root / "usr/lib\x1b[2J/a").mkdir()
     said = finish(root, pid, "--link", "x::/usr/lib\x1b[2J/a").splitlines()[-1]
     assert json.loads(said)["msg"] == "gpushim-hook: skipped /usr/lib\\x1b[2J/a: Is a directory"
+
+
+def own_driver(root: Path, version: str, data: bytes) -> Path:
+    """Give the image a libcuda of its own, where the driver's is."""
+    link = root / DRV[1:] / "libcuda.so.1"
+    (root / DRV[1:] / f"libcuda.so.{version}").write_bytes(data)
+    link.symlink_to(f"libcuda.so.{version}")
+    return link
+
+
+def test_a_newer_driver_of_the_images_own_stays_aside(root: Path, pid: int) -> None:
+    """Both before and after the image's own ldconfig, which links a SONAME to the newest version there."""
+    library = smallelf.library(MACHINE, "libcuda.so.1")
+    (root / DRV[1:] / "libcuda.so.550").write_bytes(library)
+    link = own_driver(root, "560.35.03", library)
+    for _ in range(2):  # as when the container is started again
+        log = finish(root, pid)
+        assert "the image has a newer driver of its own there" in log
+        assert os.readlink(link) == "libcuda.so.560.35.03"
+        for name, text in {"libcuda.so": "libcuda.so.1", "libcuda.so.1": f"{DRV}/libcuda.so.550"}.items():
+            assert entries(root)[name] == f"/usr/lib/gpushim-driver/{name}"
+            assert os.readlink(root / f"usr/lib/gpushim-driver/{name}") == text
+        (root / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+        subprocess.run(["/sbin/ldconfig", "-r", str(root)], check=True)
+        assert entries(root)["libcuda.so.1"] == "/usr/lib/gpushim-driver/libcuda.so.1"
+
+
+@pytest.mark.parametrize(("version", "data"), [("535.1.2", b"an older one"), ("560.35.03", b"")])
+def test_an_older_driver_or_what_is_left_of_a_mount_is_no_reason(
+    root: Path, pid: int, version: str, data: bytes
+) -> None:
+    link = own_driver(root, version, data)
+    assert "newer driver" not in finish(root, pid)
+    assert os.readlink(link) == "libcuda.so.550"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_log_says_why_a_newer_libcuda_is_not_used(root: Path, pid: int, there: bool) -> None:
+    if there:
+        (root / "usr/local/cuda/compat").mkdir(parents=True)
+    log = finish(root, pid, "--own-libcuda", "GPU 0 is a GeForce, on which CUDA fails with it (error 804)")
+    assert ("its newer libcuda is not used: GPU 0 is a GeForce" in log) is there

@@ -24,8 +24,8 @@ WHOLE, PARENT = uuid(0), uuid(1)
 FIRST, SECOND = mig(1, 0), mig(1, 1)
 THIRD = {**mig(1, 2), "gi": SECOND["gi"], "ci": 1}
 MIGS = [FIRST["uuid"], SECOND["uuid"], THIRD["uuid"]]
-WELL = {"lost": False, "recovery": 0, "rows": [False, False], "mig": False, "error": ""}
-OLD = {**WELL, "recovery": None, "rows": None, "mig": None}  # a driver that has none of the functions
+WELL = {"lost": False, "recovery": 0, "rows": [False, False], "mig": False, "fabric": "", "error": ""}
+OLD = {**WELL, "recovery": None, "rows": None, "mig": None, "fabric": None}  # a driver that has none of the functions
 
 
 def host(inode: int | None = 5, module: str | None = "580", **more: Any) -> Any:
@@ -141,6 +141,7 @@ def test_a_refresh_that_failed_says_nothing_of_the_driver(watched: Health) -> No
         ({"lost": True}, "lost"),
         ({"lost": True, "error": "GPU is lost"}, "lost"),
         ({"rows": [False, True]}, "rows"),
+        ({"fabric": "it is being made"}, "fabric"),
         *(({"recovery": action}, "recovery") for action in (1, 2, 3, 4, 6, 7, 99)),
     ],
 )
@@ -572,3 +573,17 @@ def test_checks_that_change_end_what_counts_no_more(tmp_path: Path) -> None:
     health.choose(xids.Choice())
     health.heard({"xid": 79, "gpu": found["gpus"][0]["uuid"]}, 101.0)
     assert {*health.problems(found, 102.0)} == {found["gpus"][0]["uuid"]}
+
+
+def test_a_fabric_that_is_not_ready_is_waited_for_and_not_kept(watched: Health) -> None:
+    """An instance of before does not know the kind, and would take the file for damaged."""
+    watched.heard(poll({**WELL, "fabric": "it has not begun"}), T)
+    (reason,) = watched.problems(host(), T)[WHOLE]
+    assert (reason.kind, reason.cure) == ("fabric", "wait")
+    assert "CUDA fails (error 802): it has not begun" in reason.text
+    watched.save(at_once=True)
+    assert "fabric" not in Path(watched.path).read_text()
+    for other in ("", None):
+        watched.heard(poll({**WELL, "fabric": "it has not begun"}), T + 4)
+        watched.heard(poll({**WELL, "fabric": other}), T + 8)
+        assert bool(kinds(watched)) is (other is None)

@@ -24,7 +24,16 @@ from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import Heard, watch
 
 host = watched.host
-WELL = {"lost": False, "recovery": None, "rows": [0, 0], "pages": None, "ecc": None, "mig": False, "error": ""}
+WELL = {
+    "lost": False,
+    "recovery": None,
+    "rows": [0, 0],
+    "pages": None,
+    "ecc": None,
+    "mig": False,
+    "fabric": "",
+    "error": "",
+}
 
 
 def run(heard: Heard, body: Callable[[], Awaitable[Any]]) -> None:
@@ -173,11 +182,21 @@ def test_a_gpu_without_rows_to_spare_tells_its_retired_pages(host: Host) -> None
     ("change", "found"),
     [
         (lambda host: host.recovery(0, 4), {"recovery": 4}),
+        (lambda host: host.fabric_state(0, 1), {"fabric": "it has not begun"}),
+        (lambda host: host.fabric_state(0, 2), {"fabric": "it is being made"}),
+        (lambda host: host.fabric_state(0, 3), {"fabric": ""}),
+        (lambda host: host.fabric_state(0, 3, 999), {"fabric": "it has failed with NVML's error 999"}),
         (lambda host: host.rows(0, 1, 0), {"rows": [1, 0]}),
         (lambda host: host.rows(0, 0, 1), {"rows": [0, 1]}),
         (lambda host: host.set_mig(0, ["3g.20gb"]), {"mig": True}),
-        (lambda host: host.lose(0), {"lost": True, "rows": None, "mig": None, "error": "GPU is lost"}),
-        (lambda host: host.lose(0, 16), {"rows": None, "mig": None, "error": "the GPU must be reset"}),
+        (
+            lambda host: host.lose(0),
+            {"lost": True, "rows": None, "mig": None, "fabric": None, "error": "GPU is lost"},
+        ),
+        (
+            lambda host: host.lose(0, 16),
+            {"rows": None, "mig": None, "fabric": None, "error": "the GPU must be reset"},
+        ),
         (lambda host: host.lack("nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", code=13), {"rows": None}),
     ],
 )

@@ -16,6 +16,8 @@ from gpushim.oci import edits, request
 DATA = Path(__file__).parents[3] / "data"
 UUIDS = [f"GPU-{i}1111111-1111-1111-1111-111111111111" for i in range(3)]
 LIBRARY = {"path": "/usr/lib/libcuda.so.5", "kind": "library", "soname": "libcuda.so.1", "links": ["a::/usr/lib/b"]}
+NVML = {"path": "/usr/lib/libnvidia-ml.so.5", "kind": "library", "soname": "libnvidia-ml.so.1"}
+BARE = {"compute": [LIBRARY], "utility": [NVML]}
 CAPS = "/dev/nvidia-caps/nvidia-cap"
 
 
@@ -65,6 +67,7 @@ def snapshot(**changes: Any) -> Any:
         "files": {
             "any": [{"path": "/lib/firmware/gsp.bin", "kind": "firmware"}],
             "utility": [
+                NVML,
                 {"path": "/usr/bin/nvidia-smi", "kind": "binary"},
                 {"path": "/run/nvidia-persistenced/socket", "kind": "socket"},
             ],
@@ -258,14 +261,16 @@ def test_why_there_is_no_mps_is_said_once() -> None:
 
 
 def test_without_a_rootfs_the_hook_is_told_of_all_gpus() -> None:
-    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(files={}), rootfs="")["hook"]
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(files=BARE), rootfs="")["hook"]
     assert "--rootfs" not in hook["args"]
     assert "--cover" not in hook["args"]
     assert "--gpu 1=0000:00:00.0 --gpu 2=0000:01:00.0 --gpu 0=0000:02:00.0 --empty /e" in " ".join(hook["args"])
 
 
 def test_a_spec_has_the_bindings_by_which_its_minor_numbers_hold() -> None:
-    inventory = snapshot(files={}, stamp={"gpus": {"0000:00:00.0": 4711, "0000:01:00.0": None, "0000:02:00.0": 4713}})
+    inventory = snapshot(
+        files=BARE, stamp={"gpus": {"0000:00:00.0": 4711, "0000:01:00.0": None, "0000:02:00.0": 4713}}
+    )
     for rootfs, said in (("", True), ("/r", False)):
         (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory, rootfs=rootfs)["hook"]
         words = "--bound 1=4711 --bound 0=4713 --bindings /sys/bus/pci/drivers/nvidia --empty /e"
@@ -276,7 +281,7 @@ def test_a_spec_has_the_bindings_by_which_its_minor_numbers_hold() -> None:
     ("pci", "name"), [("00010000:3b:00.0", "10000:3b:00.0"), ("0000abcd:3b:00.0", "abcd:3b:00.0")]
 )
 def test_odd_pci_domains_are_named_as_the_kernel_does(pci: str, name: str) -> None:
-    inventory = snapshot(files={})
+    inventory = snapshot(files=BARE)
     inventory["gpus"][1]["pci"] = pci
     (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)["hook"]
     assert f"/e::/proc/driver/nvidia/gpus/{name}" in hook["args"]
@@ -301,7 +306,7 @@ def test_a_node_has_the_hosts_numbers_mode_and_owner() -> None:
 @pytest.mark.parametrize(
     ("capabilities", "destinations"),
     [
-        ("utility", ["/lib/firmware/gsp.bin", "/usr/bin/nvidia-smi"]),
+        ("utility", ["/lib/firmware/gsp.bin", NVML["path"], "/usr/bin/nvidia-smi"]),
         ("compute", ["/lib/firmware/gsp.bin", "/usr/lib/libcuda.so.5"]),
         ("graphics", ["/lib/firmware/gsp.bin"]),
     ],
@@ -382,8 +387,14 @@ def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
     assert without_gpus(hook["args"]) == [
         *("gpushim-hook", "prestart", "--rootfs", "/b/rootfs", "--log", "/var/log/g.log"),
         *("--lib", "libcuda.so.1=/usr/lib/libcuda.so.5", "--link", "a::/usr/lib/b"),
+        *("--lib", "libnvidia-ml.so.1=/usr/lib/libnvidia-ml.so.5"),
         *("--driver", "535.183.01", "--cuda", "12.2"),
     ]
+
+
+def without_libraries(args: list[str]) -> list[str]:
+    pairs = list(zip(args[::2], args[1::2]))
+    return [word for pair in pairs if pair[0] not in ("--lib", "--link") for word in pair]
 
 
 @pytest.mark.parametrize(
@@ -405,15 +416,15 @@ def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
     ],
 )
 def test_the_hook_is_told_of_more_than_libraries(env: list[str], driver: dict[str, str], words: list[str]) -> None:
-    inventory = snapshot(files={})
+    inventory = snapshot(files=BARE)
     inventory["driver"].update(driver)
     (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory)["hook"]
-    assert without_gpus(hook["args"][6:]) == words
+    assert without_libraries(without_gpus(hook["args"][6:])) == words
 
 
 @pytest.mark.parametrize(("minor", "words"), [(63, ["--profile-mask", "0x8000000000000000"]), (64, [])])
 def test_the_profile_has_64_bits(minor: int, words: list[str]) -> None:
-    inventory = snapshot(files={}, gpus=[gpu(0, minor)], mig=[])
+    inventory = snapshot(files=BARE, gpus=[gpu(0, minor)], mig=[])
     inventory["nodes"][f"/dev/nvidia{minor}"] = [195, minor, 0o666, 0, 0]
     env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics")
     assert decide(*env, inventory=inventory)["hook"][0]["args"][6:] == words
@@ -705,3 +716,57 @@ def test_a_channel_that_the_policy_ignores_does_not_come_by_its_cdi_name() -> No
     found = decide(inventory=host, spec=spec)
     assert CHANNEL not in paths(found)
     assert "/dev/nvidia1" in paths(found)
+
+
+@pytest.mark.parametrize(("capability", "soname"), [("compute", "libcuda.so.1"), ("utility", "libnvidia-ml.so.1")])
+def test_a_capability_without_the_library_that_it_needs_is_refused(capability: str, soname: str) -> None:
+    inventory = snapshot(files={**BARE, capability: [{"path": "/usr/bin/x", "kind": "binary"}]})
+    with pytest.raises(GpushimError, match=f"the capability {capability}, and the driver has no {soname}"):
+        decide("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capability}", inventory=inventory)
+    assert decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics", inventory=inventory)
+
+
+def own_libcuda(*env: str, inventory: Any, **bundle: Any) -> str:
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory, **bundle)["hook"]
+    options = dict(zip(hook["args"][2::2], hook["args"][3::2]))
+    assert ("--driver" in options) is ("--own-libcuda" not in options)
+    return str(options.get("--own-libcuda", ""))
+
+
+def branded(brand: str, model: str = "", other: str = "Nvidia") -> Any:
+    found = snapshot()
+    for one, name in zip(found["gpus"], (brand, other, other)):
+        one.update(brand=name, model=model if name == brand else "")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("brand", "model", "word"),
+    [
+        *((brand, "", "") for brand in ("Tesla", "Nvidia", "QuadroRTX", "NvidiaRTX", "Unknown", "")),
+        *((brand, "", f"GPU 0 is a {brand}, ") for brand in ("GeForce", "GeForceRTX", "Titan", "TitanRTX", "Quadro")),
+        ("", "NVIDIA GeForce RTX 3090", "error 804"),
+        ("Unknown", "NVIDIA TITAN V", "error 804"),
+    ],
+)
+def test_a_newer_libcuda_only_where_the_gpu_can_have_it(brand: str, model: str, word: str) -> None:
+    found = own_libcuda(inventory=branded(brand, model))
+    assert bool(found) is bool(word)
+    assert word in found
+
+
+def test_a_newer_libcuda_by_the_gpus_of_the_container_and_in_a_cdi_spec_by_all() -> None:
+    inventory = branded("Nvidia", other="GeForce")
+    assert own_libcuda(inventory=inventory) == ""
+    assert "GPU 1 is a GeForce" in own_libcuda(inventory=inventory, rootfs="")
+    assert "GPU 1 is a GeForce" in own_libcuda("NVIDIA_VISIBLE_DEVICES=0,1", inventory=inventory)
+    inventory["gpus"][2]["brand"] = "Titan"
+    assert "GPU 2 is a Titan" in own_libcuda("NVIDIA_VISIBLE_DEVICES=2:0", inventory=inventory)
+
+
+def test_a_newer_libcuda_can_be_forbidden() -> None:
+    inventory = snapshot()
+    assert own_libcuda("NVIDIA_DISABLE_CUDA_COMPAT=true", inventory=inventory) == "NVIDIA_DISABLE_CUDA_COMPAT is true"
+    assert own_libcuda("NVIDIA_DISABLE_CUDA_COMPAT=0", inventory=inventory) == ""
+    inventory["policy"]["requests"] = {**inventory["policy"]["requests"], "cuda-compat": False}
+    assert own_libcuda(inventory=inventory) == "[requests] cuda-compat is false"

@@ -41,6 +41,10 @@ def a_tegra_with_lists(patient: Patient) -> None:
     fakehost.platforms.to_tegra(patient.gpus)
 
 
+def correct_its_lists(patient: Patient) -> None:
+    patient.write(f"{fakehost.platforms.CSV[1:]}/devices.csv", "dev, /dev/nvhost-*\n")
+
+
 def reboot(patient: Patient) -> None:
     patient.gpus.unloaded, patient.gpus.module_version = (), patient.gpus.driver
     fakehost.build(patient.root, 2)
@@ -240,3 +244,8 @@ def programs(patient: Patient) -> str:
     slow = "/busybox sed -i /^delay_ms/d /etc/fakehost.conf"
     patient.write("usr/bin/nvidia-smi", f'#!/busybox sh\n[ "$*" = "-pm 1" ] && {slow}\n', 0o755)
     return f"{patient.folder}/as-if"
+
+
+def fabric_manager(patient: Patient) -> None:
+    for gpu in patient.gpus.gpus:
+        patient.gpus.fabric_state(gpu.index, 3)

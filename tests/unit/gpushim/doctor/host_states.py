@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import fakehost
 from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
 from unit.gpushim import labels
@@ -71,6 +72,11 @@ def nvml_hangs(patient: Patient) -> None:
 @fault("nvml", "warning", "s to initialise")
 def nvml_is_slow(patient: Patient) -> None:
     patient.gpus.behave(delay_ms=2100)
+
+
+@fault("fabric", "broken", "CUDA fails there with error 802: it is being made", by=hands.fabric_manager)
+def fabric_is_not_ready(patient: Patient) -> None:
+    patient.gpus.fabric_state(1, 2)
 
 
 @fault("more-modules", "broken", "nvidia_uvm is not loaded")
@@ -225,6 +231,12 @@ def wsl1(patient: Patient) -> None:
 @fault("platform", "warning", "none of devices.csv", by=hands.a_tegra_with_lists)
 def tegra_without_lists(patient: Patient) -> None:
     patient.write("etc/nv_tegra_release", "# R35 (release), REVISION: 4.1\n")
+
+
+@fault("platform", "broken", "no line of the Tegra CSV files leads to one", by=hands.correct_its_lists)
+def tegra_without_a_node(patient: Patient) -> None:
+    hands.a_tegra_with_lists(patient)
+    patient.write(f"{fakehost.platforms.CSV[1:]}/devices.csv", "dev, /dev/nvgpu/*/power\ndev, /dev/nvmap\n")
 
 
 @fault(

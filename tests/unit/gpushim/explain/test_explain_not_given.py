@@ -42,7 +42,7 @@ def test_capabilities_that_were_not_asked_for(known: dict[str, Any], asks: str, 
 
 
 def test_what_capabilities_would_bring_is_what_they_bring(known: dict[str, Any]) -> None:
-    known["files"] = {"ngx": [{"path": "/ngx", "kind": "data"}]}
+    known["files"] = {**test_plan.BARE, "ngx": [{"path": "/ngx", "kind": "data"}]}
     assert missed(explain(shape([f"{DEVICES}=0"])))["capability ngx"].endswith("it would bring /ngx")
     report = explain(shape([f"{DEVICES}=0", f"{CAPABILITIES}=ngx"]))
     assert "/ngx" in [edit["value"].get("destination") for edit in report["edits"] if edit["kind"] == "mount"]

@@ -4,9 +4,10 @@ A root's description is tests/data/inventory/NAME.root. Its first lines name thi
 
     lib FOLDER SONAME              a library with the driver's version, and the SONAME's link; SONAME may end in .so
     lib32 FOLDER SONAME            the same for i386
-    elf PATH SONAME [MACHINE]      a library
+    elf PATH SONAME [MACHINE]      a library, "-" for one without a SONAME
     file PATH                      any other file
     link PATH TARGET
+    alternative PATH TARGET        Debian's link through /etc/alternatives
     socket PATH / fifo PATH / directory PATH
     text PATH WORDS                a file with these words and a newline
     cache FOLDER...                etc/ld.so.cache, naming the libraries in these folders
@@ -90,7 +91,8 @@ class Root:
         self._lib(fs, folder, soname, "i386")
 
     def _elf(self, fs: FakeFilesystem, path: str, soname: str, machine: str = "") -> None:
-        fs.create_file(self._at(path), contents=smallelf.library(machine or self.machine, soname))
+        contents = smallelf.library(machine or self.machine, soname.strip("-"))
+        fs.create_file(self._at(path), contents=contents)
 
     def _file(self, fs: FakeFilesystem, path: str) -> None:
         fs.create_file(self._at(path), contents="x")
@@ -100,6 +102,11 @@ class Root:
 
     def _link(self, fs: FakeFilesystem, path: str, target: str) -> None:
         fs.create_symlink(self._at(path), target)
+
+    def _alternative(self, fs: FakeFilesystem, path: str, target: str) -> None:
+        middle = f"/etc/alternatives/nvidia--{path[1:].replace('/', '-')}"
+        self._link(fs, path, middle)
+        self._link(fs, middle, target)
 
     def _directory(self, fs: FakeFilesystem, path: str) -> None:
         fs.create_dir(self._at(path))

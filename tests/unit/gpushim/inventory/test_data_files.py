@@ -38,20 +38,24 @@ def paths(entries: list[File]) -> list[str]:
 def test_first_program_of_a_name(tmp_path: Path) -> None:
     make(tmp_path / "usr/local/bin/nvidia-smi")
     make(tmp_path / "usr/sbin/nvidia-smi")
-    assert data_files.binaries(str(tmp_path), "utility") == [{"path": "/usr/sbin/nvidia-smi", "kind": "binary"}]
+    assert data_files.binaries(str(tmp_path), "utility", VERSION, []) == [
+        {"path": "/usr/sbin/nvidia-smi", "kind": "binary"}
+    ]
 
 
 @pytest.mark.parametrize("name", data_files.BINARIES["utility"])
 def test_programs_of_utility(tmp_path: Path, name: str) -> None:
     make(tmp_path / "usr/bin" / name)
-    assert paths(data_files.binaries(str(tmp_path), "utility")) == [f"/usr/bin/{name}"]
-    assert data_files.binaries(str(tmp_path), "compute") == []
+    assert paths(data_files.binaries(str(tmp_path), "utility", VERSION, [])) == [f"/usr/bin/{name}"]
+    assert data_files.binaries(str(tmp_path), "compute", VERSION, []) == []
 
 
 def test_program_behind_a_link_keeps_its_name(tmp_path: Path) -> None:
     make(tmp_path / "usr/bin/smi-real")
     (tmp_path / "usr/bin/nvidia-smi").symlink_to("smi-real")
-    assert data_files.binaries(str(tmp_path), "utility") == [{"path": "/usr/bin/nvidia-smi", "kind": "binary"}]
+    assert data_files.binaries(str(tmp_path), "utility", VERSION, []) == [
+        {"path": "/usr/bin/nvidia-smi", "kind": "binary"}
+    ]
 
 
 def test_program_behind_a_link_that_is_meant_inside_the_root(tmp_path: Path) -> None:
@@ -59,7 +63,7 @@ def test_program_behind_a_link_that_is_meant_inside_the_root(tmp_path: Path) -> 
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/nvidia-smi").symlink_to("/opt/smi")
     expected = {"path": "/opt/smi", "kind": "binary", "links": ["/opt/smi::/usr/bin/nvidia-smi"]}
-    assert data_files.binaries(str(tmp_path), "utility") == [expected]
+    assert data_files.binaries(str(tmp_path), "utility", VERSION, []) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -76,16 +80,16 @@ def test_program_behind_a_link_that_is_meant_inside_the_root(tmp_path: Path) -> 
 def test_every_hit_at_its_own_path(tmp_path: Path, capability: str, name: str) -> None:
     for folder in ("usr/share", "usr/local/share", "etc"):
         make(tmp_path / folder / name)
-    found = data_files.configs(str(tmp_path), capability, "aarch64")
+    found = data_files.configs(str(tmp_path), capability, "aarch64", VERSION)
     assert found == [{"path": f"/{at}/{name}", "kind": "data"} for at in ("etc", "usr/local/share", "usr/share")]
     others = {"compute", "graphics", "display"} - {capability}
-    assert not [entry for other in others for entry in data_files.configs(str(tmp_path), other, "aarch64")]
+    assert not [entry for other in others for entry in data_files.configs(str(tmp_path), other, "aarch64", VERSION)]
 
 
 def test_configuration_of_another_machine_stays(tmp_path: Path) -> None:
     make(tmp_path / "usr/share/vulkan/icd.d/nvidia_icd.i686.json")
-    assert data_files.configs(str(tmp_path), "graphics", "x86_64") == []
-    assert paths(data_files.configs(str(tmp_path), "graphics32", "i686")) == [
+    assert data_files.configs(str(tmp_path), "graphics", "x86_64", VERSION) == []
+    assert paths(data_files.configs(str(tmp_path), "graphics32", "i686", VERSION)) == [
         "/usr/share/vulkan/icd.d/nvidia_icd.i686.json"
     ]
 
@@ -103,14 +107,14 @@ def test_configuration_that_is_no_file(tmp_path: Path, obstacle: str) -> None:
         path.write_bytes(b"")
     else:
         path.symlink_to("nvidia.icd" if obstacle == "loop" else "../../../../secret")
-    assert data_files.configs(str(tmp_path / "root"), "compute", "x86_64") == []
+    assert data_files.configs(str(tmp_path / "root"), "compute", "x86_64", VERSION) == []
 
 
 def test_one_file_under_two_names_is_mounted_once(tmp_path: Path) -> None:
     make(tmp_path / "usr/share/OpenCL/vendors/nvidia.icd")
     (tmp_path / "etc/OpenCL/vendors").mkdir(parents=True)
     (tmp_path / "etc/OpenCL/vendors/nvidia.icd").symlink_to("/usr/share/OpenCL/vendors/nvidia.icd")
-    (entry,) = data_files.configs(str(tmp_path), "compute", "x86_64")
+    (entry,) = data_files.configs(str(tmp_path), "compute", "x86_64", VERSION)
     assert entry["links"] == ["/usr/share/OpenCL/vendors/nvidia.icd::/etc/OpenCL/vendors/nvidia.icd"]
 
 
@@ -123,7 +127,7 @@ def test_modules_of_the_x_server(tmp_path: Path, folder: str) -> None:
     name = f"libglxserver_nvidia.so.{VERSION}"
     make(tmp_path / folder / "extensions" / name, smallelf.library("x86_64", name))
     make(tmp_path / folder / "extensions/libglxserver_nvidia.so.1.2", smallelf.library("x86_64", name))
-    driver, extension = data_files.xorg(Loader(str(tmp_path), "x86_64", b"", []), VERSION)
+    driver, extension = data_files.xorg(Loader(str(tmp_path), "x86_64", b"", []), VERSION, [])
     assert driver == {"path": f"/{folder}/drivers/nvidia_drv.so", "kind": "data"}
     assert extension["path"] == f"/{folder}/extensions/{name}"
     assert extension["links"] == [f"{name}::/{folder}/extensions/libglxserver_nvidia.so"]
@@ -132,7 +136,7 @@ def test_modules_of_the_x_server(tmp_path: Path, folder: str) -> None:
 def test_module_of_another_machine_is_passed_over(tmp_path: Path) -> None:
     make(tmp_path / "usr/lib/xorg/modules/drivers/nvidia_drv.so", smallelf.library("i386", ""))
     make(tmp_path / "usr/lib64/nvidia/xorg/nvidia_drv.so", smallelf.library("x86_64", ""))
-    found = data_files.xorg(Loader(str(tmp_path), "x86_64", b"", []), VERSION)
+    found = data_files.xorg(Loader(str(tmp_path), "x86_64", b"", []), VERSION, [])
     assert paths(found) == ["/usr/lib64/nvidia/xorg/nvidia_drv.so"]
 
 
@@ -176,12 +180,12 @@ def test_mps(tmp_path: Path, pipe: str) -> None:
     if pipe == "fifo":
         (tmp_path / "run/nvidia-mps/control").unlink()
         os.mkfifo(tmp_path / "run/nvidia-mps/control")
-    assert data_files.mps(root, PIPES) == [
+    assert data_files.mps(root, PIPES, VERSION, []) == [
         {"path": PIPES, "kind": "directory"},
         {"path": "/usr/bin/nvidia-cuda-mps-control", "kind": "binary"},
         {"path": "/usr/bin/nvidia-cuda-mps-server", "kind": "binary"},
     ]
-    assert data_files.mps(root, "") == []
+    assert data_files.mps(root, "", VERSION, []) == []
 
 
 @pytest.mark.parametrize("obstacle", ["missing", "no control", "control is a file", "control is a link"])
@@ -194,7 +198,7 @@ def test_no_mps_daemon(tmp_path: Path, obstacle: str) -> None:
     elif obstacle == "control is a link":
         listen(tmp_path / "etc/control")
         (pipes / "control").symlink_to("../../etc/control")
-    assert data_files.mps(str(tmp_path), PIPES) == []
+    assert data_files.mps(str(tmp_path), PIPES, VERSION, []) == []
     said = data_files.mps_problem(str(tmp_path), PIPES)
     assert f"no control daemon has its pipes in {PIPES}; start it with CUDA_MPS_PIPE_DIRECTORY={PIPES};" in said
     assert said.endswith(f"below the driver root {tmp_path}")
@@ -217,7 +221,7 @@ MODES = {"everybody's": 0o777, "a group's": 0o775, "below everybody's": 0o777, "
 @pytest.mark.parametrize("name", OTHERS)
 def test_mps_of_somebody_else(tmp_path: Path, name: str) -> None:
     listen(tmp_path / "run/nvidia-mps/control")
-    assert data_files.mps(str(tmp_path), PIPES)
+    assert data_files.mps(str(tmp_path), PIPES, VERSION, [])
     changed, reason = tmp_path / OTHERS[name][0], OTHERS[name][1]
     if name in MODES:
         changed.chmod(MODES[name])
@@ -226,7 +230,7 @@ def test_mps_of_somebody_else(tmp_path: Path, name: str) -> None:
         changed.symlink_to(tmp_path / "elsewhere")
     else:
         os.chown(changed, 1000, 1000)
-    assert data_files.mps(str(tmp_path), PIPES) == []
+    assert data_files.mps(str(tmp_path), PIPES, VERSION, []) == []
     said = data_files.mps_problem(str(tmp_path), PIPES)
     assert said.startswith(
         f"no container takes part in MPS: {reason}; start the daemon with CUDA_MPS_PIPE_DIRECTORY="
@@ -237,7 +241,7 @@ def test_mps_of_somebody_else(tmp_path: Path, name: str) -> None:
 def test_odd_mps_directories(tmp_path: Path, pipes: str) -> None:
     for name in ("control", "run/control", "run/mps/control", "mps/control"):
         listen(tmp_path / name)
-    assert data_files.mps(str(tmp_path), pipes) == []
+    assert data_files.mps(str(tmp_path), pipes, VERSION, []) == []
     assert "is not written plainly" in data_files.mps_problem(str(tmp_path), pipes)
 
 
@@ -259,3 +263,12 @@ def test_no_database_of_udev_where_others_can_put_something_else(tmp_path: Path,
     else:
         os.chown(data.parent, 1000, 1000)
     assert data_files.gds(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("inside", "given"), [("550.54.14", True), ("470.256.02", False), ("", True)])
+def test_a_program_of_another_driver_is_left_out(tmp_path: Path, inside: str, given: bool) -> None:
+    make(tmp_path / "usr/bin/nvidia-smi", b"\x7fELF\0" + inside.encode() + b"\0libnvidia-ml.so\0")
+    notes: list[str] = []
+    assert bool(data_files.binaries(str(tmp_path), "utility", "550.54.14", notes)) is given
+    assert bool(notes) is not given
+    assert all("it is of driver 470.256.02, and the kernel module is 550.54.14" in note for note in notes)

@@ -207,6 +207,7 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "gpus.mig_capable": lambda machine, host: regpu(host, 0, mig_mode=None, **RENAMED),
     "gpus.vgpu": lambda machine, host: regpu(host, 0, brand="nvidiavws", **RENAMED),
     "gpus.pci_class": lambda machine, host: regpu(host, 0, pci_class="0x030000", **RENAMED),
+    "gpus.fabric_problem": lambda machine, host: host.fabric_state(0, 1),
     "gpus.fabric": lambda machine, host: regpu(host, 0, fabric=f"{CLUSTER} 7"),
     "gpus.addressing": address,
     "gpus.mig": lambda machine, host: host.set_mig(0, []),

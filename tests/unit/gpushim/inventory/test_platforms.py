@@ -17,6 +17,7 @@ from fakehost import GH200, Host, build, ci_cap, gi_cap
 from fakehost import platforms as simulated
 from gpushim.ground.model import File, Listed
 from gpushim.inventory import platforms
+from gpushim.paths import rooted
 from unit.gpushim.inventory.machine import Machine
 
 CUDA_LINK = "libcuda.so.1::/usr/lib/wsl/lib/libcuda.so"
@@ -202,12 +203,45 @@ def test_tegra_of_the_fixture(tmp_path: Path) -> None:
         {"path": "/etc/vulkan/nvidia_icd.json", "kind": "data"},
         {"path": real, "kind": "library", "soname": "libcuda.so.1", "links": links},
     ]
-    assert (len(found["files"]["any"]), notes) == (6, [])
-    (gpu,) = platforms.tegra_gpus(host.root, found["nodes"])["gpus"]
+    absent = f"{lib}/libnvdla_of_other_boards.so, /dev/nvhost-vic"
+    assert len(found["files"]["any"]) == 6
+    assert [note.partition(": ")[2] for note in notes] == [", ".join(sorted(absent.split(", ")))]
+    (gpu,) = platforms.tegra_gpus(host.root, found["nodes"], notes)["gpus"]
+    assert gpu["problem"] is None
     assert (gpu["index"], gpu["uuid"], gpu["model"]) == (0, "", "NVIDIA Jetson AGX Orin Developer Kit")
 
 
-@pytest.mark.parametrize("line", ["", "   ", "# dev, /dev/nvmap", "dev, /dev/absent", "lib, /usr/lib/absent.so"])
+@pytest.mark.parametrize(
+    "line", ["dev, /dev/absent", "lib, /usr/lib/absent.so", "dev, /dev/*/gpu", "lib, /nowhere/*.so"]
+)
+def test_tegra_lines_that_match_nothing_are_told(board: Path, line: str) -> None:
+    found, notes = find_tegra(board, line)
+    assert (found["nodes"], names(found["files"]["any"])) == ({}, ["nv_tegra_release"])
+    assert notes == [f"lines of the Tegra CSV files that match nothing on this system: {line.partition(', ')[2]}"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "usable"),
+    [
+        (["dev/nvmap"], False),
+        ([], False),
+        (["dev/nvhost-gpu"], True),
+        (["dev/nvgpu/igpu0/ctrl"], True),
+        (["dev/nvidia0"], True),
+    ],
+)
+def test_tegra_without_a_node_of_the_gpu_cannot_be_used(board: Path, paths: list[str], usable: bool) -> None:
+    for path in paths:
+        (board / path).parent.mkdir(parents=True, exist_ok=True)
+        if not (board / path).exists():
+            os.mknod(board / path, 0o020660, os.makedev(501, 0))
+    found, notes = find_tegra(board, *(f"dev, /{path}" for path in paths), "dev, /dev/nvgpu/*/ctrl")
+    (gpu,) = platforms.tegra_gpus(str(board), found["nodes"], notes)["gpus"]
+    assert (gpu["problem"] is None) is usable
+    assert usable or "has no device node" in notes[-1]
+
+
+@pytest.mark.parametrize("line", ["", "   ", "# dev, /dev/nvmap"])
 def test_tegra_lines_without_a_word(board: Path, line: str) -> None:
     found, notes = find_tegra(board, line)
     assert (found["nodes"], names(found["files"]["any"]), notes) == ({}, ["nv_tegra_release"], [])
@@ -257,8 +291,35 @@ def test_tegra_links_never_leave_the_root(board: Path, target: str) -> None:
 def test_tegra_pattern_of_names(board: Path) -> None:
     for minor in (0, 1):
         os.mknod(board / f"dev/card{minor}", 0o020660, os.makedev(226, minor))
-    found, notes = find_tegra(board, "dev, /dev/card*", "dev, /dev/render?", "lib, /nowhere/*.so")
-    assert (list(found["nodes"]), notes) == (["/dev/card0", "/dev/card1"], [])
+    found, _ = find_tegra(board, "dev, /dev/card*", "dev, /dev/render?")
+    assert list(found["nodes"]) == ["/dev/card0", "/dev/card1"]
+
+
+def test_tegra_pattern_of_directories(board: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for path in ("nvgpu/igpu0/ctrl", "nvgpu/igpu0/power", "nvgpu/igpu1/ctrl", "nvgpu/.hidden/ctrl"):
+        (board / "dev" / path).parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(board / "dev" / path, 0o020660, os.makedev(501, 0))
+    (board / "dev/nvgpu/out").symlink_to(tmp_path_factory.mktemp("outside"))
+    found, _ = find_tegra(board, "dev, /dev/nvgpu/*/ctrl", "dev, /dev/nv*/igpu0/*")
+    assert list(found["nodes"]) == ["/dev/nvgpu/igpu0/ctrl", "/dev/nvgpu/igpu1/ctrl", "/dev/nvgpu/igpu0/power"]
+
+
+def test_tegra_pattern_is_bounded(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in range(5):
+        for other in range(5):
+            (board / f"usr/lib/{one}/{other}").mkdir(parents=True)
+    monkeypatch.setattr(platforms, "ENTRY_LIMIT", 3)
+    listed: list[str] = []
+    listing = rooted.listing
+
+    def counted(root: str, folder: str) -> list[str]:
+        listed.append(folder)
+        return listing(root, folder)
+
+    monkeypatch.setattr(rooted, "listing", counted)
+    _, notes = find_tegra(board, "dir, /usr/lib/*/*")
+    assert "more than 3 nodes and files" in notes[0]
+    assert len(listed) <= 1 + 4
 
 
 def test_tegra_lists_are_bounded(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:

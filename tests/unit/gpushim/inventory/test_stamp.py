@@ -280,5 +280,6 @@ def test_a_directory_is_ours_if_nobody_else_may_write(tmp_path: Path, mode: int,
     os.chown(folder, uid, uid)
     assert trust.ours(str(folder)) is expected
     (tmp_path / "link").symlink_to(folder)
+    os.lchown(tmp_path / "link", 1234, 1234)
     assert not trust.ours(f"{tmp_path}/link")
     assert not trust.ours(f"{tmp_path}/none")

@@ -11,7 +11,7 @@ import pytest
 from gpushim.inventory import ensure, procfs, survey
 from gpushim.refresh import refresh
 
-GPU = {"index": 0, "mig": False, "problem": None}
+GPU = {"fabric_problem": "", "index": 0, "mig": False, "problem": None}
 BOUND = {"0000:07:00.0": 4711}
 
 

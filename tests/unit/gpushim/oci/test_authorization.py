@@ -48,6 +48,7 @@ ASKS: dict[tuple[str, str], dict[str, Any]] = {
     ("mps", "policy"): {"env": []},
     ("capabilities", "variable"): {"env": ["NVIDIA_DRIVER_CAPABILITIES=video"]},
     ("no-conditions", "variable"): {"env": ["NVIDIA_DISABLE_REQUIRE=true"]},
+    ("no-compat", "variable"): {"env": ["NVIDIA_DISABLE_CUDA_COMPAT=true"]},
     ("gpu", "option"): {"options": [("device", "1")]},
     ("own-cdi", "option"): {"options": [("device", "nvidia.com/gpu=special")]},
     ("foreign-cdi", "option"): {"options": [("device", "vendor.com/card=a")]},
@@ -81,6 +82,7 @@ EXPECTED: dict[tuple[str, str], tuple[set[str] | None, set[str] | None]] = {
     ("mps", "policy"): ({MPS}, {MPS}),
     ("capabilities", "variable"): (set(), set()),
     ("no-conditions", "variable"): (set(), set()),
+    ("no-compat", "variable"): (set(), set()),
     ("gpu", "option"): (set(), set()),
     ("own-cdi", "option"): (None, None),
     ("foreign-cdi", "option"): (None, None),
@@ -127,6 +129,7 @@ def granted(wanted: request.Request | None, settings: dict[str, Any]) -> set[str
     found |= {"imex"} if wanted.imex else set()
     found |= {"capabilities"} if wanted.capabilities == ["video"] else set()
     found |= set() if wanted.requirements else {"no-conditions"}
+    found |= set() if wanted.cuda_compat else {"no-compat"}
     inventory = snapshot(policy=settings)
     inventory["files"] = {**inventory["files"], "mps": [{"path": "/run/nvidia-mps", "kind": "directory"}]}
     if not {"cdi", "feature"} & {form for form, _ in items} and not wanted.mig_config and not wanted.mig_monitor:
@@ -190,10 +193,10 @@ def test_with_variables_forbidden_none_widens_what_a_mount_gave(name: str) -> No
     """Each variable that request.py can see, with a value that counts; two choose among what the GPU's owner has."""
     values = {"NVIDIA_VISIBLE_DEVICES": "1", "CUDA_VERSION": "12.0", "NVIDIA_IMEX_CHANNELS": "3"}
     values |= {"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-mps", "NVIDIA_DRIVER_CAPABILITIES": "all"}
-    values |= {"NVIDIA_DISABLE_REQUIRE": "true"}
+    values |= {"NVIDIA_DISABLE_REQUIRE": "true", "NVIDIA_DISABLE_CUDA_COMPAT": "true"}
     value = values.get(name, "all" if "MIG" in name else "enabled")
     ask = {"env": [f"{name}={value}"]}
-    assert what_comes("a feature", False, ask, {MOUNTS, KIND, IMEX}) <= {"no-conditions"}
+    assert what_comes("a feature", False, ask, {MOUNTS, KIND, IMEX}) <= {"no-conditions", "no-compat"}
 
 
 def test_a_variable_without_a_row_is_not_seen() -> None:

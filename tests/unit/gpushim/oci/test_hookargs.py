@@ -15,6 +15,7 @@ FORMS = {
     "DIR": (["/r/a"], "/r/a", "/h/a"),
     "FILE": (["/r/a"], "/r/a", "/h/a"),
     "VERSION": (["535.1"], "535.1", "535.1"),
+    "REASON": (["GPU 0 is a GeForce"], "GPU 0 is a GeForce", "GPU 0 is a GeForce"),
     "MASK": (["0x5"], 5, "0x5"),
     "MINOR=PCINAME": (["7", "0000:01:00.0"], [(7, "0000:01:00.0")], "7=0000:01:00.0"),
     "MINOR=INODE": (["7", "4711"], [(7, 4711)], "7=4711"),

@@ -130,7 +130,8 @@ CASES: list[tuple[str, Any, Any]] = [
     ("nvidia-container-runtime.debug", "/var/log/x", "not needed: [log] file"),
     ("nvidia-container-runtime.mode", "legacy", "not needed"),
     ("nvidia-container-runtime.mode", "foo", "left out"),
-    ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "disabled", "left out"),
+    ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "disabled", ("requests", "cuda-compat", False)),
+    ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "other", "left out"),
     ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "mount", "not needed"),
     ("features.allow-ldconfig-from-container", True, "not needed: gpushim writes"),
     ("features.allow-ldconfig-from-container", False, "not needed: it is off"),
@@ -164,7 +165,8 @@ CASES: list[tuple[str, Any, Any]] = [
     ("nvidia-ctk.path", "/x", "not needed: gpushim finds"),
     ("features.allow-cuda-compat-libs-from-container", True, "not needed: the image's newer libcuda"),
     ("features.allow-unknown-oci-spec-fields", True, "not needed: fields of config.json"),
-    ("features.disable-cuda-compat-lib-hook", True, "left out: the image's newer libcuda"),
+    ("features.disable-cuda-compat-lib-hook", True, ("requests", "cuda-compat", False)),
+    ("features.disable-cuda-compat-lib-hook", False, "not needed"),
     ("features.disable-imex-channel-creation", True, "not needed: gpushim makes no"),
 ]
 
