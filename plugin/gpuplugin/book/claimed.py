@@ -162,6 +162,15 @@ class Known(NamedTuple):
         return self.named.get((claim.namespace, claim.name, claim.device))
 
 
+def looking() -> frozenset[tuple[str, str, str]]:
+    """List what claims only look at: namespace and name of the claim, and name of the device.
+
+    Raises:
+        GpushimError: as for `read`.
+    """
+    return frozenset(key for key, uuid in known().named.items() if not uuid)
+
+
 def known() -> Known:
     """Return what claims have by gpushim's driver; of one that also looks at what it has, that it has it.
 
