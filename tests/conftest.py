@@ -90,6 +90,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Say last how many tests were skipped for want of what, and what cures it."""
+    yield
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
+    )
+    for reason, count in sorted(reasons.items()):
+        if reason.startswith("there is no "):
+            terminalreporter.write_line(f"skipped: {count} tests: {reason}")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_links_on_this_machine() -> Iterator[None]:
     """Let a test fail whose `configure docker` would make or remove links below /usr/local."""

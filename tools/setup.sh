@@ -5,7 +5,8 @@
 #
 # Packages come from the host's own apt sources and only if they are missing. Everything else lands in this
 # checkout: vendor/ holds the Python packages that a refresh imports with the system's Python, .venv/ the tools
-# of the tests. A second run with the same files of requirements does nothing.
+# of the tests; but programs that tests run are built once for the machine, into ~/.cache/gpushim-tests (tests/builds.py).
+# A second run with the same files of requirements does nothing.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -35,7 +35,9 @@ def rolled_out(cluster: Cluster) -> None:
         words = (f"daemonset/{name['metadata']['name']}", f"--namespace={NAMESPACE}")
         said = cluster.kubectl("rollout", "status", *words, "--timeout=110s", check=False)
         if "successfully rolled out" not in said:
-            logs = cluster.kubectl("logs", *words, "--all-containers", "--prefix", "--tail=40", check=False)
+            logs = cluster.kubectl(
+                "logs", *words, "--all-pods", "--all-containers", "--prefix", "--tail=40", check=False
+            )
             raise AssertionError(f"{said}\n{cluster.events()}\n{logs}")
 
 

@@ -91,7 +91,7 @@ def again(directory: Path) -> None:
     """Remove a directory and make it again, with its files; without its checkpoint kubelet forgets who has what."""
     aside = directory.with_name("aside")
     directory.rename(aside)
-    shutil.copytree(aside, directory, ignore=shutil.ignore_patterns("*.sock"))
+    shutil.copytree(aside, directory, ignore=shutil.ignore_patterns("*.sock", ".gpushim-*"))
     shutil.rmtree(aside)
 
 
@@ -134,7 +134,7 @@ def test_kubelet_ends(
         if not late:
             one.offers(ids=ids)
         node.stop(number)
-        assert (folder(node) / "kubelet.sock").exists()  # whatever ended it, 1.36 leaves it behind
+        assert (folder(node) / "kubelet.sock").exists()  # whatever ended it, since 1.36 it is left behind
         if left != "socket":
             (folder(node) / "kubelet.sock").unlink()
         if late:
@@ -274,7 +274,7 @@ def test_gpus_are_let_go_and_taken(
         gpu_host.update()  # as a driver that changes: nothing is opened because of it
         assert not until(lambda: bool(opened(gpu_host)), 3)
         ask("take")
-        one.offers(ids=ids, seconds=SOON)
+        one.offers(ids=ids, seconds=plugins.SECONDS)  # of a list that was made since
         assert until(lambda: len(opened(gpu_host)) == 2, SOON)
 
 

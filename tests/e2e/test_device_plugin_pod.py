@@ -32,7 +32,7 @@ SECONDS = 30.0
 NOTICED = 10.0  # seconds until a snapshot that was renewed is gone by
 EACH = 0.011  # seconds between looks at what kubelet would give out; it answers a hundred a second
 PROGRAM = str(trees.TOP / "bin" / "gpushim")
-LOST = '"Device plugin disconnected"'  # in kubelet's log, which takes all devices of the resource then
+LOST = '"Mark all resources Unhealthy for resource"'  # in kubelet's log, which takes all devices of the resource then
 WANTS = {"VISIBLE_DEVICES": "all-usable", "DRIVER_CAPABILITIES": "utility"}
 CONFINED = {
     "runAsUser": 0,

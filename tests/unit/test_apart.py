@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_the_tests_files_are_there_apart_and_what_else_is_in_opt() -> None:
 def test_terminals_and_shared_memory_are_there_apart() -> None:
     script = "test -c /dev/pts/ptmx -a -d /dev/shm && : >/dev/null"
     subprocess.run([sys.executable, TESTS / "apart.py", "/bin/sh", "-ec", script], check=True)
+
+
+def test_what_is_made_once_for_the_machine_is_kept() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "XDG_CACHE_HOME": home}
+        script = f"touch {home}/gpushim-tests/kept {home}/lost"
+        subprocess.run([sys.executable, TESTS / "apart.py", "/bin/sh", "-ec", script], check=True, env=env)
+        assert [str(path.relative_to(home)) for path in Path(home).rglob("*")] == [
+            "gpushim-tests",
+            "gpushim-tests/kept",
+        ]
 
 
 def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

@@ -1,8 +1,12 @@
-"""The order of files in tests/conftest.py names files that are there: a name that has changed would begin last."""
+"""The order of files names files that are there, or one whose name has changed would begin last; and the summary."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
 
 import conftest
 
@@ -12,3 +16,12 @@ TESTS = Path(conftest.__file__).parent
 def test_what_is_to_begin_first_is_there() -> None:
     paths = [TESTS / name for name in conftest.FIRST]
     assert [str(path) for path in paths if not path.with_name(f"test_{path.name}.py").is_file()] == []
+
+
+def test_what_was_skipped_for_want_of_something_is_told() -> None:
+    lines: list[str] = []
+    reasons = ["there is no kubelet; build it", "there is no kubelet; build it", "with every second commit"]
+    reports = [SimpleNamespace(longrepr=("programs.py", 1, f"Skipped: {reason}")) for reason in reasons]
+    reporter = SimpleNamespace(stats={"skipped": reports}, write_line=lines.append)
+    assert [*conftest.pytest_terminal_summary(cast(pytest.TerminalReporter, reporter))] == [None]
+    assert lines == ["skipped: 2 tests: there is no kubelet; build it"]

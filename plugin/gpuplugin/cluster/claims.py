@@ -5,6 +5,7 @@ Out of scope: what is in them (gpuplugin/dra/), the socket (dra_in_cluster.py).
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +73,12 @@ class Claims:
             raise lacking(error, "get", "resourceclaims") from None
         if member(member(found, "metadata"), "uid") != uid:
             return {"absent": True}
-        return {"object": {"metadata": {"uid": uid}, "status": _ours(member(found, "status"))}}
+        return {"object": {"metadata": {"uid": uid}, "status": _ours(found)}}
 
 
-def _ours(status: Any) -> dict[str, Any]:
+def _ours(claim: Any) -> dict[str, Any]:
     """Return what is this driver's of a claim's status, and its pods; of configs of others their driver alone."""
+    status = member(claim, "status")
     allocation = member(status, "allocation")
     rows = [row for row in _rows(status, "reservedFor") if member(row, "resource") == "pods"]
     users = {"reservedFor": [{"resource": "pods", "uid": member(row, "uid")} for row in rows]}
@@ -84,8 +86,34 @@ def _ours(status: Any) -> dict[str, Any]:
         return users
     devices = member(allocation, "devices")
     results = [one for one in _rows(devices, "results") if member(one, "driver") == OWN_DRIVER]
-    config = [*map(_config, _rows(devices, "config"))]
+    written = _rows(member(member(claim, "spec"), "devices"), "config")
+    requests = [*dict.fromkeys(str(member(one, "request")) for one in _rows(devices, "results"))]
+    config = [_config(one, requests, written) for one in _rows(devices, "config")]
     return {**users, "allocation": {"devices": {"results": results, "config": config}}}
+
+
+def _named(row: dict[str, Any], requests: list[str], written: list[Any]) -> dict[str, Any]:
+    """Return a config of this driver with its requests' names, which Kubernetes 1.37 leaves out where they are all.
+
+    One without names would be passed over for a device of another type, instead of refused.
+
+    Args:
+        row: of an allocation.
+        requests: all that got devices.
+        written: configs, as the claim has them.
+    """
+    if row.get("requests"):
+        return row
+    if row.get("source") == "FromClass":
+        return {**row, "requests": requests}
+    with contextlib.suppress(RecursionError):  # of what is too deep to be read, too
+        for one in written:
+            names = [name for name in _rows(one, "requests") if isinstance(name, str)]
+            if member(one, "opaque") == row.get("opaque") and all(
+                name in names or name.partition("/")[0] in names for name in requests
+            ):
+                return {**row, "requests": names}
+    return row
 
 
 def _rows(found: Any, key: str) -> list[Any]:
@@ -93,8 +121,8 @@ def _rows(found: Any, key: str) -> list[Any]:
     return rows if isinstance(rows, list) else []
 
 
-def _config(row: Any) -> Any:
+def _config(row: Any, requests: list[str], written: list[Any]) -> Any:
     driver = member(member(row, "opaque"), "driver")
     if driver == OWN_DRIVER:
-        return row
+        return _named(row, requests, written)
     return {"opaque": {"driver": driver}} if isinstance(driver, str) else {}

@@ -3,12 +3,15 @@
 kubelet knows one client per resource, and forgets it in ways that nobody is told of: it closes the newest connection
 when an older one of the same resource ends, removes all sockets when it starts, and may be gone or another at any
 time. So `attend` looks at the socket's file, at kubelet's, and at whether kubelet listens to our list, and does what
-is missing. Source: Kubernetes' pkg/kubelet/cm/devicemanager, and what was measured with kubelet 1.36.
+is missing. Source: Kubernetes' pkg/kubelet/cm/devicemanager, and what was measured with kubelet 1.36 and 1.37.
+
+kubelet 1.37 knows a resource's clients by their sockets' paths. By one that it has it registers nobody, and forgets
+whose it is, so that it never notices the end of that. So the socket has another name for each registration.
 
 Two instances of this plugin with one resource, as during a rolling update: the newer one takes the path and
-registers, and the end of the older one's stream would close its connection. So it has kubelet forget that connection,
-without ending it, by a registration that it refuses: kubelet goes on to read the list, and ends nothing when the
-older one has ended. Then it registers once more, for kubelet to notice its own end.
+registers, and to kubelet 1.36 the end of the older one's stream would close its connection. So it has kubelet forget
+that connection, without ending it, by a registration that it refuses: kubelet goes on to read the list, and ends
+nothing when the older one has ended. Then it registers once more, for kubelet to notice its own end.
 Out of scope: what kubelet calls (service.py), which devices there are (resources.py).
 """
 
@@ -210,11 +213,15 @@ class Endpoint:
         """Register; False if kubelet is not there after all.
 
         Raises:
-            GpushimError: it refuses, or does not answer.
+            GpushimError: it refuses, or does not answer; or the socket is not there.
         """
+        try:
+            endpoint = self._listeners[-1].rename()
+        except OSError as error:
+            raise GpushimError(f"the socket {self.path} cannot be named anew: {error.strerror}", FAILED) from None
         request = {
             "version": v1beta1.VERSION,
-            "endpoint": self.path.rpartition("/")[2],
+            "endpoint": endpoint,
             "resource_name": self.resource,
             "options": {"get_preferred_allocation_available": True},
         }

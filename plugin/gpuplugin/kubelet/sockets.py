@@ -53,6 +53,7 @@ class Listener:
     def __init__(self, path: str, idle: bool = True, streams: int = STREAMS) -> None:
         self.path = path
         self.inode: Identity | None = None
+        self._alias = ""
         options = (*OPTIONS, ("grpc.max_concurrent_streams", streams), *(IDLE if idle else ()))
         self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * streams)
 
@@ -100,8 +101,31 @@ class Listener:
                     os.unlink(aside)
                 os.close(there)
 
+    def rename(self) -> str:
+        """Give the socket one more name, which none has had before, instead of the last such one, and return it.
+
+        Raises:
+            OSError: its directory is gone, or a link, or the socket has left it.
+        """
+        folder, _, name = self.path.rpartition("/")
+        there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._remove_alias()
+            alias = f"{ASIDE}{os.urandom(3).hex()}"  # no longer than gpushim-gpu.sock
+            os.link(name, alias, src_dir_fd=there, dst_dir_fd=there, follow_symlinks=False)
+        finally:
+            os.close(there)
+        self._alias = f"{folder}/{alias}"
+        return alias
+
+    def _remove_alias(self) -> None:
+        if self._alias and identity(self._alias) == self.inode:
+            with contextlib.suppress(OSError):
+                os.unlink(self._alias)
+
     def leave(self) -> None:
         """Remove the socket if it is still our own."""
+        self._remove_alias()
         if self.inode is not None and identity(self.path) == self.inode:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)

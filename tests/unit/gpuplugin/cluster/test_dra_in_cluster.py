@@ -85,6 +85,35 @@ def test_what_is_of_this_driver_is_passed_on(told: Any) -> None:
     assert devices["config"] == [{"opaque": {"driver": OTHER}}, ours, {}]
 
 
+def unnamed(row: dict[str, Any]) -> dict[str, Any]:
+    """A config for all requests in an allocation, as kube-scheduler 1.37 writes it."""
+    return {name: value for name, value in row.items() if name != "requests"}
+
+
+@pytest.mark.parametrize(
+    ("written", "row", "named"),
+    [
+        ([["q"], ["r"]], {}, ["r"]),
+        ([["q", "r"]], {}, ["q", "r"]),
+        ([["r/one"], ["r/two"]], {"request": "r/two"}, ["r/two"]),
+        ([["r"]], {"request": "r/two"}, ["r"]),
+        ([[]], {}, None),
+        ([["q"]], {}, None),
+        ([], {"source": "FromClass"}, ["r"]),
+        ([["q"]], {"source": "FromClass", "request": "r/two"}, ["r/two"]),
+    ],
+)
+def test_a_config_for_all_requests_names_them(
+    told: Any, written: list[list[str]], row: dict[str, str], named: list[str] | None
+) -> None:
+    ours = config(OURS, {"apiVersion": configs.API, "kind": "MigDeviceConfig"})
+    found = claim(unnamed(ours) | {"source": row.get("source", "FromClaim")})
+    found["spec"]["devices"]["config"] = [ours | {"requests": names} for names in written]
+    found["status"]["allocation"]["devices"]["results"][0]["request"] = row.get("request", "r")
+    (passed,) = told(found)["object"]["status"]["allocation"]["devices"]["config"]
+    assert passed.get("requests") == named
+
+
 @pytest.mark.parametrize("found", [{"metadata": {"uid": "u"}}, claim() | {"status": {"allocation": None}}])
 def test_a_claim_without_an_allocation(told: Any, found: Any) -> None:
     assert told(found) == {"object": {"metadata": {"uid": "u"}, "status": {"reservedFor": []}}}

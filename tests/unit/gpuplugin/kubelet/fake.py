@@ -1,8 +1,9 @@
 """A kubelet's side of device plugins, as far as plugins can see it.
 
-It has one client per resource, the one that registered last, or none after one that failed; dials within Register;
-closes the newest connection of a resource when any list of that resource ends; removes all sockets when it starts. An
-old one answers Register before it dials, and closes the older connection of a resource itself.
+That of 1.36 has one client per resource, the one that registered last, or none after one that failed; dials within
+Register; closes the newest connection of a resource when any list of that resource ends; removes all sockets when it
+starts. An old one answers Register before it dials, and closes the older connection of a resource itself. A new one,
+1.37, has a client by each path: it refuses a path that it has, whose end it does not notice from then on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import grpc.aio
 
 from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, POD_RESOURCES, REGISTER, reader, writer
 
+KINDS = ("old", "1.36", "1.37")
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
@@ -29,6 +31,7 @@ class Client:
     """A plugin's connection."""
 
     resource: str
+    endpoint: str
     channel: grpc.aio.Channel
     options: dict[str, Any] = field(default_factory=dict)
     stream: Any = None  # of ListAndWatch
@@ -51,9 +54,11 @@ class Kubelet:
     """A kubelet in this process, with its directory of device plugins."""
 
     folder: Path  # of device plugins
-    old: bool = False
+    kind: str = "1.36"  # of KINDS
     refuses: str = ""
     clients: dict[str, Client] = field(default_factory=dict)
+    connected: dict[str, dict[str, Client]] = field(default_factory=dict)  # resource: by path, of a new one
+    watched: list[Client] = field(default_factory=list)  # whose end it notices, of a new one
     lists: dict[str, dict[str, str]] = field(default_factory=dict)  # resource: health by id
     registered: list[tuple[float, str]] = field(default_factory=list)
     held: dict[str, list[str]] = field(default_factory=dict)  # resource: ids that a pod has
@@ -64,6 +69,16 @@ class Kubelet:
     slow: float = 0  # seconds between an answer to Allocate and what it makes of it
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: Any = None
+
+    @property
+    def old(self) -> bool:
+        """Whether it is an old one."""
+        return self.kind == "old"
+
+    @property
+    def by_path(self) -> bool:
+        """Whether it is a new one."""
+        return self.kind == "1.37"
 
     @property
     def socket(self) -> Path:
@@ -124,19 +139,30 @@ class Kubelet:
 
     async def _dial(self, request: dict[str, Any]) -> None:
         channel = grpc.aio.insecure_channel(f"unix:{self.folder}/{request['endpoint']}", options=OPTIONS)
-        client = Client(request["resource_name"], channel)
+        client = Client(request["resource_name"], request["endpoint"], channel)
         try:
             client.options = await client.call("GetDevicePluginOptions", {}, ("Empty", "DevicePluginOptions"))
         except grpc.aio.AioRpcError:
-            if not self.old:
+            if not (self.old or self.by_path):
                 self.clients.pop(client.resource, None)  # without looking whose it is
             await channel.close()
             raise
+        if self.by_path:
+            await self._connect(client)
         before = self.clients.get(client.resource)
         self.clients[client.resource] = client
         if self.old and before:
             await before.close()
         self._spawn(self._watch(client))
+
+    async def _connect(self, client: Client) -> None:
+        by_path = self.connected.setdefault(client.resource, {})
+        before = by_path.setdefault(client.endpoint, client)
+        if before is not client:
+            self.watched = [one for one in self.watched if one is not before]  # and so it stays connected
+            await client.close()
+            raise RuntimeError(f"device plugin already connected: {client.endpoint}")
+        self.watched.append(client)
 
     async def _watch(self, client: Client) -> None:
         method = f"/{DEVICE_PLUGIN}/ListAndWatch"
@@ -148,11 +174,26 @@ class Kubelet:
                 self.lists[client.resource] = {one["ID"]: one["health"] for one in answer["devices"]}
         self.reading.remove(client.resource)
         self.ended += 1
+        if self.by_path:
+            await self._disconnect(client)
+            return
         newest = self.clients.get(client.resource)
         if newest and (not self.old or newest is client):
             self.clients.pop(client.resource)
             self.lists[client.resource] = dict.fromkeys(self.lists.get(client.resource, ()), "Unhealthy")
             await newest.close()
+
+    async def _disconnect(self, client: Client) -> None:
+        if client in self.watched:
+            self.watched.remove(client)
+            by_path = self.connected[client.resource]
+            del by_path[client.endpoint]
+            if by_path:
+                self.clients[client.resource] = next(iter(by_path.values()))
+            else:
+                self.clients.pop(client.resource)
+                self.lists[client.resource] = dict.fromkeys(self.lists.get(client.resource, ()), "Unhealthy")
+            await client.close()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -165,7 +206,9 @@ class Kubelet:
         if not clean:
             os.link(self.socket, aside)
         await self._server.stop(0)
-        clients, self.clients = list(self.clients.values()), {}
+        clients = [*self.clients.values(), *self.watched]
+        self.clients, self.watched = {}, []
+        self.connected.clear()
         await asyncio.gather(*(client.close() for client in clients))
         self.lists.clear()
         if clean:

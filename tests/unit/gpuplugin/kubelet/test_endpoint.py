@@ -19,7 +19,7 @@ from gpuplugin.kubelet.endpoint import POLL, Endpoint
 from gpuplugin.kubelet.sockets import listening
 from gpuplugin.snapshot.inotify import Watch
 from gpushim.ground.errors import FAILED, GpushimError
-from unit.gpuplugin.kubelet.fake import Kubelet, until
+from unit.gpuplugin.kubelet.fake import KINDS, Kubelet, until
 
 GPU = "nvidia.com/gpu"
 LIST = [{"ID": "GPU-0", "health": "Healthy"}, {"ID": "GPU-1", "health": "Unhealthy"}]
@@ -61,9 +61,9 @@ async def plugin(folder: Path, others: Callable[[], bool] = lambda: False) -> As
 
 
 @contextlib.asynccontextmanager
-async def both(folder: Path, old: bool = False) -> AsyncIterator[tuple[Kubelet, Endpoint]]:
+async def both(folder: Path, kind: str = "1.36") -> AsyncIterator[tuple[Kubelet, Endpoint]]:
     """A kubelet that knows the plugin's resource."""
-    kubelet = Kubelet(folder, old)
+    kubelet = Kubelet(folder, kind)
     await kubelet.start()
     try:
         async with plugin(folder) as endpoint:
@@ -78,7 +78,9 @@ def knows(kubelet: Kubelet) -> bool:
 
 
 def sockets(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_socket() and path.name != "kubelet.sock")
+    """The sockets of plugins, by their lasting names."""
+    found = (path.name for path in folder.iterdir() if path.is_socket() and path.name != "kubelet.sock")
+    return sorted(name for name in found if not name.startswith("."))
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -99,10 +101,10 @@ def test_it_ends_even_if_something_changes_just_then(folder: Path, turns: int) -
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_it_registers_lists_and_answers(folder: Path, old: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_registers_lists_and_answers(folder: Path, kind: str) -> None:
     async def run() -> None:
-        async with both(folder, old) as (kubelet, endpoint):
+        async with both(folder, kind) as (kubelet, endpoint):
             assert kubelet.clients[GPU].options["get_preferred_allocation_available"]
             answer = await kubelet.allocate(GPU, "GPU-0")
             assert answer["envs"] == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
@@ -117,11 +119,11 @@ def test_it_registers_lists_and_answers(folder: Path, old: bool) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clean", [True, False])
-def test_kubelet_restarts(folder: Path, clean: bool, old: bool) -> None:
+def test_kubelet_restarts(folder: Path, clean: bool, kind: str) -> None:
     async def run() -> None:
-        async with both(folder, old) as (kubelet, _):
+        async with both(folder, kind) as (kubelet, _):
             for _ in range(3):
                 await kubelet.stop(clean)
                 await asyncio.sleep(0.1)  # it is away for a while
@@ -174,12 +176,12 @@ def test_its_own_socket_is_deleted(folder: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first_ends", [True, False])
-def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> None:
+def test_two_instances_overlap(folder: Path, first_ends: bool, kind: str) -> None:
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            kubelet = Kubelet(folder, old)
+            kubelet = Kubelet(folder, kind)
             await kubelet.start()
             stack.push_async_callback(kubelet.stop)
             first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
@@ -187,9 +189,11 @@ def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> Non
             await until(lambda: knows(kubelet))
             await second.enter_async_context(plugin(folder))
             # Not before kubelet reads the second's list; an old one has then closed the first's connection itself.
+            old = kind == "old"
             await until(lambda: kubelet.ended == old and len(kubelet.reading) == 2 - old and knows(kubelet))
-            # A new one closes the second's connection when the first's list ends.
-            times, ends = (2, 1) if old and first_ends else (3, 1 + (old or first_ends))
+            # That of 1.36 closes the second's connection when the first's list ends.
+            counts = {"old": [(3, 2), (2, 1)], "1.36": [(3, 1), (3, 2)], "1.37": [(3, 1), (2, 1)]}
+            times, ends = counts[kind][first_ends]
             going, staying = (first, second) if first_ends else (second, first)
             stack.push_async_callback(staying.aclose)
             await going.aclose()
@@ -200,9 +204,10 @@ def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> Non
     asyncio.run(run())
 
 
-def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["1.36", "1.37"])
+def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path, kind: str) -> None:
     async def run() -> None:
-        kubelet, old = Kubelet(folder), contextlib.AsyncExitStack()
+        kubelet, old = Kubelet(folder, kind), contextlib.AsyncExitStack()
         await kubelet.start()
         await old.enter_async_context(plugin(folder))
         await until(lambda: knows(kubelet))
@@ -217,6 +222,21 @@ def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path) -
             assert kubelet.lists.worse == []
             assert knows(kubelet)
         await until(lambda: not knows(kubelet))  # its own end is noticed
+        await kubelet.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_registers_again_while_kubelet_reads_its_list(folder: Path, kind: str) -> None:
+    async def run() -> None:
+        kubelet = Kubelet(folder, kind)
+        await kubelet.start()
+        async with plugin(folder) as endpoint:
+            for times in (1, 2, 3):
+                await until(lambda: len(kubelet.registered) == times and endpoint.listed and knows(kubelet))  # noqa: B023
+                endpoint.forgotten()
+        await until(lambda: not knows(kubelet))  # its end is noticed
         await kubelet.stop()
 
     asyncio.run(run())
