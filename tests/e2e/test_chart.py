@@ -73,6 +73,14 @@ def test_the_labels_file_goes_from_the_directory_that_was_chosen() -> None:
     assert context.params["labels"] == "/opt/x"
 
 
+@pytest.mark.parametrize("root", [None, "/", "/run/nvidia/driver"])
+def test_the_driver_root_is_one_value_for_all_nodes(root: str | None) -> None:
+    both = charts.containers(charts.objects({"nvidiaDriverRoot": root})["DaemonSet gpushim-node"])
+    for name in ("install", "keep"):  # a node that gets its first device later, too
+        said = [word for word in both[name]["args"] if word.startswith("--driver-root")]
+        assert said == (["--driver-root=/run/nvidia/driver"] if root and root != "/" else [])
+
+
 @pytest.mark.parametrize("values", [{}, {"engine": "crio", "cdi": True, "setAsDefault": True, "restart": False}])
 def test_keep_is_told_what_install_is_told(values: Values) -> None:
     """For on a node that gets its first device later it is the one that installs."""
@@ -242,7 +250,11 @@ def test_profiles_become_one_file(config: dict[str, Any], wanted: str, tmp_path:
             {"gdsEnabled": True, "settings": {"gds": True}},
             "gdsEnabled and settings.gds are one setting; write one of them",
         ),
-        ({"nvidiaDriverRoot": "/run/nvidia/driver"}, 'nvidiaDriverRoot is "/run/nvidia/driver", .* write root under'),
+        (
+            {"nvidiaDriverRoot": "/run/nvidia/driver", "node": {"enabled": False}},
+            'nvidiaDriverRoot is "/run/nvidia/driver", and node.enabled is false: write root under',
+        ),
+        ({"nvidiaDriverRoot": "run/nvidia"}, "/nvidiaDriverRoot'"),
         ({"deviceDiscoveryStrategy": "nvml"}, 'deviceDiscoveryStrategy is "nvml", which is not decided here'),
         ({"mps": {"root": "/x"}}, 'mps.root is "/x", .* MPS\'s pipes are in /run/gpushim/mps'),
         ({"cdi": {"nvidiaHookPath": "/x"}}, 'cdi.nvidiaHookPath is "/x", .* CDI specs name gpushim-hook'),

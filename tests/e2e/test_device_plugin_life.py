@@ -274,7 +274,7 @@ def test_gpus_are_let_go_and_taken(
         gpu_host.update()  # as a driver that changes: nothing is opened because of it
         assert not until(lambda: bool(opened(gpu_host)), 3)
         ask("take")
-        one.offers(ids=ids, seconds=SOON)
+        one.offers(ids=ids, seconds=plugins.SECONDS)  # of a list that was made since
         assert until(lambda: len(opened(gpu_host)) == 2, SOON)
 
 

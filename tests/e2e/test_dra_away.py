@@ -26,6 +26,7 @@ from gpuplugin.allocation.kubelet_view import QUIET
 from gpushim.containers import kubelet
 
 ABSENT = 60.0 if "GPUSHIM_LONG" in os.environ else 1.0  # seconds; after 30 s kubelet takes the slices away
+SWEPT = 45.0  # seconds; a look each 2 s, a refresh, and kubelet's second try
 GIVEN_BACK = 120.0  # within a minute, and kubelet asks again after 15 s
 
 
@@ -112,6 +113,18 @@ def test_the_heir_gets_it(cluster: Cluster, inside: Pods) -> None:
     becomes(cluster, lambda: cluster.pods()["heir"]["status"]["phase"] == "Running", "the heir runs", GIVEN_BACK)
     inside.look()
     claims.remove(cluster, "heir")
+
+
+def test_a_sweep_of_the_cdi_specs(cluster: Cluster, inside: Pods) -> None:
+    """The keeper writes the spec again; a container that starts just then waits for kubelet's next try at most."""
+    cluster.run("rm -f /var/run/cdi/*")
+    began = time.monotonic()
+    cluster.apply(claims.claim("swept"), claims.pod("swept", "swept"))
+    becomes(cluster, lambda: cluster.run("ls /var/run/cdi") == "nvidia.com-gpu.json\n", "the spec is back", SWEPT)
+    runs(cluster, "swept")
+    assert time.monotonic() - began < SWEPT
+    inside.look()
+    claims.remove(cluster, "swept")
 
 
 def test_a_boot(cluster: Cluster, inside: Pods) -> None:

@@ -22,6 +22,7 @@ SLICES = {"nvidia.com/gpu.20gb": 2, "nvidia.com/gpu.10gb": 4}
         (SHOWN[1], "", {"nvidia.com/gpu.mps": 4, **SLICES}),
         (SHOWN[2], "", {"nvidia.com/gpu": 6}),
         (SHOWN[2], "whole", {"nvidia.com/gpu": 3}),
+        (SHOWN[2], "both", {"nvidia.com/gpu.mps": 4, "nvidia.com/gpu.shared": 4}),
     ],
 )
 def test_what_becomes_of_three_gpus(tmp_path: Path, text: str, word: str, names: dict[str, int]) -> None:

@@ -139,7 +139,8 @@ class Questions:
         self._registry.instances.join(release.folder())
         await self._starts.met()
         page, folder = shared.now(shared.read()), self._kubelet_dir()
-        claims = checkpoints.holding(folder, there)
+        former = claimed.instances(claimed.read()[1])
+        claims = checkpoints.holding(folder, listed.known(page, there, former))
         doubtful = bool(claims) or listed.doubtful(page) or shared.stuck
         if self._stands == (_divisions(page), there, desired) and not doubtful:
             return {name: [*row] for name, row in desired.items()}
@@ -151,14 +152,15 @@ class Questions:
         running = await self._running(page, known.pods, promised)
         with shared.locked() as before:
             page = shared.now(before)
-            claims = checkpoints.holding(folder, listed.known(page, there))  # once more: the lock is that file's, too
+            former = claimed.instances(claimed.read()[1])
+            claims = checkpoints.holding(folder, listed.known(page, there, former))  # the lock is that file's, too
             known = evidence.with_claims(known, claims)
             if known.pods is not None:
                 names = known.names if known.answered else None
                 page = listed.listed(
                     page, known.pods, names, known.asked - QUIET, promised, known.whole, self._node, running=running
                 )
-            units = listed.known(page, there)
+            units = listed.known(page, there, former)
             alien = {uuid for uuid, owner in by_device.owners(page).items() if self._registry.instances.lives(owner)}
             settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
             new = by_device.noted(page, desired, last, settled, units, self._registry.instances.number)

@@ -6,11 +6,13 @@ Out of scope: which resources there are (daemon.py), what kubelet is asked about
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation.offer import Resource
+from gpuplugin.book import claimed
 from gpuplugin.book.book import Book
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.processes import tasks
@@ -18,7 +20,7 @@ from gpuplugin.processes.instances import METRICS, Instances
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from gpuplugin.allocation.allocation import Ways
     from gpuplugin.book.by_device import Given
@@ -165,7 +167,10 @@ class Registry:
         """Return the resources for metrics (gpuplugin.metrics.exposition.State)."""
         rows = self.served.items()
         found = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in rows]
-        return {"resources": found}
+        looks: Collection[tuple[str, str, str]] = ()
+        with contextlib.suppress(GpushimError):
+            looks = claimed.looking()
+        return {"resources": found, "looks": looks}
 
     def serves(self, metrics: bool) -> None:
         """Let the DRA driver of this node know whether figures of GPUs are told here."""

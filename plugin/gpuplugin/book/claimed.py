@@ -113,7 +113,7 @@ def write(rows: Mapping[str, Row]) -> None:
     after = {uid: _as_it_was(row, known[uid], there[uid]) if uid in known else row for uid, row in rows.items()}
     data = json.dumps({**before, "form": FORM, "claims": {**strange, **after}}).encode()
     try:
-        replace(path(), data + b"\n", 0o600, durable=False)
+        replace(path(), data + b"\n", 0o600)  # on the disk: it outlives a boot, which a loss of power is
     except OSError as error:
         raise GpushimError(
             f"{path()}, the record of claims that have GPUs, cannot be written: {error.strerror}; without it "
@@ -134,6 +134,22 @@ def _as_it_was(row: Row, known: Row, raw: Any) -> Any:
 def held(row: Row) -> list[str]:
     """List the UUIDs of what a claim has to itself."""
     return [one["uuid"] for one in row["devices"] if not one.get("admin")]
+
+
+class Instance(NamedTuple):
+    """A MIG instance that a claim has: the UUID of its GPU, and its place there."""
+
+    gpu: str
+    place: str
+
+
+def instances(rows: Mapping[str, Row]) -> dict[str, Instance]:
+    """Return the MIG instances that claims have, by UUID; the host may have made others in their places since."""
+    found = {}
+    for one in (one for row in rows.values() for one in row["devices"] if not one.get("admin")):
+        if isinstance(gpu := one.get("gpu"), str) and isinstance(place := one.get("place"), str):
+            found[one["uuid"]] = Instance(gpu, place)
+    return found
 
 
 def pods_of(row: Row) -> list[str]:
@@ -160,6 +176,15 @@ class Known(NamedTuple):
         if claim.uid:  # one of the same name may have been before it
             return self.uids.get((claim.uid, claim.device))
         return self.named.get((claim.namespace, claim.name, claim.device))
+
+
+def looking() -> frozenset[tuple[str, str, str]]:
+    """List what claims only look at: namespace and name of the claim, and name of the device.
+
+    Raises:
+        GpushimError: as for `read`.
+    """
+    return frozenset(key for key, uuid in known().named.items() if not uuid)
 
 
 def known() -> Known:

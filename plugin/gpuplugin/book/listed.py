@@ -39,14 +39,20 @@ if TYPE_CHECKING:
     from gpuplugin.settings.resources import Device
 
 
-def known(page: Page, units: Units) -> dict[str, Device]:
+def known(page: Page, units: Units, former: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Device]:
     """List what the host has, and the MIG instances that it does not have any more and somebody may.
 
     Args:
         page: the book.
         units: what the host has.
+        former: MIG instances that claims have, which the book may lack: GPU and place, by UUID.
     """
-    found = {**units}
+    found = {
+        uuid: resources.Device(uuid, uuid, "", units[gpu].gpu, problem=resources.GONE, place=place)
+        for uuid, (gpu, place) in (former or {}).items()
+        if gpu in units
+    }
+    found.update(units)
     for gpu, one in page["gpus"].items():
         for entry in one["entries"].values() if gpu in units else ():
             uuid, place = entry["uuid"], entry.get("place", "")
@@ -237,6 +243,7 @@ def claims(
     homes: Mapping[str, str],
     since: float | None,
     running: Collection[str] = frozenset(),
+    places: Mapping[str, str] | None = None,
 ) -> Page:
     """Return the book with the claims of which somebody tells, and of others those that are new.
 
@@ -246,6 +253,7 @@ def claims(
         homes: UUIDs of the GPUs that have them, by UUID of all GPUs and MIG instances.
         since: seconds since boot; what a claim got before that and is not in `who` is free. None: nothing is.
         running: as for `listed`.
+        places: of MIG instances, by UUID, as for `by_device.claim`.
     """
     found: Page = {**page, "gpus": {}}
     for gpu, one in page["gpus"].items():
@@ -264,7 +272,10 @@ def claims(
             home = found["gpus"].setdefault(homes[uuid], {"divisions": {}, "entries": {}})
             there = home["entries"].get(f"{CLAIM} {uuid}")
             if not there or there["to"] != to:
-                home["entries"][f"{CLAIM} {uuid}"] = noted_entry(DRIVER, to, uuid, (CLAIM, ""), LISTED, 0.0)
+                made = noted_entry(DRIVER, to, uuid, (CLAIM, ""), LISTED, 0.0)
+                if places and uuid in places:
+                    made["place"] = places[uuid]
+                home["entries"][f"{CLAIM} {uuid}"] = made
     return found
 
 
@@ -299,6 +310,8 @@ def adopted(page: Page, held: Held, units: Units, uids: Mapping[str, str]) -> Pa
         one = gpu and _as_given(resource, name, gpu["divisions"].get(uuid))
         if gpu and one and key not in gpu["entries"]:
             gpu["entries"][key] = noted_entry(giver, who, uuid, one, source, 0.0)  # nobody knows since when
+            if giver == DRIVER and units[uuid].place:
+                gpu["entries"][key]["place"] = units[uuid].place
     return found
 
 

@@ -16,6 +16,7 @@ from gpuplugin.dra.offered import type_of
 from gpuplugin.mps import of_claims
 from gpuplugin.settings.forms import LABEL
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
@@ -154,7 +155,12 @@ def _group(name: str, config: Config, uuids: Sequence[str], limits: Mapping[str,
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
     if not allocation:
         raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
-    of_place = configs.chosen(allocation, OWN_DRIVER, _types(allocation))
+    try:
+        of_place = configs.chosen(allocation, OWN_DRIVER, _types(allocation))
+    except GpushimError as error:
+        rows = [row["device"] for row in allocation["devices"]["results"][:MOST] if row["driver"] == OWN_DRIVER]
+        names = ", ".join(quote(str(name)) for name in rows[:LISTED]) + (", ..." if len(rows) > LISTED else "")
+        raise GpushimError(f"{error}; the claim has {names}", REQUEST) from None
     for place, row in enumerate(allocation["devices"]["results"][:MOST]):
         if row["driver"] != OWN_DRIVER:
             continue

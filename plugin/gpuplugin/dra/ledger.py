@@ -122,15 +122,23 @@ class Ledger:
         self.book.prepare()
         with self.book.locked() as before:
             page = self.book.now(before)
+            homes, places = self._with_former(homes)
             rows = self.claims().values()
             for uuid, name, pods in [(uuid, _named(row), pods_of(row)) for row in rows for uuid in held(row)]:
                 try:
                     home = {uuid: homes[uuid]} if uuid in homes else {}
-                    page = by_device.claim(page, home, name, system.clock(), self.places, pods)
+                    page = by_device.claim(page, home, name, system.clock(), places, pods)
                 except GpushimError as error:  # both have it already, and nobody can take it back
                     logger.warning("%s", error)
             if page != before:
                 self.book.write(page)
+
+    def _with_former(self, homes: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return homes, and places of MIG instances, with those that claims have and the host has not any more."""
+        former = claimed.instances(self.claims())
+        gone = {uuid: one for uuid, one in former.items() if uuid not in homes and one.gpu in homes}
+        places = {**{uuid: one.place for uuid, one in gone.items()}, **self.places}
+        return {**{uuid: one.gpu for uuid, one in gone.items()}, **homes}, places
 
     def give(
         self,
@@ -156,6 +164,9 @@ class Ledger:
             {"request": one.request, "device": one.device, "admin": one.admin, "uuid": uuids[one.device]}
             for one in claim.results
         ]
+        for one in devices:
+            if place := self.places.get(str(one["uuid"])):
+                one.update(gpu=homes[str(one["uuid"])], place=place)
         row: Row = {"namespace": claim.namespace, "name": claim.name, "devices": devices, PODS: [*claim.pods]}
         with self.book.locked() as before:
             rows = self.claims()
@@ -232,7 +243,8 @@ class Ledger:
         )
         known = _by_uuid(rows)
         then = since if holders.whole else None
-        page = listed.claims(page, {**holders.claims, **known}, homes, then, holders.running)
+        homes, places = self._with_former(homes)
+        page = listed.claims(page, {**holders.claims, **known}, homes, then, holders.running, places)
         self.unnoted = frozenset(_unnoted(page, holders.held, homes))
         self.sure = holders.whole and not self.unnoted
         self._all_was_listed |= holders.whole

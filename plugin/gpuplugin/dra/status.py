@@ -140,13 +140,14 @@ class Status:
 
     def state(self) -> dict[str, Any]:
         """Return members of gpuplugin.metrics.exposition.State."""
-        now, rows = self._now(), dict[str, Any]()
+        now, rows, looks = self._now(), dict[str, Any](), frozenset[Any]()
         with contextlib.suppress(GpushimError):
-            rows = self._ledger.claims()
+            rows, looks = self._ledger.claims(), claimed.looking()
         samples = [*self._published(now), *_claimed(rows), *_tainted(now)]
         devices = _devices(now)
         return {
-            "own": DRIVER, "gpus": self.gpus(), "resources": devices, "samples": samples, "hostname": now.node
+            "own": DRIVER, "gpus": self.gpus(), "resources": devices, "samples": samples, "hostname": now.node,
+            "looks": looks,
         }  # fmt: skip
 
     def _published(self, now: Now) -> Iterator[Sample]:

@@ -46,6 +46,7 @@ _OF_ACTIONS = {1: "reset", 3: "end", 4: "reset"}  # "reboot" of others, also of 
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "unwatched")
 GIVEN = "is not given out", "can be given out again"  # as `log` says it of the device plugin's devices
+GIVER = "giver"  # kind of what another front or driver gives out, or has given
 LONG = 240  # characters of a sentence that is not repeated for each device
 _RELOAD = "when the driver is loaded again or the host has started again"
 UNTIL = {
@@ -146,9 +147,15 @@ def log(
     """
     for uuid, problem in now.items():
         if problem and problem != before.get(uuid):
-            logger.warning("%s of %s %s: %s", uuid, of[uuid], words[0], problem)
+            write = logger.info if is_of_others(problem) else logger.warning
+            write("%s of %s %s: %s", uuid, of[uuid], words[0], problem)
         elif before.get(uuid) and not problem:
             logger.info("%s of %s %s", uuid, of[uuid], words[1])
+
+
+def is_of_others(problem: str) -> bool:
+    """Say whether a device is not given out because a claim has it, which is no illness."""
+    return problem.startswith("claim ") and "; " not in problem
 
 
 def brief(sentence: str) -> str:

@@ -154,11 +154,10 @@ class Driver:
         except OSError as error:
             why = f"{folder} cannot be made: {error.strerror}; is kubelet's directory another (kubelet-dir)?"
             raise GpushimError(why, FAILED) from None
-        if old:
-            logger.warning("%s is gone, and is made again", path)
         fresh = Listener(path, idle=False, streams=STREAMS)
         await fresh.bind(*handlers)
         if old:
+            logger.warning("%s was gone, and is made again", path)
             await old.stop()
         return fresh
 

@@ -184,15 +184,16 @@ class Endpoint:
         for old in [one for one in self._listeners[:-1] if one not in read]:
             self._listeners.remove(old)
             await old.stop()
+        there = identity(self.path)
         if self._listeners:
-            there = identity(self.path)
             if there == self._listeners[-1].inode:
                 return True
             if is_socket(self.path) and listening(self.path):
                 return False
-            logger.warning("%s is %s, and is made again", self.path, "dead" if there else "gone")
         listener = Listener(self.path)
         await listener.bind(self._service.handlers(listener))
+        if self._listeners:  # not before: it may fail each second
+            logger.warning("%s was %s, and is made again", self.path, "dead" if there else "gone")
         self._listeners.append(listener)
         self._kubelet = None  # what it knew last may have been another instance
         return True

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.health.reason import GIVER, is_of_others
 from gpuplugin.metrics.metrics import (
     CLAIM,
     FREE,
@@ -36,7 +37,7 @@ from gpushim import __version__
 from gpushim.containers import kubelet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpuplugin.health.reason import Reason
     from gpuplugin.kubelet.podresources import Holder, Listed
@@ -66,6 +67,7 @@ class State:
         xids: the last one, by UUID of a GPU; 0 for none.
         listed: who has what, or None if kubelet does not say.
         asked: whether kubelet said so just now.
+        looks: devices that claims only look at: namespace and name of the claim, name of the device.
         hostname: of the node.
     """
 
@@ -81,6 +83,7 @@ class State:
     xids: Mapping[str, int] = field(default_factory=dict)
     listed: Listed | None = None
     asked: bool = False
+    looks: Collection[tuple[str, str, str]] = ()
     hostname: str = ""
 
 
@@ -166,12 +169,13 @@ def _health(device: Device, reasons: Mapping[str, Sequence[Reason]]) -> tuple[st
         return "healthy", ""
     if device.problem in (GONE, release.PROBLEM):
         return "unhealthy", "removed" if device.problem == GONE else "released"
-    return "unhealthy", next((one.kind for one in reasons.get(device.uuid, ())), "host")
+    other = GIVER if is_of_others(device.problem) else "host"
+    return "unhealthy", next((one.kind for one in reasons.get(device.uuid, ())), other)
 
 
 def _of_gpus(state: State) -> Iterator[Sample]:
     """List the samples of GPUs and MIG instances; of each holder, no two alike."""
-    holders = _holders(state)
+    holders, owners = _holders(state), _owners(state)
     for gpu in state.snapshot["gpus"] if state.snapshot and state.gpus else ():
         uuid, index = gpu["uuid"], str(gpu["index"])
         readings, known = state.readings.get(uuid), {}
@@ -184,9 +188,11 @@ def _of_gpus(state: State) -> Iterator[Sample]:
         for own in holders.get(uuid, [FREE]):
             yield from _readings({**labels, **own}, {**readings.own, **known}, mig=False)
         yield from _of_state({**labels, **FREE}, readings)
+        yield ITS + "owners", {**labels, **FREE}, len(owners.get(uuid, ()))
         for mig in state.snapshot["mig"] if state.snapshot else ():
             if mig["gpu"] == gpu["index"] and mig["uuid"] in readings.migs:
                 its = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
+                yield ITS + "owners", {**its, **FREE}, len(owners.get(mig["uuid"], ()))
                 for own in holders.get(mig["uuid"], [FREE]):
                     yield from _readings({**its, **own}, readings.migs[mig["uuid"]], mig=True)
 
@@ -222,6 +228,19 @@ def _holders(state: State) -> dict[str, list[Labels]]:
         if len(series) < SERIES:
             series[(*labels.values(),)] = labels
     return {uuid: [*series.values()] for uuid, series in found.items()}
+
+
+def _owners(state: State) -> dict[str, set[tuple[str, ...]]]:
+    """List, by UUID, what has it to itself: a claim, whose containers may be many, a container, or all replicas."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for uuid, labels in _by_plugin(state):
+        found.setdefault(uuid, set()).add((REPLICA,) if REPLICA in labels else tuple(labels[key] for key in HELD))
+    for claim in state.listed.claims if state.listed and state.snapshot else ():
+        assert state.snapshot
+        if (claim.namespace, claim.name, claim.device) not in state.looks:
+            for uuid in kubelet.which(claim, state.snapshot) or ():
+                found.setdefault(uuid, set()).add((CLAIM[0], claim.namespace, claim.name))
+    return found
 
 
 def _by_plugin(state: State) -> Iterator[tuple[str, Labels]]:

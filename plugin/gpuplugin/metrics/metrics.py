@@ -131,6 +131,8 @@ GPU = (
     Row(ITS + "ecc_errors", "unknown", "", "ECC errors since the driver was loaded (volatile) or ever (aggregate).",
         labels=("error", "counter")),
     Row(ITS + "throttle_reason", "gauge", "", "Whether this keeps the clocks from being higher.", labels=("reason",)),
+    Row(ITS + "owners", "gauge", "", "Containers and claims that have it to themselves; all who share it are one.",
+        mig=True),
     Row(ITS + "figures_up", "gauge", "", "Whether NVML answered for this GPU when it was last asked."),
     Row(ITS + "figures_age_seconds", "gauge", "s", "How old its figures are; they are left out after a minute."),
 )  # fmt: skip

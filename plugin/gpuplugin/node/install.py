@@ -16,7 +16,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.refresh.plugin_requests import SYSTEMCTL
 
 
-def install(place: str, folder: str, name: str, options: list[str], restart: bool) -> None:
+def install(place: str, folder: str, name: str, options: list[str], restart: bool, root: str = "") -> None:
     """Install on a node.
 
     Args:
@@ -25,9 +25,10 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         name: of the engine: "containerd", "crio", "none", or "auto" for the one that runs.
         options: of `gpushim configure`.
         restart: restart the engine if it has to be.
+        root: of the driver, for a config.toml that nobody has changed; "" leaves that as it is.
     """
     host.check(place)
-    payload, shell = payloads.read(folder), remains.functions(folder)
+    payload, shell = payloads.read(folder, root), remains.functions(folder)
     host.enter(place)
     with host.locked():
         tag = host.python()
@@ -37,6 +38,8 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         fresh = lay.down(payload, record, tag)
         remains.drop(shell)
         say(f"gpushim-node: gpushim {payload.version} " + ("is laid down" if fresh else "is there already"))
+        if root and not record.has(payloads.CONFIG):
+            say(f"gpushim-node: {payloads.CONFIG} was changed on this node, and stays: the root in it counts")
         if payloads.UNIT in fresh:
             ask.program([SYSTEMCTL, "daemon-reload"])
         for version in lay.retired(record, payload.version):

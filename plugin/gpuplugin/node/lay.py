@@ -38,7 +38,8 @@ def down(payload: Payload, record: Record, tag: str) -> list[str]:
         tag: cache tag of the node's Python.
     """
     present = os.path.lexists(payloads.CONFIG)
-    skip = {payloads.CONFIG} if present else set()
+    # An administrator's is never written over; one that is as it was laid down gets the root that is asked for.
+    skip = {payloads.CONFIG} if present and not (payload.root and record.has(payloads.CONFIG)) else set()
     if not os.path.isdir(system.SYSTEMD):
         skip.add(payloads.UNIT)
     files = {path: file for path, file in payload.files.items() if path not in skip}

@@ -75,6 +75,14 @@ _OPTIONS = (
     click.option("--runtime-name", default="nvidia", show_default=True, help="What the runtime is called."),
     click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
     click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
+    click.option(
+        "--driver-root",
+        "root",
+        metavar="DIR",
+        default="",
+        callback=_absolute_or_none,
+        help="The driver's directory, for a config.toml that nobody has changed.",
+    ),
     click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
     RESTART,
     INSTALLED,
@@ -101,17 +109,20 @@ def _words(options: dict[str, Any]) -> list[str]:
 
 @main.command("install", short_help="Put gpushim onto the node, and configure its engine.")
 @_options
-def install_command(place: str, folder: str, name: str, restart: bool, installed: str, **options: Any) -> None:
+def install_command(
+    place: str, folder: str, name: str, restart: bool, installed: str, root: str, **options: Any
+) -> None:
     """Put gpushim onto the node: its programs, a list of the GPUs, and the engine's settings.
 
     What is there already stays as it is, so that a second run changes and restarts nothing; another version, older or
     newer, takes the place of the one that is there, and containers that are being created meanwhile get theirs.
-    /etc/gpushim/config.toml is never written over. On a node without an NVIDIA device nothing is done.
+    /etc/gpushim/config.toml is never written over, but for the driver root where nobody has changed it. On a node
+    without an NVIDIA device nothing is done.
     """
     host.check(place)
     mark = Mark(installed)
     if waiting.is_due(place):
-        install.install(place, folder, name, _words(options), restart)
+        install.install(place, folder, name, _words(options), restart, root)
         mark.put()
     else:
         say(f"{PROGRAM}: {waiting.NONE}; nothing is installed")
@@ -141,7 +152,9 @@ def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> No
 
 @main.command("keep", short_help="Keep the node's list of GPUs up to date until a signal arrives.")
 @_options
-def keep_command(place: str, folder: str, name: str, restart: bool, installed: str, **options: Any) -> None:
+def keep_command(
+    place: str, folder: str, name: str, restart: bool, installed: str, root: str, **options: Any
+) -> None:
     """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node.
 
     Where install had nothing to do, wait for an NVIDIA device, and install when one comes.
@@ -152,7 +165,7 @@ def keep_command(place: str, folder: str, name: str, restart: bool, installed: s
         host.enter(place)
     else:
         waiting.wait(place)
-        install.install(place, folder, name, _words(options), restart)
+        install.install(place, folder, name, _words(options), restart, root)
         waiting.settled()
     mark.put()
     try:

@@ -6,8 +6,9 @@ Out of scope: laying it down (lay.py).
 from __future__ import annotations
 
 import glob
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushim.ground.errors import GpushimError
 
@@ -39,10 +40,12 @@ class Payload:
     Attributes:
         version: of gpushim.
         files: by their paths on the node, in the order in which they are laid down.
+        root: of the driver, which config.toml is to have; "" leaves that as it is.
     """
 
     version: str
     files: dict[str, File]
+    root: str = ""
 
     @property
     def lib(self) -> str:
@@ -50,11 +53,12 @@ class Payload:
         return f"{LIB}{self.version}/"
 
 
-def read(folder: str) -> Payload:
+def read(folder: str, root: str = "") -> Payload:
     """Read a payload.
 
     Args:
         folder: absolute path of the tree.
+        root: as the payload has it.
 
     Raises:
         GpushimError: there is none.
@@ -71,7 +75,16 @@ def read(folder: str) -> Payload:
             with open(path, "rb") as file:
                 files[path[len(folder) :]] = File(os.fstat(file.fileno()).st_mode & 0o777, file.read())
     included = [path for path in files if path == UNIT or not path.startswith(UNITS)]
-    return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(included, key=_order)})
+    if root:
+        files[CONFIG] = replace(files[CONFIG], data=_rooted(files[CONFIG].data, root))
+    return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(included, key=_order)}, root)
+
+
+def _rooted(config: bytes, root: str) -> bytes:
+    """Return a config.toml, as the package has it, that says where the driver is."""
+    head = b"[driver]\n"
+    assert config.count(head) == 1
+    return config.replace(head, head + f"root = {json.dumps(root)}\n".encode())
 
 
 def _order(path: str) -> tuple[int, str]:

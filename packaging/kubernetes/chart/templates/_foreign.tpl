@@ -16,7 +16,7 @@
   "gds" "write settings.gds"
   "gfd" "write labels.publish: file or node-feature"
   "gpuResourcesEnabledOverride" "write dra.enabled"
-  "hostPaths" "write root under [driver] into the nodes' /etc/gpushim/config.toml"
+  "hostPaths" "write nvidiaDriverRoot"
   "kataManager" "leave it out: gpushim has nothing for Kata Containers"
   "kubeletPlugin" "write kubeletDir, tolerations, affinity, priorityClassName and updateStrategy at the top"
   "legacyDaemonsetAPI" "leave it out: DaemonSets are of apps/v1"

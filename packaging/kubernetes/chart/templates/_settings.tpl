@@ -73,7 +73,6 @@ readinessProbe:
 {{- /* Refuses values that contradict each other or mean nothing here. */ -}}
 {{- define "gpushim.check" -}}
 {{- $elsewhere := list
-  (list "nvidiaDriverRoot" .Values.nvidiaDriverRoot "/" "write root under [driver] into the nodes' /etc/gpushim/config.toml")
   (list "deviceDiscoveryStrategy" .Values.deviceDiscoveryStrategy "auto" "gpushim refresh finds out what a node has; omit it")
   (list "mps.root" (.Values.mps | default dict).root "/run/nvidia/mps" "MPS's pipes are in /run/gpushim/mps; omit it")
   (list "cdi.nvidiaHookPath" (.Values.cdi | default dict).nvidiaHookPath "/usr/bin/nvidia-cdi-hook"
@@ -82,6 +81,9 @@ readinessProbe:
   {{- if and (index $row 1) (ne (index $row 1) (index $row 2)) -}}
     {{- fail (printf "%s is %q, which is not decided here: %s" (index $row 0) (index $row 1) (index $row 3)) -}}
   {{- end -}}
+{{- end -}}
+{{- if and .Values.nvidiaDriverRoot (ne .Values.nvidiaDriverRoot "/") (not (.Values.node | default dict).enabled) -}}
+  {{- fail (printf "nvidiaDriverRoot is %q, and node.enabled is false: write root under [driver] into the nodes' /etc/gpushim/config.toml" .Values.nvidiaDriverRoot) -}}
 {{- end -}}
 {{- include "gpushim.foreign" . -}}
 {{- if not (or .Values.uninstall (include "gpushim.hasPlugin" .) (.Values.dra | default dict).enabled) -}}

@@ -21,8 +21,9 @@ from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, PART, Scene, scene, settled, whole
+from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, PART, Scene, again, scene, settled, whole
 from unit.gpuplugin.dra.test_ledger import NOTHING
+from unit.gpuplugin.snapshots import uuid
 
 __all__ = ["scene"]
 HOMES = {ONE: ONE, PART: ONE}
@@ -150,6 +151,26 @@ def test_an_empty_file_of_kubelets_does_not_end_a_claim_whose_pods_nobody_knows(
     keeps(scene)
     scene.passes(kubelet_view.QUIET + 1)
     is_refused(scene)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_an_instance_that_was_made_anew_waits_though_the_book_is_lost(scene: Scene, divided: bool) -> None:
+    """Its capability nodes are those of the instance that the claim has."""
+    old = uuid(1, "MIG")
+    settled(scene, again(scene, (1, 1), (2, 2))).end()
+    driver = Ledger(Book())
+    driver.places = {old: "1/0"}
+    driver.open({ONE: ONE, old: ONE})
+    driver.hear(Holders({}, [], True, NOTHING, {}), {ONE: ONE, old: ONE})
+    driver.give(Mine("uid", "d", "c", (OWNS,), ("u",)), {"gpu-0": old}, {ONE: ONE, old: ONE}, None)
+    Path(driver.book.path).unlink()
+    scene.passes(kubelet_view.QUIET + 1)
+    desired = again(scene, (3, 1), (4, 2), divided=divided)
+    for _ in range(2):
+        assert scene.started().look(desired) == ({uuid(4, "MIG")} if divided else set())
+    driver.forget(["uid"])
+    scene.passes(kubelet_view.QUIET + 1)
+    assert len(scene.started().look(desired)) == (2 if divided else 1)
 
 
 def test_it_is_no_other_giver(scene: Scene) -> None:

@@ -30,6 +30,16 @@ def test_no_more_than_the_api_allows() -> None:
     assert len(allocated(ASKED, claim(*[row()] * 50), "n").results) == MOST
 
 
+def test_a_config_that_is_wrong_is_told_with_the_devices_that_the_claim_has() -> None:
+    found = claim(row(), row(device="gpu-2"))
+    wrong = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "x"}}
+    found["status"]["allocation"]["devices"]["config"] = [
+        {"source": "FromClaim", "requests": ["gpu"], "opaque": {"driver": OWN_DRIVER, "parameters": wrong}}
+    ]
+    with pytest.raises(GpushimError, match=r'sharing\.strategy is "x"; write .*; the claim has gpu-1, gpu-2$'):
+        allocated(ASKED, found, "n")
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "another claim of the name": (claim(row(), metadata={"uid": "u2"}), "is not the one that this pod was made for"),
     "not allocated": (claim(status={}), "is not allocated"),

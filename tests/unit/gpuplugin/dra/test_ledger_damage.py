@@ -263,6 +263,37 @@ def test_an_instance_that_was_made_anew_waits_for_who_has_the_one_before(ledger:
     ledger.give(claim("b", SECOND), {SECOND.lower(): SECOND}, homes, NOBODY if by == "claim" else None)
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("spoil", [damaged, lost])
+def test_an_instance_that_was_made_anew_waits_though_the_book_is_lost(
+    ledger: Ledger, spoil: Callable[[], None], restarts: bool
+) -> None:
+    """Where the one before was is in the claims' own file, too."""
+    ledger.places = {SLICE: "1/0"}
+    give(ledger, claim("a", SLICE))
+    spoil()
+    homes, places = {GPU: GPU, "MIG-new": GPU, SECOND: GPU}, {"MIG-new": "1/0", SECOND: "2/0"}
+    again = Ledger(Book()) if restarts else ledger
+    again.places = places
+    if restarts:
+        again.open(homes)
+    for uid, uuid in (("b", "MIG-new"), ("whole", GPU)):
+        with pytest.raises(GpushimError, match=rf"{uuid} cannot be given to claim d/{uid} .* has MIG-0"):
+            again.give(claim(uid, uuid), {uuid.lower(): uuid}, homes, NOBODY)
+    again.give(claim("c", SECOND), {SECOND.lower(): SECOND}, homes, NOBODY)
+    again.forget(["a"])
+    again.give(claim("b", "MIG-new"), {"mig-new": "MIG-new"}, homes, NOBODY)
+
+
+def test_the_claims_are_on_the_disk(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They outlive a boot, which a loss of power is; the book says nothing after one."""
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1])
+    give(ledger, claim("a", GPU))
+    assert [one for one in synced if "claims.json" in one]
+
+
 def test_what_kubelet_lists_is_written_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     give(ledger, claim("a", GPU))
     theirs = Holders({}, ["pod d/a"], True, NOTHING, {GPU: "claim d/a of gpu.nvidia.com"})

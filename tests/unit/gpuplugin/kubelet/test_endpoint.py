@@ -305,6 +305,32 @@ def test_the_directory_is_removed_and_made_anew(folder: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_directory_that_becomes_a_link_is_said_once_and_is_used_when_it_is_one_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with both(folder) as (_, endpoint):
+            aside = folder.with_name(folder.name + "-aside")
+            folder.rename(aside)
+            folder.symlink_to(aside)
+            os.unlink(aside / Path(endpoint.path).name)  # as a kubelet does that starts
+            for _ in range(3):
+                endpoint.changed.set()
+                await asyncio.sleep(0.05)
+            words = [one.getMessage() for one in caplog.records]
+            assert [one for one in words if "made" in one] == [
+                f"the socket {endpoint.path} cannot be made: {folder} is a link, which is not followed; "
+                "mount the directory there instead"
+            ]
+            folder.unlink()
+            aside.rename(folder)
+            endpoint.changed.set()
+            await until(lambda: sockets(folder) == [endpoint.path.rpartition("/")[2]])
+            assert f"{endpoint.path} was gone, and is made again" in caplog.messages
+
+    asyncio.run(run())
+
+
 def test_kubelet_refuses(folder: Path) -> None:
     async def run() -> None:
         kubelet = Kubelet(folder, refuses="the API version is not supported")

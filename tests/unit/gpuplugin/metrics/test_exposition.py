@@ -135,6 +135,32 @@ def test_a_shared_gpu_has_a_series_for_each_replica_that_is_held() -> None:
     assert "vgpu" not in free[0]
 
 
+PAIR = [Claim("ns", "c", "gpu.nvidia.com", "node", "gpu-0", (), pod, "main") for pod in ("p", "q")]
+OWNERS: dict[str, tuple[list[Any], list[Claim], int]] = {
+    "none": ([], [], 0),
+    "a container": ([row("p", uuid(0))], [], 1),
+    "two containers": ([row("p", uuid(0)), row("q", uuid(0))], [], 2),
+    "replicas": ([row("p", f"{uuid(0)}::0"), row("q", f"{uuid(0)}::1")], [], 1),
+    "pods of one claim": ([], PAIR, 1),
+    "a container and a claim": ([row("p", uuid(0))], PAIR, 2),
+    "who only looks": ([row("p", uuid(0))], [PAIR[0]._replace(name="look")], 1),
+}
+
+
+@pytest.mark.parametrize(("held", "claims", "owners"), OWNERS.values(), ids=OWNERS)
+def test_a_gpu_that_was_given_out_twice(held: list[Any], claims: list[Claim], owners: int) -> None:
+    names = [uuid(0), *(f"{uuid(0)}::{one}" for one in range(2))]
+    resources = [(RESOURCE, True, [device(one, uuid(0)) for one in names])]
+    told = state(resources=resources, listed=Listed(held, claims), looks={("ns", "look", "gpu-0")})
+    assert [value for labels, value in samples(told, "gpushim_gpu_owners") if labels["gpu"] == "0"] == [owners]
+
+
+@pytest.mark.parametrize(("problem", "reason"), [("claim d/c of gpu.nvidia.com has it", "giver"), ("broken", "host")])
+def test_what_a_claim_has_is_not_ill(problem: str, reason: str) -> None:
+    told = state(resources=[(RESOURCE, True, [device(uuid(0), uuid(0), problem=problem)])])
+    assert [one["reason"] for one, value in samples(told, "gpushim_device_plugin_devices") if value] == [reason]
+
+
 def test_the_state_of_a_shared_gpu_is_told_once() -> None:
     shared = [(RESOURCE, True, [device(f"{uuid(0)}::{one}", uuid(0)) for one in range(4)])]
     held = [row("a", f"{uuid(0)}::0", f"{uuid(0)}::2")]

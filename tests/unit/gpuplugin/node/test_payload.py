@@ -8,7 +8,10 @@ import pytest
 
 from gpuplugin.node import host, owners
 from gpuplugin.node import payload as payloads
+from gpushim.config import policy
 from gpushim.ground.errors import GpushimError
+
+TOP = Path(__file__).parents[4]
 
 FILES = (
     "usr/bin/gpushim",
@@ -43,6 +46,16 @@ def test_the_version_s_files_come_first_and_programs_last(tree: Path) -> None:
         "/usr/lib/systemd/system/gpushim-mps@.service",
         "/usr/bin/gpushim",
     ]
+
+
+def test_config_toml_gets_the_driver_root_that_is_asked_for(tree: Path) -> None:
+    """As the package has the file, which says nothing of it."""
+    (tree / "etc/gpushim/config.toml").write_bytes((TOP / "packaging/config.toml").read_bytes())
+    for root, said in (("", "/"), ('/run/nvidia/dr"iver', '/run/nvidia/dr"iver')):
+        found = payloads.read(str(tree), root)
+        config = tree / "config"
+        config.write_bytes(found.files[payloads.CONFIG].data)
+        assert (policy.load(str(config))["driver"]["root"], found.root) == (said, root)
 
 
 def test_two_versions_are_none(tree: Path) -> None:
