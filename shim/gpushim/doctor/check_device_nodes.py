@@ -40,7 +40,7 @@ def _expected(host: Host) -> list[nodes.Expected]:
         named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], earlier.instead(silent)))
         for path, minor in named.items():
             expected += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
-    return expected
+    return [each for each in expected if not nodes.withheld(each[0], host.driver)]
 
 
 def _wrong(host: Host) -> Iterator[Finding]:
@@ -69,8 +69,8 @@ def _wrong(host: Host) -> Iterator[Finding]:
 
 
 def _made(host: Host, place: str, major: int, minor: int) -> str:
-    """Return the command that makes a node: not a refresh, where the driver is told to make no nodes."""
-    if procfs.device_files(host.proc):
+    """Return the command that makes a node: not a refresh, where that or the driver is told to make no nodes."""
+    if procfs.device_files(host.proc) and host.driver["load-kernel-modules"]:
         return REFRESH
     return f"mknod -m 0666 {shlex.quote(place)} c {major} {minor}"
 
@@ -94,7 +94,9 @@ def links(host: Host) -> Iterator[Finding]:
         yield warning(
             f"missing: {some(missing)}; after a daemon-reload of systemd, containers of some releases of runc "
             "cannot open their GPUs any more",
-            REFRESH if procfs.device_files(host.proc) else "gpushim system create-dev-char-links",
+            REFRESH
+            if procfs.device_files(host.proc) and host.driver["load-kernel-modules"]
+            else "gpushim system create-dev-char-links",
         )
     else:
         yield ok("/dev/char has a link to each node")

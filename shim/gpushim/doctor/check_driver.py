@@ -222,7 +222,8 @@ def _asked(host: Host) -> dict[str, Any]:
     python = sys.executable or "/usr/bin/python3"
     seconds = host.settings["refresh"]["deadline-seconds"] + GRACE
     version = procfs.module_version(host.proc) or ""
-    answer = ask.program([python, "-IB", script, host.driver["root"], host.proc, version, host.state], seconds)
+    words = [json.dumps(host.driver), host.proc, version, host.state]
+    answer = ask.program([python, "-IB", script, *words], seconds)
     try:
         found: dict[str, Any] = json.loads(answer.out)
     except ValueError:

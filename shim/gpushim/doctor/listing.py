@@ -1,4 +1,4 @@
-"""Ask NVML about the GPUs, in a process of its own: `python3 -IB listing.py ROOT PROC VERSION STATE`.
+"""Ask NVML about the GPUs, in a process of its own: `python3 -IB listing.py DRIVER PROC VERSION STATE`.
 
 NVML can hang where nothing but the process's end helps, and a library once loaded stays. Prints one JSON object.
 Out of scope: the deadline, which is the caller's.
@@ -11,16 +11,17 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from_here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
+def ask(driver: dict[str, Any], proc: str, version: str, state: str) -> dict[str, Any]:
     """List the GPUs; those whose calls are known to hang are not asked.
 
     Args:
-        root: the driver root.
+        driver: the policy's section about the driver.
         proc: where the procfs that shows the driver is mounted.
         version: of the loaded kernel module.
         state: directory of the snapshot.
@@ -30,10 +31,11 @@ def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
         "persistence": true, false or null (not known) for each GPU.
     """
     from gpushim.ground.errors import GpushimError
-    from gpushim.inventory import driver_files, earlier, gpus, modules, nvml
+    from gpushim.inventory import driver_files, earlier, gpus, modules, nodes, nvml
     from gpushim.paths import rooted
 
     notes: list[str] = []
+    root, withheld = driver["root"], partial(nodes.withheld, driver=driver)
     found: dict[str, Any] = {"seconds": 0.0, "error": "", "persistence": [], "notes": notes}
     path = driver_files.library(root, "libnvidia-ml.so", version)
     with contextlib.ExitStack() as stack:
@@ -43,7 +45,8 @@ def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
         found["seconds"] = time.monotonic() - begin
         try:  # initialised, it costs nothing
             silent = earlier.hung_now(state, proc, modules.sys_dir(root))
-            found.update(gpus.read(root, proc, version, notes, lambda what: None, earlier.settled(state), silent))
+            settled = earlier.settled(state)
+            found.update(gpus.read(root, proc, version, notes, lambda what: None, settled, silent, withheld))
         except GpushimError as error:
             found["error"] = str(error)
             return found
@@ -64,4 +67,4 @@ def _persistence(nvml: Any, gpu: Any) -> bool | None:
 if __name__ == "__main__":
     sys.path.insert(0, from_here)
     sys.path += [from_here + "/vendor", from_here + "/../vendor"]
-    json.dump(ask(*sys.argv[1:5]), sys.stdout)
+    json.dump(ask(json.loads(sys.argv[1]), *sys.argv[2:5]), sys.stdout)

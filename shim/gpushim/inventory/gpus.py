@@ -28,16 +28,18 @@ def read(
     waiting: Callable[[str], None],
     settled: Sequence[Known] = (),
     hung: Sequence[Hung] = (),
+    withheld: Callable[[str], bool] = lambda node: False,
 ) -> Listed:
     """Find out which GPUs and MIG instances the host has.
 
-    `settled` has the GPUs whose indices are settled, `hung` those that are not asked, and listed as they were.
+    `settled` has the GPUs whose indices are settled, `hung` those that are not asked, and listed as they were;
+    `withheld` says of a GPU's node that the GPU is not this host's.
 
     Raises:
         GpushimError: the kernel module and NVML's library are of different versions.
     """
     missing: list[str] = []
-    known = procfs.gpus(proc, missing, instead(hung))
+    known = [gpu for gpu in procfs.gpus(proc, missing, instead(hung)) if not withheld(gpu["node"])]
     indices = Indices(settled)
     try:
         nvml.bindings()
@@ -48,12 +50,18 @@ def read(
         with nvml.session(rooted.inside(root, path), waiting) as session:
             found = _ask(session, proc, known, indices, version, notes, waiting, hung)
             found["cuda"] = nvml.cuda(session, libcuda and rooted.inside(root, libcuda))
-            return found
+            return _without(withheld, found)
     except nvml.UnusableError as error:
         if error.mismatch:
             raise mismatch(version, (driver_files.versions(root) or [""])[0]) from None
         # NVML may have failed after it told some.
         return _by_proc(known, Indices(settled), version, str(error), notes, missing)
+
+
+def _without(withheld: Callable[[str], bool], listed: Listed) -> Listed:
+    gpus = [gpu for gpu in listed["gpus"] if not withheld(gpu["node"])]
+    numbers = {gpu["index"] for gpu in gpus}
+    return {**listed, "gpus": gpus, "mig": [mig for mig in listed["mig"] if mig["gpu"] in numbers]}
 
 
 def _by_proc(

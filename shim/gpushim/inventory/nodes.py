@@ -25,7 +25,7 @@ from gpushim.paths.rooted import inside
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gpushim.ground.model import Node
+    from gpushim.ground.model import DriverPolicy, Node
     from gpushim.inventory.earlier import Hung
 
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
@@ -72,6 +72,7 @@ _NEIGHBOURS = (
 FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/devices.txt)
 # Minor numbers that every driver has: nv.h, nvidia-modeset-os-interface.h, uvm_linux.h.
 CONTROL, MODESET, UVM, UVM_TOOLS = 255, 254, 0, 1
+NEEDED = (ensure.CONTROL_NODE, ensure.UVM_NODES[0])
 FORBIDDEN = (errno.EPERM, errno.EACCES, errno.EROFS)
 FOLDER_MODE = 0o755
 
@@ -170,6 +171,20 @@ def _problem(path: str, status: os.stat_result, known: dict[str, int]) -> str:
     if number and int(number[1]) != minor:
         return f"its minor number is {minor}; remove it and make it again"
     return ""
+
+
+def withheld(path: str, driver: DriverPolicy) -> bool:
+    """Return whether an outer layer (LXC, kind, a pod) has not given this host a node, though /proc shows all.
+
+    Its device rules forbid to open the node, which access(2) asks without opening a GPU; or there is no node, where
+    none is made. What every GPU needs is always this host's.
+    """
+    host = inside(driver["dev-root"], path)
+    if path in NEEDED:
+        return False
+    if os.path.lexists(host):
+        return os.geteuid() == 0 and not os.access(host, os.R_OK | os.W_OK)
+    return not driver["load-kernel-modules"] or (os.geteuid() == 0 and trust.in_user_namespace())
 
 
 def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:

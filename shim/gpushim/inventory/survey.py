@@ -6,6 +6,7 @@ Out of scope: what is where (gpus.py, nodes.py, files.py), changing anything on 
 from __future__ import annotations
 
 import stat
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpushim import __version__
@@ -174,7 +175,8 @@ def _begun(
             if version is None and platform_notes:  # no module is to be loaded on a platform that is not whole
                 raise GpushimError(f"{platform_notes[0]}; then run gpushim refresh", INVENTORY)
             _check_driver(version, driver["root"], proc)
-            found = gpus.read(driver["root"], proc, version or "", notes, waiting, settled, spared)
+            withheld = partial(nodes.withheld, driver=driver)
+            found = gpus.read(driver["root"], proc, version or "", notes, waiting, settled, spared, withheld)
             notes += [
                 f"GPU {one['index']} ({one['uuid'] or one['pci']}) is missing, and no other gets its index; if it is "
                 "gone on purpose, run gpushim refresh --accept-indices"

@@ -246,11 +246,11 @@ def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str
 def _complete(
     driver: DriverPolicy, load: bool, waiting: Callable[[str], None], silent: list[earlier.Hung]
 ) -> list[str]:
-    """Load missing modules and make missing nodes; returns notes about failures."""
-    if policy.absent(driver):
+    """Load missing modules and make missing nodes, where modules may be loaded; returns notes about failures."""
+    if policy.absent(driver) or not driver["load-kernel-modules"]:
         return []  # the survey reports it
     proc = ensure.proc_dir(driver["root"])
-    notes = modules.load(driver["root"], proc, waiting) if load and driver["load-kernel-modules"] else []
+    notes = modules.load(driver["root"], proc, waiting) if load else []
     same = earlier.still(silent, ensure.driver(proc, modules.sys_dir(driver["root"]), False))
     return notes + nodes.make(driver["dev-root"], proc, same)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,15 @@ def test_of_a_gpu_whose_calls_hang_the_kernel_is_not_asked(patient: Patient, cha
     [found] = patient.said("device-nodes")
     assert found.verdict == "broken"
     assert found.evidence.endswith(f"/dev/nvidia{gpu.minor} is not there")
+
+
+def test_what_an_outer_layer_withholds_is_no_defect(patient: Patient) -> None:
+    """As in LXC, where /proc shows all GPUs of the machine."""
+    text = Path(patient.config).read_text().replace("[driver]\n", "[driver]\nload-kernel-modules = false\n")
+    patient.configure(text)
+    patient.gpus.remove_node(f"nvidia{patient.gpus.gpus[1].minor}")
+    shutil.rmtree(patient.state)  # it has never had that GPU
+    patient.refreshed()
+    patient.reread()
+    for check in ("device-nodes", "dev-char-links", "nvml", "snapshot"):
+        assert [each.verdict for each in patient.said(check)] == ["ok"], patient.said(check)

@@ -49,8 +49,9 @@ def test_a_second_refresh_loads_and_writes_nothing(machine: Machine) -> None:
 def test_a_node_that_went_is_made_again_though_nothing_else_changed(machine: Machine) -> None:
     host = machine.build(1)
     host.unload("nvidia_uvm")
-    machine.configure(f'[driver]\nroot = "{machine.root}"\nload-kernel-modules = false\n')
+    Path(host.root + kernel.BROKEN).touch()
     assert not set(UVM) & set(machine.refreshed()["nodes"])
+    Path(host.root + kernel.BROKEN).unlink()
     subprocess.run(["/usr/sbin/chroot", host.root, "/sbin/modprobe", "nvidia_uvm"], check=True)  # no stamp sees this
     assert set(UVM) <= set(machine.refreshed()["nodes"])
 
