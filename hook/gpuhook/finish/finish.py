@@ -257,8 +257,9 @@ def finish(work: Work, options: Options) -> None:
         options: the hook's arguments.
     """
     folders32 = {place[1] for place in options.lib32} - {place[1] for place in options.lib}
-    entries32 = work.link_libraries(options.lib32) + work.link([one for one in options.link if one[1] in folders32])
-    entries = work.link_libraries(options.lib) + work.link([one for one in options.link if one[1] not in folders32])
+    links32 = [one for one in options.link if _leads_into(one, folders32)] if folders32 else []
+    entries32 = work.link_libraries(options.lib32) + work.link(links32)
+    entries = work.link_libraries(options.lib) + work.link([one for one in options.link if one not in links32])
     if options.own_libcuda and work.root.exists(COMPAT_FOLDER):
         work.warn(COMPAT_FOLDER, GpushimError(f"its newer libcuda is not used: {options.own_libcuda}", ROOTFS))
     if entries or entries32:
@@ -285,6 +286,13 @@ def finish(work: Work, options: Options) -> None:
 
         for source, path in options.socket:
             work.attempt(path, lend, work.root, source, path)
+
+
+def _leads_into(link: tuple[str, str, str], folders: set[str]) -> bool:
+    """Say whether a link is in one of these directories, or leads to a file there."""
+    text, directory, _ = link
+    above = text.rpartition("/")[0]
+    return directory in folders or (above if above.startswith("/") else f"{directory}/{above}") in folders
 
 
 def folders_in(text: bytes) -> list[bytes]:

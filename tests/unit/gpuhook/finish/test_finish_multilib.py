@@ -127,3 +127,10 @@ def test_without_32_bit_libraries_the_images_own_stay(root: Path, pid: int) -> N
     finish(root, pid)
     found = kinds(listing((root / "etc/ld.so.cache").read_bytes()), "libcuda.so.1")
     assert before[1] == found[1] == "(libc6) => /opt/lib32/libcuda.so.1"
+
+
+def test_a_link_elsewhere_to_a_32_bit_library_is_of_32_bits(root: Path, pid: int) -> None:
+    """As Debian's alternatives are, in a directory where no file of the driver's lies."""
+    finish(root, pid, *MORE, "--link", f"{DRV32}/libcuda.so.550::/usr/lib/usual/libnarrow.so.1")
+    (line,) = [one for one in listing((root / "etc/ld.so.cache").read_bytes()) if one.split()[0] == "libnarrow.so.1"]
+    assert "x86-64" not in line

@@ -99,6 +99,13 @@ def test_each_library_is_listed_with_a_capability(driver: Driver) -> None:
     assert libraries <= driver_files.LISTED
 
 
+def test_each_capability_has_the_libraries_that_it_lists(driver: Driver) -> None:
+    shipped = {_stem(path) for path in driver.files if "/x86_64-linux-gnu/" in path}
+    for capability, names in driver_files.LIBRARIES.items():
+        given = {_stem(entry["path"]) for entry in driver.found[capability]}
+        assert {*names} & shipped - given == set(), capability
+
+
 def test_each_name_of_the_loader_or_a_linker_is_made(driver: Driver) -> None:
     made = {*driver.links, *driver.sonames, *(entry["path"] for entry in driver.entries)}
     assert any(path.endswith("/libcuda.so") for path in driver.names)
