@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -23,5 +24,8 @@ def test_what_was_skipped_for_want_of_something_is_told() -> None:
     reasons = ["there is no kubelet; build it", "there is no kubelet; build it", "with every second commit"]
     reports = [SimpleNamespace(longrepr=("programs.py", 1, f"Skipped: {reason}")) for reason in reasons]
     reporter = SimpleNamespace(stats={"skipped": reports}, write_line=lines.append)
-    assert [*conftest.pytest_terminal_summary(cast(pytest.TerminalReporter, reporter))] == [None]
-    assert lines == ["skipped: 2 tests: there is no kubelet; build it"]
+    config = SimpleNamespace(invocation_params=SimpleNamespace(args=("tests/unit", "-m", "not slow")))
+    summary = conftest.pytest_terminal_summary(cast(pytest.TerminalReporter, reporter), cast(pytest.Config, config))
+    assert [*summary] == [None]
+    assert lines[:-1] == ["skipped: 2 tests: there is no kubelet; build it"]
+    assert lines[-1].startswith(f"Python {platform.python_version()}; the same cases again: GPUSHIM_SHARE=")

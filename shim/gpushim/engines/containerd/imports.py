@@ -161,11 +161,14 @@ def _made(content: bytes, place: str, strict: bool) -> dict[str, Any]:
 
     Not `strict`: nothing, if that is broken, too; what is taken back is in a template.
     """
+    data: dict[str, Any]
     try:
-        return Toml.parse(content, place).get()
+        data = Toml.parse(content, place).get()
+        return data
     except GpushimError:
         try:
-            return Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get()
+            data = Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get()
+            return data
         except GpushimError:
             if strict:
                 raise
