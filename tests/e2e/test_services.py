@@ -102,7 +102,7 @@ class Services:
         found.log.touch()
         return found
 
-    def list(self) -> None:
+    def refresh(self) -> None:
         """Let gpushim list the host's GPUs, and write their CDI spec."""
         env = {"PATH": engines.SYSTEM_PATH, **self.bundle.env}
         engines.run([str(self.top / "bin/gpushim"), "refresh", "--force"], env=env)
@@ -148,7 +148,7 @@ def services(debian_root: Path, tmp_path: Path) -> Iterator[Services]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_service_that_listens(services: Services, way: str) -> None:
-    services.list()
+    services.refresh()
     assert services.reached(way) == {"data": False, f"/{PERSISTENCED}": "socket"}
 
 
@@ -156,7 +156,7 @@ def test_a_service_that_listens(services: Services, way: str) -> None:
 def test_a_service_that_starts_stops_and_starts_again(services: Services, way: str) -> None:
     """The list of the host's GPUs has nothing to do with it, nor has an earlier container."""
     shutil.rmtree(services.socket.parent)
-    services.list()
+    services.refresh()
     assert services.reached(way) == {"data": False}
     for _ in range(2):
         with listening(services.socket, SERVICE):
@@ -205,7 +205,7 @@ def test_another_services_socket_under_its_name(
     """T-LENT: what is mounted is a socket of who owns its directory, or nothing."""
     for step in ("list", "trick") if when == "after it" else ("trick", "list"):
         if step == "list":
-            services.list()
+            services.refresh()
         else:
             services.socket.unlink()
             trick(services, services.socket)
@@ -234,7 +234,7 @@ def test_other_low_level_runtimes(
 @pytest.mark.parametrize("way", WAYS)
 def test_a_race_for_the_name(services: Services, tmp_path: Path, way: str) -> None:
     """T-LENT: nor has it to wait, nor is it refused, whatever the service's user does meanwhile."""
-    services.list()
+    services.refresh()
     listed = services.snapshot.stat().st_mtime_ns
     other = services.socket.with_name("other")
     other.symlink_to("../docker.sock")
@@ -254,6 +254,6 @@ def test_gpudirect_storage_brings_no_socket_of_udevs(services: Services, way: st
         tree.make_node(services.host.node("nvidia-fs0"), 510, 0, 0o666, 0, 0)
     (services.run / "udev/data").mkdir(parents=True, exist_ok=True)
     with listening(services.run / "udev/control", kind=socket.SOCK_SEQPACKET):
-        services.list()
+        services.refresh()
         said = services.reached(way, "NVIDIA_GDS=enabled")
     assert said == {"data": nodes, f"/{PERSISTENCED}": "socket"}
