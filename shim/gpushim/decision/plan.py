@@ -108,12 +108,7 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     edits.append(Edit("env", (DEVICES, value), [reason]))
     if _pipes(inventory) in files and not request.mps:
         edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
-    own = ""
-    if "compute" in request.capabilities:
-        parents = [mig["gpu"] for mig in migs]
-        own = own_libcuda(
-            request, [gpu for gpu in inventory["gpus"] if gpu in gpus or gpu["index"] in parents], inventory, bundle
-        )
+    own = own_libcuda(request, gpus, migs, inventory, bundle) if "compute" in request.capabilities else ""
     hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, own)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
@@ -129,12 +124,8 @@ def _check_needed(request: Request, inventory: Snapshot) -> None:
     if inventory["platform"] != "native":
         return
     for capability, (soname, lost) in NEEDED.items():
-        if capability not in request.capabilities:
-            continue
-        for file in inventory["files"].get(capability, ()):
-            if file.get("soname") == soname:
-                break
-        else:
+        files = inventory["files"].get(capability, ())
+        if capability in request.capabilities and not any(file.get("soname") == soname for file in files):
             raise GpushimError(
                 f"the container asks for the capability {capability}, and the driver has no {soname} for it, so its "
                 f"programs would find {lost}; install that part of the driver and run gpushim refresh, or leave "
@@ -143,7 +134,9 @@ def _check_needed(request: Request, inventory: Snapshot) -> None:
             )
 
 
-def own_libcuda(request: Request, gpus: list[Gpu], inventory: Snapshot, bundle: Bundle) -> str:
+def own_libcuda(
+    request: Request, gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot, bundle: Bundle
+) -> str:
     """Say why a newer libcuda of the image's is not used in place of the driver's; "" if it may be.
 
     A CDI spec speaks of each device alone, and engines join them: there all GPUs of the host count.
@@ -152,7 +145,10 @@ def own_libcuda(request: Request, gpus: list[Gpu], inventory: Snapshot, bundle: 
         return "[requests] cuda-compat is false"
     if not request.cuda_compat:
         return "NVIDIA_DISABLE_CUDA_COMPAT is true"
-    for gpu in gpus if bundle["rootfs"] else inventory["gpus"]:
+    parents = [mig["gpu"] for mig in migs]
+    for gpu in inventory["gpus"]:
+        if bundle["rootfs"] and gpu not in gpus and gpu["index"] not in parents:
+            continue
         brand, model = gpu["brand"], gpu["model"]
         unknown = brand in ("", "Unknown") and "GeForce" not in model and "TITAN" not in model
         if brand not in COMPATIBLE and not unknown:
@@ -382,12 +378,7 @@ def by_hook(mounts: Iterable[Mount]) -> list[str]:
 
 
 def _hook(
-    request: Request,
-    nodes: dict[str, list[str]],
-    files: list[File],
-    inventory: Snapshot,
-    bundle: Bundle,
-    own: str,
+    request: Request, nodes: dict[str, list[str]], files: list[File], inventory: Snapshot, bundle: Bundle, own: str
 ) -> Hook:
     """Return the hook's entry, whose arguments have all that it needs; `own` says why the driver's libcuda counts."""
     words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
