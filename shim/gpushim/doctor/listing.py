@@ -12,12 +12,15 @@ import os
 import sys
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpushim.ground.model import DriverPolicy
 
 from_here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def ask(driver: dict[str, Any], proc: str, version: str, state: str) -> dict[str, Any]:
+def ask(driver: DriverPolicy, proc: str, version: str, state: str) -> dict[str, Any]:
     """List the GPUs; those whose calls are known to hang are not asked.
 
     Args:

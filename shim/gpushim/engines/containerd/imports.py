@@ -162,10 +162,10 @@ def _made(content: bytes, place: str, strict: bool) -> dict[str, Any]:
     Not `strict`: nothing, if that is broken, too; what is taken back is in a template.
     """
     try:
-        return Toml.parse(content, place).get()
+        return dict(Toml.parse(content, place).get())
     except GpushimError:
         try:
-            return Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get()
+            return dict(Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get())
         except GpushimError:
             if strict:
                 raise
