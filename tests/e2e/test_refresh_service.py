@@ -224,3 +224,42 @@ def test_what_failed_in_passing_is_looked_at_again(machine: Path) -> None:
     (machine / "try.sh").write_text(AGAIN.replace("ROOT", f"{machine}/host"))
     _, said, why = tried(machine)
     assert said == 'failed\n"source":"nvml"\n', why
+
+
+# The host here is simulated: its driver is not where the unit looks. The engine notes what it finds at its start.
+STARTS = f"""
+cd /run/systemd/system
+mkdir -p {BOOT}.d
+printf '[Service]\\nExecCondition=\\nTimeoutStartSec=SECONDS\\nTimeoutStopSec=1\\n' >{BOOT}.d/here.conf
+printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nType=oneshot\\nExecStart=/mnt/engine\\n' >docker.service
+printf '#!/bin/sh\\nls /run/cdi >/mnt/seen 2>&1 || true\\n' >/mnt/engine
+chmod +x /mnt/engine
+systemctl daemon-reload
+echo hang = HANGS >>ROOT/etc/fakehost.conf
+systemctl start --no-block {BOOT}
+systemctl start docker.service
+cat /mnt/seen
+systemctl show {BOOT} --property=Result --value
+"""
+
+
+@pytest.mark.parametrize(
+    ("hangs", "seconds", "said"),
+    [
+        (0, 90, "nvidia.com-gpu.json\nsuccess\n"),
+        (1, 6, "ls: cannot access '/run/cdi': No such file or directory\ntimeout\n"),
+    ],
+    ids=["the driver is there", "it hangs"],
+)
+def test_an_engine_starts_after_the_list_and_waits_no_longer_than_that_may_take(
+    machine: Path, hangs: int, seconds: int, said: str
+) -> None:
+    script = STARTS.replace("SECONDS", str(seconds)).replace("HANGS", str(hangs))
+    (machine / "try.sh").write_text(script.replace("ROOT", f"{machine}/host"))
+    _, found, why = tried(machine)
+    assert found == said, why
+
+
+def test_an_engine_is_held_up_for_less_than_two_minutes() -> None:
+    text = (UNITS / BOOT).read_text()
+    assert {"TimeoutStartSec=90s", "TimeoutStopSec=5s", "Type=oneshot"} <= {*text.splitlines()}

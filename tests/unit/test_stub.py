@@ -157,14 +157,14 @@ def reaches(program: Path, folder: Path, *args: str, code: int = 1) -> bool:
 
 @pytest.mark.parametrize("args", [args for args, _ in VERBS if args != ["create", "x", "-b"]], ids=str)
 def test_it_finds_the_bundle_as_the_launcher_does(program: Path, tmp_path: Path, args: list[str]) -> None:
-    """A bundle without a request is created, one with one is not; an update needs no GPU."""
+    """A bundle without a request is created, one with one is not; an update or a restore is none."""
     config = {tuple(args): config for args, config in VERBS}[tuple(args)]
     for text in (LOOKS_LIKE_A_REQUEST, "{}"):
         (tmp_path / "record.json").unlink(missing_ok=True)
         for name in (".", "A", "B", "create", "-b", "a \"b'\nc"):
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "config.json").write_text(text)
-        asks = config is not None and "update" not in args and text != "{}"
+        asks = config is not None and not {"update", "restore"} & {*args} and text != "{}"
         assert reaches(program, tmp_path, *args) is not asks
 
 

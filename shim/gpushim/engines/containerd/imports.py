@@ -161,14 +161,11 @@ def _made(content: bytes, place: str, strict: bool) -> dict[str, Any]:
 
     Not `strict`: nothing, if that is broken, too; what is taken back is in a template.
     """
-    data: dict[str, Any]
     try:
-        data = Toml.parse(content, place).get()
-        return data
+        return dict(Toml.parse(content, place).get())
     except GpushimError:
         try:
-            data = Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get()
-            return data
+            return dict(Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get())
         except GpushimError:
             if strict:
                 raise

@@ -81,7 +81,7 @@ def start(renderer: Path, number: int, k3s: Path) -> Start:
     def start(*found: str) -> None:
         base, template = k3s / "base", k3s / NAMES[number]
         base.write_text(BASE.format(version=number, cri=CRI[number]))
-        words: list[str | Path] = [renderer, template if template.exists() else base, base, *found]
+        words = [str(renderer), str(template if template.exists() else base), str(base), *found]
         (k3s / "config.toml").write_bytes(subprocess.run(words, check=True, capture_output=True).stdout)
         base.unlink()
 
