@@ -289,7 +289,12 @@ def test_the_claims_are_on_the_disk(ledger: Ledger, monkeypatch: pytest.MonkeyPa
     """They outlive a boot, which a loss of power is; the book says nothing after one."""
     synced: list[str] = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1])
+
+    def sync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
     give(ledger, claim("a", GPU))
     assert [one for one in synced if "claims.json" in one]
 
