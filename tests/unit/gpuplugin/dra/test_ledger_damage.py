@@ -290,11 +290,11 @@ def test_the_claims_are_on_the_disk(ledger: Ledger, monkeypatch: pytest.MonkeyPa
     synced: list[str] = []
     real = os.fsync
 
-    def fsync(fd: int) -> None:
+    def sync(fd: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{fd}"))
         real(fd)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", sync)
     give(ledger, claim("a", GPU))
     assert [one for one in synced if "claims.json" in one]
 
