@@ -53,9 +53,9 @@ def _give(decision: Decision, state: dict[str, Any]) -> None:
         sentence = "devices of CDI specs need gpushim-runtime, or an engine that does CDI itself"
         raise GpushimError(f"{asked.source} asks for {asked.foreign[0]}, but {sentence}", REQUEST)
     if roots.is_restored(state):
-        sentence = "the hook alone has given it GPUs, whose device rules no checkpoint has"
         raise GpushimError(
-            f"the container cannot be restored: {sentence}; give it GPUs by gpushim-runtime or as CDI devices",
+            "the container cannot be restored: the hook alone has given it GPUs, whose device rules no checkpoint "
+            "has; give it GPUs by gpushim-runtime or as CDI devices",
             REQUEST,
         )
     # Nodes come from the device root by themselves here, in a user namespace too.

@@ -42,7 +42,7 @@ class Shell:
         if "--cover" in self.argv:
             from gpuhook.live import mounts
         if "--socket" in self.argv:
-            from gpuhook.live import mounts, sockets  # noqa: F401 - as above
+            from gpuhook.live import mounts, service_sockets  # noqa: F401 - as above
         try:
             shell = int(posix.read(0, 32))
             self._look()  # what has asked may be of another low-level runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from e2e import test_services, test_standalone
 from e2e.vulnerable import Build
 
-PLAN, SOCKETS = "shim/gpushim/decision/plan.py", "hook/gpuhook/live/sockets.py"
+PLAN, SOCKETS = "shim/gpushim/decision/plan.py", "hook/gpuhook/live/service_sockets.py"
 ANOTHERS = test_services.test_another_services_socket_under_its_name
 UDEV = test_services.test_gpudirect_storage_brings_no_socket_of_udevs
 NOTHING, ALL = "services.reached(way) ==", "said =="
@@ -86,7 +86,7 @@ def _watched(snapshot, *rest):
         "exit code: 16",
     ),
     "T-KERNEL mounts on file systems of the kernel's": Build(
-        {"hook/gpuhook/live/places.py": "KERNELS = ()"},
+        {"hook/gpuhook/live/mountpoints.py": "KERNELS = ()"},
         test_standalone.test_a_library_that_is_a_link_to_a_file_of_the_kernels,
         "a file system of the kernel's",
         {"where": "/proc/sys/kernel/core_pattern"},

@@ -282,7 +282,7 @@ def finish(work: Work, options: Options) -> None:
         for source, path in covers:
             work.attempt(path, cover, work.root, source, path)
     if options.socket:
-        from gpuhook.live.sockets import lend  # with utility
+        from gpuhook.live.service_sockets import lend  # with utility
 
         for source, path in options.socket:
             work.attempt(path, lend, work.root, source, path)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.live import mounts, places, roots
+from gpuhook.live import mountpoints, mounts, roots
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, Edit
 from gpushim.paths.mountinfo import OtherMountError
@@ -39,7 +39,7 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
     Raises:
         GpushimError: the container would lack something of its GPU.
     """
-    places.check_namespace(root)
+    mountpoints.check_namespace(root)
     roots.check(root)
     own = {one.id for one in roots.own_mounts(root)}
     binds = []
@@ -92,7 +92,7 @@ def _open_node(path: str, major: int, minor: int) -> Source:
 
 
 def _open_file(path: str) -> Source:
-    """Open a file, socket or directory of the driver; what others than root can exchange comes by sockets.py."""
+    """Open a file, socket or directory of the driver; what others can exchange comes by service_sockets.py."""
     fd, facts = _open(path)
     if facts.st_mode & TYPE not in (REGULAR, SOCKET, DIRECTORY):
         posix.close(fd)
@@ -116,7 +116,7 @@ def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[
     """Find or make the place for a file of the host; return nothing if the container has that file already."""
     host_path, fd, facts = source
     try:
-        place = places.find(root, path, facts, own)
+        place = mountpoints.find(root, path, facts, own)
     except OtherMountError:
         raise GpushimError(
             f"the container cannot get {path}: that place is on a volume or a mount shared with the host, and a hook "

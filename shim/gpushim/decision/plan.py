@@ -351,7 +351,7 @@ def _way(path: str) -> str:
     """Return how a service's socket gets into a container now: by its "path", the "hook", or "" if it is not there.
 
     A path in config.json is followed as root when the container is made. So it names only what root alone can change;
-    at all else the hook looks, and mounts what it has looked at (gpuhook/live/sockets.py).
+    at all else the hook looks, and mounts what it has looked at (gpuhook/live/service_sockets.py).
     """
     try:
         folder = posix.lstat(path.rpartition("/")[0])

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from gpuplugin.health import watch_children
+from gpushim.ground import system
 from gpushim.inventory import earlier
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
@@ -168,6 +169,7 @@ def test_what_the_kernels_log_has_since_somebody_listened_counts_before_anything
                 await do(top, "release")
                 happens()
                 await do(top, "take")
+                host.has({**host.found, "looked": system.clock()})
                 await until(lambda: uuid(0) in kubelet.well()[GPU])
                 assert (uuid(1) not in kubelet.well()[GPU]) == sick
         happens()
@@ -277,6 +279,7 @@ def test_nothing_is_watched_while_the_gpus_are_let_go(top: Path, host: Host) -> 
             await until(lambda: len(kubelet.lists[GPU]) == 3)
             assert [one.does for one in FakeChild.all.values()] == ["", ""]
             await do(top, "take")
+            host.has({**host.found, "looked": system.clock()})
             await until(lambda: [one.does for one in FakeChild.all.values()] == ["begin", "begin"])
 
     asyncio.run(run())

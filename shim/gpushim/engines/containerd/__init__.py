@@ -198,11 +198,11 @@ def _in_template(options: Options, daemon: Daemon, tree: list[File], template: s
         raise GpushimError(f"{service} has not made {tree[0].path} yet; start it once, then try again")
     now = known.get("containerd", {}).get("runtimes", {}).get(options.name)
     if now is not None and not imports.is_ours(now):
-        theirs = f"{tree[0].path}: {service} has the runtime {options.name}, {quote(imports.program(now))}, "
+        name, program = options.name, quote(imports.program(now))
         advice = "take another --runtime-name, or remove that program"
         if not generated.has(daemon.seen(template), keys):
-            raise GpushimError(f"{theirs}already; {advice}")
-        notes.append(f"{theirs}which counts as long as it finds that; {advice}")
+            raise GpushimError(f"{tree[0].path}: {service} has the runtime {name}, {program}, already; {advice}")
+        notes.append(f"{service} has the runtime {name}, {program}, which counts while it finds that; {advice}")
     notes.append(f"{service} makes {tree[0].path} again at each start, so its template {template} is changed instead")
     return generated.put(daemon.seen(template), keys, *_entry(options, known))
 

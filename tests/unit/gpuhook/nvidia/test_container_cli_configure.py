@@ -230,7 +230,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, b
     """Apply nothing in a mount namespace of its own, after a command; returns the refusal, or ""."""
 
     def refused(prepare: str, userns: bool) -> str:
-        monkeypatch.setattr("gpuhook.live.places.in_user_namespace", lambda: userns)
+        monkeypatch.setattr("gpuhook.live.mountpoints.in_user_namespace", lambda: userns)
 
         def attempt() -> str:
             subprocess.run(["/bin/sh", "-ec", prepare, "sh", str(tmp_path)], check=True)

@@ -104,6 +104,11 @@ def link(path: str) -> None:
     os.symlink(path + ".real", path)
 
 
+def strangers_link(path: str) -> None:
+    link(path)
+    os.lchown(path, 4242, 4242)
+
+
 def fifo(path: str) -> None:
     os.unlink(path)
     os.mkfifo(path)
@@ -123,7 +128,7 @@ def test_a_foreign_file_is_said_and_passed_over(path: str, spoil: Any, caplog: p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("spoil", [theirs, anybodys, link])
+@pytest.mark.parametrize("spoil", [theirs, anybodys, strangers_link])
 def test_nothing_is_written_where_others_could_write(path: str, spoil: Any) -> None:
     spoil(os.path.dirname(path))
     with pytest.raises(PermissionError, match="must be a directory that only root can write to"):

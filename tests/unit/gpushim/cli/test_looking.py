@@ -101,7 +101,7 @@ def test_info(host: Host) -> None:
     host.snapshot["notes"] = ["something is odd"]
     found = json.loads(run(info, "--format", "json").stdout)
     assert (found["driver"], found["cuda"], found["gpus"], found["mig_instances"]) == ("535.183.01", "12.2", 3, 1)
-    assert found["files"] == {"any": 1, "compute": 1, "utility": 2}
+    assert found["files"] == {"any": 1, "compute": 1, "utility": 3}
     assert found["runtime"] == "/usr/sbin/runc"
     assert found["snapshot"]["written"] == ""
     out = run(info).stdout

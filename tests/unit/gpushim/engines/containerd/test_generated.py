@@ -103,7 +103,7 @@ def test_a_program_that_appears_afterwards_keeps_no_containerd_from_starting(
     assert made(k3s, number) == program
     start(NVIDIAS)
     assert made(k3s, number) == NVIDIAS
-    assert "counts as long as it finds that" in ok(call("containerd", k3s / "config.toml"))
+    assert "counts while it finds that" in ok(call("containerd", k3s / "config.toml"))
     start()
     assert made(k3s, number) == program
     ok(call("containerd", k3s / "config.toml", "--remove"))

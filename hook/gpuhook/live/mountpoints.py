@@ -1,6 +1,6 @@
 """Places in a container that a hook may mount on: on file systems of its own, in a mount namespace that is its own.
 
-Out of scope: what is mounted (live.py, sockets.py), the system calls (mounts.py), how a place is found (walk.py).
+Out of scope: what is mounted (live.py, service_sockets.py), the system calls (mounts.py), how it is found (walk.py).
 Hot path: builtin modules only.
 """
 

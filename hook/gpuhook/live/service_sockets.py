@@ -14,7 +14,7 @@ from __future__ import annotations
 import posix
 from errno import EINVAL, EPERM
 
-from gpuhook.live import places, roots
+from gpuhook.live import mountpoints, roots
 from gpushim.paths import trust
 from gpushim.paths.mountinfo import OtherMountError
 from gpushim.paths.walk import PLACE, SOCKET, TYPE
@@ -48,7 +48,7 @@ def lend(root: Rootfs, source: str, path: str) -> None:
             return
         facts = posix.fstat(fds[1])
         _check(posix.fstat(fds[0]), facts)
-        places.check_namespace(root)
+        mountpoints.check_namespace(root)
         place = _place(root, path, facts)
         if place:
             from gpuhook.live import mounts  # 1.3 ms: `posix` lacks mount(2)
@@ -68,12 +68,12 @@ def _check(folder: posix.stat_result, found: posix.stat_result) -> None:
         raise OSError(EPERM, "is not of the user who owns its directory, or others can write there")
 
 
-def _place(root: Rootfs, path: str, facts: posix.stat_result) -> places.Place | None:
+def _place(root: Rootfs, path: str, facts: posix.stat_result) -> mountpoints.Place | None:
     """Find or make the place; what other mounts are the container's own is looked up only where it is on one."""
     here = root.mounted(root.mount)
     if here and not here.shared:
         try:
-            return places.find(root, path, facts, (root.mount,))
+            return mountpoints.find(root, path, facts, (root.mount,))
         except OtherMountError:
             pass
-    return places.find(root, path, facts, {one.id for one in roots.own_mounts(root)})
+    return mountpoints.find(root, path, facts, {one.id for one in roots.own_mounts(root)})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.live import sockets
+from gpuhook.live import service_sockets
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.sandbox import as_root, container, forked
@@ -34,7 +34,7 @@ class Case:
 
         def attempt() -> str:
             try:
-                sockets.lend(Rootfs(f"/proc/{pid}", str(self.top)), str(self.socket), PLACE)
+                service_sockets.lend(Rootfs(f"/proc/{pid}", str(self.top)), str(self.socket), PLACE)
             except (OSError, GpushimError) as error:
                 return str(error)
             return ""
@@ -112,14 +112,14 @@ def test_what_is_no_socket_of_who_owns_the_directory(case: Case, trouble: str) -
 
 def test_a_name_that_means_another_file_when_it_is_mounted(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """T-LENT: what is mounted is what was looked at."""
-    find, looked_at = sockets._place, case.socket.with_name("looked-at")
+    find, looked_at = service_sockets._place, case.socket.with_name("looked-at")
 
     def exchanged(*args: Any) -> Any:
         case.socket.rename(looked_at)
         case.socket.symlink_to(case.secret)
         return find(*args)
 
-    monkeypatch.setattr(sockets, "_place", exchanged)
+    monkeypatch.setattr(service_sockets, "_place", exchanged)
     with container() as pid:
         assert case.lend(pid) == ""
         assert os.path.samefile(case.inside(pid), looked_at)
