@@ -62,6 +62,27 @@ def runtime(host: Host) -> Iterator[Finding]:
             evidence = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
             where = shlex.quote(_config(engine))
             yield broken(evidence, f"take it out of disabled_plugins in {where}; then {host.restart(engine)}")
+        yield from _ignored(host, engine)
+
+
+def _ignored(host: Host, engine: Engine) -> Iterator[Finding]:
+    """Find runtimes in a table of another version than the file's, which containerd passes over without a word."""
+    path = _config(engine)
+    try:
+        data = Toml.parse(files.read(path) or b"", path).get()
+    except GpushimError:
+        return  # `daemon` says it
+    version = data.get("version", 1)
+    plugins = data.get("plugins")
+    for number, name in imports.CRI.items() if isinstance(plugins, dict) and isinstance(version, int) else ():
+        table = plugins.get(name)
+        settings = table.get("containerd") if isinstance(table, dict) else None
+        if number != version and isinstance(settings, dict) and settings.get("runtimes"):
+            right, where = imports.CRI.get(version, imports.CRI[3]), shlex.quote(path)
+            yield warning(
+                f"{path} is of version {version}, in which containerd ignores the runtimes of plugins {name}",
+                f"move them to plugins {right} in {where}; then {host.restart(engine)}",
+            )
 
 
 def driver(host: Host) -> Iterator[Finding]:

@@ -109,7 +109,7 @@ def agreement(host: Host) -> Iterator[Finding]:
         lacking = driver_files.lacking(root, version)
         for sentence in lacking:
             evidence, _, fix = sentence.partition("; ")
-            yield warning(evidence, f"{fix}; then {REFRESH}")
+            yield broken(evidence, f"{fix}; then {REFRESH}")
         if not others and not lacking:
             yield ok(f"module and libraries are {version}")
     elif found:

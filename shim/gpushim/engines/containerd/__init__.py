@@ -21,7 +21,7 @@ from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.processes import running
 from gpushim.engines.settings import dropin
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours
+from gpushim.engines.settings.setup import Options, Plan, check_entry, executes_ours, is_ours
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "containerd"
@@ -197,7 +197,7 @@ def _in_template(options: Options, daemon: Daemon, tree: list[File], template: s
     if not tree[0].data:
         raise GpushimError(f"{service} has not made {tree[0].path} yet; start it once, then try again")
     now = known.get("containerd", {}).get("runtimes", {}).get(options.name)
-    if now is not None and not imports.is_ours(now):
+    if now is not None and not executes_ours(imports.program(now), daemon.engine):
         name, program = options.name, quote(imports.program(now))
         advice = "take another --runtime-name, or remove that program"
         if not generated.has(daemon.seen(template), keys):

@@ -181,6 +181,13 @@ def _(self: Administrator, unit: str | None) -> None:
         nodes.our_plugin(self.patient, self.held)
 
 
+@step(r"move them to plugins io\.containerd\.grpc\.v1\.cri in (\S+)")
+def _(self: Administrator, path: str) -> None:
+    text = Path(path).read_text()
+    assert "[plugins.cri." in text
+    Path(path).write_text(text.replace("[plugins.cri.", '[plugins."io.containerd.grpc.v1.cri".'))
+
+
 @step(r"delete that pod with kubectl: its successor gets another device")
 def _(self: Administrator) -> None:
     nodes.checkpoint(self.patient)

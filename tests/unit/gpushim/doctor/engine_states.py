@@ -208,6 +208,12 @@ def handler_is_gone(patient: Patient) -> None:
     edit(patient, CONTAINERD, 'BinaryName = "', 'BinaryName = "/gone')
 
 
+@fault("containerd-runtime", "warning", "is of version 2, in which containerd ignores the runtimes of plugins cri")
+def runtimes_in_a_table_of_before(patient: Patient) -> None:
+    path = patient.top / CONTAINERD
+    path.write_text(path.read_text() + '[plugins.cri.containerd.runtimes.other]\nruntime_type = "x"\n')
+
+
 @fault("containerd-cgroups", "broken", "SystemdCgroup of the handler nvidia is false, of runc true")
 def cgroup_drivers_differ(patient: Patient) -> None:
     edit(patient, CONTAINERD, 'runtime"\nSystemdCgroup = true', 'runtime"\nSystemdCgroup = false')

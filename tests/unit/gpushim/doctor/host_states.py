@@ -100,7 +100,7 @@ def dead_persistenced(patient: Patient) -> None:
     os.close(fd)
 
 
-@fault("driver-libraries", "warning", "so programs in containers find no CUDA", by=hands.install_the_driver)
+@fault("driver-libraries", "broken", "so programs in containers find no CUDA", by=hands.install_the_driver)
 def no_libcuda(patient: Patient) -> None:
     for library in (patient.top / "usr/lib/x86_64-linux-gnu").glob("libcuda.so*"):
         library.unlink()
