@@ -107,7 +107,8 @@ def main() -> None:
     """Build what is missing; tests skip what cannot be had."""
     directory = os.environ.get(NAMED)
     for module in modules():
-        if directory and all(Path(directory, name).is_file() for name in PROGRAMS[module.name]):
+        programs = PROGRAMS.get(module.name, ())
+        if directory and programs and all(Path(directory, name).is_file() for name in programs):
             say(f"tests/{module.name} is not built: {NAMED} names a directory with its programs")
             continue
         try:

@@ -17,7 +17,7 @@ PLACE = scratch.TOP / "checkout"
 
 
 def is_at_its_place() -> bool:
-    """Tell whether this runs there; who is not root runs in the checkout itself."""
+    """Return whether this runs there; who is not root runs in the checkout itself."""
     return os.geteuid() != 0 or HERE == PLACE
 
 

@@ -39,7 +39,7 @@ def look(user: User, indices: list[int], options: str, *, check: bool = True) ->
 
 
 def is_new(user: User) -> bool:
-    """Say whether its --gpus goes by the CDI spec, which it finds through a link."""
+    """Return whether its --gpus goes by the CDI spec, which it finds through a link."""
     return int(user.run("docker version --format='{{.Server.Version}}'").stdout.partition(".")[0]) >= programs.OLDEST
 
 

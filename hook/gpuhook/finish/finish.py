@@ -123,7 +123,7 @@ class Work:
         return place.symlink(text, name, lambda other: self._is_newer(directory, other, text))
 
     def _is_newer(self, directory: str, other: str, text: str) -> bool:
-        """Say whether the image's link leads to another version of our library, which ldconfig prefers to ours."""
+        """Return whether the image's link leads to another version of our library, which ldconfig prefers to ours."""
         from gpuhook.finish.compat import version  # few images have a driver of their own
 
         path = other if other.startswith("/") else f"{directory}/{other}"
@@ -289,7 +289,7 @@ def finish(work: Work, options: Options) -> None:
 
 
 def _leads_into(link: tuple[str, str, str], folders: set[str]) -> bool:
-    """Say whether a link is in one of these directories, or leads to a file there."""
+    """Return whether a link is in one of these directories, or leads to a file there."""
     text, directory, _ = link
     above = text.rpartition("/")[0]
     return directory in folders or (above if above.startswith("/") else f"{directory}/{above}") in folders

@@ -236,7 +236,7 @@ def _change(process: str, numbers: list[tuple[int, int]]) -> str:
 
 
 def _holds(path: str, own: str) -> bool:
-    """Say whether a cgroup is this process's, or above it."""
+    """Return whether a cgroup is this process's, or above it."""
     return f"{own.rstrip('/')}/".startswith(f"{path.rstrip('/')}/")
 
 

@@ -125,7 +125,7 @@ def close(place: Place) -> None:
 
 
 def _is_there(place: int, facts: posix.stat_result) -> bool:
-    """Say whether a place has the host's file, or a usable node of the same device."""
+    """Return whether a place has the host's file, or a usable node of the same device."""
     found = posix.fstat(place)
     if found.st_mode & TYPE == CHARACTER == facts.st_mode & TYPE:
         return found.st_rdev == facts.st_rdev and not posix.fstatvfs(place).f_flag & NODEV

@@ -171,7 +171,7 @@ def give(
 
 
 def withheld(entry: Entry) -> str:
-    """Say why what somebody has is not given out once more; "" if kubelet knows who has it."""
+    """Return why what somebody has is not given out once more; "" if kubelet knows who has it."""
     why = _WHY.get(entry["source"])
     return why(_whose(entry)) if why else ""
 

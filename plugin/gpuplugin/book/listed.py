@@ -324,7 +324,7 @@ def _as_given(resource: str, name: str, division: Division | None) -> tuple[str,
 
 
 def lost(page: Page) -> dict[str, dict[str, str]]:
-    """Say of what somebody has, and kubelet would give once more, why it is not given; by resource and id."""
+    """Return of what somebody has, and kubelet would give once more, why it is not given; by resource and id."""
     found: dict[str, dict[str, str]] = {}
     for resource, name, entry in by_device.entries(page):
         if entry["source"] in (FORGOTTEN, ENDING):

@@ -216,7 +216,7 @@ def forgotten(who: str) -> str:
 
 
 def ending(who: str) -> str:
-    """Say why what a pod has that was deleted is not given out yet."""
+    """Return why what a pod has that was deleted is not given out yet."""
     return f"{who} has it, is deleted, and has a process that has not ended yet; it is free when that has"
 
 

@@ -79,10 +79,10 @@ def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> 
         raise GpushimError(f"claim {name} is malformed; make it and its pod again", REQUEST) from None
     if not results:
         raise GpushimError(f"claim {name} has no device of {OWN_DRIVER} on node {node}", REQUEST)
-    return Claim(asked["uid"], asked["namespace"], asked["name"], results, pods_of(found))
+    return Claim(asked["uid"], asked["namespace"], asked["name"], results, reserved_for(found))
 
 
-def pods_of(found: Mapping[str, Any]) -> tuple[str, ...]:
+def reserved_for(found: Mapping[str, Any]) -> tuple[str, ...]:
     """List the uids of the pods that a claim is reserved for.
 
     Args:

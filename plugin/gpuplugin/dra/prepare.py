@@ -17,7 +17,7 @@ from gpuplugin.book.by_device import CLAIM
 from gpuplugin.book.kubelet_starts import Starts
 from gpuplugin.devices import changes
 from gpuplugin.dra import taints
-from gpuplugin.dra.claim import allocated, groups, is_here, pods_of
+from gpuplugin.dra.claim import allocated, groups, is_here, reserved_for
 from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
@@ -151,6 +151,12 @@ class Claims:
         Raises:
             GpushimError: it cannot have that.
         """
+        row = self._ledger.claims().get(claim.uid)
+        left = await cgroups.left(frozenset(claimed.pods_of(row))) if row else frozenset()
+        if row and left and not {*claimed.held(row)} <= {*uuids.values()}:  # another device, while one has the old
+            self._hold(claim.uid, row, sorted(left))
+            raise GpushimError(self._ledger.ending[claim.uid], REQUEST)
+        claim = claim._replace(pods=tuple(sorted({*claim.pods, *left})))
         self._ended.discard(claim.uid)
         self._ledger.ending.pop(claim.uid, None)
         self._young.add(claim.uid)
@@ -184,6 +190,7 @@ class Claims:
         rows = self._ledger.claims()
         pods = {uid: claimed.pods_of(rows[uid]) for uid in uids if uid in rows}
         running = await cgroups.left(frozenset(pod for row in pods.values() for pod in row))
+        uids = self._ended.intersection(uids)  # without those that were prepared again meanwhile
         ending = {uid: sorted(running.intersection(row)) for uid, row in pods.items() if running.intersection(row)}
         for uid in uids:
             self._ledger.ending.pop(uid, None) if uid not in ending else self._hold(uid, rows[uid], ending[uid])
@@ -266,8 +273,7 @@ class Claims:
         ]
         self._asked.update(dict.fromkeys(due, now))
         await asyncio.gather(*(self._doubt(uid, rows[uid]) for uid in due))
-        with contextlib.suppress(asyncio.TimeoutError):
-            await self._join(rows, listing)
+        await self._join(rows, listing)
 
     async def _join(self, rows: Mapping[str, Row], listing: Listed) -> None:
         """Note which pods have which claims, where kubelet lists others than before.
@@ -282,10 +288,14 @@ class Claims:
         here = {uid: frozenset(names.get((row["namespace"], row["name"]), ())) for uid, row in rows.items()}
         self._pods = {uid: self._pods[uid] & here[uid] for uid in self._pods.keys() & here.keys()}
         for uid, row in rows.items():
-            if here[uid] - self._pods.get(uid, frozenset()) and (found := await self._fetch(uid, row)):
-                before = await cgroups.left(frozenset(claimed.pods_of(row)))
-                self._ledger.join(uid, before.union(pods_of(found)))
+            if uid in self._ended or not here[uid] - self._pods.get(uid, frozenset()):
+                continue
+            with contextlib.suppress(asyncio.TimeoutError):
+                found = await self._fetch(uid, row)
                 self._pods[uid] = here[uid]
+                if found:
+                    before = await cgroups.left(frozenset(claimed.pods_of(row)))
+                    self._ledger.join(uid, before.union(reserved_for(found)))
 
     async def _fetch(self, uid: str, row: Row) -> Mapping[str, Any] | None:
         """Return a claim of the ledger as the API server has it; None if it is gone.

@@ -154,7 +154,7 @@ def log(
 
 
 def is_of_others(problem: str) -> bool:
-    """Say whether a device is not given out because a claim has it, which is no illness."""
+    """Return whether a device is not given out because a claim has it, which is no illness."""
     return problem.startswith("claim ") and "; " not in problem
 
 

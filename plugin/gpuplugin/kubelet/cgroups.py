@@ -57,7 +57,7 @@ def _of_pods(folder: str, names: dict[str, str], deeper: int) -> Iterator[tuple[
 
 
 def _is_populated(path: str) -> bool:
-    """Say whether a cgroup, or one below it, has a process; version 1 lists none of another PID namespace."""
+    """Return whether a cgroup, or one below it, has a process; version 1 lists none of another PID namespace."""
     events = system.text(f"{path}/cgroup.events", _LIMIT)
     if events is not None:  # of cgroup v2
         return "populated 1" in events

@@ -48,6 +48,8 @@ def down(payload: Payload, record: Record, tag: str) -> list[str]:
     for path in fresh:
         record.note(os.path.dirname(path))
     record.save()
+    if payloads.CONFIG in fresh:  # first: after a kill before that, it would count as an administrator's
+        _put(payloads.CONFIG, files[payloads.CONFIG])
     if any(path.startswith(payload.lib) for path in fresh):
         _halve(payload)
         fresh = [path for path, file in files.items() if not _is(path, file)]

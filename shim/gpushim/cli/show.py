@@ -123,26 +123,17 @@ def colored(words: str, color: str) -> str:
 
 @contextlib.contextmanager
 def progress(words: str) -> Iterator[None]:
-    """Tell a terminal at stderr what a command waits for, until the block ends; nothing if it ends within WAIT."""
+    """Print to a terminal at stderr what the block waits for, unless it ends within WAIT."""
     if width(error=True) is None:
         yield
         return
-    shown = threading.Event()
-
-    def tell() -> None:
-        shown.set()
-        click.echo(f"{words} ...", err=True, nl=False)
-
-    timer = threading.Timer(WAIT, tell)
+    timer = threading.Timer(WAIT, click.echo, (f"{words} ...",), {"err": True})
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        timer.join()
-        if shown.is_set():
-            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

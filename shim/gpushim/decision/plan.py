@@ -28,7 +28,7 @@ from gpushim.oci.edits import (
     Edit,
     last_counts,
 )
-from gpushim.oci.request import MPS_PIPES
+from gpushim.oci.request import CAPABILITIES, MPS_PIPES
 from gpushim.paths import trust
 
 TYPE_CHECKING = False
@@ -94,7 +94,7 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
         edits = [edit for edit in edits if edit.kind != "gid"]
         edits += groups.inside(list(nodes), inventory, bundle.get("gids"), request.ignored)
     files = driver_files(request, inventory)
-    _check_needed(request, inventory)
+    _check_needed(request, inventory, bundle)
     root = inventory["driver"]["root"]
     sockets = {path: _on_host(file, root) for path, (file, _) in files.items() if file["kind"] == "socket"}
     ways = {path: _way(source) if bundle["rootfs"] else "hook" for path, source in sockets.items()}
@@ -119,9 +119,12 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     return edits, meant
 
 
-def _check_needed(request: Request, inventory: Snapshot) -> None:
-    """Refuse a capability without the library that all of it needs, as while a driver is exchanged."""
-    if inventory["platform"] != "native":
+def _check_needed(request: Request, inventory: Snapshot, bundle: Bundle) -> None:
+    """Refuse a capability without the library that all of it needs, as while a driver is exchanged.
+
+    A CDI spec, and a container that asks for all capabilities, get what there is.
+    """
+    if inventory["platform"] != "native" or not bundle["rootfs"] or [*request.capabilities] == [*CAPABILITIES]:
         return
     for capability, (soname, lost) in NEEDED.items():
         files = inventory["files"].get(capability, ())
@@ -137,7 +140,7 @@ def _check_needed(request: Request, inventory: Snapshot) -> None:
 def own_libcuda(
     request: Request, gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot, bundle: Bundle
 ) -> str:
-    """Say why a newer libcuda of the image's is not used in place of the driver's; "" if it may be.
+    """Return why a newer libcuda of the image's is not used in place of the driver's; "" if it may be.
 
     A CDI spec speaks of each device alone, and engines join them: there all GPUs of the host count.
     """

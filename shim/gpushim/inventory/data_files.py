@@ -1,6 +1,6 @@
-"""The driver's files other than libraries: programs, firmware, sockets, configuration, X.Org modules.
+"""The driver's files other than libraries: programs, firmware, configuration, X.Org modules; names of its sockets.
 
-Out of scope: libraries (driver_files.py); the contents of files, except which machine an X.Org module is for.
+Out of scope: libraries (driver_files.py); contents, but which driver a program, which machine an X.Org module is of.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BINARIES = {
 BINARY_DIRS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 # Programs of one driver alone, though their file names do not say so: its version is in them as a string.
 TIED = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia_drv.so")
-VERSION = re.compile(rb"\0(\d{3,}\.\d{2,3}(?:\.\d{2})?)\0")
+VERSION = re.compile(rb"\0(\d{3,}\.\d{2,3}(?:\.\d{2})?)(?=\0)")
 PROGRAM_LIMIT = 64 << 20  # bytes; nvidia_drv.so has 6 MiB
 NIXOS_BINARIES = "/run/current-system/sw/bin"
 CUFILE = "/etc/cufile.json"
@@ -97,7 +97,7 @@ def binaries(root: str, capability: str, version: str, notes: list[str]) -> list
 
 
 def _is_of(root: str, entry: File, version: str, notes: list[str]) -> bool:
-    """Say whether a program is of this driver, as far as it tells; a note says of which other one it is."""
+    """Return whether a program is of this driver, as far as it tells; a note says of which other one it is."""
     path = rooted.inside(root, entry["path"])
     if os.path.basename(path) not in TIED:
         return True

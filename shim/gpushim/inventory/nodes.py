@@ -74,6 +74,8 @@ FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/de
 CONTROL, MODESET, UVM, UVM_TOOLS = 255, 254, 0, 1
 NEEDED = (ensure.CONTROL_NODE, ensure.UVM_NODES[0])
 FORBIDDEN = (errno.EPERM, errno.EACCES, errno.EROFS)
+CONTAINER = "/run/systemd/container"  # of systemd's, in a container
+ENVIRONMENT_LIMIT = 1 << 16  # bytes of the first process's variables
 FOLDER_MODE = 0o755
 
 Expected = tuple[str, int, int, int, int, int]  # path in a container, major, minor, mode bits, uid, gid
@@ -177,14 +179,27 @@ def withheld(path: str, driver: DriverPolicy) -> bool:
     """Return whether an outer layer (LXC, kind, a pod) has not given this host a node, though /proc shows all.
 
     Its device rules forbid to open the node, which access(2) asks without opening a GPU; or there is no node, where
-    none is made. What every GPU needs is always this host's.
+    none is made, and there is an outer layer. What every GPU needs is always this host's.
     """
     host = inside(driver["dev-root"], path)
     if path in NEEDED:
         return False
     if os.path.lexists(host):
         return os.geteuid() == 0 and not os.access(host, os.R_OK | os.W_OK)
-    return not driver["load-kernel-modules"] or (os.geteuid() == 0 and trust.in_user_namespace())
+    if driver["load-kernel-modules"]:
+        return os.geteuid() == 0 and trust.in_user_namespace()
+    return _is_inside()
+
+
+def _is_inside() -> bool:
+    """Return whether this host is a container, as of LXC or kind: managers tell its first process, and so systemd."""
+    if trust.in_user_namespace() or os.path.exists(CONTAINER):
+        return True
+    try:
+        with open("/proc/1/environ", "rb") as file:
+            return b"\0container=" in b"\0" + file.read(ENVIRONMENT_LIMIT)
+    except OSError:
+        return False
 
 
 def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:

@@ -161,7 +161,7 @@ def fabric(nvml: Any, handle: Any) -> str:
 
 
 def fabric_problem(nvml: Any, handle: Any) -> str:
-    """Say how far a GPU's NVLink fabric is that is not ready; "" if it is, or there is none.
+    """Return how far a GPU's NVLink fabric is that is not ready; "" if it is, or there is none.
 
     A fabric manager makes it, and CUDA answers error 802 until then.
     """

@@ -201,7 +201,7 @@ def tegra_gpus(root: str, nodes: dict[str, Node], notes: list[str]) -> Listed:
 
 
 def tegra_problem(nodes: dict[str, Node]) -> str:
-    """Say why a Tegra system's GPU cannot be given out, "" if it can."""
+    """Return why a Tegra system's GPU cannot be given out, "" if it can."""
     if any(word in path for path in nodes for word in _GPUS_OWN):
         return ""
     return (

@@ -65,7 +65,7 @@ def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tupl
 
 
 def is_given_more(spec: Mapping[str, object], policy: Policy) -> bool:
-    """Say whether an annotation gives devices of this host that are not there yet, whatever the image says."""
+    """Return whether an annotation gives devices of this host that are not there yet, whatever the image says."""
     prefixes, kinds = tuple(policy["cdi"]["annotation-prefixes"]), (policy["cdi"]["kind"] + "=", AUTOMATIC_KIND + "=")
     named = [text for key, text in member(spec, "annotations", dict).items() if key.startswith(prefixes)]
     if not any(name.strip().startswith(kinds) for text in named if isinstance(text, str) for name in text.split(",")):

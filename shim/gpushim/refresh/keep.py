@@ -172,7 +172,7 @@ class Keep:
 
 
 def _has_spec(found: Snapshot) -> bool:
-    """Say whether the CDI spec of a snapshot is there."""
+    """Return whether the CDI spec of a snapshot is there."""
     return os.path.lexists(output.path_of(found["policy"]))
 
 

@@ -204,6 +204,58 @@ def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by:
     asyncio.run(story())
 
 
+def test_a_claim_that_is_prepared_again_forgets_no_pod_that_hangs(node: Node) -> None:
+    async def story() -> None:
+        node.claims["a"], node.users, node.listed = ("gpu-0",), ["hangs"], [("a", "gpu-0")]
+        await node.prepare("a")
+        node.running, node.users = {"hangs"}, ["second"]
+        assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
+        node.users, node.listed, node.claims = [], [], {"b": ("gpu-0",)}
+        await node.unprepare("a")
+        await node.later(120)
+        assert [*node.ledger.unended] == [uuid(0)]
+        assert "claim d/a has it" in await node.prepare("b")
+
+    asyncio.run(story())
+
+
+def test_a_claim_gets_no_other_gpu_while_a_process_has_the_one_before(node: Node) -> None:
+    """As one with a name of its own, which the scheduler has allocated anew."""
+
+    async def story() -> None:
+        node.claims["a"], node.users = ("gpu-0",), ["hangs"]
+        await node.prepare("a")
+        node.running, node.users, node.claims["a"] = {"hangs"}, ["second"], ("gpu-1",)
+        assert isinstance(await node.prepare("a"), str)
+        assert [*node.ledger.held()] == [uuid(0)]
+        node.running = set()
+        assert (await node.prepare("a"))[0]["device_name"] == "gpu-1"
+
+    asyncio.run(story())
+
+
+def test_a_claim_that_is_prepared_while_it_is_taken_back_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        node.claims["a"], node.users = ("gpu-0",), ["first"]
+        await node.prepare("a")
+        left, looked = cgroups.left, False
+
+        async def prepared_meanwhile(uids: frozenset[str]) -> frozenset[str]:
+            nonlocal looked
+            if not looked:
+                looked = True
+                await node.prepare("a")
+                return frozenset(uids)
+            return await left(uids)
+
+        monkeypatch.setattr(cgroups, "left", prepared_meanwhile)
+        await node.unprepare("a")
+        assert not node.ledger.unended
+        assert [*node.ledger.claims()] == ["a"]
+
+    asyncio.run(story())
+
+
 def test_a_pod_of_the_device_plugin_has_its_gpu_while_a_process_of_it_is_left(node: Node) -> None:
     given(node, "the pod with uid u-1")
     path = node.plugins / kubelet.CHECKPOINT

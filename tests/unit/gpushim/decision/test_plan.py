@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -265,6 +266,20 @@ def test_without_a_rootfs_the_hook_is_told_of_all_gpus() -> None:
     assert "--rootfs" not in hook["args"]
     assert "--cover" not in hook["args"]
     assert "--gpu 1=0000:00:00.0 --gpu 2=0000:01:00.0 --gpu 0=0000:02:00.0 --empty /e" in " ".join(hook["args"])
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "bundle", "refused"),
+    [("compute", {}, True), ("graphics,compute", {}, True), ("graphics", {}, False), ("all", {}, False),
+     ("compute", {"rootfs": ""}, False)],
+)  # fmt: skip
+def test_who_names_a_capability_is_refused_without_its_library(
+    capabilities: str, bundle: dict[str, Any], refused: bool
+) -> None:
+    inventory = snapshot(files={**BARE, "compute": []})
+    env = ("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    with pytest.raises(GpushimError, match=r"has no libcuda\.so\.1") if refused else contextlib.nullcontext():
+        decide(*env, inventory=inventory, **bundle)
 
 
 def test_a_spec_has_the_bindings_by_which_its_minor_numbers_hold() -> None:

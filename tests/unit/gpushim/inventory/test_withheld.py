@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from gpushim.inventory import renew
+from gpushim.inventory import nodes, renew
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which makes nodes and cgroups")
@@ -21,9 +21,20 @@ NO_MODULES = "load-kernel-modules = false\n"
 DEVICES = Path("/sys/fs/cgroup/devices")
 
 
+INSIDE = 'mount -t tmpfs inside /run && mkdir /run/systemd && : >/run/systemd/container && exec "$@"'
+
+
+class Inside(Machine):
+    """A machine that is a container of another one, as systemd notes it in each."""
+
+    def start(self, *args: str, path: str = "/usr/sbin:/usr/bin") -> subprocess.Popen[str]:
+        words = ["/usr/bin/unshare", "--mount", "/bin/sh", "-ec", INSIDE, "sh", *renew.command(), *args]
+        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=self.environment(path))
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+    return Inside(tmp_path)
 
 
 def given_first(machine: Machine, more: str = NO_MODULES) -> fakehost.Host:
@@ -50,6 +61,15 @@ def test_a_node_that_was_not_given_is_not_made_and_no_defect(machine: Machine) -
     snapshot = machine.refreshed()
     is_all(snapshot, machine, host)
     assert not os.path.lexists(f"{machine.root}/dev/nvidia{host.gpus[1].minor}")
+
+
+@pytest.mark.skipif(nodes._is_inside(), reason="this machine is a container")
+def test_a_host_that_is_inside_no_other_misses_the_gpu(tmp_path: Path) -> None:
+    """Without its node a GPU is not left out in silence: `all` is refused."""
+    machine = Machine(tmp_path)
+    host = given_first(machine)
+    (sentence,) = machine.refreshed()["missing"]
+    assert f"is its node /dev/nvidia{host.gpus[1].minor} there?" in sentence
 
 
 def test_it_is_made_where_modules_may_be_loaded(machine: Machine) -> None:

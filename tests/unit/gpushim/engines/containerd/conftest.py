@@ -12,7 +12,7 @@ from gpushim.engines.containerd import process
 
 @pytest.fixture
 def version(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Say which containerd is installed; 1.7 unless a test says otherwise."""
+    """Return which containerd is installed; 1.7 unless a test says otherwise."""
 
     def version(*numbers: int) -> None:
         monkeypatch.setattr(process, "_version", lambda *_: numbers)
