@@ -17,7 +17,7 @@ from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import DeepError
 from gpuplugin.cluster.dra_in_cluster import Link
 from gpuplugin.dra import configs
-from gpuplugin.dra.claim import allocated, pods_of
+from gpuplugin.dra.claim import allocated, reserved_for
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 
 ASKED = {"namespace": "d", "name": "c", "uid": "u"}
@@ -124,7 +124,7 @@ def test_the_pods_that_have_it_are_passed_on(told: Any, allocation: Any) -> None
     """By their cgroups it is seen when it has ended."""
     rows = [{"resource": "pods", "name": "p", "uid": "0a-1"}, {"resource": "pods", "uid": "../x"}, {"resource": "x"}]
     found = told(claim() | {"status": {"allocation": allocation, "reservedFor": [*rows, {"resource": "pods"}]}})
-    assert pods_of(found["object"]) == ("0a-1",)
+    assert reserved_for(found["object"]) == ("0a-1",)
 
 
 def test_another_claim_of_that_name(told: Any) -> None:
