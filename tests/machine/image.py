@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from e2e import trees
+from e2e import programs, trees
 from machine import aarch64, confinement
 from machine.machines import CONFINED, Machine
 from machine.processors import Processor
@@ -60,6 +60,14 @@ MASKED = (
 HOST = Path("/srv/gpus")
 GPUS = 2
 APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount", "nsenter")
+NEWER = (
+    "dockerd",
+    "docker",
+    "docker-proxy",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "runc",
+)  # than Debian's, if named
 
 
 def debian(processor: Processor, packages: tuple[str, ...], cache: Path = CACHE) -> Path:
@@ -142,8 +150,8 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
                 aarch64.install(root, _chroot)
             else:
                 install(root)
-            for program in Path(os.environ.get("GPUSHIM_PROGRAMS") or os.devnull).glob("*"):
-                shutil.copy2(program, root / "usr/sbin")  # newer ones than Debian's: dockerd, runc
+            for program in filter(None, map(programs.named, NEWER)):
+                shutil.copy2(program, root / "usr/sbin")
             _host(root, processor)
             _container(root / "srv/rootfs", processor)
             shutil.copytree(HERE / "files", root, symlinks=True, dirs_exist_ok=True)
