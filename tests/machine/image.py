@@ -60,6 +60,7 @@ MASKED = (
 HOST = Path("/srv/gpus")
 GPUS = 2
 APPLETS = ("sh", "head", "sleep", "true", "cat", "ls", "cp", "mkdir", "mount", "nsenter")
+# What takes the place of Debian's, where the variable names it.
 NEWER = (
     "dockerd",
     "docker",
