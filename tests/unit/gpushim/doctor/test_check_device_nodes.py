@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.inventory import procfs
+from gpushim.inventory import nodes, procfs
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.inventory.machine import told
 
@@ -27,8 +27,10 @@ def test_of_a_gpu_whose_calls_hang_the_kernel_is_not_asked(patient: Patient, cha
     assert found.evidence.endswith(f"/dev/nvidia{gpu.minor} is not there")
 
 
-def test_what_an_outer_layer_withholds_is_no_defect(patient: Patient) -> None:
+def test_what_an_outer_layer_withholds_is_no_defect(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in LXC, where /proc shows all GPUs of the machine."""
+    patient.inside = True
+    monkeypatch.setattr(nodes, "CONTAINER", patient.config)
     text = Path(patient.config).read_text().replace("[driver]\n", "[driver]\nload-kernel-modules = false\n")
     patient.configure(text)
     patient.gpus.remove_node(f"nvidia{patient.gpus.gpus[1].minor}")

@@ -48,7 +48,13 @@ def told(state: str, *uuids: str, ago: float = 0.0, **more: Any) -> None:
     Path(state, earlier.HUNG).write_text(json.dumps({"boot": system.boot(), "gpus": gpus, **more}))
 
 
+# What systemd notes in a container, in a mount namespace.
+INSIDE = 'mount -t tmpfs inside /run && mkdir /run/systemd && : >/run/systemd/container && exec "$@"'
+
+
 class Machine:
+    inside = False  # a container of another machine
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = str(folder / "host")
@@ -64,7 +70,8 @@ class Machine:
         Path(self.config).write_text(text)
 
     def start(self, *args: str, path: str = "/usr/sbin:/usr/bin") -> subprocess.Popen[str]:
-        words = [*renew.command(), *args]
+        words = ["/usr/bin/unshare", "--mount", "/bin/sh", "-ec", INSIDE, "sh"] if self.inside else []
+        words += [*renew.command(), *args]
         return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=self.environment(path))
 
     def environment(self, path: str = "/usr/sbin:/usr/bin") -> dict[str, str]:

@@ -21,20 +21,11 @@ NO_MODULES = "load-kernel-modules = false\n"
 DEVICES = Path("/sys/fs/cgroup/devices")
 
 
-INSIDE = 'mount -t tmpfs inside /run && mkdir /run/systemd && : >/run/systemd/container && exec "$@"'
-
-
-class Inside(Machine):
-    """A machine that is a container of another one, as systemd notes it in each."""
-
-    def start(self, *args: str, path: str = "/usr/sbin:/usr/bin") -> subprocess.Popen[str]:
-        words = ["/usr/bin/unshare", "--mount", "/bin/sh", "-ec", INSIDE, "sh", *renew.command(), *args]
-        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=self.environment(path))
-
-
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Inside(tmp_path)
+    machine = Machine(tmp_path)
+    machine.inside = True
+    return machine
 
 
 def given_first(machine: Machine, more: str = NO_MODULES) -> fakehost.Host:
