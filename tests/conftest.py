@@ -118,7 +118,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for reason, count in sorted(reasons.items()):
         if reason.startswith("there is no "):
             terminalreporter.write_line(f"skipped: {count} tests: {reason}")
-    command = os.environ.get("GPUSHIM_TEST_COMMAND") or shlex.join([".venv/bin/python", "-m", "pytest", *config.invocation_params.args])
+    command = os.environ.get("GPUSHIM_TEST_COMMAND") or shlex.join(
+        [".venv/bin/python", "-m", "pytest", *config.invocation_params.args]
+    )
     line = f"Python {platform.python_version()}; the same cases again: {sample.VARIABLES} {command}"
     terminalreporter.write_line(line)
 

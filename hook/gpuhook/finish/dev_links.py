@@ -88,12 +88,22 @@ def check_bindings(root: Rootfs, options: Options) -> None:
     names = dict(options.gpu)
     for minor, then in options.bound:
         now = _inode(f"{options.bindings}/{names[minor]}") if minor in names else None
-        if now not in (None, then) and has_gpu(root, minor):
+        if now != then and (now or _others(options)) and has_gpu(root, minor):  # its number may be another's
             raise GpushimError(
                 f"GPU {names[minor]} is bound to the driver anew since the CDI spec was written: /dev/nvidia{minor} "
                 "may be another GPU; run gpushim refresh, and start the container again",
                 INVENTORY,
             )
+
+
+def _others(options: Options) -> bool:
+    """Return whether any GPU is bound that was not when the spec was written: it may have a number that came free."""
+    known = {inode for _, inode in options.bound}
+    try:
+        found = [name for name in posix.listdir(options.bindings) if name.count(":") == 2]
+    except OSError:
+        return False
+    return any(_inode(f"{options.bindings}/{name}") not in known for name in found)
 
 
 def _inode(path: str) -> int | None:

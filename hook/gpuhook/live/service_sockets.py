@@ -16,7 +16,7 @@ from errno import EINVAL, EPERM
 
 from gpuhook.live import mountpoints, roots
 from gpushim.paths import trust
-from gpushim.paths.mountinfo import OtherMountError
+from gpushim.paths.mountinfo import OtherMountError, mount_id
 from gpushim.paths.walk import PLACE, SOCKET, TYPE
 
 TYPE_CHECKING = False
@@ -43,10 +43,16 @@ def lend(root: Rootfs, source: str, path: str) -> None:
     try:
         try:
             fds.append(posix.open(folder, PLACE | posix.O_DIRECTORY))
+            above = posix.open(folder.rpartition("/")[0] or "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+            fds.append(above)
+            if mount_id(above) != mount_id(fds[0]):  # FUSE, say: its server answers what it likes, when it likes
+                raise OtherMountError(folder)
             fds.append(posix.open(name, PLACE, dir_fd=fds[0]))
+            if mount_id(fds[2]) != mount_id(above):
+                raise OtherMountError(source)
         except FileNotFoundError:
             return
-        facts = posix.fstat(fds[1])
+        facts = posix.fstat(fds[2])
         _check(posix.fstat(fds[0]), facts)
         mountpoints.check_namespace(root)
         place = _place(root, path, facts)
@@ -54,7 +60,7 @@ def lend(root: Rootfs, source: str, path: str) -> None:
             from gpuhook.live import mounts  # 1.3 ms: `posix` lacks mount(2)
 
             fds += [place[0], place[2]]
-            mounts.bind(root.process, [mounts.Bind(source, fds[1], place, OPTIONS)])
+            mounts.bind(root.process, [mounts.Bind(source, fds[2], place, OPTIONS)])
     finally:
         for fd in fds:
             posix.close(fd)

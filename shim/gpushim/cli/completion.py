@@ -11,7 +11,9 @@ PROGRAMS = ("gpushim", "nvidia-ctk")
 
 @click.command()
 @click.argument("shell", type=click.Choice([*SHELLS]))
-@click.option("--program", type=click.Choice(PROGRAMS), default=PROGRAMS[0], help="The program whose words are completed.")
+@click.option(
+    "--program", type=click.Choice(PROGRAMS), default=PROGRAMS[0], help="Program whose words are completed."
+)
 @click.pass_context
 def completion(ctx: click.Context, shell: str, program: str) -> None:
     """Print the completion script of a shell.

@@ -22,7 +22,7 @@ from gpushim.ground import fastjson, system
 from gpushim.ground.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError, for_engines
 from gpushim.oci import bundle
 from gpushim.oci.edits import apply
-from gpushim.paths.logfile import append, now
+from gpushim.paths.logfile import append, now, remove
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def main(argv: list[str]) -> NoReturn:
         posix.close(int(place))
     if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    if noted:
-        drop(log)
+    if noted:  # by the launcher, in case that Python does not start
+        remove(log)
     posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
     if lc_ctype:
         posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")
@@ -86,14 +86,6 @@ def damaged(error: ImportError) -> GpushimError:
         "(Debian: libpython3.N-stdlib; Red Hat: python3-libs)",
         NOT_FOUND,
     )
-
-
-def drop(log: str) -> None:
-    """Remove the launcher's note that Python does not start."""
-    try:
-        posix.unlink(log)
-    except OSError:  # somebody else has, or may stay as it is: the file system is read-only now
-        pass
 
 
 def edit(low: str, bundle_path: str, container: str, started: float, child: bool = False) -> str:

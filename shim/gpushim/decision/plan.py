@@ -356,9 +356,11 @@ def _way(path: str) -> str:
     A path in config.json is followed as root when the container is made. So it names only what root alone can change;
     at all else the hook looks, and mounts what it has looked at (gpuhook/live/service_sockets.py).
     """
+    folder = path.rpartition("/")[0]
     try:
-        folder = posix.lstat(path.rpartition("/")[0])
-        if folder.st_uid or folder.st_mode & trust.OTHERS_WRITE:
+        facts, above = posix.lstat(folder), posix.lstat(folder.rpartition("/")[0] or "/")
+        # A file system of its own, such as FUSE of the service's user, may say of its owners what it likes.
+        if facts.st_uid or facts.st_mode & trust.OTHERS_WRITE or facts.st_dev != above.st_dev:
             return "hook"
         return "path" if posix.lstat(path).st_mode & trust.FILE_TYPE == trust.SOCKET else ""
     except OSError:

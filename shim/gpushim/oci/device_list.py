@@ -50,7 +50,8 @@ def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tupl
         GpushimError: REQUEST, for a list that is malformed or too long; BUNDLE, for a config.json of wrong types.
     """
     # Whoever injected already says void, so neither mounts nor annotations may bring the devices again.
-    if "void" in split(DEVICES, env.get(DEVICES, "")) and not is_given_more(spec, gate.policy):
+    more = not gate.missing("gpu", "annotation") and is_given_more(spec, gate.policy)
+    if "void" in split(DEVICES, env.get(DEVICES, "")) and not more:
         gate.effects[DEVICES] = VOID
         return None, []
     asked = _annotated(spec, gate)

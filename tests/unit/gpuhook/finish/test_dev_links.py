@@ -184,10 +184,17 @@ def test_other_gpus_are_covered(root: Path, monkeypatch: pytest.MonkeyPatch, mad
         assert (os.listdir(inside(pid, root, "/proc/tty/driver")) == []) == covered
 
 
+def take_over(path: Path) -> None:
+    (path / "0000:02:00.0").unlink()
+    (path / "0000:01:00.0").unlink()
+    (path / "aside").rename(path / "0000:01:00.0")
+
+
 BOUND = {
     "as it was": ("nvidia3", lambda path: None, False),
     "bound anew": ("nvidia3", lambda path: (path / "aside").rename(path / "0000:02:00.0"), True),
     "not bound": ("nvidia3", lambda path: (path / "0000:02:00.0").unlink(), False),
+    "not bound, and another may have its number": ("nvidia3", take_over, True),
     "another GPU of the host's bound anew": (
         "nvidia0", lambda path: (path / "aside").rename(path / "0000:02:00.0"), False
     ),

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import os
+import posix
 from pathlib import Path
 from typing import Any
 
@@ -349,8 +350,12 @@ def test_mounts_are_read_only_those_of_sockets_too(service: Path, tmp_path: Path
     assert options[SOCKET] == ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
 
 
-@pytest.mark.parametrize("trouble", ["a user's", "everybody's", "a link", "gone", "no socket", "for a CDI spec"])
-def test_who_mounts_a_services_socket(service: Path, tmp_path: Path, trouble: str) -> None:
+@pytest.mark.parametrize(
+    "trouble", ["a user's", "everybody's", "a link", "a mount", "gone", "no socket", "for a CDI spec"]
+)
+def test_who_mounts_a_services_socket(
+    service: Path, tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """config.json names what root alone can put there; where others can, the hook looks; and what is gone, nobody."""
     inventory = snapshot()
     inventory["driver"]["root"] = str(tmp_path)
@@ -361,6 +366,14 @@ def test_who_mounts_a_services_socket(service: Path, tmp_path: Path, trouble: st
     elif trouble == "a link":
         service.parent.rename(tmp_path / "elsewhere")
         service.parent.symlink_to(tmp_path / "elsewhere")
+    elif trouble == "a mount":  # of FUSE, say, whose server tells the owner
+        lstat = posix.lstat
+
+        def lstat_of_a_mount(path: str) -> os.stat_result:
+            facts = [*lstat(path)[:10]]
+            return os.stat_result([*facts[:2], facts[2] + (path == str(service.parent)), *facts[3:]])
+
+        monkeypatch.setattr(posix, "lstat", lstat_of_a_mount)
     elif trouble != "for a CDI spec":
         service.unlink()
         service.touch() if trouble == "no socket" else service.parent.rmdir()
