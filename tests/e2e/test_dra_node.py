@@ -9,6 +9,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -206,15 +207,26 @@ def test_a_gpu_that_is_lost_is_given_when_it_is_found(one: Driver, host: Host, e
     assert one.prepare("a")["a"][0]["cdi_device_ids"] == cdi(sick.uuid)
 
 
-def test_a_device_that_comes_after_a_boot_is_its_claims(one: Driver, host: Host, env: dict[str, str]) -> None:
-    """As an instance that a unit makes at boot, later than this driver starts; and while somebody has the book."""
-    mig, book = host.gpus[0].mig[1], Path(env["GPUSHIM_STATE"], "device-plugin/book.json")
-    one.allocate("a", name(mig.uuid))
-    assert one.prepare("a")["a"][0]["cdi_device_ids"] == cdi(mig.uuid)
+@pytest.mark.parametrize("device", ["GPU", "MIG instance"])
+def test_a_device_that_comes_after_a_boot_is_its_claims(
+    one: Driver, host: Host, env: dict[str, str], device: str
+) -> None:
+    """As an instance that a unit makes at boot, later than this driver starts; and while somebody has the book.
+
+    Until then nobody gets an instance that has been made in its place: both have the same device nodes.
+    """
+    gpus, parts, book = host.gpus, host.gpus[0].mig, Path(env["GPUSHIM_STATE"], "device-plugin/book.json")
+    uuid = gpus[-1].uuid if device == "GPU" else parts[1].uuid
+    other = replace(parts[1], uuid="MIG-00000000-0000-4000-8000-000000000000")
+    one.allocate("a", name(uuid))
+    before = one.prepare("a")
+    assert before["a"][0]["cdi_device_ids"] == cdi(uuid)
     one.stop()
     book.unlink()  # at a boot nobody has what is in it
-    kept = host.gpus[0].mig
-    host.gpus[0].mig = kept[:1]
+    if device == "GPU":
+        host.gpus = gpus[:-1]
+    else:
+        gpus[0].mig = [parts[0], other]
     host.update()
     try:
         refresh(env, "--force")
@@ -224,13 +236,21 @@ def test_a_device_that_comes_after_a_boot_is_its_claims(one: Driver, host: Host,
             one.register()
             becomes(one, lambda: "book.lock is held by" in one.log.read_text())
         becomes(one, lambda: one.devices())
-        assert mig.uuid not in book.read_text()
+        assert (uuid in book.read_text()) == (device == "MIG instance")
+        if device == "MIG instance":
+            one.allocate("b", name(other.uuid))
+            assert f"claim d/c-a of gpu.nvidia.com has {uuid}" in one.prepare("b")["b"]
+        one.allocate("c", name(parts[0].uuid))
+        assert one.prepare("c")["c"][0]["cdi_device_ids"] == cdi(parts[0].uuid)
     finally:
-        host.gpus[0].mig = kept
+        host.gpus, gpus[0].mig = gpus, parts
         host.update()
         refresh(env, "--force")
-    becomes(one, lambda: mig.uuid in one.devices(), 10)
-    assert "claim d/c-a of gpu.nvidia.com" in book.read_text()
+    becomes(one, lambda: uuid in one.devices(), 10)
+    assert f'"claim {uuid}"' in book.read_text()
+    one.allocate("d", name(uuid))
+    assert "claim d/c-a has it" in one.prepare("d")["d"]
+    assert one.prepare("a") == before
 
 
 def test_what_engines_would_not_find_is_not_published(one: Driver, host: Host, env: dict[str, str]) -> None:
