@@ -44,7 +44,7 @@ class Lab:
     """
 
     def __init__(self, work: Path, host: Host) -> None:
-        self.bundle, self.record = work / "bundle", work / "record"
+        self.bundle, self.record, self.log = work / "bundle", work / "record", work / "log"
         self.bundle.mkdir()
         self.env = settings(work, host.root, str(recorder.build(work))) | {
             "PATH": SYSTEM_PATH,
@@ -56,7 +56,7 @@ class Lab:
         spec = json.loads(self.config.read_text())
         spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=all")
         self.plain = json.dumps(spec).encode()
-        self.command = [str(RUNTIME), "--log", f"{work}/log", "create", "--bundle", str(self.bundle), "x"]
+        self.command = [str(RUNTIME), "--log", str(self.log), "create", "--bundle", str(self.bundle), "x"]
         self.lay()
         made = calls(self.command, env=self.env)
         last = max(index for index, call in enumerate(made) if call.name == "execve")
@@ -81,6 +81,7 @@ class Lab:
         self.config.chmod(0o640)
         os.chown(self.config, *OWNER)
         self.record.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)  # or the launcher writes no note into it, and the calls are fewer by that
         self.before = tree(self.bundle)
 
     def run(self, **options: Any) -> Done:
