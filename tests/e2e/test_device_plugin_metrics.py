@@ -205,6 +205,7 @@ def allocated(node: Node, uuid: str, times: int = 1) -> list[float]:
 
 def test_hostile_scrapers_delay_no_allocate(one: Plugin, host: Host, ports: list[int]) -> None:
     """Half of the clients never end their request, half do not read the answer; a process scrapes without a pause."""
+    one.node.remove("whole")  # nobody else has the GPU; the pod's last process may end a moment later
     before = allocated(one.node, host.gpus[0].uuid, 200)
     hammer = subprocess.Popen([sys.executable, "-c", HAMMER, str(ports[0])], stdout=subprocess.PIPE)
     try:

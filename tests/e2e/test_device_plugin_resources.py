@@ -141,7 +141,8 @@ def test_a_gpu_that_vanishes_is_dropped_when_no_pod_has_it(node: Node, host: Hos
     every = {gpu.uuid for gpu in host.gpus}
     with plugin(node, env) as running:
         running.offers(ids=every)
-        node.pod("holder", {GPU: COUNT - 1})
+        pod = node.pod("holder", {GPU: COUNT - 1})
+        assert pod.container, f"{pod.why}\n{running.said()}"
         held = set(node.held("holder")[GPU])
         gone = {next(iter(held)), *every - held}  # one that the pod has, and the one that is free
         host.gpus[:] = [gpu for gpu in host.gpus if gpu.uuid not in gone]

@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation.offer import Resource
-from gpuplugin.book import claimed
+from gpuplugin.book import by_device, claimed
 from gpuplugin.book.book import Book
+from gpuplugin.kubelet import cgroups
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.processes import tasks
 from gpuplugin.processes.instances import METRICS, Instances
@@ -118,11 +119,18 @@ class Registry:
             raise
         self.news()
 
+    async def _wait_for_end(self, resource: str, ids: Collection[str]) -> None:
+        """Wait for the last processes of the pods that had devices, which kubelet takes for free moments before."""
+        with contextlib.suppress(GpushimError):  # `give` tells of it
+            page = self.book.now(self.book.read())
+            await cgroups.wait_for_end(by_device.former_uids(page, {(resource, name) for name in ids}))
+
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.mark_unhealthy(self._problems)
         self.instances.serve(name)
         others = partial(self.instances.others, name)
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, lambda: self.meet())
+        wait = partial(self._wait_for_end, name)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, lambda: self.meet(), wait)
         endpoint.watched = lambda: self.watched
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]

@@ -221,7 +221,7 @@ class Book:
         with self.locked() as page:
             if page is None or page["boot"] != self.boot:
                 raise GpushimError(f"{self.path} is missing or damaged, and what pods have is asked again", FAILED)
-            running = cgroups.running(by_device.former_uids(page, given))
+            running = cgroups.running(by_device.former_uids(page, {(one.resource, one.id) for one in given}))
             after, new = by_device.give(page, given, giver, to, system.clock(), running)
             self.stuck = True
             self._add(after, new)

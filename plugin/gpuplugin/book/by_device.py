@@ -176,9 +176,8 @@ def withheld(entry: Entry) -> str:
     return why(_whose(entry)) if why else ""
 
 
-def former_uids(page: Page, given: Sequence[Given]) -> frozenset[str]:
-    """List the uids of the pods that have, as the book knows it, what is to be given now."""
-    keys = {(one.resource, one.id) for one in given}
+def former_uids(page: Page, keys: Collection[tuple[str, str]]) -> frozenset[str]:
+    """List the uids of the pods that have, as the book knows it, what is to be given now: resources and ids."""
     return frozenset(uid for resource, name, one in entries(page) if (resource, name) in keys for uid in uids(one))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import TYPE_CHECKING
 
 from gpushim.ground import system
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 TOPS = ("/host/sys/fs/cgroup", "/sys/fs/cgroup")  # in a pod, whose own is no more than its own; on the node
 PIDS = "pids"  # controller of cgroup v1, which kubelet needs
+LOOK = 0.1  # seconds between looks for the end of a pod's processes
+PATIENCE = 4.0  # seconds of all of them: kubelet leaves a container two, even of a pod deleted by force, till SIGKILL
 DEEPEST = 8  # directories above that of a pod; a kubelet in a container has six
 _POD = "pod"
 _LIMIT = 1 << 12  # bytes of a file, which has a line or two
@@ -27,6 +30,13 @@ _LIMIT = 1 << 12  # bytes of a file, which has a line or two
 async def left(uids: Collection[str]) -> frozenset[str]:
     """Return which of these pods have a process, as `running`, without the loop's waiting."""
     return await asyncio.to_thread(running, uids) if uids else frozenset()
+
+
+async def wait_for_end(uids: Collection[str]) -> None:
+    """Wait until none of these pods has a process, but not for long."""
+    until = time.monotonic() + PATIENCE
+    while (uids := await left(uids)) and time.monotonic() < until:
+        await asyncio.sleep(LOOK)
 
 
 def running(uids: Collection[str], tops: Collection[str] = TOPS) -> frozenset[str]:

@@ -36,7 +36,7 @@ from gpushim.ground.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from gpuplugin.kubelet.service import Answer
+    from gpuplugin.kubelet.service import Answer, Wait
     from gpuplugin.kubelet.sockets import Identity
 
 REGISTERING = 15.0  # seconds; kubelet dials us within that call, and has up to 10 s for it
@@ -59,6 +59,7 @@ class Endpoint:
         prefer: answers a ContainerPreferredAllocationRequest.
         others: says whether another instance of this plugin serves the same resource.
         meet: is awaited before another kubelet is told of this resource.
+        wait: is awaited with the ids of devices before `allocate` is asked for them.
 
     Attributes:
         changed: set when `attend` has something to do.
@@ -75,11 +76,12 @@ class Endpoint:
         prefer: Answer,
         others: Callable[[], bool] = lambda: False,
         meet: Callable[[], Awaitable[object]] = tasks.nothing,
+        wait: Wait = tasks.nothing,
     ) -> None:
         self.resource, self.folder = resource, folder
         self.path = f"{folder}/{sockets.PREFIX}{resource.partition('/')[2]}{sockets.SUFFIX}"
         self.changed, self.doubted = asyncio.Event(), False
-        self._service = Service(resource, allocate, prefer, self.changed.set)
+        self._service = Service(resource, allocate, prefer, self.changed.set, wait)
         self._listeners: list[Listener] = []  # the last is found at the path
         self._kubelet: Identity | None = None  # that has accepted us
         self._away = False  # another instance is found at the path

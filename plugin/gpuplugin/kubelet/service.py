@@ -14,16 +14,17 @@ import grpc.aio
 
 from gpuplugin.kubelet import v1beta1
 from gpuplugin.kubelet.v1beta1 import reader, writer
-from gpuplugin.processes import counts
+from gpuplugin.processes import counts, tasks
 from gpushim.ground.errors import REQUEST, GpushimError
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 
     from gpuplugin.kubelet.sockets import Listener
 
     Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of one container's request
+    Wait = Callable[[Collection[str]], Awaitable[object]]  # of devices' ids
 
 # Who read the list at the same time, most: kubelet keeps the streams of former registrations. The oldest has to go.
 READERS = 16
@@ -60,6 +61,7 @@ class Service:
         allocate: answers a ContainerAllocateRequest.
         prefer: answers a ContainerPreferredAllocationRequest.
         ended: is called when a stream has ended.
+        wait: is awaited with the ids of devices before `allocate` is asked for them.
 
     Attributes:
         readers: of the list, in the order of their coming.
@@ -67,8 +69,11 @@ class Service:
         refusing: why kubelet is refused, if it is, when it asks for options, which is when it registers a plugin.
     """
 
-    def __init__(self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None]) -> None:
-        self._resource, self._allocate, self._prefer, self._ended = resource, allocate, prefer, ended
+    def __init__(
+        self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None], wait: Wait = tasks.nothing
+    ) -> None:
+        self._resource, self._allocate, self._prefer = resource, allocate, prefer
+        self._ended, self._wait = ended, wait
         self.readers: list[Reader] = []
         self.newest: Reader | None = None
         self.refusing = ""
@@ -175,6 +180,7 @@ class Service:
             if answer is not self._allocate:
                 return {"container_responses": [answer(one) for one in asked]}
             with counts.timing(counts.ALLOCATIONS, counts.ALLOCATION_ERRORS, self._resource):
+                await self._wait([name for one in asked for name in one["devices_ids"]])
                 return {"container_responses": [answer(one) for one in asked]}
         except GpushimError as error:
             logger.error("%s: %s", self._resource, error)

@@ -70,7 +70,7 @@ async def until(event: asyncio.Event, seconds: float) -> None:
         waiter.cancel()
 
 
-async def nothing() -> None:
+async def nothing(*_: object) -> None:
     """Do nothing."""
 
 

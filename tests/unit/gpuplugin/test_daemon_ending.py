@@ -1,0 +1,62 @@
+"""kubelet takes a pod's devices for free when it is terminated, moments before the pod's cgroup is empty."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from gpuplugin.book import book, by_device
+from gpuplugin.kubelet import cgroups
+from gpushim.paths import lock
+from unit.gpuplugin.kubelet.fake import until
+from unit.gpuplugin.snapshots import uuid
+from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, top
+
+__all__ = ["host", "top"]
+POD, PATIENCE = "0a1b2c3d-0000-4000-8000-000000000001", 1.0
+
+
+def note_pod() -> None:
+    """Have the book know whose the devices are, as kubelet says a moment after Allocate."""
+    shared = book.Book()
+    with shared.locked() as page:
+        assert page
+        for *_, entry in by_device.entries(page):
+            entry["to"], entry["source"], entry["uid"] = "pod d/p", by_device.LISTED, POD
+        shared.write(page)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_a_pod_had_whose_process_ends_soon_is_given_to_the_next(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            await kubelet.allocate(GPU, uuid(0))
+            note_pod()
+            looks: list[bool] = []  # whether the lock was free at each
+
+            def left(uids: Collection[str]) -> frozenset[str]:
+                if uids:
+                    looks.append(not lock.is_held(f"{book.folder()}/{book.LOCK}"))
+                return frozenset(uids) if hangs or len(looks) < 4 else frozenset()
+
+            monkeypatch.setattr(cgroups, "running", left)
+            monkeypatch.setattr(cgroups, "PATIENCE", PATIENCE)
+            second = asyncio.create_task(kubelet.allocate(GPU, uuid(0)))
+            await until(lambda: bool(looks))
+            await kubelet.allocate(GPU, uuid(1))  # meanwhile
+            assert not second.done()
+            if hangs:
+                with pytest.raises(grpc.aio.AioRpcError, match="has a process that has not ended yet"):
+                    await second
+            else:
+                assert (await second)["envs"] == {"NVIDIA_VISIBLE_DEVICES": uuid(0)}
+            assert all(looks[:3])
+
+    asyncio.run(run())
