@@ -43,7 +43,11 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     suite, low = request.param
     with installed.machine(suite) as found:
         _set_up(found, low)
+        # A cgroup of its own, or crun's CRIU makes all of the root's again below the container's, with what a kubelet
+        # has set there.
+        found.run(f"mkdir -p /srv/cgroup; mount -t cgroup2 none /srv/cgroup; mkdir /srv/cgroup/{found.state.name}")
         yield found
+        found.run(f"rmdir /srv/cgroup/{found.state.name}")
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def bundle(machine: Machine) -> Iterator[Path]:
     (folder / "config.json").write_text(json.dumps(spec))
     (machine.state / "log").unlink(missing_ok=True)
     yield folder
-    call(machine, "delete --force c", check=False)
+    call(machine, f"delete --force {machine.state.name}", check=False)
     machine.run(f"rm -r {folder}")
 
 
@@ -78,26 +82,35 @@ def low_level(machine: Machine) -> str:
 
 
 def call(machine: Machine, line: str, runtime: str = "gpushim-runtime", *, check: bool = True) -> str:
-    """Call a runtime; returns what it says."""
+    """Call a runtime in the machine's cgroup, whose name its container has, too; returns what it says."""
     words = "--cgroup-manager=cgroupfs" if "crun" in low_level(machine) else ""
-    done = machine.run(f"{runtime} --root {machine.state}/run --log {machine.state}/log {words} {line}", check=check)
+    enter = f"echo $$ >/srv/cgroup/{machine.state.name}/cgroup.procs"
+    done = machine.run(
+        f"{enter}; {runtime} --root {machine.state}/run --log {machine.state}/log {words} {line}", check=check
+    )
     return done.stdout + done.stderr
 
 
 def start(machine: Machine, bundle: Path, verb: str = "run", runtime: str = "gpushim-runtime") -> None:
     words = f"--image-path {bundle}/images --work-path {bundle}/work" if verb == "restore" else ""
-    line = f"{verb} --detach {words} --bundle {bundle} c </dev/null >/dev/null 2>&1"
+    line = f"{verb} --detach {words} --bundle {bundle} {machine.state.name} </dev/null >/dev/null 2>&1"
     call(machine, f"{line} || {{ cat {machine.state}/log; exit 1; }}", f"cd {bundle}; setsid {runtime}")
 
 
 def checkpoint(machine: Machine, bundle: Path, runtime: str = "gpushim-runtime", *, check: bool = True) -> str:
-    return call(machine, f"checkpoint --image-path {bundle}/images --work-path {bundle}/work c", runtime, check=check)
+    return call(
+        machine,
+        f"checkpoint --image-path {bundle}/images --work-path {bundle}/work {machine.state.name}",
+        runtime,
+        check=check,
+    )
 
 
 def seen(machine: Machine) -> tuple[str, str, list[str]]:
     """Return what the container has: its GPUs, the driver's parameters, and where something is mounted."""
     said = [
-        call(machine, f"exec c {line}") for line in ("nvidia-smi -L", "cat /proc/version", "cat /proc/self/mounts")
+        call(machine, f"exec {machine.state.name} {line}")
+        for line in ("nvidia-smi -L", "cat /proc/version", "cat /proc/self/mounts")
     ]
     return said[0], said[1], sorted(line.split()[1] for line in said[2].splitlines())
 
@@ -133,7 +146,7 @@ def test_a_container_without_a_request_is_restored(machine: Machine, bundle: Pat
     start(machine, bundle)
     checkpoint(machine, bundle)
     start(machine, bundle, "restore")
-    assert "nvidia" not in call(machine, "exec c cat /proc/self/mounts")
+    assert "nvidia" not in call(machine, f"exec {machine.state.name} cat /proc/self/mounts")
 
 
 @pytest.mark.parametrize("request_of", ["NVIDIA_VISIBLE_DEVICES=1", "A=1"])
@@ -146,8 +159,10 @@ def test_the_hook_alone_refuses_a_restore_of_its_gpus_alone(machine: Machine, bu
     low = low_level(machine)
     start(machine, bundle, runtime=low)
     checkpoint(machine, bundle, low)
-    words = f"restore --detach --image-path {bundle}/images --work-path {bundle}/work --bundle {bundle} c"
-    said = call(machine, f"{words} </dev/null >/dev/null 2>&1; cat {machine.state}/log", low, check=False)
+    words = f"restore --detach --image-path {bundle}/images --work-path {bundle}/work --bundle {bundle}"
+    said = call(
+        machine, f"{words} {machine.state.name} </dev/null >/dev/null 2>&1; cat {machine.state}/log", low, check=False
+    )
     refused = "the container cannot be restored: the hook alone has given it GPUs" in said
     assert refused is ("NVIDIA" in request_of and low.endswith("runc"))
 
