@@ -1,7 +1,4 @@
-"""The driver's files other than libraries: programs, firmware, configuration, X.Org modules; names of its sockets.
-
-Out of scope: libraries (driver_files.py); contents, but which driver a program, which machine an X.Org module is of.
-"""
+"""The driver's files other than libraries: programs, firmware, configuration, X.Org modules; names of its sockets."""
 
 from __future__ import annotations
 
@@ -86,18 +83,18 @@ PATH_LIMIT = 4096  # bytes, PATH_MAX
 
 
 def binaries(root: str, capability: str, version: str, notes: list[str]) -> list[File]:
-    """List a capability's programs: the first file of each name, unless it is of another driver than `version`."""
-    found: list[File] = []
+    """List the first program of each name, unless its version shows that it belongs to another driver."""
+    files: list[File] = []
     for name in BINARIES.get(capability, ()):
         # No container looks where NixOS has its programs: it gets a link in /usr/bin.
-        places = [(f"{folder}/{name}", f"{folder}/{name}") for folder in BINARY_DIRS]
-        places.append((f"{NIXOS_BINARIES}/{name}", f"/usr/bin/{name}"))
-        found += [entry for entry in list(_hits(root, places, "binary"))[:1] if _is_of(root, entry, version, notes)]
-    return found
+        pairs = [(f"{folder}/{name}", f"{folder}/{name}") for folder in BINARY_DIRS]
+        pairs.append((f"{NIXOS_BINARIES}/{name}", f"/usr/bin/{name}"))
+        files += [entry for entry in list(_hits(root, pairs, "binary"))[:1] if _is_of(root, entry, version, notes)]
+    return files
 
 
 def _is_of(root: str, entry: File, version: str, notes: list[str]) -> bool:
-    """Return whether a program is of this driver, as far as it tells; a note says of which other one it is."""
+    """Return whether a program's version is the driver's or cannot be told; add a note if it differs."""
     path = rooted.inside(root, entry["path"])
     if os.path.basename(path) not in TIED:
         return True
@@ -114,34 +111,32 @@ def _is_of(root: str, entry: File, version: str, notes: list[str]) -> bool:
 
 
 def configs(root: str, capability: str, arch: str, version: str) -> list[File]:
-    """List a capability's configuration and data files wherever the host has them; `arch` is one of ARCHS."""
-    places = []
+    pairs = []
     for folder, actual in [*zip(CONFIG_DIRS, CONFIG_DIRS), *NIXOS_CONFIGS.items()]:
         for name in CONFIGS.get(capability, ()):
             below = name.format(arch=arch, version=version)
-            places.append((f"{actual}/{below}", f"{folder}/{below}"))
-    return list(_hits(root, places, "data"))
+            pairs.append((f"{actual}/{below}", f"{folder}/{below}"))
+    return list(_hits(root, pairs, "data"))
 
 
 def ngx(loader: Loader) -> list[File]:
-    """List NGX's libraries for programs of Windows, which Proton loads."""
+    """List the NGX libraries for Windows programs, which Proton loads."""
     folders = [f"{folder}/nvidia/wine" for folder in loader.folders]
     paths = [f"{folder}/{name}" for folder in folders for name in rooted.listing(loader.root, folder)]
     return list(_hits(loader.root, [(path, path) for path in paths if path.endswith(".dll")], "data"))
 
 
 def rims(root: str, version: str) -> list[File]:
-    """List the reference measurements of the driver."""
     paths = [f"{RIMS}/{version}/{name}" for name in rooted.listing(root, f"{RIMS}/{version}")]
     return list(_hits(root, [(path, path) for path in paths], "data"))
 
 
 def xorg(loader: Loader, version: str, notes: list[str]) -> list[File]:
-    """List the driver's modules for the X server: the first of each that is for this machine and of this driver."""
+    """List the X server's modules: the first of each name that is for this machine and of this driver."""
     folders = list(dict.fromkeys([*loader.folders, *XORG_DIRS]))
-    found = []
-    for names, places in zip(_xorg_names(version), XORG_MODULES):
-        paths = [f"{folder}/{place}/{name}" for name in names for folder in folders for place in places]
+    files = []
+    for names, subfolders in zip(_xorg_names(version), XORG_MODULES):
+        paths = [f"{folder}/{below}/{name}" for name in names for folder in folders for below in subfolders]
         for entry in _hits(loader.root, [(path, path) for path in paths], "data"):
             if not _is_module(loader, entry, version, notes):
                 continue
@@ -149,9 +144,9 @@ def xorg(loader: Loader, version: str, notes: list[str]) -> list[File]:
             if ending:  # X looks for the name without a version
                 link = f"{os.path.dirname(entry['path'])}/{stem}.so"
                 entry.setdefault("links", []).append(f"{os.path.basename(entry['path'])}::{link}")
-            found.append(entry)
+            files.append(entry)
             break
-    return found
+    return files
 
 
 def _is_module(loader: Loader, entry: File, version: str, notes: list[str]) -> bool:
@@ -170,14 +165,14 @@ def _xorg_names(version: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def firmware(root: str, version: str) -> list[File]:
-    """List the GSP's firmware: for each name the file that the kernel loads (fw_path in firmware_loader/main.c)."""
-    found: dict[str, File] = {}
-    for place in _firmware_places(root):
-        folder = f"{place}/nvidia/{version}"
+    """List the GSP's firmware, of each name the file that the kernel loads (fw_path in firmware_loader/main.c)."""
+    files: dict[str, File] = {}
+    for base in _firmware_places(root):
+        folder = f"{base}/nvidia/{version}"
         for name in rooted.listing(root, folder):
-            if name.startswith("gsp") and name.endswith(".bin") and name not in found:
-                found.update((name, entry) for entry in _hits(root, [(f"{folder}/{name}",) * 2], "firmware"))
-    return list(found.values())
+            if name.startswith("gsp") and name.endswith(".bin") and name not in files:
+                files.update((name, entry) for entry in _hits(root, [(f"{folder}/{name}",) * 2], "firmware"))
+    return list(files.values())
 
 
 def _firmware_places(root: str) -> list[str]:
@@ -187,7 +182,7 @@ def _firmware_places(root: str) -> list[str]:
 
 
 def _firmware_path(root: str) -> list[str]:
-    """Read the directory that the kernel looks in first, a path of the host that may lie in the driver root."""
+    """Return the directory that the kernel searches first, which may lie in the driver root."""
     for path in dict.fromkeys((rooted.inside(root, FIRMWARE_PATH), FIRMWARE_PATH)):
         try:
             with open(path, "rb", opener=rooted.nonblocking) as file:
@@ -201,45 +196,42 @@ def _firmware_path(root: str) -> list[str]:
 
 
 def gds(root: str) -> list[File]:
-    """List what GPUDirect Storage needs beside its nodes: its configuration, and udev's database of disks."""
-    found = list(_hits(root, [(CUFILE,) * 2], "data"))
+    """List what GPUDirect Storage needs beside its nodes: its configuration and udev's database of disks."""
+    files = list(_hits(root, [(CUFILE,) * 2], "data"))
     if rooted.kind(root, UDEV) == stat.S_IFDIR and not rooted.mistrust(root, UDEV):
-        found.append({"path": UDEV, "kind": "directory"})
-    return found
+        files.append({"path": UDEV, "kind": "directory"})
+    return files
 
 
 def places(root: str, version: str, libraries: set[str]) -> set[str]:
-    """List where files may appear that are not there; a path that ends with / is a directory of any names.
+    """Return the paths where the driver's files may appear later; one that ends with / is a directory of any names.
 
-    Args:
-        root: the driver root.
-        version: the driver's.
-        libraries: directories of its libraries.
+    `libraries` are the directories of the driver's libraries.
     """
     configs = {
         name.format(arch=arch, version=version) for names in CONFIGS.values() for name in names for arch in ARCHS
     }
     watched = {f"{folder}/{name}" for folder in (*CONFIG_DIRS, *NIXOS_CONFIGS.values()) for name in configs}
-    watched |= {f"{place}/nvidia/{version}/" for place in _firmware_places(root)} | {CUFILE}
+    watched |= {f"{below}/nvidia/{version}/" for below in _firmware_places(root)} | {CUFILE}
     # Programs, and X.Org's modules, of which most hosts have none: only where such a directory is.
     usual = {f"{folder}/{name}" for folder in BINARY_DIRS for names in BINARIES.values() for name in names}
-    for names, below in zip(_xorg_names(version), XORG_MODULES):
-        usual |= {f"{folder}/{place}/{name}" for name in names for folder in libraries for place in below}
+    for names, subfolders in zip(_xorg_names(version), XORG_MODULES):
+        usual |= {f"{folder}/{below}/{name}" for name in names for folder in libraries for below in subfolders}
     usual |= {f"{folder}/nvidia/wine/" for folder in libraries} | {f"{RIMS}/{version}/"}
     return watched | {path for path in usual if rooted.resolve(root, os.path.dirname(path))}
 
 
 def mps(root: str, pipes: str, version: str, notes: list[str]) -> list[File]:
-    """List MPS's programs and the daemon's pipe directory (`pipes`, "" for none), if it runs and can be trusted."""
+    """List MPS's programs and its daemon's pipe directory, if the daemon runs and the directory can be trusted."""
     if not pipes or mps_problem(root, pipes):
         return []
     return [{"path": pipes, "kind": "directory"}, *binaries(root, "compute", version, notes)]
 
 
 def mps_problem(root: str, pipes: str) -> str:
-    """Say why containers get no MPS, or "".
+    """Return why containers get no MPS, "" if they do.
 
-    Whoever may write to the pipe directory, or replace it, decides what containers talk to.
+    A user who may write to the pipe directory, or replace it, decides what containers talk to.
     """
     wrong = rooted.mistrust(root, pipes)
     below = f"; all of it below the driver root {root}" if root != "/" else ""
@@ -257,14 +249,14 @@ def mps_problem(root: str, pipes: str) -> str:
     return ""
 
 
-def _hits(root: str, places: list[tuple[str, str]], kind: str) -> Iterator[File]:
-    """Find the files among (place on the host, path where programs look for it); no path twice."""
-    known = set()
-    for place, path in places:
-        real = rooted.resolve(root, place)
-        if path in known or not real or rooted.kind(root, real) != stat.S_IFREG:
+def _hits(root: str, pairs: list[tuple[str, str]], kind: str) -> Iterator[File]:
+    """List the regular files among pairs of a path on the host and the path where programs look, no path twice."""
+    listed = set()
+    for source, path in pairs:
+        real = rooted.resolve(root, source)
+        if path in listed or not real or rooted.kind(root, real) != stat.S_IFREG:
             continue
         entry = rooted.entry(root, path, real, kind)
-        if entry["path"] not in known:
+        if entry["path"] not in listed:
             yield entry
-        known |= {path, entry["path"]}
+        listed |= {path, entry["path"]}

@@ -1,10 +1,8 @@
-"""The driver's files that containers get, by capability: its libraries, and those of data_files.py.
+"""The driver's files that containers get, by capability, as paths inside the driver root.
 
-A library with the driver's version counts only if its file name ends with the version of the loaded kernel module: a
-container must never get libraries of two versions. For the few with versions of their own, the loader's choice
-counts. Unlisted libraries of the driver's version come too: new drivers have libraries that no list can know.
-All paths are as seen inside the driver root, and links never lead out of it.
-Out of scope: where the loader finds them (loader.py); device nodes (nodes.py); how containers get them (plan.py).
+A container must never get libraries of two versions, so a library counts only if its file name ends with the loaded
+kernel module's version; a few have versions of their own. Unlisted libraries of the driver's version come too, as new
+drivers add some.
 """
 
 from __future__ import annotations
@@ -111,44 +109,39 @@ CROWDED = ("/", "/etc")  # directories that change for reasons unrelated to the 
 
 
 def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: str = "") -> dict[str, list[File]]:
-    """Return the snapshot's "files": `mps` is the MPS pipe directory, "" for none; `machine`, "" for this one."""
+    """Return the snapshot's "files"; `mps` is MPS's pipe directory, "" for none; `machine` "" is this one."""
     machine = machine or platform.machine()
     cache = read_cache(root, notes)
     loader = Loader(root, machine, cache, notes, BEGINNINGS)
     loader.settle(version)
-    found = {"any": data_files.firmware(root, version)}
+    files = {"any": data_files.firmware(root, version)}
     for capability in CAPABILITIES:
-        found[capability] = entries(loader, capability, version, notes)
-        found[capability] += data_files.binaries(root, capability, version, notes)
-        found[capability] += data_files.configs(root, capability, machine, version)
-    found["utility"] += [{"path": path, "kind": "socket"} for path in data_files.SOCKETS]
-    found["utility"] += data_files.rims(root, version)
-    found["ngx"] += data_files.ngx(loader)
-    found["display"] += data_files.xorg(loader, version, notes)
-    found["gds"] = data_files.gds(root)
-    found["mps"] = data_files.mps(root, mps, version, notes)
+        files[capability] = entries(loader, capability, version, notes)
+        files[capability] += data_files.binaries(root, capability, version, notes)
+        files[capability] += data_files.configs(root, capability, machine, version)
+    files["utility"] += [{"path": path, "kind": "socket"} for path in data_files.SOCKETS]
+    files["utility"] += data_files.rims(root, version)
+    files["ngx"] += data_files.ngx(loader)
+    files["display"] += data_files.xorg(loader, version, notes)
+    files["gds"] = data_files.gds(root)
+    files["mps"] = data_files.mps(root, mps, version, notes)
     if machine in COMPANIONS:
         narrow = Loader(root, COMPANIONS[machine], cache, notes, BEGINNINGS)
         narrow.settle(version)
         for capability in CAPABILITIES:
-            found[capability + "32"] = entries(narrow, capability, version, notes)
-            found[capability + "32"] += data_files.configs(root, capability + "32", "i686", version)
-    return found
+            files[capability + "32"] = entries(narrow, capability, version, notes)
+            files[capability + "32"] += data_files.configs(root, capability + "32", "i686", version)
+    return files
 
 
-def watched(root: str, version: str, found: dict[str, list[File]], busy: Container[str] = ()) -> list[str]:
-    """List the directories that change when one of these files, or another, comes or goes.
+def watched(root: str, version: str, files: dict[str, list[File]], busy: Container[str] = ()) -> list[str]:
+    """List the directories whose times change when a file of the driver comes, goes or is replaced.
 
-    New libraries change the library cache. Of a directory that is busy the files themselves are listed. One that
-    others than root may change has none: whoever writes there would have every create list the GPUs again.
-
-    Args:
-        root: the driver root.
-        version: the driver's.
-        found: the driver's files.
-        busy: the host's paths of directories that changed while they were read, as a package manager's do.
+    The library cache stands for new libraries. For a directory in `busy` (paths on the host, as of one that a package
+    manager writes to) its files are listed instead. Directories that others than root can change are left out: a user
+    who writes there would have every create list the GPUs again.
     """
-    lasting = [entry for listed in found.values() for entry in listed if entry["kind"] in LASTING]
+    lasting = [entry for listed in files.values() for entry in listed if entry["kind"] in LASTING]
     libraries = {os.path.dirname(entry["path"]) for entry in lasting if entry["kind"] == "library"}
     paths = {entry["path"] for entry in lasting}
     watched: set[str] = set()
@@ -161,18 +154,18 @@ def watched(root: str, version: str, found: dict[str, list[File]], busy: Contain
     return sorted(watched)
 
 
-def usable(found: dict[str, list[File]], notes: list[str], root: str = "") -> dict[str, list[File]]:
-    """Leave out what no config.json can spell, and what others than root could change below a root; a note says so.
+def usable(files: dict[str, list[File]], notes: list[str], root: str = "") -> dict[str, list[File]]:
+    """Return the files that a config.json can spell and only root can change below `root`; add notes on the others.
 
-    The latter are programs and data. Libraries are the loader's, as for root's own programs; MPS's directory has
-    rules of its own, and at sockets the hook looks.
+    Only programs, firmware and data are checked for the latter: libraries are the loader's choice, as for root's own
+    programs, MPS's directory has a rule of its own, and the hook checks sockets.
     """
-    left: dict[str, list[File]] = {}
-    for capability, entries in found.items():
+    spelled: dict[str, list[File]] = {}
+    for capability, entries in files.items():
         problems = [_unspelled(entry) or (root and _mistrust(root, entry)) for entry in entries]
-        left[capability] = [entry for entry, problem in zip(entries, problems) if not problem]
+        spelled[capability] = [entry for entry, problem in zip(entries, problems) if not problem]
         notes += [problem for problem in dict.fromkeys(problems) if problem and problem not in notes]
-    return left
+    return spelled
 
 
 def _unspelled(entry: File) -> str:
@@ -195,30 +188,31 @@ def _mistrust(root: str, entry: File) -> str:
 
 
 def entries(loader: Loader, capability: str, version: str, notes: list[str]) -> list[File]:
-    """List a capability's libraries, as the snapshot has them."""
-    named = [(name, version) for name in LIBRARIES.get(capability, ())]
-    named += [(name, "") for name in OWN_VERSION.get(capability, ())]
-    named += [(name, version) for name in _unlisted(loader, version) if capability in UNLISTED]
-    found: dict[str, File] = {}
-    for name, ending in named:
-        chosen = None if name in found else loader.first(name, ending, notes)
+    libraries = [(name, version) for name in LIBRARIES.get(capability, ())]
+    libraries += [(name, "") for name in OWN_VERSION.get(capability, ())]
+    libraries += [(name, version) for name in _unlisted(loader, version) if capability in UNLISTED]
+    files: dict[str, File] = {}
+    for name, ending in libraries:
+        chosen = None if name in files else loader.first(name, ending, notes)
         if chosen and (ending or not DRIVERS_OWN.search(chosen[0])):  # else it is another driver's
-            found[name] = {"path": chosen[0], "kind": loader.kind, "soname": chosen[1]}
+            files[name] = {"path": chosen[0], "kind": loader.kind, "soname": chosen[1]}
             links = _links(loader, name, *chosen)
             if links:
-                found[name]["links"] = links
-    if "libEGL_nvidia.so" in found and "libnvidia-allocator.so" in found:
+                files[name]["links"] = links
+    if "libEGL_nvidia.so" in files and "libnvidia-allocator.so" in files:
         # Not with the allocator: compute lists it too, and one entry of a path would hide the other.
-        link = _gbm_link(loader, found["libnvidia-allocator.so"])
-        found["libEGL_nvidia.so"].setdefault("links", []).append(link)
-    return list(found.values())
+        link = _gbm_link(loader, files["libnvidia-allocator.so"])
+        files["libEGL_nvidia.so"].setdefault("links", []).append(link)
+    return list(files.values())
 
 
 def _unlisted(loader: Loader, version: str) -> list[str]:
-    """List the unlisted libraries of exactly the driver's version in its directories."""
-    found = {name for folder in loader.folders for name, all_ in loader.versions(folder).items() if version in all_}
-    found -= {*LISTED, *NEUTRAL, *data_files.XORG_LIBRARIES}
-    return sorted(name for name in found if name.startswith("lib"))
+    """List the libraries of the driver's version in its directories that LISTED lacks."""
+    names = {
+        name for folder in loader.folders for name, endings in loader.versions(folder).items() if version in endings
+    }
+    names -= {*LISTED, *NEUTRAL, *data_files.XORG_LIBRARIES}
+    return sorted(name for name in names if name.startswith("lib"))
 
 
 def _links(loader: Loader, name: str, path: str, soname: str) -> list[str]:
@@ -227,32 +221,32 @@ def _links(loader: Loader, name: str, path: str, soname: str) -> list[str]:
     always, target = ALWAYS.get(name, ("", ""))
     if always and always != file:
         links.append(f"{file if target == 'file' else soname}::{folder}/{always}")
-    made = {f"{folder}/{soname}", *(f"{folder}/{one}" for one in (always,) if one)}
+    made = {f"{folder}/{soname}", f"{folder}/{always or soname}"}
     for spelling in loader.names(name, path):
         if spelling not in made:
-            beside = os.path.dirname(spelling) == folder
-            links.append(f"{soname if beside else _from(spelling, path)}::{spelling}")
+            is_beside = os.path.dirname(spelling) == folder
+            links.append(f"{soname if is_beside else _from(spelling, path)}::{spelling}")
     return links
 
 
 def _from(link: str, path: str) -> str:
-    """Spell a path as a link beside or above it does; else from the top."""
+    """Return a path relative to a link's directory if it lies there, else as it is."""
     above = os.path.dirname(link) + "/"
     return path[len(above) :] if path.startswith(above) else path
 
 
 def _gbm_link(loader: Loader, allocator: File) -> str:
-    path, beside = allocator["path"], os.path.dirname(allocator["path"])
-    for folder in (beside, *loader.folders):
+    path, own_folder = allocator["path"], os.path.dirname(allocator["path"])
+    for folder in (own_folder, *loader.folders):
         if rooted.resolve(loader.root, f"{folder}/{GBM}") == path:
             break
     else:
-        folder = beside
-    return f"{path if folder != beside else '../' + allocator['soname']}::{folder}/{GBM}"
+        folder = own_folder
+    return f"{path if folder != own_folder else '../' + allocator['soname']}::{folder}/{GBM}"
 
 
 def lacking(root: str, version: str) -> list[str]:
-    """Say which libraries of LOST are missing, a sentence for each."""
+    """Return a sentence for each library of LOST that is missing."""
     return [
         f"there is no {name}.{version} below {root}, so {lost}; install that part of the driver"
         for name, lost in LOST.items()
@@ -263,17 +257,17 @@ def lacking(root: str, version: str) -> list[str]:
 def versions(root: str, machine: str = "") -> list[str]:
     """List the installed versions of the driver's libraries, the loader's choice first."""
     loader = Loader(root, machine, read_cache(root, []), [], BEGINNINGS)
-    found = []
+    numbers = []
     for name in TELLTALES:
         for path in loader.candidates(name, ""):
             match = re.search(r"\.so\.(\d+(?:\.\d+)+)$", path)
             if match:
-                found.append(match[1])
-    return list(dict.fromkeys(found))
+                numbers.append(match[1])
+    return list(dict.fromkeys(numbers))
 
 
 def library(root: str, name: str, version: str, machine: str = "") -> str | None:
-    """Find one library of a version; returns its path inside the root, even if it is damaged."""
+    """Return the path of one library of a version, even of a damaged one."""
     loader = Loader(root, machine, read_cache(root, []), [], BEGINNINGS)
     for path in loader.candidates(name, version):
         try:

@@ -1,15 +1,12 @@
-"""What a look at the host takes over from earlier ones of this boot: indices, and GPUs that are not asked again.
+"""What a survey takes from earlier ones of this boot: the GPUs' indices, and GPUs whose calls to NVML hang.
 
-An index means for a whole boot the GPU that it first meant. NVML numbers what it lists at the moment: if a GPU drops
-out, those after it move up. So the first list that NVML has given after a boot is kept, in a file of its own and, in
-case that is removed or damaged, in the snapshot. A GPU that comes later gets a number that no other has had.
+An index means one GPU for a whole boot. NVML numbers the GPUs that it lists at the moment, so if one drops out, those
+after it move up. Therefore NVML's first list after a boot is kept, in a file of its own and, in case that is removed
+or damaged, in the snapshot. A GPU that appears later gets a number that no other has had.
 
-GPUs whose calls to NVML hang, the device plugin has found: STATE/device-plugin/hung says {"boot": boot id, "gpus":
-{UUID: seconds since boot}}; the plugin writes it again as long as a GPU hangs (its hung_file.py). What the last
-snapshot had of such a GPU holds on while the driver's binding to it is the same. Only root can have written either.
-
-Out of scope: WSL2 and Tegra, where a container gets all GPUs or none; what a request by the index of a missing GPU
-gets (selection.py); NVML that hangs for all, as in nvmlInit (failure.py).
+The device plugin finds the GPUs whose calls hang, and writes STATE/device-plugin/hung again while they do
+(hung_file.py): {"boot": boot id, "gpus": {UUID: seconds since boot}}. They are listed as in the last snapshot, as
+long as the driver's binding is the same. Only root can have written either file.
 """
 
 from __future__ import annotations
@@ -38,71 +35,68 @@ FAILS, HANGS = "does not answer NVML", "is not asked, for calls of it hang"  # w
 
 
 class Indices:
-    """The indices of a boot's GPUs.
+    """The indices of a boot's GPUs, of which `gpus` have theirs already."""
 
-    Args:
-        known: those that are settled.
-    """
-
-    def __init__(self, known: Sequence[Known]) -> None:
-        self._left = list(known)
-        self._taken = {one["index"] for one in known}
+    def __init__(self, gpus: Sequence[Known]) -> None:
+        self._left = list(gpus)
+        self._taken = {gpu["index"] for gpu in gpus}
 
     def settle(self, gpu: Gpu) -> None:
-        """Give a GPU its index, and its UUID if only an earlier look knew that.
+        """Set a GPU's index, and its UUID if only an earlier survey knew it.
 
-        It is told by its UUID; by its PCI address while that is unknown. A new GPU keeps the number that it comes
-        with, unless that is another's.
+        A GPU is recognised by its UUID, or by its PCI address while the UUID is unknown. A new one keeps NVML's
+        number unless that is taken.
         """
-        same = next((one for one in self._left if gpu["uuid"] and one["uuid"] == gpu["uuid"]), None) or next(
-            (one for one in self._left if one["pci"] == gpu["pci"] and not (one["uuid"] and gpu["uuid"])), None
+        row = next((entry for entry in self._left if gpu["uuid"] and entry["uuid"] == gpu["uuid"]), None) or next(
+            (entry for entry in self._left if entry["pci"] == gpu["pci"] and not (entry["uuid"] and gpu["uuid"])),
+            None,
         )
-        if same:
-            self._left.remove(same)
-            gpu["index"], gpu["uuid"] = same["index"], gpu["uuid"] or same["uuid"]
+        if row:
+            self._left.remove(row)
+            gpu["index"], gpu["uuid"] = row["index"], gpu["uuid"] or row["uuid"]
         elif gpu["index"] in self._taken:
             gpu["index"] = max(self._taken) + 1
         self._taken.add(gpu["index"])
 
     @property
     def absent(self) -> list[Known]:
-        """Those that have not been settled."""
-        return sorted(self._left, key=lambda one: one["index"])
+        """GPUs that had an index and have not been settled again."""
+        return sorted(self._left, key=lambda gpu: gpu["index"])
 
 
 def settled(state: str) -> list[Known]:
-    """Return the GPUs that have an index since this boot; none before NVML has listed them for the first time."""
+    """Return the GPUs that have an index since this boot; none before NVML has first listed them."""
     names = (INDICES, ensure.SNAPSHOT) if trust.ours(state) else ()
     return next(filter(None, (_indices(ensure.own(f"{state}/{name}")) for name in names)), [])
 
 
 def save_indices(state: str, snapshot: Snapshot) -> None:
-    """Keep a snapshot's indices, if NVML told them and they are not what is kept; the caller holds the lock."""
+    """Save a snapshot's indices if NVML gave them and they have changed; the caller holds the lock."""
     if snapshot["source"] != "nvml" or snapshot["platform"] != "native":
         return
     gpus = _rows([*snapshot["gpus"], *snapshot["absent"]])
     path = f"{state}/{INDICES}"
     if gpus and gpus != _indices(ensure.own(path)):
-        found = {"boot": system.boot(), "gpus": gpus}
-        replace(path, json.dumps(found, separators=(",", ":")).encode() + b"\n")
+        indices = {"boot": system.boot(), "gpus": gpus}
+        replace(path, json.dumps(indices, separators=(",", ":")).encode() + b"\n")
 
 
-def _indices(found: Any) -> list[Known]:
-    """Read what `save_indices` or a refresh wrote; nothing if that is of another boot, not NVML's, or damaged."""
+def _indices(data: Any) -> list[Known]:
+    """Read the rows of the indices file or a snapshot; none if it is of another boot, not NVML's, or damaged."""
     try:
-        if found.get("stamp", found)["boot"] != system.boot() or found.get("source", "nvml") != "nvml":
+        if data.get("stamp", data)["boot"] != system.boot() or data.get("source", "nvml") != "nvml":
             return []
-        rows = _rows([*found["gpus"], *found.get("absent", ())])
+        rows = _rows([*data["gpus"], *data.get("absent", ())])
     except (AttributeError, KeyError, TypeError):
         return []
-    numbers = {one["index"] for one in rows if type(one["index"]) is int and one["index"] >= 0}
-    whole = all(isinstance(one["uuid"], str) and isinstance(one["pci"], str) and one["pci"] for one in rows)
-    return rows if whole and len(numbers) == len(rows) else []
+    numbers = {row["index"] for row in rows if type(row["index"]) is int and row["index"] >= 0}
+    is_complete = all(isinstance(row["uuid"], str) and isinstance(row["pci"], str) and row["pci"] for row in rows)
+    return rows if is_complete and len(numbers) == len(rows) else []
 
 
 def _rows(gpus: Iterable[Any]) -> list[Known]:
-    rows: list[Known] = [{"index": one["index"], "uuid": one["uuid"], "pci": one["pci"]} for one in gpus]
-    return sorted(rows, key=lambda one: one["index"])
+    rows: list[Known] = [{"index": gpu["index"], "uuid": gpu["uuid"], "pci": gpu["pci"]} for gpu in gpus]
+    return sorted(rows, key=lambda gpu: gpu["index"])
 
 
 class Hung(TypedDict):
@@ -110,24 +104,24 @@ class Hung(TypedDict):
 
     gpu: Gpu
     mig: list[MigInstance]
-    then: Stamp
+    stamp: Stamp
 
 
-class Spared:
-    """The GPUs that a look does without, and whether it waits for one that it should have done without."""
+class HungGpus:
+    """The GPUs that a survey does not ask because their calls hang."""
 
     def __init__(self, state: str) -> None:
         self._state = state
-        self._known: set[str] | None = None  # UUIDs; None before the look
+        self._uuids: set[str] | None = None  # None before the survey
 
-    def gpus(self) -> list[Hung]:
-        """Return them; the look begins now."""
-        self._known = {*hanging(self._state)}
-        return _last(self._state, self._known)
+    def read(self) -> list[Hung]:
+        """Return the GPUs that hang as the survey begins."""
+        self._uuids = {*hanging(self._state)}
+        return _last(self._state, self._uuids)
 
-    def hopeless(self) -> GpushimError | None:
-        """Return why the look is better begun again, or None."""
-        new = sorted({*hanging(self._state)} - self._known) if self._known is not None else []
+    def added(self) -> GpushimError | None:
+        """Return the refusal for a survey during which another GPU began to hang, which it may wait for."""
+        new = sorted({*hanging(self._state)} - self._uuids) if self._uuids is not None else []
         if not new:
             return None
         sentence = f"a call of {quote(new[0])} hangs: list the GPUs again, which does without it"
@@ -135,59 +129,59 @@ class Spared:
 
 
 def hanging(state: str) -> dict[str, float]:
-    """Return the UUIDs of GPUs whose calls hang, and when they last did; nothing if the file cannot be trusted."""
+    """Return when the calls of each hanging GPU last hung, by UUID; {} if the file cannot be trusted."""
     path = f"{state}/{HUNG}"
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
         return {}
-    found: Any = ensure.own(path, HUNG_LIMIT)
-    gpus, now = found.get("gpus"), system.clock()
-    if found.get("boot") != system.boot() or not isinstance(gpus, dict):
+    data: Any = ensure.own(path, HUNG_LIMIT)
+    gpus, clock = data.get("gpus"), system.clock()
+    if data.get("boot") != system.boot() or not isinstance(gpus, dict):
         return {}
-    return {uuid: at for uuid, at in gpus.items() if isinstance(at, (int, float)) and 0 <= now - at < GOOD}
+    return {uuid: at for uuid, at in gpus.items() if isinstance(at, (int, float)) and 0 <= clock - at < GOOD}
 
 
 def hung_now(state: str, proc: str, sys: str) -> list[Hung]:
-    """Return those that whoever looks at the host now does without."""
-    found = Spared(state).gpus()
-    return still(found, ensure.driver(proc, sys, False)) if found else []
+    """Return the GPUs that a survey would not ask now."""
+    gpus = HungGpus(state).read()
+    return still(gpus, ensure.driver(proc, sys, False)) if gpus else []
 
 
 def still(hung: Sequence[Hung], facts: DriverFacts) -> list[Hung]:
-    """Return those to which the driver is bound as it was, each with its MIG instances if these are the same."""
-    found: list[Hung] = []
-    for one in hung:
-        gpu, then = one["gpu"], one["then"]
+    """Return the GPUs whose driver binding is unchanged, each with its MIG instances if those are unchanged too."""
+    gpus: list[Hung] = []
+    for entry in hung:
+        gpu, stamp = entry["gpu"], entry["stamp"]
         name = next((name for name in facts["gpus"] if procfs.pci_address(name) == gpu["pci"]), "")
-        binding, place = facts["gpus"].get(name), f"gpu{gpu['minor']}"
-        if binding is None or (binding, facts["module"]) != (then["gpus"].get(name), then["module"]):
+        binding, key = facts["gpus"].get(name), f"gpu{gpu['minor']}"
+        if binding is None or (binding, facts["module"]) != (stamp["gpus"].get(name), stamp["module"]):
             continue
-        same = facts["mig"].get(place) == then["mig"].get(place)
-        found.append({**one, "mig": one["mig"] if same else []})
-    return found
+        has_same_migs = facts["mig"].get(key) == stamp["mig"].get(key)
+        gpus.append({**entry, "mig": entry["mig"] if has_same_migs else []})
+    return gpus
 
 
 def instead(hung: Sequence[Hung]) -> dict[str, Gpu]:
-    """Return what a listing has of such GPUs, by PCI address: as they were, with the reason why none is given out."""
-    return {one["gpu"]["pci"]: _problem(one["gpu"]) for one in hung}
+    """Return, by PCI address, what a listing has of such GPUs: their last state, and why none is given out."""
+    return {entry["gpu"]["pci"]: _problem(entry["gpu"]) for entry in hung}
 
 
 def _problem(gpu: Gpu) -> Gpu:
-    why = (
+    problem = (
         f"GPU {gpu['index']} ({gpu['pci']}) {HANGS}; gpushim-device-plugin tries it again and again, and a reset may "
         "help"
     )
-    return {**gpu, "peers": [], "drm": [], "links": [], "problem": why}
+    return {**gpu, "peers": [], "drm": [], "links": [], "problem": problem}
 
 
 def _last(state: str, uuids: set[str]) -> list[Hung]:
-    """Return what the last snapshot of this boot has of GPUs; nothing if there is none."""
-    found: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if uuids and trust.ours(state) else {}
+    """Return what the last snapshot of this boot has of some GPUs."""
+    data: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if uuids and trust.ours(state) else {}
     try:
-        if not save.understood(found) or found["stamp"]["boot"] != system.boot():
+        if not save.understood(data) or data["stamp"]["boot"] != system.boot():
             return []
-        last = save.completed(found)
+        last = save.completed(data)
         return [
-            {"gpu": gpu, "mig": [mig for mig in last["mig"] if mig["gpu"] == gpu["index"]], "then": last["stamp"]}
+            {"gpu": gpu, "mig": [mig for mig in last["mig"] if mig["gpu"] == gpu["index"]], "stamp": last["stamp"]}
             for gpu in last["gpus"]
             if gpu["uuid"] in uuids
         ]

@@ -1,12 +1,10 @@
-"""Read the saved snapshot, and say whether it is still true: whether its stamp is.
+"""Read the saved snapshot, and compare its stamp with the host.
 
-A stamp has cheap facts that change when the inventory would: a create compares them instead of asking NVML. Whatever
-a plan takes from the snapshot has a fact here, or the snapshot has a short life: `survey.COVER` says which, and a
-test changes one after the other on a simulated host (test_freshness.py).
+A stamp has cheap facts that change when the inventory would, so that a create need not ask NVML. Each member of the
+snapshot that a plan uses has such a fact, or gives the snapshot a short life: `survey.COVER` (test_freshness.py).
 
-On the create path. Budget: well under a millisecond to read and compare; the stamp, a handful of stats and short
-reads of /proc, 0.2 ms for one GPU and 0.4 ms for eight. Out of scope: waiting for a true one (renew.py), listing the
-host (survey.py), another version's snapshot (save.py).
+On the create path. Budget: well under a millisecond; the stamp, a handful of stats and short reads of /proc, takes
+0.2 ms for one GPU and 0.4 ms for eight.
 """
 
 from __future__ import annotations
@@ -46,9 +44,9 @@ DEVICES_LIMIT = 1 << 16  # bytes of /proc/devices, which has about 1 KiB
 
 
 def read(config: str, state: str) -> Snapshot | None:
-    """Return the saved snapshot if it is ours and still true, else None."""
-    found, stale = last(config, state)
-    return None if stale else found
+    """Return the saved snapshot if it can be trusted and is still true, else None."""
+    snapshot, stale = last(config, state)
+    return None if stale else snapshot
 
 
 def last(config: str, state: str) -> tuple[Snapshot, str]:
@@ -58,51 +56,51 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
         the snapshot and "" (it is true) or "host" (the host has, or may have, changed since; its policy still holds);
         {} and "policy" if there is none that can be trusted, or config.toml or the launcher's files have changed.
     """
-    found: Snapshot = own(f"{state}/{SNAPSHOT}") if trust.ours(state) else NONE
-    if found.get("form") != FORM or found.get("gpushim") != __version__:
+    snapshot: Snapshot = own(f"{state}/{SNAPSHOT}") if trust.ours(state) else NONE
+    if snapshot.get("form") != FORM or snapshot.get("gpushim") != __version__:
         return NONE, "policy"
     try:
-        if found["inputs"]["config"] != config or found["told"] != launcher_facts(state):
+        if snapshot["inputs"]["config"] != config or snapshot["told"] != launcher_facts(state):
             return NONE, "policy"
-        then, now = found["stamp"], current(found["inputs"])
-        if then == now or same_from_here(then, now):
+        saved, host = snapshot["stamp"], current(snapshot["inputs"])
+        if saved == host or same_from_here(saved, host):
             # Who may not renew it, as a rootless engine, relies on the facts alone.
-            return found, "" if alive(found) or not posix.access(state, posix.W_OK) else "host"
-        return (found, "host") if then["config"] == now["config"] else (NONE, "policy")
+            return snapshot, "" if alive(snapshot) or not posix.access(state, posix.W_OK) else "host"
+        return (snapshot, "host") if saved["config"] == host["config"] else (NONE, "policy")
     except (KeyError, IndexError, TypeError, ValueError):  # of another shape, or a path with a NUL
         return NONE, "policy"
 
 
 def launcher_facts(state: str) -> LauncherFacts:
-    """Gather facts about the files that launcher and hook read, to see whether one was changed since the refresh."""
-    found: LauncherFacts = {"config": trust.identity(state + "/config")}
+    """Return the facts that change with the files that launcher and hook read."""
+    facts: LauncherFacts = {"config": trust.identity(state + "/config")}
     for name in ("runtime", "triggers", "params", "empty"):
         fact = node(f"{state}/{name}")
-        found[name] = fact and [*fact[:2], trust.trusted(fact[2]), *fact[4:]]  # owners look different in a namespace
-    return found
+        facts[name] = fact and [*fact[:2], trust.trusted(fact[2]), *fact[4:]]  # owners look different in a namespace
+    return facts
 
 
 def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
-    """Update mode and owner of these IMEX channels, which the stamp omits, as there may be thousands."""
+    """Update mode and owner of IMEX channels, which the stamp omits, as there may be thousands."""
     for number in channels if not trust.in_user_namespace() else ():  # owners look different there
         path = f"{IMEX_CHANNEL}{number}"
         listed, root = inventory["nodes"].get(path), inventory["driver"]["dev-root"]
-        found = node(path if root == "/" else root + path)
-        if listed and found:
-            listed[2:] = [found[1] & 0o777, *found[2:]]
+        facts = node(path if root == "/" else root + path)
+        if listed and facts:
+            listed[2:] = [facts[1] & 0o777, *facts[2:]]
 
 
 def own(path: str, limit: int = SNAPSHOT_LIMIT) -> Any:
-    """Read a JSON object of the state directory; {} if there is none, or somebody else may have written it."""
+    """Read a JSON object of the state directory; {} if there is none, or another user may have written it."""
     try:
-        found = fastjson.loads(_trusted(path, limit) or b"{}", SNAPSHOT, own=True)
+        data = fastjson.loads(_trusted(path, limit) or b"{}", SNAPSHOT, own=True)
     except GpushimError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def _trusted(path: str, limit: int) -> bytes | None:
-    """Read a file that only root or this user can have written."""
+    """Read a file that only root or this user can have written; None if there is none."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK)
     except OSError:
@@ -119,10 +117,9 @@ def _trusted(path: str, limit: int) -> bytes | None:
 
 
 def current(inputs: Inputs) -> Stamp:
-    """Gather the facts that decide whether a snapshot is still true.
+    """Return the facts that decide whether a snapshot with these inputs is still true.
 
-    It is, until its life is over, while two stamps are equal; "libraries" is the library cache's identity, and
-    "nodes" has what `node` returns for each path.
+    "libraries" is the library cache's identity; "nodes" has what `node` returns for each path.
     """
     root = inputs["root"]
     return {
@@ -135,21 +132,20 @@ def current(inputs: Inputs) -> Stamp:
 
 
 def alive(snapshot: Snapshot, ahead: float = 0) -> bool:
-    """Say whether a snapshot's life (0: endless) goes on for so many more seconds.
+    """Return whether a snapshot's life (0: endless) lasts for `ahead` more seconds.
 
     The clock neither jumps nor stops during a suspend. If it is behind the snapshot, as in a time namespace, the age
-    is unknown.
+    is unknown, and the life over.
     """
     return not snapshot["life"] or 0 <= system.clock() - snapshot["looked"] < snapshot["life"] - ahead
 
 
 def driver(proc: str, sys: str, times: bool) -> DriverFacts:
-    """Gather the facts that the kernel tells: the module's version, major numbers, GPUs, MIG instances.
+    """Return the facts that the kernel tells: the module's version, major numbers, GPUs, MIG instances.
 
     A GPU gets its minor number when the driver is bound to it. sysfs gives each binding a link with an inode number
     that never comes again (kernfs_new_node in fs/kernfs/dir.c), while reading a GPU's `information` would wake it,
-    and hang where the driver hangs (nv_procfs_read_gpu_info). `times` says whether procfs keeps the times of its
-    entries.
+    and hang where the driver hangs (nv_procfs_read_gpu_info). `times`: procfs keeps the times of its entries.
 
     Returns:
         "module": text of the version file or null; "majors": lines of /proc/devices; "gpus": inode number of the
@@ -165,7 +161,7 @@ def driver(proc: str, sys: str, times: bool) -> DriverFacts:
 
 
 def proc_dir(root: str) -> str:
-    """Return the /proc that shows the driver: that of the driver root, if it is mounted there, or the host's."""
+    """Return the /proc that shows the driver: the driver root's if the driver is there, else the host's."""
     if root == "/":
         return "/proc"
     try:
@@ -178,23 +174,23 @@ def proc_dir(root: str) -> str:
 def node(path: str) -> NodeFacts | None:
     """Return the facts about a node, file or directory; None if there is none.
 
-    Those of a file or directory are its time, which changes with its content, and at the end which one it is: one
-    that takes its place may have its time, too (cp -a, rsync -a, another mount). Of a socket it is that it is there.
+    For a file or directory: its mtime, and at the end its device and inode number, as a replacement may have the same
+    time (cp -a, rsync -a, another mount). For a socket only that it is there, as its service may change all else.
     """
     try:
         status = posix.lstat(path)
     except OSError:
         return None
     if status.st_mode & trust.FILE_TYPE == trust.SOCKET:
-        return [0, trust.SOCKET, 0, 0]  # whose service may change all else of it
+        return [0, trust.SOCKET, 0, 0]
     if status.st_mode & trust.FILE_TYPE in (trust.DIRECTORY, trust.REGULAR):
         return [status.st_mtime_ns, status.st_mode, status.st_uid, status.st_gid, status.st_dev, status.st_ino]
     return [status.st_rdev, status.st_mode, status.st_uid, status.st_gid]
 
 
-def same_from_here(then: Stamp, now: Stamp) -> bool:
-    """Compare two stamps without the owners of nodes, which look different in a user namespace."""
-    return trust.in_user_namespace() and _ownerless(then) == _ownerless(now)
+def same_from_here(saved: Stamp, host: Stamp) -> bool:
+    """Return whether two stamps differ only in the owners of nodes, as seen from a user namespace."""
+    return trust.in_user_namespace() and _ownerless(saved) == _ownerless(host)
 
 
 def _ownerless(facts: Stamp) -> Stamp:
@@ -209,7 +205,6 @@ def _names(path: str, prefix: str = "") -> list[str]:
 
 
 def _majors(proc: str) -> list[str]:
-    """List the lines of /proc/devices about the driver and related ones."""
     text = system.text(proc + "/devices", DEVICES_LIMIT) or ""
     return [line for line in text.split("\n") if "nvidia" in line or "gdrdrv" in line]
 
@@ -222,37 +217,38 @@ def _inode(path: str) -> int | None:
 
 
 def _mig(capabilities: str, times: bool) -> Mig:
-    """List GPUs in MIG mode with their instances; other GPUs have no gi directory."""
-    found: Mig = {}
+    """Return the instances of each GPU in MIG mode; other GPUs have no gi directory."""
+    gpus: Mig = {}
     for gpu in _names(capabilities, "gpu"):
         mig = f"{capabilities}/{gpu}/mig"
         instances = {gi: _computes(f"{mig}/{gi}", times) for gi in _names(mig, "gi")}
         if instances:
-            found[gpu] = instances
-    return found
+            gpus[gpu] = instances
+    return gpus
 
 
 def _computes(gi: str, times: bool) -> dict[str, list[int] | None]:
-    """List the compute instances of a GPU instance; for the usual single one, two stats are cheaper than a listing.
+    """Return the facts about a GPU instance's compute instances.
 
-    The link count of a directory in /proc tells how many directories it has.
+    A single one, as is usual, costs two stats instead of a listing: a directory's link count in /proc counts its
+    directories.
     """
     try:
         if posix.lstat(gi).st_nlink == 3:
             return {"ci0": _made(posix.lstat(gi + "/ci0"), times)}
     except OSError:
         pass
-    found: dict[str, list[int] | None] = {}
+    instances: dict[str, list[int] | None] = {}
     for ci in _names(gi, "ci"):
         try:
-            found[ci] = _made(posix.lstat(f"{gi}/{ci}"), times)
+            instances[ci] = _made(posix.lstat(f"{gi}/{ci}"), times)
         except OSError:
-            found[ci] = None
-    return found
+            instances[ci] = None
+    return instances
 
 
 def _made(status: posix.stat_result, times: bool) -> list[int] | None:
-    """Return what tells an entry of /proc from a later one of the same name.
+    """Return the facts that tell an entry of /proc from a later one of the same name.
 
     The inode number alone does not: the kernel reuses the lowest free one. The time is that of the kernel's first
     lookup (proc_get_inode in fs/proc/inode.c); if the kernel drops it, the instance looks new.

@@ -1,9 +1,8 @@
-"""Why a refresh failed, and whose failure that is: told to all who wait, kept from them, or the end of the process.
+"""Failures of a refresh: recorded for all who wait for it, kept to the process, or its end.
 
-Everyone who waited for a refresh gets the error that it records. How its process ended, and what it lacked for
-itself, is nobody else's: the next create tries again. For a create, and what it starts, has the limits of the tenant
-whose container it makes. Where NVML hangs, nothing helps but a deadline that ends the process.
-Out of scope: how long a create waits for that process (renew.py); a full disk, which is full for all.
+Creates that waited for a refresh get the error that it recorded. A process's own lack of memory, processes or files
+is not recorded, as a create has the limits of the tenant whose container it makes; the next create tries again.
+Where NVML hangs, only a deadline helps, which ends the process.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ WORDS = ("annot allocate memory", "Insufficient Memory", "Insufficient Resources
 
 
 def facts(config: str) -> Belongs:
-    """Gather the facts about host and configuration for which a failure counts, and no others."""
+    """Return the facts about host and configuration for which a failure counts."""
     try:
         root = policy.load(config)["driver"]["root"]
     except GpushimError:
@@ -54,7 +53,7 @@ def facts(config: str) -> Belongs:
 
 
 def record(state: str, belongs: Belongs, error: GpushimError) -> None:
-    """Tell those who wait why a refresh failed that began with these `facts`; the caller holds the lock."""
+    """Save a refresh's error, with the `facts` at its beginning, for creates that wait; the caller holds the lock."""
     failure = {**belongs, "at": now(), "sentence": str(error), "code": error.exit_code}
     with contextlib.suppress(OSError):  # then each of them tries for itself
         if trust.ours(state):
@@ -62,7 +61,7 @@ def record(state: str, belongs: Belongs, error: GpushimError) -> None:
 
 
 def pass_on(state: str, config: str, since: int) -> None:
-    """Refuse with the error of a refresh that failed while this create waited, unless the host has changed since."""
+    """Raise the error of a refresh that failed since this create began to wait, unless the host has changed."""
     failure = ensure.own(f"{state}/{FAILURE}")
     try:
         counts = since <= failure["at"] <= now() and failure["inputs"]["config"] == config
@@ -73,15 +72,15 @@ def pass_on(state: str, config: str, since: int) -> None:
 
 
 def now() -> int:
-    """Return the nanoseconds since boot, the same for all processes, which nobody sets."""
+    """Return the nanoseconds since boot, a clock that is the same for all processes and never set."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 @contextlib.contextmanager
 def recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]]:
-    """Record for those who wait why the body failed; yields the function to call before the process is ended.
+    """Record an error of the body for creates that wait; yields the function to call before the process is ended.
 
-    What this process lacked is its own trouble, and not recorded.
+    An error that comes of this process's own limits is raised and not recorded.
     """
     failed = functools.partial(record, state, facts(config))
     try:
@@ -99,10 +98,7 @@ def recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]
 
 
 def scarce(error: BaseException) -> GpushimError | None:
-    """Return the refusal for an error that is, or comes of, want of memory, processes or files; None for any other.
-
-    What an error comes of is seen in spite of `from None`.
-    """
+    """Return the refusal for an error that comes of want of memory, processes or files, also behind `from None`."""
     cause: BaseException | None = error
     while cause is not None:
         if _is_want(cause):
@@ -116,7 +112,7 @@ def scarce(error: BaseException) -> GpushimError | None:
 
 
 def among(notes: list[str]) -> GpushimError | None:
-    """Return the refusal for a listing of whose notes one tells of such a want."""
+    """Return the refusal for a listing with a note about want of memory, processes or files."""
     return next(filter(None, (scarce(RuntimeError(note)) for note in notes)), None)
 
 
@@ -136,14 +132,14 @@ def deadline(
 ) -> Iterator[Callable[[str], None]]:
     """End the process if the body takes too long; yields `waiting`.
 
-    Also when `hopeless` says why it will never end: this is told to nobody else, who may have more luck at once.
+    It ends too, without a record, when `hopeless` returns a refusal: another process may have more luck at once.
     A thread does it: NVML is C code, and a signal's Python handler would run only after it returns.
     """
-    what, over, until = ["nothing yet"], threading.Event(), time.monotonic() + seconds
+    tasks, over, until = ["nothing yet"], threading.Event(), time.monotonic() + seconds
 
     def give_up() -> None:
         error = GpushimError(
-            f"listing the host's GPUs waited {seconds} s for {what[-1]} and gave up; {SLOW} and run gpushim "
+            f"listing the host's GPUs waited {seconds} s for {tasks[-1]} and gave up; {SLOW} and run gpushim "
             f"refresh; deadline-seconds under [refresh] in {config} sets the time",
             INVENTORY,
         )
@@ -153,21 +149,21 @@ def deadline(
 
     def watch() -> None:
         while not over.wait(max(0.0, min(LOOK, until - time.monotonic()))):
-            if why := hopeless():
-                say(str(why))
-                os._exit(why.exit_code)
+            if refusal := hopeless():
+                say(str(refusal))
+                os._exit(refusal.exit_code)
             if time.monotonic() >= until:
                 give_up()
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        yield what.append
+        yield tasks.append
     finally:
         over.set()
 
 
 def tail(fd: int, limit: int) -> str:
-    """Return the last bytes of what a child has said to a file."""
+    """Return the last bytes of a file as text."""
     size = os.fstat(fd).st_size
     return os.pread(fd, limit, max(0, size - limit)).decode("utf-8", "replace")
 

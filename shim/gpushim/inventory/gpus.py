@@ -1,6 +1,6 @@
 """GPUs and MIG instances, through NVML where it works, else whole GPUs through /proc.
 
-Each GPU is asked by itself, so that a sick one does not cost the others. Out of scope: device nodes (nodes.py).
+Each GPU is asked by itself, so that a sick one does not cost the others.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def read(
     version: str,
     notes: list[str],
     waiting: Callable[[str], None],
-    settled: Sequence[Known] = (),
+    indexed: Sequence[Known] = (),
     hung: Sequence[Hung] = (),
     withheld: Callable[[str], bool] = lambda node: False,
 ) -> Listed:
-    """Find out which GPUs and MIG instances the host has.
+    """List the host's GPUs and MIG instances.
 
-    `settled` has the GPUs whose indices are settled, `hung` those that are not asked, and listed as they were;
-    `withheld` says of a GPU's node that the GPU is not this host's.
+    GPUs in `indexed` have an index already; those in `hung` are listed as they were, without asking them; those whose
+    node is `withheld` are not this host's.
 
     Raises:
         GpushimError: the kernel module and NVML's library are of different versions.
     """
     missing: list[str] = []
-    known = [gpu for gpu in procfs.gpus(proc, missing, instead(hung)) if not withheld(gpu["node"])]
-    indices = Indices(settled)
+    proc_gpus = [gpu for gpu in procfs.gpus(proc, missing, instead(hung)) if not withheld(gpu["node"])]
+    indices = Indices(indexed)
     try:
         nvml.bindings()
         path = driver_files.library(root, "libnvidia-ml.so", version)
@@ -48,14 +48,14 @@ def read(
             raise nvml.UnusableError(f"there is no libnvidia-ml.so.{version} below {root}")
         libcuda = driver_files.library(root, "libcuda.so", version)
         with nvml.session(rooted.inside(root, path), waiting) as session:
-            found = _ask(session, proc, known, indices, version, notes, waiting, hung)
-            found["cuda"] = nvml.cuda(session, libcuda and rooted.inside(root, libcuda))
-            return _without(withheld, found)
+            listed = _ask(session, proc, proc_gpus, indices, version, notes, waiting, hung)
+            listed["cuda"] = nvml.cuda(session, libcuda and rooted.inside(root, libcuda))
+            return _without(withheld, listed)
     except nvml.UnusableError as error:
         if error.mismatch:
             raise mismatch(version, (driver_files.versions(root) or [""])[0]) from None
-        # NVML may have failed after it told some.
-        return _by_proc(known, Indices(settled), version, str(error), notes, missing)
+        # Fresh indices, as NVML may have failed after it listed some GPUs.
+        return _by_proc(proc_gpus, Indices(indexed), version, str(error), notes, missing)
 
 
 def _without(withheld: Callable[[str], bool], listed: Listed) -> Listed:
@@ -65,28 +65,27 @@ def _without(withheld: Callable[[str], bool], listed: Listed) -> Listed:
 
 
 def _by_proc(
-    known: list[Gpu], indices: Indices, version: str, why: str, notes: list[str], missing: list[str]
+    proc_gpus: list[Gpu], indices: Indices, version: str, reason: str, notes: list[str], missing: list[str]
 ) -> Listed:
-    """Return what the kernel alone tells."""
-    for gpu in known:
+    for gpu in proc_gpus:
         indices.settle(gpu)
-    notes.append(f"{why}: {procfs.UNASKED}")
-    divided = [gpu for gpu in known if gpu["mig"]]
-    missing += [f"the MIG instances of GPU {gpu['index']} ({gpu['pci']}) are not listed: {why}" for gpu in divided]
+    notes.append(f"{reason}: {procfs.UNASKED}")
+    divided = [gpu for gpu in proc_gpus if gpu["mig"]]
+    missing += [f"the MIG instances of GPU {gpu['index']} ({gpu['pci']}) are not listed: {reason}" for gpu in divided]
     notes += missing
     return {
         **procfs.listed_none(version),
-        "gpus": sorted(known, key=lambda gpu: gpu["index"]),
+        "gpus": sorted(proc_gpus, key=lambda gpu: gpu["index"]),
         "missing": missing,
         "absent": indices.absent,
     }
 
 
 def mismatch(module: str, libraries: str) -> GpushimError:
-    """Say that kernel module and libraries differ; `libraries` is "" or the module's if their version is unknown."""
-    other = libraries if libraries not in ("", module) else "of another version"
+    """Return the refusal for a kernel module and libraries that differ; `libraries` may be "", unknown."""
+    actual = libraries if libraries not in ("", module) else "of another version"
     return GpushimError(
-        f"the NVIDIA kernel module is {module} but its libraries are {other}: reboot, or reload the module "
+        f"the NVIDIA kernel module is {module} but its libraries are {actual}: reboot, or reload the module "
         "(rmmod/modprobe), then run gpushim refresh",
         DRIVER,
     )
@@ -95,7 +94,7 @@ def mismatch(module: str, libraries: str) -> GpushimError:
 def _ask(
     session: Any,
     proc: str,
-    known: list[Gpu],
+    proc_gpus: list[Gpu],
     indices: Indices,
     version: str,
     notes: list[str],
@@ -103,11 +102,11 @@ def _ask(
     hung: Sequence[Hung],
 ) -> Listed:
     missing: list[str] = []
-    spared, migs = _spared(hung, indices, notes)
+    hung_gpus, migs = _spared(hung, indices, notes)
     gpus: list[Gpu] = []
     sick: dict[int, str] = {}
     handles: dict[int, Any] = {}
-    for index, look_up in _each(session, known, {gpu["pci"] for gpu in spared}):
+    for index, look_up in _each(session, proc_gpus, {gpu["pci"] for gpu in hung_gpus}):
         waiting(f"GPU {index} to answer NVML")
         try:
             handle = look_up()
@@ -120,10 +119,10 @@ def _ask(
         except (session.NVMLError, UnicodeDecodeError) as error:
             sick[index] = str(error)
     waiting("NVML to report how GPUs are connected")
-    nvml.add_peers(session, gpus, handles, {gpu["pci"] for gpu in [*known, *gpus]})
-    gpus += spared
-    left = [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}]
-    gpus += _sick_gpus(sick, left, indices, notes, missing)
+    nvml.add_peers(session, gpus, handles, {gpu["pci"] for gpu in [*proc_gpus, *gpus]})
+    gpus += hung_gpus
+    unlisted = [gpu for gpu in proc_gpus if gpu["pci"] not in {listed["pci"] for listed in gpus}]
+    gpus += _sick_gpus(sick, unlisted, indices, notes, missing)
     notes += missing
     return {
         "source": "nvml",
@@ -136,25 +135,25 @@ def _ask(
     }
 
 
-def _each(session: Any, known: list[Gpu], spared: set[str]) -> Iterator[tuple[int, Callable[[], Any]]]:
-    """List the GPUs to ask, by NVML's number, or, where some are spared, by address, which touches no other."""
-    if not spared:
+def _each(session: Any, proc_gpus: list[Gpu], hung: set[str]) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """List the GPUs to ask by NVML's number or, where some hang, by address, which touches no other GPU."""
+    if not hung:
         for index in range(session.nvmlDeviceGetCount()):
             yield index, partial(session.nvmlDeviceGetHandleByIndex, index)
         return
-    for index, gpu in enumerate(known):
-        if gpu["pci"] not in spared:
+    for index, gpu in enumerate(proc_gpus):
+        if gpu["pci"] not in hung:
             yield index, partial(session.nvmlDeviceGetHandleByPciBusId, gpu["pci"].encode())
 
 
 def _spared(hung: Sequence[Hung], indices: Indices, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
-    """List the GPUs that are not asked, and their MIG instances, as they were."""
+    """List the hung GPUs and their MIG instances as they were."""
     gpus: list[Gpu] = []
     migs: list[MigInstance] = []
-    for one, gpu in zip(hung, instead(hung).values()):
+    for entry, gpu in zip(hung, instead(hung).values()):
         indices.settle(gpu)
         gpus.append(gpu)
-        migs += [{**mig, "gpu": gpu["index"]} for mig in one["mig"]]
+        migs += [{**mig, "gpu": gpu["index"]} for mig in entry["mig"]]
         notes.append(str(gpu["problem"]))
     return gpus, migs
 
@@ -176,24 +175,24 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
 
 
 def _sick_gpus(
-    sick: dict[int, str], left: list[Gpu], indices: Indices, notes: list[str], missing: list[str]
+    sick: dict[int, str], unlisted: list[Gpu], indices: Indices, notes: list[str], missing: list[str]
 ) -> Iterator[Gpu]:
     """Match GPUs that do not answer NVML with those of /proc that NVML did not list; both are in PCI order.
 
-    Where their numbers differ, nobody can say which is which.
+    Where their numbers differ, the match is unknown and all are left out.
     """
-    alike = len(sick) == len(left)
-    for (index, error), gpu in zip(sick.items(), left if alike else ()):
-        found: Gpu = {**gpu, "index": index, "nvml": index}
-        indices.settle(found)
-        found["problem"] = problem = f"GPU {found['index']} ({gpu['pci']}) {FAILS}: {error}"
+    alike = len(sick) == len(unlisted)
+    for (index, error), gpu in zip(sick.items(), unlisted if alike else ()):
+        sick_gpu: Gpu = {**gpu, "index": index, "nvml": index}
+        indices.settle(sick_gpu)
+        sick_gpu["problem"] = problem = f"GPU {sick_gpu['index']} ({gpu['pci']}) {FAILS}: {error}"
         notes.append(problem)
-        yield found
+        yield sick_gpu
     for index, error in () if alike else sick.items():
         missing.append(
             f"NVML's GPU {index} is left out: it does not answer NVML ({error}), and /proc does not show which it is"
         )
-    for gpu in () if alike else left:
+    for gpu in () if alike else unlisted:
         missing.append(f"GPU {gpu['pci']} is left out: NVML does not list it; is its node {gpu['node']} there?")
 
 
@@ -227,7 +226,7 @@ def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list
 
 
 def _mig_mode(session: Any, handle: Any) -> int | None:
-    """Return whether a GPU is in MIG mode now, 1 or 0; None if it has none."""
+    """Return 1 if a GPU is in MIG mode, 0 if not, None if it has no such mode."""
     try:
         current, _pending = session.nvmlDeviceGetMigMode(handle)
     except (session.NVMLError_NotSupported, session.NVMLError_FunctionNotFound):

@@ -1,10 +1,8 @@
-"""What the host's loader finds: its ld.so.cache, directories of libraries, the SONAME of a file.
+"""The host's loader: its ld.so.cache, the directories of libraries, the SONAME of a file.
 
-A driver's libraries are looked up in the root's ld.so.cache, then in known directories, for hosts without a cache
-(NixOS, musl, driver containers). The cache's layouts are glibc's (sysdeps/generic/dl-cache.h): the new one, alone or
-behind the old one.
-Out of scope: which libraries containers get (driver_files.py); ELF (gpushim.ground.elf); changing a cache, which
-gpuhook.finish.ldcache does in a container; byte orders other than our own.
+A library is looked up in the root's ld.so.cache, then in the usual directories, for hosts without a cache (NixOS,
+musl, driver containers). The cache's layouts are glibc's (sysdeps/generic/dl-cache.h): the new one, alone or behind
+the old one, in this machine's byte order.
 """
 
 from __future__ import annotations
@@ -41,15 +39,12 @@ FLAG_ELF, ABI_MASK = 1, 0xFF00
 
 
 class Loader:
-    """What the loader of a machine finds in a root, and what is in known directories.
-
-    Of the cache, `data`, only names with these `beginnings` count.
+    """The libraries that a machine's loader has in a root, by its cache (`data`) and in the usual directories.
 
     Attributes:
-        root: the driver root.
         machine: as uname names it, or "i386".
-        cached: what the ld.so.cache names: "libcuda.so" to paths, in the cache's order.
-        folders: known directories that are there, without links.
+        cached: paths in the ld.so.cache by name such as "libcuda.so", for names with one of the `beginnings`.
+        folders: the usual directories that are there, without links.
         kind: of the snapshot's entries.
     """
 
@@ -69,13 +64,13 @@ class Loader:
             _note(notes, rooted.inside(root, CACHE), f"is not used: {error}")
         self._listed: dict[str, dict[str, list[str]]] = {}  # of directories: libraries, versions
         self._real: dict[str, str | None] = {}  # directories without links
-        known = (rooted.resolve(root, folder) for folder in directories(self.machine))
-        self.folders = [folder for folder in dict.fromkeys(known) if folder]
+        resolved = (rooted.resolve(root, folder) for folder in directories(self.machine))
+        self.folders = [folder for folder in dict.fromkeys(resolved) if folder]
 
     def settle(self, version: str) -> None:
-        """Look beside the driver's main libraries too: the cache, or a link, may lead to an unusual directory."""
-        found = [path for name in TELLTALES for path in self.candidates(name, version)]
-        self.folders = list(dict.fromkeys([*(os.path.dirname(path) for path in found), *self.folders]))
+        """Add the directories of the driver's main libraries, which the cache or a link may have elsewhere."""
+        paths = [path for name in TELLTALES for path in self.candidates(name, version)]
+        self.folders = list(dict.fromkeys([*(os.path.dirname(path) for path in paths), *self.folders]))
 
     def candidates(self, name: str, version: str) -> Iterator[str]:
         """List the files of a library, links followed, the loader's choice first; version "" for any."""
@@ -85,7 +80,7 @@ class Loader:
                 yield real
 
     def _file(self, path: str) -> str | None:
-        """Follow the links of a path to a regular file, those of its directory once for all files there."""
+        """Return a path's regular file, links followed, or None; a directory's links are followed only once."""
         folder, name = os.path.split(path)
         if folder not in self._real:
             self._real[folder] = rooted.resolve(self.root, folder)
@@ -99,14 +94,14 @@ class Loader:
 
     def _spellings(self, name: str, version: str) -> Iterator[str]:
         yield from self.cached.get(name, ())
-        for place in self._places(name):
+        for below in self._places(name):
             if version:
-                yield f"{place}/{name}.{version}"
+                yield f"{below}/{name}.{version}"
             else:
-                yield from (f"{place}/{name}.1", f"{place}/{name}")
+                yield from (f"{below}/{name}.1", f"{below}/{name}")
         for folder in () if version else self.folders:  # without ldconfig there may be no link
-            found = filter(None, self.versions(folder).get(name, ()))
-            yield from (f"{folder}/{name}.{ending}" for ending in sorted(found, key=_numbers, reverse=True))
+            endings = filter(None, self.versions(folder).get(name, ()))
+            yield from (f"{folder}/{name}.{ending}" for ending in sorted(endings, key=_numbers, reverse=True))
 
     def _places(self, name: str) -> Iterator[str]:
         for folder in self.folders:
@@ -115,7 +110,7 @@ class Loader:
             yield folder
 
     def versions(self, folder: str) -> dict[str, list[str]]:
-        """List the versions of each library in a directory, as the file names have them; "" for a linker's name."""
+        """Return the versions of each library in a directory, by the file names; "" for a linker's name."""
         if folder not in self._listed:
             self._listed[folder] = {}
             for file in rooted.listing(self.root, folder):
@@ -125,20 +120,20 @@ class Loader:
         return self._listed[folder]
 
     def names(self, name: str, path: str) -> list[str]:
-        """List the loader's and the linker's names that lead to a library's file."""
-        found = []
+        """List the loader's and the linker's names for a library's file."""
+        spellings = []
         store = rooted.resolve(self.root, NIXOS_DIRS.get(self.machine, NIXOS_DIR)) or ""  # a copy of all, in links
-        for place in self._places(name):
-            if store and place.startswith(store):
+        for below in self._places(name):
+            if store and below.startswith(store):
                 continue
-            for ending in self.versions(place).get(name, ()):
-                spelling = f"{place}/{name}.{ending}".rstrip(".")
+            for ending in self.versions(below).get(name, ()):
+                spelling = f"{below}/{name}.{ending}".rstrip(".")
                 if spelling != path and rooted.resolve(self.root, spelling) == path:
-                    found.append(spelling)
-        return found
+                    spellings.append(spelling)
+        return spellings
 
     def first(self, name: str, version: str, notes: list[str]) -> tuple[str, str] | None:
-        """Find a library's first undamaged file for this machine, version "" for any; returns its path and SONAME."""
+        """Return path and SONAME of a library's first undamaged file for this machine; version "" for any."""
         for path in dict.fromkeys(self.candidates(name, version)):
             try:
                 return path, soname(rooted.inside(self.root, path), self.machine) or os.path.basename(path)
@@ -151,18 +146,18 @@ class Loader:
 
 
 def directories(machine: str) -> list[str]:
-    """List the directories where drivers have their libraries: Debian's, RHEL's (64 bits), all others', NixOS's."""
+    """List the directories of a driver's libraries: Debian's, RHEL's (64 bits), all others', NixOS's."""
     if machine == "i386":
         usual: tuple[str, ...] = DIRS32
     else:
         name = triplet(machine)
         usual = (f"/usr/lib/{name}", "/usr/lib64", "/lib64", "/usr/lib", "/lib", f"/lib/{name}")
-    found = [folder + below for folder in usual for below in ("", "/nvidia/current", "/nvidia")]
-    return [*found, NIXOS_DIRS.get(machine, NIXOS_DIR)]
+    paths = [folder + below for folder in usual for below in ("", "/nvidia/current", "/nvidia")]
+    return [*paths, NIXOS_DIRS.get(machine, NIXOS_DIR)]
 
 
 def read_cache(root: str, notes: list[str]) -> bytes:
-    """Read the root's ld.so.cache; an unusable one gives a note and b""."""
+    """Read the root's ld.so.cache; b"", with a note, if it cannot be used."""
     path = rooted.resolve(root, CACHE)
     if path is None:
         notes.append("there is no ld.so.cache: the driver's libraries are sought in the usual directories only")
@@ -182,9 +177,9 @@ def read_cache(root: str, notes: list[str]) -> bytes:
         return b""
 
 
-def _note(notes: list[str], path: str, what: str) -> None:
-    if f"{path} {what}" not in notes:  # the 32-bit libraries are sought in some of the same places
-        notes.append(f"{path} {what}")
+def _note(notes: list[str], path: str, predicate: str) -> None:
+    if f"{path} {predicate}" not in notes:  # the 32-bit libraries are sought in some of the same places
+        notes.append(f"{path} {predicate}")
 
 
 def _numbers(version: str) -> list[int]:
@@ -192,15 +187,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def libraries(cache: bytes, machine: str = "", beginnings: tuple[bytes, ...] = (b"",)) -> list[tuple[str, str]]:
-    """List a cache's libraries for a machine.
-
-    Args:
-        cache: the whole file.
-        machine: as uname names it, or "i386"; this one by default.
-        beginnings: of the wanted names; a cache may have thousands of others.
-
-    Returns:
-        (SONAME, path), in the cache's order.
+    """List SONAME and path of a cache's libraries for a machine, in the cache's order.
 
     Raises:
         ValueError: it is not a cache in the new layout, or it is damaged.
@@ -241,7 +228,7 @@ def _text(cache: bytes, offset: int) -> str:
 
 
 def soname(path: str, machine: str = "") -> str:
-    """Read a library's SONAME, "" if it has none; `machine` is one of machines.ELF, "" for this one.
+    """Return a library's SONAME, "" if it has none; `machine` is one of machines.ELF, "" for this one.
 
     Raises:
         ForeignError: it is for another machine.

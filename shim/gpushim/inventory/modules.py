@@ -1,8 +1,7 @@
 """The driver's kernel modules: load the missing ones, and wait while they change.
 
-A boot without an X server leaves some unloaded; to look costs one short read. An installer unloads them one after the
-other, and fails if anybody opens a GPU or loads one meanwhile; it calls ldconfig, which starts an unattended refresh.
-Out of scope: device nodes (nodes.py), unloading and building modules; creates, which somebody waits for.
+A boot without an X server leaves some unloaded. An installer unloads them one after the other, and fails if a process
+opens a GPU or loads one meanwhile; it calls ldconfig, which starts an unattended refresh.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LIVE = "Live"  # state of a module, the fifth word of its line in /proc/modules
 
 
 def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
-    """Load what is missing, if this is root of a host with an NVIDIA GPU; returns notes.
+    """Load the missing modules, if this is root of a host with an NVIDIA GPU; returns notes.
 
     With a driver root other than "/", that root's own modprobe loads its own modules.
     """
@@ -63,14 +62,13 @@ def sys_dir(root: str) -> str:
 
 
 def has_gpu(sys: str) -> bool:
-    """Say whether an NVIDIA GPU is plugged in."""
     folder = sys + "/bus/pci/devices"
     try:
         names = os.listdir(folder)
     except OSError:
         return False
-    places = (f"{folder}/{name}" for name in names)
-    facts = [[procfs.text(f"{place}/{name}") or "" for name in ("vendor", "class")] for place in places]
+    devices = (f"{folder}/{name}" for name in names)
+    facts = [[procfs.text(f"{device}/{name}") or "" for name in ("vendor", "class")] for device in devices]
     return any(vendor.strip() == VENDOR and category.startswith(DISPLAY) for vendor, category in facts)
 
 
@@ -84,9 +82,9 @@ def loaded(proc: str) -> dict[str, str] | None:
 
 
 def missing(proc: str) -> list[str]:
-    """List the modules that `load` would load."""
-    there = loaded(proc)
-    absent = [name for name in MODULES if there is not None and name not in there]
+    """List the modules to load."""
+    present = loaded(proc)
+    absent = [name for name in MODULES if present is not None and name not in present]
     majors = procfs.majors(proc) if absent else {}
     return [name for name in absent if not any(device in majors for device in MODULES[name])]
 
@@ -97,7 +95,7 @@ def _program() -> str:
 
 
 def _modprobe(root: str, program: str, name: str) -> str:
-    """Run modprobe; returns what went wrong, or ""."""
+    """Run modprobe; returns the problem, or ""."""
     command = [program, name] if root == "/" else [CHROOT, root, program, name]
     # Not a pipe: a daemon that an "install" line of modprobe.d starts would keep it open.
     with open(os.memfd_create("modprobe"), "r+b") as output:
@@ -130,13 +128,13 @@ def wait(root: str, proc: str) -> None:
         GpushimError: after LIMIT, a module is still being loaded or unloaded.
     """
     began = since = time.monotonic()
-    seen = _facts(root, proc)
-    while (now := time.monotonic()) - since < REST and now - began < LIMIT:
+    last_facts = _facts(root, proc)
+    while (clock := time.monotonic()) - since < REST and clock - began < LIMIT:
         time.sleep(PAUSE)
-        found = _facts(root, proc)
-        if found != seen or _change(found[0]):
-            seen, since = found, time.monotonic()
-    if _change(seen[0]):
+        facts = _facts(root, proc)
+        if facts != last_facts or _change(facts[0]):
+            last_facts, since = facts, time.monotonic()
+    if _change(last_facts[0]):
         raise GpushimError(
             "the driver's kernel module is being loaded or unloaded, for a minute now; run gpushim refresh later",
             INVENTORY,
@@ -144,21 +142,26 @@ def wait(root: str, proc: str) -> None:
 
 
 def untouched(snapshot: Snapshot, proc: str) -> bool:
-    """Say whether the driver is as a snapshot has it, though GPUs, MIG instances or their nodes may not be.
+    """Return whether the driver is as a snapshot has it, though GPUs, MIG instances or their nodes may not be.
 
-    Who upgrades it takes modules away first, and with them lines of /proc/devices and the nodes in /dev/dri.
-
-    Args:
-        snapshot: the last one, or {}.
-        proc: ensure.proc_dir.
+    An upgrade takes modules away first, and with them lines of /proc/devices and the nodes in /dev/dri.
     """
     if not snapshot or _change(_states(proc)):
         return False
-    paths, then, now = snapshot["inputs"]["nodes"], snapshot["stamp"], ensure.current(snapshot["inputs"])
-    facts = zip(paths, then["nodes"], now["nodes"])
-    others = [(one, other) for path, one, other in facts if "/dev/" not in path or "/dev/dri" in path]
-    driver = [(one["boot"], one["module"], one["majors"], one["libraries"]) for one in (then, now)]
-    return then["module"] is not None and driver[0] == driver[1] and all(one == other for one, other in others)
+    paths, saved, host = snapshot["inputs"]["nodes"], snapshot["stamp"], ensure.current(snapshot["inputs"])
+    facts = zip(paths, saved["nodes"], host["nodes"])
+    files = [
+        (saved_fact, host_fact) for path, saved_fact, host_fact in facts if "/dev/" not in path or "/dev/dri" in path
+    ]
+    driver = [
+        (saved_fact["boot"], saved_fact["module"], saved_fact["majors"], saved_fact["libraries"])
+        for saved_fact in (saved, host)
+    ]
+    return (
+        saved["module"] is not None
+        and driver[0] == driver[1]
+        and all(saved_fact == host_fact for saved_fact, host_fact in files)
+    )
 
 
 def _facts(root: str, proc: str) -> tuple[dict[str, str], object]:

@@ -1,9 +1,7 @@
 """The driver's device nodes: those of /dev, checked against what the kernel says, and made where they are missing.
 
 The kernel makes none for this driver: nvidia-modprobe does when a program first uses a GPU, and udev where it has
-rules for it. A correct node keeps its mode and owner.
-Out of scope: which DRM nodes are a GPU's (procfs.py), who gets them (plan.py); making IMEX channels, which the
-administrator does, nodes of other drivers, and DRM nodes.
+rules for it. A correct node keeps its mode and owner. IMEX channels are the administrator's to make.
 """
 
 from __future__ import annotations
@@ -82,9 +80,9 @@ Expected = tuple[str, int, int, int, int, int]  # path in a container, major, mi
 
 
 def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) -> dict[str, Node]:
-    """Find the device nodes, by path in a container; `drm` are the paths of the GPUs' DRM nodes."""
-    known = procfs.majors(proc)
-    found: dict[str, Node] = {}
+    """List the device nodes, by path in a container, with these DRM nodes of the GPUs."""
+    majors = procfs.majors(proc)
+    nodes: dict[str, Node] = {}
     for path in [*_listed(dev_root, notes), *drm]:
         host = path if dev_root == "/" else dev_root + path
         try:
@@ -93,38 +91,36 @@ def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) ->
             continue  # gone since it was listed
         if stat.S_ISDIR(status.st_mode):
             continue
-        problem = _problem(path, status, known)
+        problem = _problem(path, status, majors)
         if problem:
             notes.append(f"{host} is left out: {problem}")
         else:
-            found[path] = node(status)
-    return found
+            nodes[path] = node(status)
+    return nodes
 
 
 def node(status: os.stat_result) -> Node:
-    """Return a device node as the snapshot has it."""
     numbers = [os.major(status.st_rdev), os.minor(status.st_rdev)]
     return [*numbers, status.st_mode & 0o777, status.st_uid, status.st_gid]
 
 
 def features(nodes: dict[str, Node]) -> dict[str, list[str]]:
-    """Sort the nodes of related drivers by the feature that a container asks for."""
+    """Return the nodes of related drivers, by the feature that a container asks for."""
     return {feature: [path for path in nodes if pattern.fullmatch(path)] for feature, pattern in FEATURES.items()}
 
 
 def imex_channels(nodes: dict[str, Node]) -> list[int]:
-    """List the numbers of the IMEX channels among the nodes, in order."""
     return sorted(int(path[len(IMEX_CHANNEL) :]) for path in nodes if path.startswith(IMEX_CHANNEL))
 
 
-def watched(nodes: dict[str, Node], more: list[str]) -> list[str]:
+def watched(nodes: dict[str, Node], in_use: list[str]) -> list[str]:
     """List the paths that a snapshot's stamp looks at.
 
-    For channels and capability nodes, of which there may be thousands, their directory's time tells what comes and
-    goes; those in use are in `more`, and a create looks at the channels that it grants.
+    Channels and capability nodes, of which there may be thousands, are covered by their directory's time; only those
+    `in_use` are listed, and a create looks at the channels that it grants.
     """
     plain = [path for path in nodes if path in GRANTED_CAPS or not path.startswith((CAPS_DIR + "/", IMEX_DIR + "/"))]
-    return list(dict.fromkeys([*EXPECTED, *plain, *more]))
+    return list(dict.fromkeys([*EXPECTED, *plain, *in_use]))
 
 
 def _listed(dev_root: str, notes: list[str]) -> list[str]:
@@ -145,26 +141,26 @@ def _by_number(path: str) -> tuple[str, int]:
     return (match[1], int(match[2] or -1)) if match else (path, -1)
 
 
-def owners(path: str, known: dict[str, int]) -> tuple[tuple[str, ...], list[int]]:
+def owners(path: str, majors: dict[str, int]) -> tuple[tuple[str, ...], list[int]]:
     """Return the names of the drivers that a node may belong to, and their major numbers.
 
-    No names: the node is unknown. No numbers: none of these drivers is in `known`, which `procfs.majors` returned.
+    No names: the node is unknown. No numbers: none of these drivers is in `majors`, which `procfs.majors` returned.
     """
     for pattern, names in _OWNERS:
         if pattern.fullmatch(path):
-            numbers = sorted({known[name] for name in names if name in known})
+            numbers = sorted({majors[name] for name in names if name in majors})
             return names, numbers or ([FRONTEND_MAJOR] if names is _FRONTEND else [])
     for pattern, name in _NEIGHBOURS:
-        if name in known and pattern.fullmatch(path):
-            return (name,), [known[name]]
+        if name in majors and pattern.fullmatch(path):
+            return (name,), [majors[name]]
     return (), []
 
 
-def _problem(path: str, status: os.stat_result, known: dict[str, int]) -> str:
+def _problem(path: str, status: os.stat_result, majors: dict[str, int]) -> str:
     if not stat.S_ISCHR(status.st_mode):
         return "it is not a character device"
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-    names, right = owners(path, known) if known else ((), [])
+    names, right = owners(path, majors) if majors else ((), [])
     if names and not right:
         return f"the kernel has no driver {names[0]} loaded"
     if names and major not in right:
@@ -178,8 +174,8 @@ def _problem(path: str, status: os.stat_result, known: dict[str, int]) -> str:
 def withheld(path: str, driver: DriverPolicy) -> bool:
     """Return whether an outer layer (LXC, kind, a pod) has not given this host a node, though /proc shows all.
 
-    Its device rules forbid to open the node, which access(2) asks without opening a GPU; or there is no node, where
-    none is made, and there is an outer layer. What every GPU needs is always this host's.
+    Its device rules forbid to open the node, which access(2) tells without opening a GPU; or the node is missing,
+    none is made here, and there is an outer layer. The nodes that every GPU needs are always this host's.
     """
     host = inside(driver["dev-root"], path)
     if path in NEEDED:
@@ -192,7 +188,7 @@ def withheld(path: str, driver: DriverPolicy) -> bool:
 
 
 def _is_inside() -> bool:
-    """Return whether this host is a container, as of LXC or kind: managers tell its first process, and so systemd."""
+    """Return whether this host is a container, as of LXC or kind, by its first process's environment."""
     if trust.in_user_namespace() or os.path.exists(CONTAINER):
         return True
     try:
@@ -203,9 +199,9 @@ def _is_inside() -> bool:
 
 
 def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
-    """Make what is missing and replace what is wrong, at a stat and a readlink per node; returns notes.
+    """Make missing nodes and replace wrong ones, at a stat and a readlink per node; returns notes.
 
-    Of the GPUs in `hung`, /proc is not read.
+    /proc is not read for the GPUs in `hung`.
     """
     notes: list[str] = []
     links = os.geteuid() == 0 and not trust.in_user_namespace()
@@ -226,7 +222,7 @@ def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
 
 
 def link(dev_root: str, proc: str) -> list[str]:
-    """Make the missing links below /dev/char to the driver's nodes, but no nodes; returns notes."""
+    """Make the missing links below /dev/char to the driver's nodes; returns notes."""
     notes = []
     for host, path, device in missing_links(dev_root, proc):
         try:
@@ -237,38 +233,38 @@ def link(dev_root: str, proc: str) -> list[str]:
 
 
 def missing_nodes(dev_root: str, proc: str) -> list[str]:
-    """List the nodes that `make` would make or replace, as paths on the host."""
+    """List the host's paths of the nodes that `make` would make or replace."""
     listed = [(inside(dev_root, path), os.makedev(major, minor)) for path, major, minor, *_ in due(proc)]
     return [host for host, device in listed if not _is_device(host, device)]
 
 
 def missing_links(dev_root: str, proc: str) -> list[tuple[str, str, int]]:
-    """List the links that `link` would make: path on the host, path of the node in a container, device number."""
-    found = []
+    """List the links that `link` would make: path on the host, node in a container, device number."""
+    links = []
     for path, (major, minor, *_) in find(dev_root, proc, []).items():
         host, device = inside(dev_root, f"/dev/char/{major}:{minor}"), os.makedev(major, minor)
         if not _is_linked(host, path, device):
-            found.append((host, path, device))
-    return found
+            links.append((host, path, device))
+    return links
 
 
 def due(proc: str, hung: Sequence[Hung] = ()) -> Iterator[Expected]:
     """List the nodes that the loaded driver should have, without those that it forbids to change."""
-    known = procfs.majors(proc)
-    given = procfs.device_files(proc)
-    if not known or not given or procfs.module_version(proc) is None:
+    majors = procfs.majors(proc)
+    attributes = procfs.device_files(proc)
+    if not majors or not attributes or procfs.module_version(proc) is None:
         return
-    named = {ensure.CONTROL_NODE: CONTROL}
-    named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(proc, [], instead(hung)))
-    if "nvidia-modeset" in known or "nvidia_modeset" in (modules.loaded(proc) or ()):
-        named[ensure.MODESET_NODE] = MODESET
-    named.update(zip(ensure.UVM_NODES, (UVM, UVM_TOOLS)))
-    for path, minor in named.items():
-        yield from ((path, major, minor, *given) for major in owners(path, known)[1][:1])
-    if "nvidia-caps" in known:
+    minors = {ensure.CONTROL_NODE: CONTROL}
+    minors.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(proc, [], instead(hung)))
+    if "nvidia-modeset" in majors or "nvidia_modeset" in (modules.loaded(proc) or ()):
+        minors[ensure.MODESET_NODE] = MODESET
+    minors.update(zip(ensure.UVM_NODES, (UVM, UVM_TOOLS)))
+    for path, minor in minors.items():
+        yield from ((path, major, minor, *attributes) for major in owners(path, majors)[1][:1])
+    if "nvidia-caps" in majors:
         for minor, mode, may in procfs.capabilities(proc):
             if may:
-                yield f"{CAPS_DIR}/nvidia-cap{minor}", known["nvidia-caps"], minor, mode, 0, 0
+                yield f"{CAPS_DIR}/nvidia-cap{minor}", majors["nvidia-caps"], minor, mode, 0, 0
 
 
 def _is_device(host: str, device: int) -> bool:
@@ -305,7 +301,7 @@ def _is_linked(host: str, path: str, device: int) -> bool:
 
 
 def _put(host: str, make: Callable[[str], None]) -> None:
-    """Make a file under another name, and rename it when it is complete."""
+    """Make a file under a temporary name and rename it when it is complete."""
     folder, _, name = host.rpartition("/")
     if not os.path.isdir(folder):
         os.mkdir(folder)

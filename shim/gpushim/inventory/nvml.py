@@ -1,7 +1,4 @@
-"""A session with NVML: the library of one driver root, and what its answers mean, also how near GPUs are.
-
-Out of scope: what to do when NVML hangs (failure.py), which GPUs there are (gpus.py, platforms.py).
-"""
+"""A session with NVML, by the library of one driver root, and the meaning of its answers."""
 
 from __future__ import annotations
 
@@ -44,12 +41,7 @@ FAILS = "NVML"  # begins a sentence about an NVML that is there and does not wor
 
 
 class UnusableError(Exception):
-    """Why NVML cannot be asked.
-
-    Args:
-        sentence: what is wrong, without a full stop.
-        mismatch: whether the kernel module is of another version than the library.
-    """
+    """Why NVML cannot be asked; `mismatch` if the kernel module is of another version than the library."""
 
     def __init__(self, sentence: str, mismatch: bool = False) -> None:
         super().__init__(sentence)
@@ -57,7 +49,7 @@ class UnusableError(Exception):
 
 
 def bindings() -> Any:
-    """Import pynvml, which a host may lack: UnusableError."""
+    """Import pynvml; raise UnusableError if the host lacks it."""
     try:
         import pynvml
     except ImportError as error:
@@ -92,7 +84,7 @@ def session(library: str, waiting: Callable[[str], None]) -> Iterator[Any]:
 
 
 def gpu(nvml: Any, index: int, handle: Any, node: str) -> Gpu:
-    """Return what NVML tells of a GPU on any platform; the rest is empty."""
+    """Return what NVML knows of a GPU on any platform; the other members are empty."""
     return {
         **procfs.unknown(index, node),
         "nvml": index,
@@ -105,11 +97,9 @@ def gpu(nvml: Any, index: int, handle: Any, node: str) -> Gpu:
 
 
 def cuda(nvml: Any, library: str | None) -> str:
-    """Return the newest version of CUDA that the driver supports, as 12.2; "" if neither NVML nor libcuda tells.
+    """Return the newest version of CUDA that the driver supports, as 12.2; "" if it is unknown.
 
-    Args:
-        nvml: a session.
-        library: path of libcuda on the host, which tells it without a GPU where an old NVML does not.
+    Where an old NVML does not tell it, libcuda does without a GPU; `library` is its path on the host.
     """
     number = ctypes.c_int()
     with contextlib.suppress(nvml.NVMLError, AttributeError):
@@ -121,7 +111,7 @@ def cuda(nvml: Any, library: str | None) -> str:
 
 
 def arch(nvml: Any, handle: Any) -> str:
-    """Return a GPU's compute capability, as 8.6; "" if NVML does not tell."""
+    """Return a GPU's compute capability, as 8.6, or ""."""
     try:
         return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
@@ -129,7 +119,7 @@ def arch(nvml: Any, handle: Any) -> str:
 
 
 def memory(nvml: Any, handle: Any) -> int:
-    """Return the whole memory of a GPU or MIG instance in MiB; 0 for one that has none of its own, as a GB10."""
+    """Return the memory of a GPU or MIG instance in MiB; 0 for one that has none of its own, as a GB10."""
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
@@ -146,7 +136,6 @@ def brand(nvml: Any, handle: Any) -> str:
 
 
 def is_vgpu(nvml: Any, handle: Any) -> bool:
-    """Say whether a GPU is a virtual one, of a machine that is virtual itself."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         return bool(nvml.nvmlDeviceGetVirtualizationMode(handle) == nvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
     return False
@@ -161,7 +150,7 @@ def fabric(nvml: Any, handle: Any) -> str:
 
 
 def fabric_problem(nvml: Any, handle: Any) -> str:
-    """Return how far a GPU's NVLink fabric is that is not ready; "" if it is, or there is none.
+    """Return why a GPU's NVLink fabric is not ready; "" if it is, or there is none.
 
     A fabric manager makes it, and CUDA answers error 802 until then.
     """
@@ -182,61 +171,60 @@ def _fabric_info(nvml: Any, handle: Any) -> Any:
 
 
 def addressing(nvml: Any, handle: Any) -> str:
-    """Return how a GPU addresses the host's memory, one of ADDRESSING; "" if NVML does not tell."""
+    """Return how a GPU addresses the host's memory, one of ADDRESSING, or ""."""
     with contextlib.suppress(nvml.NVMLError, AttributeError, IndexError):
         return ADDRESSING[nvml.nvmlDeviceGetAddressingMode(handle)]
     return ""
 
 
 def placement(nvml: Any, parent: Any, gi: int) -> list[int]:
-    """Return the first memory slice of a GPU instance, and how many it has; [] if NVML does not tell."""
+    """Return the first memory slice of a GPU instance and their number, or []."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
-        place = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(parent, gi)).placement
-        return [int(place.start), int(place.size)]
+        slices = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(parent, gi)).placement
+        return [int(slices.start), int(slices.size)]
     return []
 
 
 def attributes(nvml: Any, handle: Any) -> dict[str, int]:
-    """Return what NVML counts in a MIG instance, by the names of ATTRIBUTES; {} if it does not tell."""
+    """Return what NVML counts in a MIG instance, by the names of ATTRIBUTES."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
-        found = nvml.nvmlDeviceGetAttributes_v2(handle)
-        return {name: int(getattr(found, member)) for name, member in ATTRIBUTES.items()}
+        counts = nvml.nvmlDeviceGetAttributes_v2(handle)
+        return {name: int(getattr(counts, member)) for name, member in ATTRIBUTES.items()}
     return {}
 
 
-def add_peers(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any], known: set[str]) -> None:
-    """Fill in the member "peers" of GPUs, for whoever hands out several: how near they are; none fails a listing.
+def add_peers(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any], addresses: set[str]) -> None:
+    """Fill in the member "peers" of GPUs that answer: how near they are; no error fails a listing.
 
-    Args:
-        nvml: a session.
-        gpus: that answer.
-        handles: NVML's, by index.
-        known: PCI addresses of all GPUs, also of those that do not answer: what else a link leads to is a switch.
+    `addresses` are the PCI addresses of all GPUs, also of those that do not answer: a link to any other is to a
+    switch.
     """
     links = {gpu["index"]: _links(nvml, handles[gpu["index"]]) for gpu in gpus}
-    switched = {index: sum(count for pci, count in ends.items() if pci not in known) for index, ends in links.items()}
+    switched = {
+        index: sum(count for pci, count in ends.items() if pci not in addresses) for index, ends in links.items()
+    }
     for gpu in gpus:
-        one = gpu["index"]
+        number = gpu["index"]
         for peer in gpus:
-            other = peer["index"]
-            if other != one:  # links to switches lead to every GPU that has such links
-                count = links[one][peer["pci"]] + min(switched[one], switched[other])
-                gpu["peers"].append([other, _level(nvml, handles[one], handles[other]), count])
+            peer_number = peer["index"]
+            if peer_number != number:  # links to switches lead to every GPU that has such links
+                count = links[number][peer["pci"]] + min(switched[number], switched[peer_number])
+                gpu["peers"].append([peer_number, _level(nvml, handles[number], handles[peer_number]), count])
 
 
-def _level(nvml: Any, one: Any, other: Any) -> int:
+def _level(nvml: Any, handle: Any, peer_handle: Any) -> int:
     """Return nvmlGpuTopologyLevel_t of two GPUs: 0 is one board, FURTHEST are two sockets."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
-        return int(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+        return int(nvml.nvmlDeviceGetTopologyCommonAncestor(handle, peer_handle))
     return FURTHEST
 
 
 def _links(nvml: Any, handle: Any) -> Counter[str]:
-    """Count a GPU's NVLinks that are up, by the PCI address of what they lead to."""
-    found: Counter[str] = Counter()
-    for link in range(NVLINKS):
+    """Count a GPU's NVLinks that are up, by the PCI address of their other end."""
+    links: Counter[str] = Counter()
+    for number in range(NVLINKS):
         # No such link, no NVLink at all, no such function in an old driver or old bindings, or a garbled answer.
         with contextlib.suppress(nvml.NVMLError, AttributeError, UnicodeDecodeError):
-            if nvml.nvmlDeviceGetNvLinkState(handle, link):
-                found[procfs.pci_address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)] += 1
-    return found
+            if nvml.nvmlDeviceGetNvLinkState(handle, number):
+                links[procfs.pci_address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId)] += 1
+    return links

@@ -3,10 +3,8 @@
 WSL2 has Windows' driver behind one node, /dev/dxg, which serves all GPUs, so a container cannot be limited to some.
 Windows mounts its libraries below /usr/lib/wsl: lib/ has what programs load, drivers/ (the "driver store") what those
 libraries load. On Tegra, NVIDIA's CSV files name the nodes and files that containers get; one line is `type,path`.
-This follows descriptions and is tested on fixture trees, never on such a machine.
-
-Out of scope: MIG and CUDA forward compatibility, which WSL2 does not have; a discrete GPU beside Tegra's integrated
-one; CSV files other than LISTS, by which old releases mounted the host's CUDA and cuDNN into containers.
+This follows descriptions and is tested on fixture trees, never on such a machine. CSV files other than LISTS are
+not read: old releases mounted the host's CUDA and cuDNN into containers by them.
 """
 
 from __future__ import annotations
@@ -73,56 +71,55 @@ _GLOB = "*?["
 
 
 def find(driver: DriverPolicy, notes: list[str]) -> Platform | None:
-    """Find nodes and files, if this is such a system; a stat and two short reads tell that it is none."""
+    """Return the nodes and files of WSL2 or Tegra; None, after a stat and two short reads, on other systems."""
     root, dev_root = driver["root"], driver["dev-root"]
     return wsl(root, dev_root, notes) or tegra(root, dev_root, driver["csv-directory"], notes)
 
 
-def gpus(found: Platform, root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
-    """List the GPUs of such a system."""
-    if found["platform"] == "wsl":
+def gpus(system: Platform, root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
+    if system["platform"] == "wsl":
         return wsl_gpus(root, notes, waiting)
-    return tegra_gpus(root, found["nodes"], notes)
+    return tegra_gpus(root, system["nodes"], notes)
 
 
 def wsl(root: str, dev_root: str, notes: list[str]) -> Platform | None:
-    """Find the node and the files of a WSL2 system; None if this is none."""
-    place = rooted.inside(dev_root, NODE)
+    """Return the node and the files of a WSL2 system; None if this is none."""
+    path = rooted.inside(dev_root, NODE)
     try:
-        status = os.lstat(place)
+        status = os.lstat(path)
     except OSError:
         return None
     if not stat.S_ISCHR(status.st_mode):
         return None
     if not is_file(root, f"{LIB}/{DXCORE}"):
-        notes.append(f"there is {place}, but no {rooted.inside(root, LIB)}/{DXCORE}: update WSL, if this is WSL2")
+        notes.append(f"there is {path}, but no {rooted.inside(root, LIB)}/{DXCORE}: update WSL, if this is WSL2")
         return None
     return {
         "platform": "wsl",
         "nodes": {NODE: node(status)},
         "files": _wsl_files(root, notes),
-        "watched": [place, rooted.inside(root, LIB), rooted.inside(root, STORE)],
+        "watched": [path, rooted.inside(root, LIB), rooted.inside(root, STORE)],
     }
 
 
 def wsl_gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
-    """Ask NVML for the GPUs; where it cannot be used, list one of which nothing is known."""
-    found = procfs.listed_none()
+    """List the GPUs by NVML; where that cannot be used, one of which nothing is known."""
+    listed = procfs.listed_none()
     if not any(is_file(root, f"{LIB}/{name}") for name in (NVML, CUDA)):
         notes.append(f"there is neither {CUDA} nor {NVML} in {LIB}: install NVIDIA's driver in Windows")
-        return found
+        return listed
     try:
         with nvml.session(rooted.inside(root, f"{LIB}/{NVML}"), waiting) as session:
             version, cuda = session.nvmlSystemGetDriverVersion(), nvml.cuda(session, None)
-            listed = [_gpu(session, index, waiting) for index in range(session.nvmlDeviceGetCount())]
-            return {**found, "source": "nvml", "version": version, "cuda": cuda, "gpus": listed}
+            entries = [_gpu(session, index, waiting) for index in range(session.nvmlDeviceGetCount())]
+            return {**listed, "source": "nvml", "version": version, "cuda": cuda, "gpus": entries}
     except nvml.UnusableError as error:
         notes.append(f"{error}: this system's GPUs are listed as one")
-        return {**found, "gpus": [procfs.unknown(0, NODE)]}
+        return {**listed, "gpus": [procfs.unknown(0, NODE)]}
 
 
 def _wsl_files(root: str, notes: list[str]) -> dict[str, list[File]]:
-    found: dict[str, list[File]] = {
+    files: dict[str, list[File]] = {
         capability: [entry for name in names for entry in _library(root, f"{LIB}/{name}", notes)]
         for capability, names in LIBRARIES.items()
     }
@@ -130,7 +127,7 @@ def _wsl_files(root: str, notes: list[str]) -> dict[str, list[File]]:
     stores = [store for store in stores if is_file(root, f"{store}/{STORED[0]}")]
     if not stores:
         notes.append(f"no directory below {STORE} has {STORED[0]}: CUDA will not find NVIDIA's driver")
-    found["any"] += [
+    files["any"] += [
         {"path": f"{store}/{name}", "kind": "data"}
         for store in stores
         for name in STORED
@@ -139,9 +136,9 @@ def _wsl_files(root: str, notes: list[str]) -> dict[str, list[File]]:
     for folder in (LIB, *stores):
         if is_file(root, f"{folder}/nvidia-smi"):
             link = f"{folder}/nvidia-smi::/usr/bin/nvidia-smi"
-            found["utility"].append({"path": f"{folder}/nvidia-smi", "kind": "binary", "links": [link]})
+            files["utility"].append({"path": f"{folder}/nvidia-smi", "kind": "binary", "links": [link]})
             break
-    return found
+    return files
 
 
 def _library(root: str, path: str, notes: list[str]) -> Iterator[File]:
@@ -164,7 +161,7 @@ def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
 
 
 def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Platform | None:
-    """Find what containers get on a Tegra system; None if this is none."""
+    """Return what containers get on a Tegra system; None if this is none."""
     if not is_tegra(root):
         return None
     lists = [path for path in (f"{csv_directory}/{name}" for name in LISTS) if is_file(root, path)]
@@ -174,10 +171,10 @@ def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Pla
     left_out: list[str] = []
     lines = dict.fromkeys(line for path in lists for line in _lines(root, path, left_out))
     absent: list[str] = []
-    nodes, found = _tegra_listed(root, dev_root, list(lines), left_out, absent)
+    nodes, files = _tegra_listed(root, dev_root, list(lines), left_out, absent)
     if absent:
-        more = f" and {len(absent) - NOTE_LIMIT} more" if absent[NOTE_LIMIT:] else ""
-        notes.append(f"lines of the Tegra CSV files that {NOTHING}: {', '.join(absent[:NOTE_LIMIT])}{more}")
+        suffix = f" and {len(absent) - NOTE_LIMIT} more" if absent[NOTE_LIMIT:] else ""
+        notes.append(f"lines of the Tegra CSV files that {NOTHING}: {', '.join(absent[:NOTE_LIMIT])}{suffix}")
     notes += [f"left out of the Tegra CSV files: {line}" for line in left_out[:NOTE_LIMIT]]
     if left_out[NOTE_LIMIT:]:
         notes.append(f"left out of the Tegra CSV files: {len(left_out) - NOTE_LIMIT} more")
@@ -185,13 +182,13 @@ def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Pla
     return {
         "platform": "tegra",
         "nodes": nodes,
-        "files": {"any": found},
+        "files": {"any": files},
         "watched": watched + [rooted.inside(dev_root, path) for path in nodes],
     }
 
 
 def tegra_gpus(root: str, nodes: dict[str, Node], notes: list[str]) -> Listed:
-    """Return the one GPU of a Tegra system, which is named after its model."""
+    """List the one GPU of a Tegra system, which is named after its model."""
     model = _text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
     gpu: Gpu = {**procfs.unknown(0, next(iter(nodes), "")), "model": model}
     if problem := tegra_problem(nodes):
@@ -201,7 +198,7 @@ def tegra_gpus(root: str, nodes: dict[str, Node], notes: list[str]) -> Listed:
 
 
 def tegra_problem(nodes: dict[str, Node]) -> str:
-    """Return why a Tegra system's GPU cannot be given out, "" if it can."""
+    """Return why a Tegra system's GPU cannot be given out, or ""."""
     if any(word in path for path in nodes for word in _GPUS_OWN):
         return ""
     return (
@@ -213,31 +210,30 @@ def tegra_problem(nodes: dict[str, Node]) -> str:
 def _tegra_listed(
     root: str, dev_root: str, lines: list[tuple[str, str]], left_out: list[str], absent: list[str]
 ) -> tuple[dict[str, Node], list[File]]:
-    """Find what the lines name; `absent` gets those that lead to nothing, as one list serves many boards."""
+    """Return the nodes and files of CSV lines; `absent` gets lines without any, as a list serves many boards."""
     nodes: dict[str, Node] = {}
-    found: dict[str, File] = {}
-    _add_file(root, RELEASE, found, left_out)
+    files: dict[str, File] = {}
+    _add_file(root, RELEASE, files, left_out)
     for kind, pattern in lines:
         paths = _expand(dev_root if kind == "dev" else root, pattern)
         absent += [] if paths else [pattern]
         for path in paths:
-            if len(nodes) + len(found) >= ENTRY_LIMIT:
+            if len(nodes) + len(files) >= ENTRY_LIMIT:
                 left_out.append(f"{path} and what follows: there are more than {ENTRY_LIMIT} nodes and files")
-                return nodes, list(found.values())
+                return nodes, list(files.values())
             if kind == "dev":
                 _add_node(dev_root, path, nodes, left_out)
             else:
-                _add_file(root, path, found, left_out)
-    return nodes, list(found.values())
+                _add_file(root, path, files, left_out)
+    return nodes, list(files.values())
 
 
 def is_tegra(root: str) -> bool:
-    """Say whether this is a Tegra system."""
     return is_file(root, RELEASE) or _text(root, FAMILY, 64).lower().startswith("tegra")
 
 
 def _text(root: str, path: str, limit: int) -> str:
-    """Read the beginning of a file; nothing if there is none."""
+    """Read the beginning of a file; "" if there is none."""
     real = rooted.resolve(root, path)
     if real is None:
         return ""
@@ -266,20 +262,20 @@ def _lines(root: str, path: str, left_out: list[str]) -> Iterator[tuple[str, str
 
 
 def _expand(root: str, pattern: str) -> list[str]:
-    """List what is there and matches, ENTRY_LIMIT and one at most.
+    """List the existing paths that match, ENTRY_LIMIT and one at most.
 
     Any component may be a pattern (/dev/nvgpu/*/power), which does not match a name that begins with a dot. A link
     is not followed out of the root.
     """
-    found = [""]
+    paths = [""]
     for part in pattern.split("/")[1:]:
         if any(letter in part for letter in _GLOB):
-            listed = (f"{folder}/{name}" for folder in found for name in rooted.listing(root, folder or "/"))
+            listed = (f"{folder}/{name}" for folder in paths for name in rooted.listing(root, folder or "/"))
             matches = (path for path in listed if _matches(path.rpartition("/")[2], part))
-            found = list(itertools.islice(matches, ENTRY_LIMIT + 1))
+            paths = list(itertools.islice(matches, ENTRY_LIMIT + 1))
         else:
-            found = [f"{folder}/{part}" for folder in found]
-    return [path for path in found if rooted.resolve(root, path) and rooted.kind(root, rooted.resolve(root, path))]
+            paths = [f"{folder}/{part}" for folder in paths]
+    return [path for path in paths if rooted.resolve(root, path) and rooted.kind(root, rooted.resolve(root, path))]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -297,26 +293,26 @@ def _add_node(dev_root: str, path: str, nodes: dict[str, Node], left_out: list[s
     nodes[path] = node(status)
 
 
-def _add_file(root: str, path: str, found: dict[str, File], left_out: list[str]) -> None:
-    """Add what a path leads to, and the path itself as a link where it is one."""
+def _add_file(root: str, path: str, files: dict[str, File], left_out: list[str]) -> None:
+    """Add a path's file, and the path as a link to it if it is one."""
     real = rooted.resolve(root, path)
     if real is None:
         return
-    if real not in found:
+    if real not in files:
         kind = rooted.kind(root, real)
         if kind == stat.S_IFDIR and real != "/":
-            found[real] = {"path": real, "kind": "directory"}
+            files[real] = {"path": real, "kind": "directory"}
         elif kind == stat.S_IFREG:
-            found[real] = _file(root, real)
+            files[real] = _file(root, real)
         else:
             left_out.append(f"{path}: it is neither a file nor a directory")
             return
     if path != real:
-        found[real].setdefault("links", []).append(f"{real}::{path}")
+        files[real].setdefault("links", []).append(f"{real}::{path}")
 
 
 def _file(root: str, path: str) -> File:
-    """Tell libraries from programs and data, which lib lines also name and the loader's cache must not have."""
+    """Return a file's entry: a library if it is one for this machine, else data, as lib lines name both."""
     host = rooted.inside(root, path)
     name = os.path.basename(host)
     if ".so" in name:

@@ -1,8 +1,4 @@
-"""Whether a machine has an NVIDIA device at all, with a driver or without one.
-
-More than gpushim-refresh.service asks for, which waits for the driver. Out of scope: what devices there
-are (survey.py).
-"""
+"""Whether a machine has an NVIDIA device at all, with a driver or without one."""
 
 from __future__ import annotations
 
@@ -17,12 +13,7 @@ LOADED = "/module/nvidia"  # below /sys
 
 
 def has_device(root: str, dev_root: str) -> bool:
-    """Say whether there is a PCI display controller of NVIDIA's, a loaded driver, WSL's device, or a Tegra.
-
-    Args:
-        root: the driver root.
-        dev_root: the root of device nodes.
-    """
+    """Return whether there is a PCI display controller of NVIDIA's, a loaded driver, WSL's device, or a Tegra."""
     sys = modules.sys_dir(root)
     procs = ensure.proc_dir(root), rooted.inside(root, CONTAINER + "/proc")
     paths = (*(proc + DRIVER for proc in procs), sys + LOADED, rooted.inside(dev_root, platforms.NODE))

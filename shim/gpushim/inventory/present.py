@@ -1,7 +1,4 @@
-"""What the host has now, for commands that show it: nothing is saved, loaded or made.
-
-Out of scope: bringing the saved snapshot up to date (gpushim.refresh.refresh).
-"""
+"""A snapshot of the host for commands that show it: nothing is saved, loaded or made."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def snapshot(config: str = "", state: str = "") -> Snapshot:
-    """Return the saved snapshot if it is true, else survey the host; "" stands for the paths in force.
+    """Return the saved snapshot if it is true, else a survey; "" stands for the paths in force.
 
     Raises:
         GpushimError: the configuration is wrong, or there is no low-level runtime.
     """
     config = config or system.config_path()
-    found = ensure.read(config, state or system.state_dir())
-    return look(policy.load(config)) if found is None else found
+    saved = ensure.read(config, state or system.state_dir())
+    return look(policy.load(config)) if saved is None else saved
 
 
 def anyhow(notes: list[str]) -> Snapshot:
-    """Return what `snapshot` does, by the default policy if the configuration is wrong, which a note says."""
+    """Return a snapshot by the default policy, with a note, if the configuration is wrong."""
     try:
         return snapshot()
     except GpushimError as error:
@@ -37,12 +34,12 @@ def anyhow(notes: list[str]) -> Snapshot:
 
 
 def look(settings: Policy) -> Snapshot:
-    """Survey the host and save nothing; like a refresh that takes too long, it ends the process."""
+    """Survey the host and save nothing; a survey that takes too long ends the process."""
     from gpushim.inventory import earlier, failure, survey  # slow to import, and rarely needed
 
     config, state, seconds = system.config_path(), system.state_dir(), settings["refresh"]["deadline-seconds"]
     with failure.deadline(seconds, config, lambda error: None) as waiting:
-        return survey.survey(config, settings, waiting, earlier.settled(state), earlier.Spared(state).gpus())
+        return survey.survey(config, settings, waiting, earlier.settled(state), earlier.HungGpus(state).read())
 
 
 def age(config: str, state: str) -> tuple[str, str]:

@@ -1,7 +1,4 @@
-"""What the kernel tells of GPUs and MIG instances: NVIDIA's module in /proc/driver/nvidia, PCI and DRM in sysfs.
-
-Out of scope: NVML (gpus.py), device nodes (nodes.py).
-"""
+"""What the kernel tells of GPUs and MIG instances: NVIDIA's module in /proc/driver/nvidia, PCI and DRM in sysfs."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 
 def module_version(proc: str) -> str | None:
-    """Read the version of the loaded kernel module; None if none is loaded, "" if its file is not understood."""
+    """Read the version of the loaded kernel module; None if none is loaded, "" if its file is unreadable."""
     version = text(proc + "/driver/nvidia/version")
     if version is None:
         return None
@@ -52,19 +49,19 @@ def restricted_params(proc: str) -> str:
 
 
 def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> list[Gpu]:
-    """List whole GPUs in PCI order; what only NVML knows is empty.
+    """List whole GPUs in PCI order, without what only NVML knows.
 
-    Of those in `instead`, by PCI address, nothing is read, which waits with a driver that hangs; they are as there.
+    Nothing is read of the GPUs in `instead`, by PCI address, as that would hang with the driver.
     """
     folder = proc + "/driver/nvidia/gpus"
     try:
         names = sorted(os.listdir(folder), key=pci_address)[:GPU_LIMIT]
     except OSError:
         return []
-    found: list[Gpu] = []
+    rows: list[Gpu] = []
     for name in names:
         if pci_address(name) in instead:
-            found.append(instead[pci_address(name)])
+            rows.append(instead[pci_address(name)])
             continue
         fields = _fields(f"{folder}/{name}/information")
         if fields.get("GPU Excluded") == "Yes":
@@ -76,7 +73,7 @@ def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> lis
         uuid = fields.get("GPU UUID", "")
         divided = bool(_names(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig", "gi"))
         gpu: Gpu = {
-            **unknown(len(found), f"/dev/nvidia{int(minor)}"),
+            **unknown(len(rows), f"/dev/nvidia{int(minor)}"),
             "uuid": "" if "?" in uuid else uuid,  # unknown until the GPU is first used
             "minor": int(minor),
             "pci": pci_address(fields.get("Bus Location", name)),
@@ -84,17 +81,17 @@ def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> lis
             "mig": divided,
             "mig_capable": divided,
         }
-        found.append(gpu)
-    return found
+        rows.append(gpu)
+    return rows
 
 
 def listed_none(version: str = "") -> Listed:
-    """Return what is listed where there is no GPU."""
+    """Return the listing of a host without a GPU."""
     return {"source": "proc", "version": version, "cuda": "", "gpus": [], "mig": [], "missing": [], "absent": []}
 
 
 def unknown(index: int, node: str) -> Gpu:
-    """Return a GPU as the snapshot has one of which no more is known; all else is empty."""
+    """Return a GPU's entry with all but index and node empty."""
     return {
         "index": index,
         "nvml": -1,
@@ -128,46 +125,46 @@ def add_sysfs(gpus: Iterable[Gpu], sys: str, dev_root: str) -> None:
         folder = f"{sys}/bus/pci/devices/{sysfs_name(gpu['pci'])}"
         names = [name for name in _names(f"{folder}/drm") if _DRM.fullmatch(name)]
         gpu["drm"] = [f"{DRI}/{name}" for name in names]
-        own = {f"../{name}" for name in names}
-        gpu["links"] = [f"{target}::{path}" for target, path in links if target in own]
+        targets = {f"../{name}" for name in names}
+        gpu["links"] = [f"{target}::{path}" for target, path in links if target in targets]
         gpu["pci_class"] = (text(f"{folder}/class") or "").strip()
         with contextlib.suppress(ValueError):
             gpu["numa"] = max(int(text(f"{folder}/numa_node") or ""), -1)
 
 
 def _links(dev_root: str) -> list[tuple[str, str]]:
-    """List udev's links by path: the target of each, and its path in a container."""
+    """List target and path in a container of udev's links by path."""
     folder = f"{DRI}/by-path"
     host = folder if dev_root == "/" else dev_root + folder
-    found = []
+    links = []
     for name in _names(host):
         with contextlib.suppress(OSError):  # it is no link
-            found.append((os.readlink(f"{host}/{name}"), f"{folder}/{name}"))
-    return found
+            links.append((os.readlink(f"{host}/{name}"), f"{folder}/{name}"))
+    return links
 
 
 def keeps_times(proc: str, sys: str) -> bool:
-    """Say whether procfs keeps the times of its entries: old kernels make new ones for each read.
+    """Return whether procfs keeps the times of its entries: old kernels make new ones for each read.
 
-    Of a kernel that keeps them two looks may differ all the same, while somebody makes other MIG instances.
+    On a kernel that keeps them two reads may still differ, while MIG instances are being made.
     """
-    before = ensure.driver(proc, sys, True)
-    for _ in range(LOOKS if before["mig"] else 0):
+    facts = ensure.driver(proc, sys, True)
+    for _ in range(LOOKS if facts["mig"] else 0):
         time.sleep(MOMENT)
-        now = ensure.driver(proc, sys, True)
-        if now["mig"] == before["mig"]:
+        later = ensure.driver(proc, sys, True)
+        if later["mig"] == facts["mig"]:
             return True
-        before = now
-    return not before["mig"]
+        facts = later
+    return not facts["mig"]
 
 
 def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:
     """Return the paths of a MIG instance's two nodes, [] if the kernel does not tell them; `minor` is the GPU's."""
     gpu = f"gpu{minor}"
     numbers = []
-    for place in (f"gi{gi}/access", f"gi{gi}/ci{ci}/access"):
-        fields = _fields(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{place}")
-        number = fields.get("DeviceFileMinor") or _listed_minor(proc, f"{gpu}/{place}")
+    for capability in (f"gi{gi}/access", f"gi{gi}/ci{ci}/access"):
+        fields = _fields(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{capability}")
+        number = fields.get("DeviceFileMinor") or _listed_minor(proc, f"{gpu}/{capability}")
         if _number(number) >= 0:
             numbers.append(_number(number))
     return [f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers] if len(numbers) == 2 else []
@@ -180,8 +177,8 @@ def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
         minor number, mode bits, and whether the node may be made and changed.
     """
     base = proc + "/driver/nvidia/capabilities"
-    for place in ("mig/config", "mig/monitor", *_accesses(base)):
-        fields = _fields(f"{base}/{place}")
+    for capability in ("mig/config", "mig/monitor", *_accesses(base)):
+        fields = _fields(f"{base}/{capability}")
         minor, mode = fields.get("DeviceFileMinor", ""), fields.get("DeviceFileMode", "")
         if _number(minor) >= 0:
             bits = _number(mode) & 0o777 if _number(mode) >= 0 else DEFAULT_MODE
@@ -189,13 +186,13 @@ def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def device_files(proc: str) -> tuple[int, int, int] | None:
-    """Return mode bits, uid and gid that the module wants its nodes to have; None if nobody may change them."""
+    """Return mode bits, uid and gid that the module wants its nodes to have; None if it forbids changes."""
     fields = _fields(proc + "/driver/nvidia/params")
     if fields.get("ModifyDeviceFiles", "1") == "0":
         return None
     keys = (("DeviceFileMode", DEFAULT_MODE), ("DeviceFileUID", 0), ("DeviceFileGID", 0))
-    found = [(_number(fields.get(key, "")), usual) for key, usual in keys]
-    mode, uid, gid = (number if number >= 0 else usual for number, usual in found)
+    numbers = [(_number(fields.get(key, "")), usual) for key, usual in keys]
+    mode, uid, gid = (number if number >= 0 else usual for number, usual in numbers)
     return mode & 0o777, uid, gid
 
 
@@ -208,14 +205,14 @@ def majors(proc: str) -> dict[str, int]:
 
 def pci_address(address: str) -> str:
     """Return a PCI address as NVML writes it, in lower case: eight digits of domain."""
-    domain, _, rest = address.strip().lower().partition(":")
-    return f"{domain:0>8}:{rest}"
+    domain, _, function = address.strip().lower().partition(":")
+    return f"{domain:0>8}:{function}"
 
 
 def sysfs_name(pci: str) -> str:
     """Return a PCI address of the snapshot as the kernel writes it: four digits of domain, or more if needed."""
-    domain, _, rest = pci.partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}"
+    domain, _, function = pci.partition(":")
+    return f"{domain.lstrip('0'):0>4}:{function}"
 
 
 def _accesses(base: str) -> Iterator[str]:
@@ -226,10 +223,10 @@ def _accesses(base: str) -> Iterator[str]:
             yield from (f"{gpu}/mig/{gi}/{ci}/access" for ci in _names(f"{base}/{gpu}/mig/{gi}", "ci"))
 
 
-def _listed_minor(proc: str, place: str) -> str:
-    """Look a capability up in the list of all possible ones: thousands of lines of a place and its minor."""
-    _, found, tail = (f"\n{text(proc + '/driver/nvidia-caps/mig-minors') or ''}").partition(f"\n{place} ")
-    return tail.partition("\n")[0] if found else ""
+def _listed_minor(proc: str, capability: str) -> str:
+    """Return a capability's minor from the list of all possible ones, or ""."""
+    _, separator, tail = (f"\n{text(proc + '/driver/nvidia-caps/mig-minors') or ''}").partition(f"\n{capability} ")
+    return tail.partition("\n")[0] if separator else ""
 
 
 def _names(folder: str, prefix: str = "") -> list[str]:
@@ -240,13 +237,13 @@ def _names(folder: str, prefix: str = "") -> list[str]:
 
 
 def _number(word: str) -> int:
-    """Read an unsigned number of 32 bits, -1 if it is none."""
+    """Return an unsigned number of 32 bits, -1 if the word is none."""
     plain = word.isascii() and word.isdigit() and len(word) <= 10  # isdigit() alone takes superscripts
     return int(word) if plain and int(word) < 1 << 32 else -1
 
 
 def _fields(path: str) -> dict[str, str]:
-    """Read lines of "Key: value" from a file; none if it cannot be read."""
+    """Read lines of "Key: value" from a file; {} if it cannot be read."""
     pairs = (line.partition(":") for line in (text(path) or "").splitlines())
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 

@@ -1,17 +1,14 @@
 """Renew the snapshot for a create that found it stale: ask the service for a refresh, or start one.
 
-One refresh runs at a time: whoever holds the lock surveys the host, be it a unit, a person or the child of a create.
-What is for all is the service's, which runs under nobody's limits; a create may have those of the tenant whose
-container it makes. STATE/refresh.sock is of gpushim-refresh.socket. Who connects says by which config.toml and state
-it goes (`question`); AGREED says that the service goes by the same; the end of the connection, that there has been a
-refresh, or will be none. What came of it, the snapshot and `failure` say.
+One refresh runs at a time, under the lock. The service is asked first, as a create may have the limits of the tenant
+whose container it makes. A client of STATE/refresh.sock (gpushim-refresh.socket) sends its paths of config.toml and
+state (`question`); the service answers AGREED if they are its own, and closes the connection after a refresh. The
+result is in the snapshot or in `failure`'s file.
 
-Only where no service goes by this configuration and state, as in a checkout or with rootless engines, or none
-answers, does a create start a child. The child inherits the lock and goes on when the create gives up, so that a host
-that takes longer than an engine waits has its snapshot in the end. For that it has a session, a working directory and
-descriptors of its own: most engines end no other process when a create fails. Where one does (a unit that runs
-`podman run` and is stopped), the kernel releases the lock and the next create starts another refresh.
-Out of scope: what a refresh does (refresh.py), the service (on_demand.py), whose failure is passed on (failure.py).
+Where no service has these paths (a checkout, rootless engines) or none answers, the create starts a child. It
+inherits the lock and goes on when the create gives up, so that a host that takes longer than an engine waits gets its
+snapshot in the end: hence its own session, working directory and descriptors. If an engine ends it with the create (a
+stopped unit that runs `podman run`), the kernel releases the lock and the next create starts another.
 """
 
 from __future__ import annotations
@@ -51,23 +48,23 @@ def snapshot(config: str, state: str) -> Snapshot:
     Raises:
         GpushimError: the refresh failed (its own sentence and code), or takes longer than a create waits.
     """
-    found = ensure.read(config, state)
-    if found is not None:
-        return found
+    saved = ensure.read(config, state)
+    if saved is not None:
+        return saved
     wait, lock = _Wait(config), _opened(state)
     try:
         for _ in range(ATTEMPTS):
             wait = _served(config, state, lock, wait)
-            found = _outcome(config, state, wait)  # before the lock, which a create that is slow or frozen would keep
-            while found is None and lock is not None and not _taken(lock):
+            saved = _outcome(config, state, wait)  # before the lock, which a create that is slow or frozen would keep
+            while saved is None and lock is not None and not _taken(lock):
                 wait.a_moment(lock)
-            found = found or _outcome(config, state, wait)
-            if found is not None:
-                return found
+            saved = saved or _outcome(config, state, wait)
+            if saved is not None:
+                return saved
             _refresh(config, state, lock, wait)
-            found = ensure.read(config, state)  # before the service is asked once more
-            if found is not None:
-                return found
+            saved = ensure.read(config, state)  # before the service is asked once more
+            if saved is not None:
+                return saved
     finally:
         if lock is not None:
             os.close(lock)  # a child that still runs keeps it
@@ -81,29 +78,29 @@ def command() -> list[str]:
 
 
 def _outcome(config: str, state: str, wait: _Wait) -> Snapshot | None:
-    """Return what another refresh has made; refuse as `failure.pass_on` does; None if there was none."""
-    found = ensure.read(config, state)
-    if found is None:
+    """Return the snapshot that another refresh has made, None if there was none; raise the error of a failed one."""
+    saved = ensure.read(config, state)
+    if saved is None:
         failure.pass_on(state, config, wait.began)
-    return found
+    return saved
 
 
 class _Wait:
-    """How long a create has waited, of what config.toml allows."""
+    """A create's wait, up to the deadline of config.toml."""
 
     def __init__(self, config: str) -> None:
         self.config, self.began, self.seconds = config, failure.now(), 0
 
     def a_moment(self, lock: int | None) -> None:
-        """Sleep; refuse after too long, with what the refresh is waiting for."""
+        """Sleep; raise after too long, with what the refresh is waiting for."""
         waited = (failure.now() - self.began) / 1e9
         if waited > LEAST and not self.seconds:
             self.seconds = _seconds(self.config)
         if self.seconds and waited > self.seconds:
-            what = b"" if lock is None else os.pread(lock, WHAT_LIMIT, 0)
+            task = b"" if lock is None else os.pread(lock, WHAT_LIMIT, 0)
             raise GpushimError(
                 f"listing the host's GPUs has waited {self.seconds} s for "
-                f"{str(what, 'utf-8', 'replace').strip() or 'its process'}, and goes on without this container: try "
+                f"{str(task, 'utf-8', 'replace').strip() or 'its process'}, and goes on without this container: try "
                 f"again later; {failure.SLOW}; deadline-seconds under [refresh] in {self.config} is how long a start "
                 "waits",
                 INVENTORY,
@@ -112,8 +109,9 @@ class _Wait:
 
 
 def _served(config: str, state: str, lock: int | None, wait: _Wait) -> _Wait:
-    """Have the service refresh, if there is one; returns how long a child may take, which is as long again if the
-    service hangs without the lock.
+    """Let the service refresh, if there is one; returns the wait for a child.
+
+    That begins anew if the service hangs without the lock.
     """
     try:
         served(config, state, lambda: wait.a_moment(lock))
@@ -172,13 +170,13 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
 
 
 def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> subprocess.Popen[bytes]:
-    nothing = subprocess.DEVNULL
-    words, given = (command(), nothing) if lock is None else ([*command(), "--locked"], lock)
+    null = subprocess.DEVNULL
+    words, stdin = (command(), null) if lock is None else ([*command(), "--locked"], lock)
     environment = {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
     environment |= {"GPUSHIM_CONFIG": config, "GPUSHIM_STATE": state}
     try:
         return subprocess.Popen(
-            words, stdin=given, stdout=nothing, stderr=output, env=environment, cwd="/", start_new_session=True
+            words, stdin=stdin, stdout=null, stderr=output, env=environment, cwd="/", start_new_session=True
         )
     except OSError as error:
         raise failure.scarce(error) or GpushimError(
@@ -195,20 +193,14 @@ def _why(code: int, output: str) -> GpushimError:
 
 
 def question(config: str, state: str) -> bytes:
-    """Return what one that goes by these paths says, and one that serves it."""
+    """Return the message that a client with these paths sends."""
     return os.fsencode(f"{config}\0{state}")
 
 
 def served(config: str, state: str, waiting: Callable[[], None]) -> bool:
-    """Ask the service for a refresh, and wait for its end.
+    """Ask the service for a refresh, and wait for its end; returns whether a service has agreed.
 
-    Args:
-        config: path of config.toml, absolute.
-        state: gpushim's state directory, absolute.
-        waiting: is called again and again meanwhile; it sleeps a moment, and may raise.
-
-    Returns:
-        whether a service has agreed; if not, there is none for this configuration and state, or it does not answer.
+    Meanwhile `waiting` is called again and again; it sleeps a moment, and may raise.
     """
     if not trust.ours(state):
         return False

@@ -1,11 +1,9 @@
 """The saved snapshot: save it, with the small files that launcher and hook read; read one of another version's.
 
-While a cluster is updated, versions of gpushim meet. A snapshot says its "form", and as "version" the form that its
-reader must know at least. A form that only adds members, or drops one that no reader reads, asks no more of readers
-than the one before: they ignore what they do not know, and `completed` has a default for what an older form lacks. So
-"version" is raised only where an old reader would misunderstand. A create, and whoever else lists GPUs itself, goes
-by its own version's alone (ensure.py).
-Out of scope: what is in the snapshot (survey.py), CDI specs (gpushim.cdi.generate.publish).
+While a cluster is updated, versions of gpushim meet. A snapshot has its "form" and, as "version", the oldest form
+that its reader must know. A form that adds members, or drops one that no reader reads, leaves "version" as it is:
+readers ignore unknown members, and `completed` has defaults for those that an older form lacks. A process that lists
+GPUs itself, as a create, accepts only its own version's snapshot (ensure.py).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ OLDEST = 10  # the oldest form that `completed` can complete
 
 
 def prepare(state: str, config: str = "") -> None:
-    """Make the state directory; refuse one where others could put a snapshot, or where this user may not put one."""
+    """Make the state directory; raise if others could put a snapshot there, or this user may not."""
     try:
         os.mkdir(state)
         os.chmod(state, 0o755)  # noqa: S103 - the launcher reads it in rootless engines too; mkdir minds the umask
@@ -86,14 +84,14 @@ def save(state: str, snapshot: Snapshot) -> None:
 
 
 def _tell_launcher(state: str, snapshot: Snapshot) -> None:
-    """Write what the launcher reads: `triggers`; `config`, a link to the configuration, if there is one; `runtime`.
+    """Write the launcher's files: `triggers`; `config`, a link to the configuration, if there is one; `runtime`.
 
-    `runtime` has the configuration's mtime, which the shell can compare: it says that all three are up to date. It is
-    removed before the other two change.
+    `runtime` has the configuration's mtime, which the shell compares: then all three are up to date. It is removed
+    before the other two change.
     """
     requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]
-    known = policy.defaults()["cdi"]["annotation-prefixes"]
-    words = [*requests["swarm-variables"], *(word for word in cdi["annotation-prefixes"] if word not in known)]
+    defaults = policy.defaults()["cdi"]["annotation-prefixes"]
+    words = [*requests["swarm-variables"], *(word for word in cdi["annotation-prefixes"] if word not in defaults)]
     text, runtime = "".join(f"{word}\n" for word in words), state + "/runtime"
     identity = snapshot["stamp"]["config"]
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
@@ -116,7 +114,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
 
 
 def _stand_in(path: str) -> str:
-    """Find a runtime for running containers where the configured one is missing."""
+    """Return a runtime for running containers where the configured one is missing."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             last = file.readline().rstrip("\n")
@@ -142,35 +140,34 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _replace(path: str, text: str, time: int | None = None) -> None:
-    """Replace a file of the state directory; `time` is its mtime in nanoseconds."""
+def _replace(path: str, text: str, time: int | None = None) -> None:  # time in nanoseconds
     replace(path, os.fsencode(text), time=time)
 
 
-def understood(found: Any) -> bool:
-    """Say whether a JSON object is a snapshot of a form that this version can read."""
-    least = found.get("version")
-    form = found.get("form", least)  # 10 and those before did not say it
+def understood(data: Any) -> bool:
+    """Return whether a JSON object is a snapshot of a form that this version can read."""
+    least = data.get("version")
+    form = data.get("form", least)  # 10 and those before did not say it
     return isinstance(least, int) and isinstance(form, int) and least <= ensure.FORM and form >= OLDEST
 
 
-def completed(found: Any) -> Snapshot:
-    """Add what forms since OLDEST have added to a snapshot that is understood."""
-    gpus = [{"nvml": gpu["index"], "addressing": "", "fabric_problem": "", **gpu} for gpu in found["gpus"]]
-    migs = [{"placement": [], **mig} for mig in found["mig"]]
-    policy = {**found["policy"], "requests": {"cuda-compat": True, **found["policy"]["requests"]}}
-    more = {"gpus": gpus, "mig": migs, "policy": policy}
-    return {"form": found["version"], "absent": [], **found, **more}  # type: ignore[typeddict-item]
+def completed(data: Any) -> Snapshot:
+    """Add the members that forms since OLDEST have added to a snapshot."""
+    gpus = [{"nvml": gpu["index"], "addressing": "", "fabric_problem": "", **gpu} for gpu in data["gpus"]]
+    migs = [{"placement": [], **mig} for mig in data["mig"]]
+    policy = {**data["policy"], "requests": {"cuda-compat": True, **data["policy"]["requests"]}}
+    members = {"gpus": gpus, "mig": migs, "policy": policy}
+    return {"form": data["version"], "absent": [], **data, **members}  # type: ignore[typeddict-item]
 
 
 def of_another(config: str, state: str) -> Snapshot | None:
-    """Return the saved snapshot if another version has written it, and it is true as far as this one can say."""
-    found: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else {}
+    """Return the saved snapshot if another version has written it, and it is true as far as this one can tell."""
+    data: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else {}
     try:
-        if not understood(found) or found["inputs"]["config"] != config or not ensure.alive(found):
+        if not understood(data) or data["inputs"]["config"] != config or not ensure.alive(data):
             return None
-        then, now = found["stamp"], ensure.current(found["inputs"])
-        same = all(then.get(name) == fact for name, fact in now.items())
-        return completed(found) if same and found["told"] == ensure.launcher_facts(state) else None
+        saved, host = data["stamp"], ensure.current(data["inputs"])
+        is_same = all(saved.get(name) == fact for name, fact in host.items())
+        return completed(data) if is_same and data["told"] == ensure.launcher_facts(state) else None
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None

@@ -1,7 +1,4 @@
-"""Survey the host: make a whole snapshot.
-
-Out of scope: what is where (gpus.py, nodes.py, files.py), changing anything on the host, saving (save.py).
-"""
+"""Survey the host: make a whole snapshot, and change nothing."""
 
 from __future__ import annotations
 
@@ -71,17 +68,12 @@ def survey(
     config: str,
     settings: Policy,
     waiting: Callable[[str], None],
-    settled: Sequence[Known] = (),
-    spared: Sequence[Hung] = (),
+    indexed: Sequence[Known] = (),
+    hung: Sequence[Hung] = (),
 ) -> Snapshot:
     """Survey the host; "runtime" is "" if there is no low-level runtime.
 
-    Args:
-        config: path of config.toml.
-        settings: what it says.
-        waiting: is called with what is waited for.
-        settled: GPUs whose indices are settled.
-        spared: those whose calls hang.
+    GPUs in `indexed` have an index already; those in `hung` are not asked.
     """
     notes, runtime = [], ""
     try:
@@ -94,13 +86,13 @@ def survey(
     busy: set[str] = set()
     for _ in range(ATTEMPTS):
         before, started = ensure.driver(proc, sys, times), system.clock()
-        snapshot, other = _begun(settings, proc, waiting, settled, still(spared, before))
-        paths = _watched(snapshot, other, proc, busy)
+        snapshot, system_platform = _begun(settings, proc, waiting, indexed, still(hung, before))
+        paths = _watched(snapshot, system_platform, proc, busy)
         paths += [*_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
         inputs: Inputs = {"config": config, "root": root, "sys": sys, "times": times, "nodes": paths}
         # The driver's facts are older than its answers: a change meanwhile makes the snapshot stale, never wrong.
-        then: Stamp = {**ensure.current(inputs), **before}
-        snapshot["inputs"], snapshot["stamp"], snapshot["runtime"] = inputs, then, runtime
+        stamp: Stamp = {**ensure.current(inputs), **before}
+        snapshot["inputs"], snapshot["stamp"], snapshot["runtime"] = inputs, stamp, runtime
         snapshot["notes"] += notes
         _add_nodes_and_files(snapshot, proc)
         took = system.clock() - started
@@ -108,22 +100,26 @@ def survey(
         snapshot["looked"], lasts = started, life(snapshot, took)
         snapshot["life"] = lasts and lasts + round(took)
         after = ensure.current(inputs)
-        if then == after:
+        if stamp == after:
             break
-        busy |= _busy(paths, then["nodes"], after["nodes"])
+        busy |= _busy(paths, stamp["nodes"], after["nodes"])
     return snapshot
 
 
-def _busy(paths: list[str], then: list[NodeFacts | None], current: list[NodeFacts | None]) -> set[str]:
-    """List the directories that somebody changed during a survey, who may go on."""
-    facts = zip(paths, then, current)
-    return {path for path, one, other in facts if one != other and one and other and stat.S_ISDIR(other[1])}
+def _busy(paths: list[str], saved: list[NodeFacts | None], current: list[NodeFacts | None]) -> set[str]:
+    """List the directories that changed during a survey, as a package manager's do, and may go on changing."""
+    facts = zip(paths, saved, current)
+    return {
+        path
+        for path, saved_fact, host_fact in facts
+        if saved_fact != host_fact and saved_fact and host_fact and stat.S_ISDIR(host_fact[1])
+    }
 
 
 def life(snapshot: Snapshot, took: float) -> int:
-    """Say how many seconds a snapshot holds if no fact changes, 0 for without end.
+    """Return how many seconds a snapshot holds if no fact changes, 0 for without end.
 
-    Surveys that took so many seconds may use a hundredth of the time, but run at least twice an hour.
+    Surveys that take `took` seconds may use a hundredth of the time, but run at least twice an hour.
     """
     if is_passing(snapshot):
         return PASSING
@@ -136,7 +132,7 @@ def life(snapshot: Snapshot, took: float) -> int:
 
 
 def is_passing(snapshot: Snapshot) -> bool:
-    """Say whether something is wrong that may soon be over."""
+    """Return whether something is wrong that may soon be over."""
     parents = {mig["gpu"] for mig in snapshot["mig"]}
     return bool(
         snapshot["error"]
@@ -154,42 +150,47 @@ def _begun(
     settings: Policy,
     proc: str,
     waiting: Callable[[str], None],
-    settled: Sequence[Known],
-    spared: Sequence[Hung],
+    indexed: Sequence[Known],
+    hung: Sequence[Hung],
 ) -> tuple[Snapshot, Platform | None]:
     """Return a snapshot of what the kernel module and NVML, or another platform, tell, without nodes and files."""
     driver = settings["driver"]
     notes: list[str] = []
     platform_notes: list[str] = []  # another platform's come when its files are listed, below
     version = procfs.module_version(proc)
-    found = procfs.listed_none(version or "")
-    other: Platform | None = None
+    listed = procfs.listed_none(version or "")
+    system_platform: Platform | None = None
     error: Failure | None = None
     try:
         policy.check_directories(driver, system.config_path())
-        other = platforms.find(driver, platform_notes)
-        if other:
-            found = platforms.gpus(other, driver["root"], notes, waiting)
+        system_platform = platforms.find(driver, platform_notes)
+        if system_platform:
+            listed = platforms.gpus(system_platform, driver["root"], notes, waiting)
         else:
             notes += platform_notes
             if version is None and platform_notes:  # no module is to be loaded on a platform that is not whole
                 raise GpushimError(f"{platform_notes[0]}; then run gpushim refresh", INVENTORY)
             _check_driver(version, driver["root"], proc)
             withheld = partial(nodes.withheld, driver=driver)
-            found = gpus.read(driver["root"], proc, version or "", notes, waiting, settled, spared, withheld)
+            listed = gpus.read(driver["root"], proc, version or "", notes, waiting, indexed, hung, withheld)
             notes += [
-                f"GPU {one['index']} ({one['uuid'] or one['pci']}) is missing, and no other gets its index; if it is "
+                f"GPU {gpu['index']} ({gpu['uuid'] or gpu['pci']}) is missing, and no other gets its index; if it is "
                 "gone on purpose, run gpushim refresh --accept-indices"
-                for one in found["absent"]
+                for gpu in listed["absent"]
             ]
-            procfs.add_sysfs(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
+            procfs.add_sysfs(listed["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
     except GpushimError as problem:
         error = {"sentence": str(problem), "code": problem.exit_code}
-    return _snapshot(settings, found, other, error, notes, proc), other
+    return _snapshot(settings, listed, system_platform, error, notes, proc), system_platform
 
 
 def _snapshot(
-    settings: Policy, found: Listed, other: Platform | None, error: Failure | None, notes: list[str], proc: str
+    settings: Policy,
+    listed: Listed,
+    system_platform: Platform | None,
+    error: Failure | None,
+    notes: list[str],
+    proc: str,
 ) -> Snapshot:
     state = system.state_dir()
     return {
@@ -197,21 +198,21 @@ def _snapshot(
         "form": ensure.FORM,
         "gpushim": __version__,
         "written": now(),
-        "platform": other["platform"] if other else "native",
-        "source": found["source"],
+        "platform": system_platform["platform"] if system_platform else "native",
+        "source": listed["source"],
         "notes": notes,
-        "missing": found["missing"],
-        "absent": found["absent"],
+        "missing": listed["missing"],
+        "absent": listed["absent"],
         "driver": {
-            "version": found["version"],
-            "cuda": found["cuda"],
+            "version": listed["version"],
+            "cuda": listed["cuda"],
             "params": f"{state}/params" if procfs.restricted_params(proc) else "",
             "empty": f"{state}/empty",
             **settings["driver"],
         },
         "error": error,
-        "gpus": found["gpus"],
-        "mig": found["mig"],
+        "gpus": listed["gpus"],
+        "mig": listed["mig"],
         "nodes": {},
         "mps": "",
         "features": {},
@@ -242,22 +243,22 @@ def _check_driver(version: str | None, root: str, proc: str) -> None:
     )
 
 
-def _watched(snapshot: Snapshot, other: Platform | None, proc: str, busy: set[str]) -> list[str]:
+def _watched(snapshot: Snapshot, system_platform: Platform | None, proc: str, busy: set[str]) -> list[str]:
     driver = snapshot["driver"]
-    if other:
-        return [*other["watched"]]
+    if system_platform:
+        return [*system_platform["watched"]]
     watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
     paths = []
     if not snapshot["error"]:  # which is looked at again soon
-        found = driver_files.find(driver["root"], driver["version"], [])
-        paths = driver_files.watched(driver["root"], driver["version"], found, busy)
+        files = driver_files.find(driver["root"], driver["version"], [])
+        paths = driver_files.watched(driver["root"], driver["version"], files, busy)
     return [rooted.inside(driver["dev-root"], path) for path in watched] + [
         rooted.inside(driver["root"], path) for path in paths
     ]
 
 
 def _mps_control(root: str, mps: MpsPolicy) -> list[str]:
-    """List the path that shows a stamp whether MPS runs, if nobody but root can make or remove it."""
+    """List the path that shows a stamp whether MPS runs, if only root can make or remove it."""
     pipes = mps["pipe-directory"]
     watched = mps["enabled"] and not rooted.mistrust(root, pipes)
     return [rooted.inside(root, pipes) + "/control"] if watched else []
@@ -273,22 +274,25 @@ def _drm(snapshot: Snapshot) -> list[str]:
 
 def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
     driver, notes = snapshot["driver"], snapshot["notes"]
-    other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
-    if other:
-        snapshot["nodes"], snapshot["files"] = other["nodes"], driver_files.usable(other["files"], notes)
+    system_platform = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
+    if system_platform:
+        snapshot["nodes"], snapshot["files"] = (
+            system_platform["nodes"],
+            driver_files.usable(system_platform["files"], notes),
+        )
         return
-    found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
+    found_nodes = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
-        if gpu["node"] not in found and gpu["problem"] is None:
+        if gpu["node"] not in found_nodes and gpu["problem"] is None:
             problem = (
                 f"GPU {gpu['index']} has no usable device node {gpu['node']}; run gpushim refresh as root, "
                 f"which makes it, or nvidia-modprobe -c {gpu['minor']}"
             )
             gpu["problem"] = problem
             notes.append(problem)
-    snapshot["nodes"] = found
-    snapshot["features"] = nodes.features(found)
-    snapshot["imex"] = nodes.imex_channels(found)
+    snapshot["nodes"] = found_nodes
+    snapshot["features"] = nodes.features(found_nodes)
+    snapshot["imex"] = nodes.imex_channels(found_nodes)
     if not snapshot["error"]:
         mps = snapshot["policy"]["mps"]
         pipes = mps["pipe-directory"] if mps["enabled"] else ""

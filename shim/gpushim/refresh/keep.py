@@ -1,11 +1,9 @@
 """`gpushim refresh --keep`: keep the snapshot true until a signal comes, where no unit of systemd's does it.
 
-It looks every LOOK seconds, which costs as much as a create's look, and has a child list the GPUs, because NVML can
-hang: when the host has changed, when the snapshot's life nears its end, when the CDI spec has gone, by which engines
-find what others offer, and when the device plugin asks for it. Not
-while that has let the GPUs go. What fails is tried more and more rarely, but at once when the host has changed.
-Who keeps it holds a lock, which the kernel releases at the end of that process, in whatever namespaces it runs.
-Out of scope: what the child does (refresh.unattended), and the units that do it where a package is.
+Every LOOK seconds it compares the stamp, as a create does. A child lists the GPUs, because NVML can hang: when the
+host has changed, the snapshot's life nears its end, the CDI spec is gone, or the device plugin asks for it, but not
+while the plugin has released the GPUs. After a failure it tries more and more rarely, but at once when the host has
+changed. It holds a lock, which the kernel releases at the end of the process, in whatever namespaces it runs.
 """
 
 from __future__ import annotations
@@ -35,15 +33,15 @@ if TYPE_CHECKING:
 
 LOOK = 2.0  # seconds, as the device plugin looks
 AHEAD = 30.0  # seconds before the end of a snapshot's life, or half of it: no create shall have to list GPUs
-FIRST, LONGEST = 1.0, 60.0  # seconds between tries that fail
+FIRST, LONGEST = 1.0, 60.0  # seconds between failed attempts
 # Seconds, then a child is killed: a minute until nothing changes, and ten for the slowest deadline, twice.
 DEADLINE = 22 * 60.0
-GRACE = 0.5  # seconds that a child has to be gone when this process is to end
+GRACE = 0.5  # seconds that a killed child has to end
 ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-TAIL = 16384  # bytes at the end of what a child says
+TAIL = 16384  # bytes of the end of a child's output
 WHOLE = __file__.rpartition("/gpushim/")[0] + "/whole"  # last file of an installed version
 LOCK = "keeper"  # in the state directory
-RECORD = f"{system.LASTING_DIR}/node.json"  # of what gpushim-node has laid down on this host, which then keeps it
+RECORD = f"{system.LASTING_DIR}/node.json"  # of the files that gpushim-node has installed on this host
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -54,7 +52,7 @@ def keep() -> None:
         GpushimError: this version's files have gone.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD})
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was inherited as ignored, children cannot be waited for
     keeping, installed = Keep(system.config_path(), system.state_dir()), os.path.exists(WHOLE)
     logger.info("keeping the list of GPUs up to date, checked every %g s", LOOK)
     try:
@@ -71,12 +69,7 @@ def keep() -> None:
 
 
 class Keep:
-    """The snapshot, and the child that lists GPUs.
-
-    Args:
-        config: absolute path of config.toml.
-        state: gpushim's state directory.
-    """
+    """The snapshot, and the child that lists GPUs."""
 
     def __init__(self, config: str, state: str) -> None:
         self.config, self.state = config, state
@@ -85,12 +78,12 @@ class Keep:
         self._child: _Child | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._failed_for: Any = None  # facts about host and configuration
-        self._served: Any = None  # identity of the file of wishes as the last child found it
-        self._spec = True  # there is a CDI spec, or it is to be seen why not
+        self._served: Any = None  # identity of the plugin's request that the last child found
+        self._spec = True  # there is a CDI spec, or a refresh is to show why not
         self._logged: set[str] = set()
 
     def look(self) -> None:
-        """See to the child, and start one if it is needed."""
+        """Wait for the child, and start one if it is needed."""
         self._lock.take()
         if self._child is not None:
             code = self._child.ended()
@@ -113,21 +106,21 @@ class Keep:
             return False  # a refresh opens all GPUs
         if self._request() not in (None, self._served):
             return True
-        found = ensure.read(self.config, self.state) or self._newer()
-        if found is None or not ensure.alive(found, min(AHEAD, found["life"] / 2)):
+        snapshot = ensure.read(self.config, self.state) or self._newer()
+        if snapshot is None or not ensure.alive(snapshot, min(AHEAD, snapshot["life"] / 2)):
             return True
-        there = _has_spec(found)
-        if there:
+        has_spec = _has_spec(snapshot)
+        if has_spec:
             self._spec = True
-        return self._spec and not there
+        return self._spec and not has_spec
 
     def _newer(self) -> Snapshot | None:
-        """Return a true snapshot that another version has made meanwhile: two that renew each other's never end."""
-        found = save.of_another(self.config, self.state)
-        return found if found and found["looked"] > self._began else None
+        """Return a true snapshot that another version has made since: two that renew each other's never end."""
+        snapshot = save.of_another(self.config, self.state)
+        return snapshot if snapshot and snapshot["looked"] > self._began else None
 
     def _allowed(self) -> bool:
-        """Say whether the host is worth another try."""
+        """Return whether the host is worth another try."""
         if time.monotonic() >= self._again:
             return True
         if failure.facts(self.config) == self._failed_for and self._request() in (None, self._served):
@@ -147,14 +140,16 @@ class Keep:
             self._wait()
 
     def _over(self, code: int, child: _Child) -> None:
-        """Say what it said, but not again what the last one said too; and take note of what came of it."""
+        """Log a child's output that is new, and note its result."""
         self._child, lines = None, child.lines()
         if code < 0 and not child.late:
             lines.append(f"gpushim: gpushim refresh was ended by signal {-code}; run it by hand to see why")
         self._tell(lines)
-        found = ensure.read(self.config, self.state)
-        self._spec = found is None or _has_spec(found)  # where refresh writes none, the next one does not either
-        if code < 0 or found is None:
+        snapshot = ensure.read(self.config, self.state)
+        self._spec = snapshot is None or _has_spec(
+            snapshot
+        )  # where refresh writes none, the next one does not either
+        if code < 0 or snapshot is None:
             self._wait()
         else:
             self._pause, self._again = FIRST, 0.0
@@ -171,26 +166,21 @@ class Keep:
         self._logged = set(keys.values())
 
 
-def _has_spec(found: Snapshot) -> bool:
-    """Return whether the CDI spec of a snapshot is there."""
-    return os.path.lexists(output.path_of(found["policy"]))
+def _has_spec(snapshot: Snapshot) -> bool:
+    return os.path.lexists(output.path_of(snapshot["policy"]))
 
 
 class _Child:
-    """A refresh in a session of its own, whose words go to memory.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """A refresh in a session of its own, with its output in memory."""
 
     def __init__(self, words: list[str]) -> None:
         self.late, self._until = False, time.monotonic() + DEADLINE
-        nothing, self._output = subprocess.DEVNULL, os.memfd_create("refresh")
+        null, self._output = subprocess.DEVNULL, os.memfd_create("refresh")
         try:
             self.process = subprocess.Popen(
                 words,
-                stdin=nothing,
-                stdout=nothing,
+                stdin=null,
+                stdout=null,
                 stderr=self._output,
                 start_new_session=True,
                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),  # there is one thread
@@ -200,8 +190,10 @@ class _Child:
             raise
 
     def ended(self) -> int | None:
-        """Return its exit code, or less a signal's number; None while it runs. One that is late is killed, and waited
-        for however long a driver that hangs holds it: another would hang beside it.
+        """Return the exit code, or minus a signal's number; None while it runs.
+
+        A late child is killed and waited for, however long a driver that hangs holds it: another would hang beside
+        it.
         """
         code = self.process.poll()
         if code is None and not self.late and time.monotonic() > self._until:
@@ -211,18 +203,18 @@ class _Child:
         return code
 
     def kill(self) -> None:
-        """Kill it with its children; it has not been waited for."""
+        """Kill the child, not yet waited for, with its children."""
         os.killpg(self.process.pid, signal.SIGKILL)
 
     def lines(self) -> list[str]:
-        """Return the end of what it said, and forget it."""
+        """Return the end of its output, and close it."""
         text = failure.tail(self._output, TAIL)
         os.close(self._output)
         return text.splitlines()
 
 
 def _message(line: str) -> str:
-    """Return what a line of the log says, without the time that one of JSON has."""
+    """Return the message of a log line, without the time that a line of JSON has."""
     try:
         return str(json.loads(line)["msg"])
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -230,18 +222,14 @@ def _message(line: str) -> str:
 
 
 class Lock:
-    """The lock of one that keeps it.
-
-    Args:
-        state: gpushim's state directory, which may be removed and made again at any time.
-    """
+    """The lock of a keeper, in a state directory that may be removed and made again at any time."""
 
     def __init__(self, state: str) -> None:
         self._state, self._path = state, f"{state}/{LOCK}"
         self._fd = -1
 
     def take(self) -> None:
-        """See to it that it is held, as far as that can be: another may hold it, or there is no directory yet."""
+        """Take the lock if it can be had: another keeper may hold it, or there is no directory yet."""
         if self._fd >= 0:
             if _same(self._fd, self._path):
                 return
@@ -257,17 +245,13 @@ class Lock:
             self.leave()
 
     def leave(self) -> None:
-        """Hold it no more."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
 
 def runs(state: str) -> bool:
-    """Say whether somebody keeps the snapshot.
-
-    Args:
-        state: gpushim's state directory.
+    """Return whether a process keeps the snapshot.
 
     Raises:
         PermissionError: this user may not know.

@@ -1,8 +1,6 @@
 """Ask this node's gpushim-device-plugin, by its socket in the state directory: one line of JSON each way.
 
-A refresh asks it before a CDI spec goes whose devices kubelet may still give to pods.
-
-Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control.control), and what is made of it.
+A refresh asks it before it removes a CDI spec whose devices kubelet may still give to pods.
 """
 
 from __future__ import annotations
@@ -22,15 +20,9 @@ PAUSE = 0.1  # seconds between two questions
 def exchange(folder: str, question: bytes, seconds: float, name: str = SOCKET) -> bytes:
     """Send a line to the socket in a directory, however long its path, and read one.
 
-    Args:
-        folder: the state directory.
-        question: with its newline.
-        seconds: for all of it: who answers byte by byte gets no more.
-        name: of the socket.
-
     Raises:
-        socket.timeout: it took longer.
-        OSError: nobody listens, or it cannot be asked.
+        socket.timeout: the whole took longer, however often a byte came.
+        OSError: nothing listens, or it cannot be asked.
     """
     end = time.monotonic() + seconds
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -42,10 +34,10 @@ def exchange(folder: str, question: bytes, seconds: float, name: str = SOCKET) -
             data = bytearray()
             while not data.endswith(b"\n") and len(data) < LIMIT:
                 client.settimeout(max(end - time.monotonic(), 0.001))
-                more = client.recv(1 << 16)
-                if not more:
+                chunk = client.recv(1 << 16)
+                if not chunk:
                     break
-                data += more
+                data += chunk
             return bytes(data)
     finally:
         os.close(fd)
@@ -54,18 +46,14 @@ def exchange(folder: str, question: bytes, seconds: float, name: str = SOCKET) -
 def wait_for_unhealthy(folder: str, seconds: float) -> bool:
     """Wait until the plugin, which sees the snapshot by itself, has told kubelet that no device is healthy.
 
-    Args:
-        folder: the state directory.
-        seconds: for how long.
-
     Returns:
-        whether it has; True at once where no plugin listens, False where one says nothing that is understood.
+        whether it has; True at once where no plugin listens, False after an answer that is not understood.
     """
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+    while (remaining := end - time.monotonic()) > 0:
         try:
-            answer = json.loads(exchange(folder, STATUS, left))
-            if not any(device["healthy"] for one in answer["resources"] for device in one["devices"]):
+            answer = json.loads(exchange(folder, STATUS, remaining))
+            if not any(device["healthy"] for resource in answer["resources"] for device in resource["devices"]):
                 return True
         except (FileNotFoundError, ConnectionRefusedError):
             return True

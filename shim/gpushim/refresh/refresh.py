@@ -1,8 +1,6 @@
 """Bring the snapshot up to date: survey the host, save the snapshot, publish its CDI spec.
 
 Runs as a child of a create or of the command line, because NVML can hang: a deadline ends the whole process.
-Out of scope: the three steps (inventory/survey.py, inventory/save.py, publish.py), and waiting for a refresh
-(inventory/renew.py).
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def main(argv: list[str]) -> NoReturn:
     """Refresh the snapshot, report errors on stderr, and exit.
 
     Of `argv`, "--force" renews a true snapshot too; "--locked" says that standard input is the lock, taken by the
-    create that started this; "--unattended" is for who started it for no create (keep.py).
+    create that started this; "--unattended" is for a start without a create (keep.py).
     """
     try:
         if "--unattended" in argv:
@@ -60,7 +58,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 class ReleasedError(Exception):
-    """The device plugin has let the GPUs go."""
+    """The device plugin has released the GPUs."""
 
 
 def refresh(
@@ -80,44 +78,46 @@ def refresh(
         load: load missing kernel modules, if the policy allows it.
         patient: wait up to LONGEST instead of the policy's deadline.
         lock: the state directory's lock, if it is taken already; implies the long wait.
-        accept: let NVML's order of now be that of the indices, if NVML can be used; goes with `force`.
-        early: renew a snapshot that is true for less than so many seconds longer.
-        yielding: open no GPU while the device plugin has let them go.
-        people: somebody reads what is logged, whatever the policy's form of it.
+        accept: number the GPUs anew in NVML's order, if NVML can be used; goes with `force`.
+        early: seconds that a true snapshot must still hold, or it is renewed.
+        yielding: open no GPU while the device plugin has released them.
+        people: log for a reader at a terminal, whatever the policy's form of it.
 
     Raises:
         GpushimError: the configuration is wrong, or the state directory cannot be trusted or written.
-        ReleasedError: the device plugin has, and `yielding`.
+        ReleasedError: the device plugin has released the GPUs, and `yielding`.
     """
     config, state = system.config_path(), system.state_dir()
     ahead = None if force else early
-    with failure.recorded(state, config) as failed:
+    with failure.recorded(state, config) as record_failure:
         identity = trust.identity(config)  # before it is read: a later change makes the snapshot stale
         settings = policy.load(config)
         logs.start(settings["log"]["format"], settings["log"]["level"], people)
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)
-        spared = earlier.Spared(state)
-        without = None if accept else spared
-        with deadline(seconds, config, failed, spared.hopeless) as waiting:
+        hung = earlier.HungGpus(state)
+        hung_unless_accepted = None if accept else hung
+        with deadline(seconds, config, record_failure, hung.added) as waiting:
             for _ in range(ATTEMPTS):
                 # The directory was removed, and maybe made again.
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
-                    return _renewed(config, identity, settings, waiting, lock, load, ahead, without, yielding)
+                    return _renewed(
+                        config, identity, settings, waiting, lock, load, ahead, hung_unless_accepted, yielding
+                    )
                 lock = None  # it is gone with the directory
-            return _renewed(config, identity, settings, waiting, lock, load, ahead, without, yielding)
+            return _renewed(config, identity, settings, waiting, lock, load, ahead, hung_unless_accepted, yielding)
 
 
 def unattended(load: bool) -> Snapshot | None:
-    """Bring the snapshot up to date as the units do: once the driver, if that has changed, has stopped changing.
+    """Bring the snapshot up to date as the units do: if the driver has changed, once it has stopped changing.
 
-    With a snapshot that is true for a while longer, as in most of the timer's runs, it does nothing else. A change
-    during the survey leads to another, for systemd does not watch while the unit runs. What the device plugin wants
-    is done first.
+    The device plugin's requests are served first. A snapshot that holds for a while longer, as in most of the
+    timer's runs, is left as it is. A change during the survey leads to another survey, as systemd does not watch
+    while the unit runs.
 
     Returns:
-        the snapshot; None while the device plugin has let the GPUs go.
+        the snapshot; None while the device plugin has released the GPUs.
 
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
@@ -142,15 +142,15 @@ def unattended(load: bool) -> Snapshot | None:
 
 
 def problem(snapshot: Snapshot) -> str:
-    """Return what failed that may succeed the next time, or ""."""
+    """Return what failed and may succeed the next time, or ""."""
     failed = [note for note in snapshot["notes"] if note.startswith(nvml.FAILS)]
     return next(iter([*unusable(snapshot), *failed]), "")
 
 
 def _saved(config: str, state: str, ahead: float) -> Snapshot | None:
-    """Return the saved snapshot if it is true for so many seconds longer."""
-    found = ensure.read(config, state)
-    return found if found is not None and ensure.alive(found, ahead) else None
+    """Return the saved snapshot if it is true for `ahead` more seconds."""
+    snapshot = ensure.read(config, state)
+    return snapshot if snapshot is not None and ensure.alive(snapshot, ahead) else None
 
 
 def _renewed(
@@ -161,28 +161,28 @@ def _renewed(
     lock: int | None,
     load: bool,
     ahead: float | None,
-    spared: earlier.Spared | None,
+    hung: earlier.HungGpus | None,
     yielding: bool,
 ) -> Snapshot:
     """Survey the host under the lock, unless a saved snapshot holds for `ahead` more seconds (None: in any case).
 
-    `spared` has the GPUs that are not asked; None: all are, and NVML's order of now is that of the indices.
+    GPUs in `hung` are not asked; None: all are, and they are numbered anew in NVML's order.
     """
     state = system.state_dir()
     save.prepare(state, config)
     waiting(f"another refresh, which holds {state}/{renew.LOCK}")
     with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
-        # Under the lock, which who lets them go waits for: a refresh that began before may not have opened them yet.
+        # Under the lock, for which the releasing plugin waits: an earlier refresh may still have GPUs to open.
         if yielding and os.path.lexists(f"{state}/{plugin_requests.RELEASED}"):
             raise ReleasedError
-        silent = spared.gpus() if spared else []
-        notes = _complete(settings["driver"], load, telling, silent)
+        hung_gpus = hung.read() if hung else []
+        notes = _complete(settings["driver"], load, telling, hung_gpus)
         saved = None if ahead is None else _saved(config, state, ahead)
         if saved is not None:  # the other refresh did it
             _warn(notes)
             _publish(saved)  # its spec may have been removed since, or another refresh killed before it removed one
             return saved
-        snapshot = _surveyed(config, settings, _discreet(telling, settings), silent, spared is None)
+        snapshot = _surveyed(config, settings, _discreet(telling, settings), hung_gpus, hung is None)
         if lock is not None and (lack := failure.among(snapshot["notes"])):
             raise lack  # rather than have it be everybody's
         snapshot["stamp"]["config"] = identity
@@ -197,21 +197,21 @@ def _renewed(
 
 
 def _save(state: str, settings: Policy, snapshot: Snapshot) -> list[str]:
-    """Save a snapshot, and what goes by it; its notes then have what CDI lacks, which is returned, too."""
+    """Save a snapshot and its CDI spec; returns the notes about CDI, which the snapshot has then too."""
     earlier.save_indices(state, snapshot)  # before anybody goes by them
     save.for_hook(snapshot)
     published = copy.copy(snapshot)
     if not snapshot["error"]:
-        lacking = _publish(published)  # first, for who sees the snapshot goes by its spec
+        lacking = _publish(published)  # first: readers of the snapshot go by its spec
     save.save(state, snapshot)
     if snapshot["error"]:
-        lacking = _publish(published)  # last, for who has not seen the snapshot still gives out what the spec has
+        lacking = _publish(published)  # last: until the snapshot is seen, devices of the spec are still given out
     snapshot["notes"] = published["notes"]  # what CDI lacks is no reason for what a container does not get
     return lacking
 
 
 def _publish(snapshot: Snapshot) -> list[str]:
-    """Write or take away the CDI spec, the latter after the device plugin's devices; return what is to be said."""
+    """Write the CDI spec, or remove it once the device plugin's devices are unhealthy; return notes."""
     before = {*snapshot["notes"]}
     late: list[str] = []
 
@@ -227,32 +227,32 @@ def _publish(snapshot: Snapshot) -> list[str]:
 
 
 def _surveyed(
-    config: str, settings: Policy, waiting: Callable[[str], None], silent: list[earlier.Hung], accept: bool
+    config: str, settings: Policy, waiting: Callable[[str], None], hung: list[earlier.Hung], accept: bool
 ) -> Snapshot:
-    """Survey the host, with the indices that are settled, or again if that is wished and NVML tells the order."""
+    """Survey the host with the settled indices, or with NVML's order if that is to be accepted."""
     snapshot = survey.survey(config, settings, waiting) if accept else None
     if snapshot is None or snapshot["source"] != "nvml":
-        snapshot = survey.survey(config, settings, waiting, earlier.settled(system.state_dir()), silent)
+        snapshot = survey.survey(config, settings, waiting, earlier.settled(system.state_dir()), hung)
     return snapshot
 
 
 def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str], None]:
-    """Hide which GPU is waited for, as refusals tell it, where they must not name devices of the host."""
+    """Return `telling` without the GPU's name where refusals must not name devices of the host."""
     if settings["requests"]["list-devices-in-refusals"]:
         return telling
-    return lambda what: telling(f"the driver to answer ({SHOWN} for which GPU)")
+    return lambda task: telling(f"the driver to answer ({SHOWN} for which GPU)")
 
 
 def _complete(
-    driver: DriverPolicy, load: bool, waiting: Callable[[str], None], silent: list[earlier.Hung]
+    driver: DriverPolicy, load: bool, waiting: Callable[[str], None], hung: list[earlier.Hung]
 ) -> list[str]:
     """Load missing modules and make missing nodes, where modules may be loaded; returns notes about failures."""
     if policy.absent(driver) or not driver["load-kernel-modules"]:
         return []  # the survey reports it
     proc = ensure.proc_dir(driver["root"])
     notes = modules.load(driver["root"], proc, waiting) if load else []
-    same = earlier.still(silent, ensure.driver(proc, modules.sys_dir(driver["root"]), False))
-    return notes + nodes.make(driver["dev-root"], proc, same)
+    still_hung = earlier.still(hung, ensure.driver(proc, modules.sys_dir(driver["root"]), False))
+    return notes + nodes.make(driver["dev-root"], proc, still_hung)
 
 
 def _warn(notes: list[str]) -> None:
@@ -265,11 +265,11 @@ def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iter
     """Hold the lock in the body; yields a `waiting` that also writes into the lock's file, for others."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600) if lock is None else lock
 
-    def tell(what: str) -> None:
-        waiting(what)
+    def tell(task: str) -> None:
+        waiting(task)
         with contextlib.suppress(OSError):  # no space
             os.ftruncate(fd, 0)
-            os.pwrite(fd, what.encode(), 0)
+            os.pwrite(fd, task.encode(), 0)
 
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # the kernel releases it however the process ends
@@ -281,9 +281,9 @@ def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iter
 
 
 def _handed_over() -> int:
-    """Take the lock from standard input, which children inherit: one that stays would keep the lock."""
+    """Take the lock from standard input, where children would inherit and keep it."""
     lock = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.close(null)
     return lock

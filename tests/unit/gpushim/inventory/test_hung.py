@@ -46,7 +46,7 @@ def test_what_the_kernel_tells_of_it_is_not_read_for_that_hangs_too(machine: Mac
     name = procfs.sysfs_name(machine.saved()["gpus"][1]["pci"])
     Path(machine.root, "proc/driver/nvidia/gpus", name, "information").write_text("")
     notes: list[str] = []
-    found = procfs.gpus(f"{machine.root}/proc", notes, earlier.instead(earlier.Spared(machine.state).gpus()))
+    found = procfs.gpus(f"{machine.root}/proc", notes, earlier.instead(earlier.HungGpus(machine.state).read()))
     assert ([gpu["uuid"] for gpu in found], notes) == ([gpu.uuid for gpu in host.gpus], [])
 
 
@@ -138,7 +138,7 @@ def test_what_others_may_write_does_not_count(tmp_path: Path, place: str) -> Non
 @pytest.mark.parametrize("what", ["binding", "unbound", "module", "gone"])
 def test_one_to_which_the_driver_is_bound_anew_is_another(what: str) -> None:
     facts: Any = {"module": "1", "majors": [], "gpus": {"0000:3b:00.0": 7}, "mig": {}}
-    one: Any = {"gpu": {"pci": "00000000:3b:00.0", "minor": 0}, "mig": [], "then": facts}
+    one: Any = {"gpu": {"pci": "00000000:3b:00.0", "minor": 0}, "mig": [], "stamp": facts}
     changed: dict[str, Any] = {"binding": {"0000:3b:00.0": 8}, "unbound": {"0000:3b:00.0": None}, "gone": {}}
     now: Any = {**facts, "module": "2"} if what == "module" else {**facts, "gpus": changed[what]}
     assert earlier.still([one], facts) == [one]
@@ -147,7 +147,7 @@ def test_one_to_which_the_driver_is_bound_anew_is_another(what: str) -> None:
 
 def test_instances_that_were_made_anew_are_not_known() -> None:
     facts: Any = {"module": "1", "majors": [], "gpus": {"0000:3b:00.0": 7}, "mig": {"gpu0": {"gi1": {"ci0": [1, 2]}}}}
-    one: Any = {"gpu": {"pci": "00000000:3b:00.0", "minor": 0}, "mig": [{"gi": 1}], "then": facts}
+    one: Any = {"gpu": {"pci": "00000000:3b:00.0", "minor": 0}, "mig": [{"gi": 1}], "stamp": facts}
     now: Any = {**facts, "mig": {"gpu0": {"gi1": {"ci0": [1, 3]}}}}
     assert earlier.still([one], now) == [{**one, "mig": []}]
 
