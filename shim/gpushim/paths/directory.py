@@ -1,8 +1,6 @@
 """Write files and links into one directory of a container, never on another mount.
 
-A file is made under a name of its own and renamed, so that it is there whole or not at all.
-
-Out of scope: how the directory is reached (rootfs.py). Hot path: builtin modules only.
+A file is made under a temporary name and renamed. Hot path: builtin modules only.
 """
 
 from __future__ import annotations
@@ -29,34 +27,25 @@ ATTEMPTS = 3
 
 
 class Directory:
-    """A directory on a mount of the container's own, held open for writing in it.
-
-    Args:
-        fd: the open directory; `close` closes it.
-        mount: id of the mount it lies on.
-    """
+    """A directory on a mount of the container's own, held open for writing in it; `mount` is that mount's id."""
 
     __slots__ = ("cleared", "fd", "mount")
 
     def __init__(self, fd: int, mount: bytes) -> None:
         self.fd = fd
         self.mount = mount
-        self.cleared = False  # of what a hook that was killed has left
+        self.cleared = False  # of files that a killed hook has left
 
     def close(self) -> None:
-        """Give the fd back."""
         posix.close(self.fd)
 
     def write(self, name: str, data: bytes, mode: int = 0o644) -> None:
-        """Put a new file in place, whole or not at all; a link or special file there is replaced.
+        """Write a new file, whole or not at all; a link or special file of its name is replaced.
 
-        Args:
-            name: one component.
-            data: the file's bytes.
-            mode: permissions, less the umask.
+        `name` is one component; the umask applies to `mode`.
 
         Raises:
-            OSError: a directory or a mount (OtherMountError) is in the place, or the file system refuses.
+            OSError: a directory or a mount (OtherMountError) has the name, or the file system refuses.
         """
 
         def make(new: str) -> None:
@@ -73,10 +62,8 @@ class Directory:
     def symlink(self, text: str, name: str, spares: Callable[[str], bool] | None = None) -> bool:
         """Make a link; one with the same text is left alone, other files but directories are replaced.
 
-        Args:
-            text: where it points, relative or in the container; never looked up here.
-            name: one component.
-            spares: says of the text of another link whether that one stays.
+        `text` is never looked up here. `spares` is called with the text of another link, and returns whether that
+        stays.
 
         Returns:
             whether the link is there.
@@ -103,7 +90,7 @@ class Directory:
         return True
 
     def _put(self, name: str, make: Callable[[str], None]) -> None:
-        """Make a file under a name of its own, and then give it the one that it is for."""
+        """Make a file under a temporary name, and rename it."""
         self._check_place(name)
         self._clear()
         for attempt in range(ATTEMPTS):
@@ -122,7 +109,7 @@ class Directory:
         as_owner(self.fd, lambda: posix.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd))
 
     def _clear(self) -> None:
-        """Remove what a hook that was killed has left, once: nobody else would."""
+        """Remove the files that a killed hook has left, once."""
         if self.cleared:
             return
         self.cleared = True
@@ -130,26 +117,26 @@ class Directory:
             fd = posix.open(f"/proc/self/fd/{self.fd}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
         except OSError:
             return
-        left = []
+        stale = []
         try:
             with posix.scandir(fd) as entries:
                 for count, entry in enumerate(entries):
                     if count == bounds.LEFT_BEHIND:
                         break
                     if entry.name.startswith(TEMPORARY) and len(entry.name) == LENGTH:
-                        left.append(entry.name)
+                        stale.append(entry.name)
         except OSError:
             return
         finally:
             posix.close(fd)
-        for name in left:
+        for name in stale:
             self._remove(name)
 
     def _remove(self, name: str) -> None:
         try:
             posix.unlink(name, dir_fd=self.fd)
         except OSError:
-            pass  # there is other trouble to report, or none
+            pass  # another error is being raised, or none matters
 
     def _check_place(self, name: str) -> None:
         # rename(2) gives EBUSY only for mount points of the caller's own mount namespace. In the container's
@@ -168,23 +155,22 @@ class Directory:
 
 
 def make_on(mounts: Collection[bytes], file: bool = False) -> Missing:
-    """Return what makes missing directories (0755 less the umask), as their parent's owner.
+    """Return a walk's `missing`, which makes directories (0755 less the umask) as their parent's owner.
 
-    Args:
-        mounts: ids of those on which they are made; on others it is an OtherMountError.
-        file: whether the last name is to be an empty file (0644).
+    They are made on these mounts alone; on others it is an OtherMountError. With `file`, the last name becomes an
+    empty file (0644).
     """
 
-    def missing(directory: int, name: str, left: int) -> bool:
+    def missing(directory: int, name: str, words: int) -> bool:
         if mount_id(directory) not in mounts:
             raise OtherMountError(name)
         try:
-            if file and not left:
+            if file and not words:
                 posix.close(as_owner(directory, lambda: posix.open(name, NEW, 0o644, dir_fd=directory)))
             else:
                 as_owner(directory, lambda: posix.mkdir(name, 0o755, dir_fd=directory))
         except FileExistsError:
-            pass  # somebody else was quicker; what it is comes out when it is opened
+            pass  # another process was quicker; the walk opens what is there
         return True
 
     return missing

@@ -1,7 +1,6 @@
-"""Locks that hold off other gpushim commands: files of who runs this alone, with a deadline.
+"""Locks against other gpushim commands, with a deadline: files that only root and this user can open.
 
-What others can open they can lock for ever, so no lock is on a directory, or on a file that others may read.
-Out of scope: which work wants a lock.
+A file or directory that others can open they can lock for ever.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 def held(path: str, seconds: float = SECONDS) -> Iterator[None]:
     """Hold a lock in the body.
 
-    Args:
-        path: absolute, of its file, which is made where it is missing, and again where it is removed meanwhile.
-        seconds: to wait for who holds it.
+    The file is made where it is missing, and again where it is removed meanwhile.
 
     Raises:
-        GpushimError: it is still held, or others could hold it, or it cannot be made.
+        GpushimError: it is held for longer than `seconds`, others could hold it, or it cannot be made.
     """
     end = time.monotonic() + seconds
     while True:
@@ -53,20 +50,19 @@ def held(path: str, seconds: float = SECONDS) -> Iterator[None]:
         time.sleep(_PAUSE)
 
 
-def is_held(path: str, known: bool = True) -> bool:
-    """Say whether who locks a file lives: the kernel releases its lock when it ends, whatever happens.
+def is_held(path: str, unreadable_is_free: bool = True) -> bool:
+    """Return whether a process holds a lock, which the kernel releases when that ends.
 
-    Args:
-        path: of the file; of one that others could lock, it is no matter whether they do.
-        known: what this user may not open is held by nobody.
+    A file that others could lock counts as free. So does one that this user may not open, unless not
+    `unreadable_is_free`.
 
     Raises:
-        PermissionError: without `known`, this user may not open it.
+        PermissionError: this user may not open it.
     """
     try:
         fd = os.open(path, _LOOK)
     except OSError as error:
-        if isinstance(error, PermissionError) and not known:
+        if isinstance(error, PermissionError) and not unreadable_is_free:
             raise
         return False
     try:
@@ -81,7 +77,7 @@ def is_held(path: str, known: bool = True) -> bool:
 
 
 def private(status: os.stat_result) -> bool:
-    """Say whether a file is one that nobody but root and this user can open, and so lock."""
+    """Return whether only root and this user can open a file, and so lock it."""
     regular = status.st_mode & trust.FILE_TYPE == trust.REGULAR
     return regular and trust.trusted(status.st_uid) and not status.st_mode & 0o077
 
@@ -99,7 +95,7 @@ def _opened(path: str) -> int:
 
 
 def _taken(fd: int, path: str) -> bool:
-    """Lock the file, unless somebody holds it or another is at its path by now."""
+    """Lock the file; return False if it is locked, or no longer the one at its path."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(fd), os.lstat(path))
@@ -110,7 +106,7 @@ def _taken(fd: int, path: str) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """Name the process that has the lock, as the kernel says; what it calls itself is only shown."""
+    """Return the process that has the lock, by the kernel's list; its own name is only shown."""
     inode = f":{os.fstat(fd).st_ino}"
     with contextlib.suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as file:
         for line in file:

@@ -1,11 +1,9 @@
-"""Append lines to logs: [log] file, and the file of runc's --log. Used by the hook and creates.
+"""Append lines to logs: [log] file, and the file of runc's --log.
 
-Who can write to a log's directory could make its name lead to any file: by a link, a hard link, a device. So a log is
-a regular file or FIFO of root or this user, without a second name, and the same users own its directory, all above
-and the links to them; none of these directories can everybody write to, unless its sticky bit is set, as /tmp's. A
-directory's group may write to it, as syslog's may to Ubuntu's /var/log.
-
-Out of scope: the content of a line. Hot path: builtin modules only.
+A user who can write to a log's directory could make its name lead to any file: by a link, a hard link, a device. So a
+log is a regular file or FIFO of root or this user without a second name, and the same users own its directory, all
+above and the links to them. None of these directories may be writable for everybody unless its sticky bit is set, as
+/tmp's; its group may write to it, as syslog's may to Ubuntu's /var/log. Hot path: builtin modules only.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 
 
 def append(path: str, line: str) -> None:
-    """Append a line, which has no end yet, to a log ("" for none); an error never affects a container."""
+    """Append a line without its end to a log ("" for none); no error is raised."""
     if not path:
         return
     try:
@@ -39,7 +37,7 @@ def append(path: str, line: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a log of one line at most; one that would not be written, or has another process's error, stays."""
+    """Remove a log that has one line at most and would be written to: more lines are another process's error."""
     try:
         folder, name = _folder(path)
     except OSError:
@@ -63,7 +61,7 @@ def now() -> str:
 
 
 def refused(path: str) -> bool:
-    """Say whether a log would not be written for its kind, its owner or its directory."""
+    """Return whether a log would not be written to for its kind, its owner or its directory."""
     try:
         folder, name = _folder(path)
         try:
@@ -85,14 +83,14 @@ def _open(path: str) -> int:
 
 
 def _folder(path: str) -> tuple[int, str]:
-    """Open the directory of a log, and return the name in it."""
+    """Open the directory of a log, and return it with the name in it."""
     above, _, name = path.rpartition("/")
     if path[:1] != "/":
         above = f"{posix.getcwd()}/{above}"
     return walk_from("/", above + "/", _check), name
 
 
-def _check(_fd: int, facts: posix.stat_result, _left: int) -> None:
+def _check(_fd: int, facts: posix.stat_result, _words: int) -> None:
     writable = facts.st_mode & TYPE != LINK and facts.st_mode & (_OTHERS_WRITE | _STICKY) == _OTHERS_WRITE
     if not trusted(facts.st_uid) or writable:
         raise PermissionError

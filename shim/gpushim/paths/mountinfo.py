@@ -1,6 +1,6 @@
-"""What /proc says of mounts: which one an open file lies on, and which a process sees (proc(5), mountinfo).
+"""Mounts by /proc: the one that an open file lies on, and those that a process sees (proc(5), mountinfo).
 
-Out of scope: whose they are (roots.py). Hot path: builtin modules only.
+Hot path: builtin modules only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ _ESCAPED = {b"\\": b"\\134", b" ": b"\\040", b"\t": b"\\011", b"\n": b"\\012"}  
 
 
 class OtherMountError(OSError):
-    """The place lies on another mount than the rootfs: it is the user's or the host's."""
+    """A path leads to another mount than the rootfs: the user's or the host's."""
 
     def __init__(self, path: str) -> None:
         super().__init__(EXDEV, "lies on another mount than the rootfs and is left alone", path)
 
 
 class Mount:
-    """A line of mountinfo.
+    """A line of mountinfo, without its end.
 
     Only major:minor tells which file systems are the same: on btrfs and overlayfs the st_dev of files is another.
-
-    Args:
-        line: of the file, without its end.
     """
 
     __slots__ = ("device", "groups", "id", "options", "parent", "place", "root", "shared", "type")
@@ -43,7 +40,7 @@ class Mount:
 
 
 def mount_id(fd: int) -> bytes:
-    """Return the id of the mount that `fd` lies on (proc(5), fdinfo); no other has it while `fd` is open.
+    """Return the id of the mount that `fd` lies on (proc(5), fdinfo); no other mount has it while `fd` is open.
 
     Raises:
         OSError: there is no /proc, or the kernel is older than 3.15.
@@ -59,17 +56,10 @@ def mount_id(fd: int) -> bytes:
 
 
 def held(pid: int, proc: str = "/proc") -> str:
-    """Open a process's directory in procfs, for as long as its fd is open, and return a path that leads through it.
+    """Open a process's directory in procfs, and return the path /proc/self/fd/N that leads through it.
 
-    What is looked up there is that process's, or fails once it has ended: another one that gets its number has
-    another directory.
-
-    Args:
-        pid: of the process.
-        proc: where procfs is mounted.
-
-    Returns:
-        "/proc/self/fd/N", where N is the fd.
+    Names looked up there are that process's, or fail once it has ended: a process that gets its number has another
+    directory.
 
     Raises:
         OSError: there is no such process.
@@ -90,22 +80,19 @@ def read_all(fd: int, limit: int, path: str, piece: int = 1 << 16) -> bytes:
     """Read to the end; the kernel gives a mount table in pieces of 4 KiB, of which there may be thousands.
 
     Raises:
-        OSError: there are more than `limit` bytes (EFBIG): what is cut off would be read wrongly.
+        OSError: there are more than `limit` bytes (EFBIG): a cut table would be read wrongly.
     """
-    parts, left = [], limit
+    parts, remaining = [], limit
     while part := posix.read(fd, piece):
         parts.append(part)
-        left -= len(part)
-        if left < 0:
+        remaining -= len(part)
+        if remaining < 0:
             raise os_error(EFBIG, path)
     return b"".join(parts)
 
 
 def read(process: str) -> bytes:
-    """Read the mounts that a process sees.
-
-    Args:
-        process: its directory in /proc, or "" for the caller.
+    """Read the mounts that a process sees, by its directory in /proc; "" is the caller.
 
     Raises:
         OSError: the process has ended, or sees more mounts than any kernel allows (EFBIG).
@@ -114,26 +101,25 @@ def read(process: str) -> bytes:
 
 
 def parse(data: bytes) -> list[Mount]:
-    """List the mounts; only a newline ends a line, for the kernel writes a carriage return in a name as it is."""
+    """Parse mountinfo; only a newline ends a line, as the kernel writes a carriage return in a name as it is."""
     return [Mount(line) for line in data.split(b"\n") if line]
 
 
 def find(data: bytes, mount: bytes) -> Mount | None:
-    """Find one mount by its id, without reading the others; None if it is not there."""
+    """Return one mount by its id, without parsing the others; None if it is not there."""
     start = b"%s " % mount
     at = 0 if data.startswith(start) else data.find(b"\n" + start) + 1
     return Mount(data[at : data.find(b"\n", at)]) if data.startswith(start, at) else None
 
 
 def escaped(path: bytes) -> bytes:
-    """Spell a path as mountinfo does."""
+    """Return a path as mountinfo spells it."""
     for byte, escape in _ESCAPED.items():
         path = path.replace(byte, escape)
     return path
 
 
 def unescaped(path: bytes) -> bytes:
-    """Undo `escaped`."""
     for byte, escape in reversed(list(_ESCAPED.items())):
         path = path.replace(escape, byte)
     return path

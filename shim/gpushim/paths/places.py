@@ -1,13 +1,11 @@
-"""Places on the host, opened or judged by who else could have put there what is there.
+"""Files on the host, opened or judged by the users who could have put them there.
 
-A path is walked one component at a time (walk.py). For those that others' settings and command lines name (`place`),
-every directory, link and file on the way must be root's, or of who runs this, and no directory or file may be written
-by anybody else: sticky or not, a directory where anybody may make files holds nothing to trust (a mount of FUSE's
-shows whatever owners it likes). Below /proc/PID/root the walk stays in that root, whatever links say. What is done
-with a place is done through the fd of its directory, never by its path again.
-On the way to a file that root has named (`replaceable`), a sticky directory keeps what is root's, and a read-only
-mount, as a pod's ConfigMap is (mode 0777), all names.
-Out of scope: what files say (files.py), and which process names a path (running.py).
+A path is walked one component at a time (walk.py). For paths from other programs' settings and command lines
+(`place`), every directory, link and file on the way must belong to root or this user, and no other user may write to
+it: in a directory where anybody may make files, sticky or not, nothing can be trusted (a FUSE mount shows any
+owners). Below /proc/PID/root the walk stays in that root. The file is then reached through its directory's fd, never
+by its path again. On the way to a file that root has named (`replaceable`), a sticky directory protects root's names,
+and a read-only mount, as a pod's ConfigMap (mode 0777), protects all.
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ class Place:
     Attributes:
         folder: an O_PATH fd.
         name: of the file, which need not exist, and is no link if it does.
-        path: where that is, links followed, as this process sees it.
-        link: where the last link at the path's end leads; "" if there is none.
+        path: of the file, links followed, as this process sees it.
+        link: text of the last link at the path's end; "" if there is none.
     """
 
     folder: int
@@ -53,61 +51,61 @@ class Place:
     link: str = ""
 
     def status(self) -> os.stat_result:
-        """Look at the file; raises OSError if there is none."""
+        """Return the file's status; raises OSError if there is none."""
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
 
 @contextlib.contextmanager
 def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place]:
-    """Open the directory that a file is in, the file's links followed.
+    """Open the directory of a file, the file's links followed.
 
     Args:
         path: absolute.
         make: whether to make directories that are missing.
-        output: accept directories of others, as for a new file in a user's home: whoever has the directory has the
+        output: accept directories of others, as for a new file in a user's home: the directory's owner controls the
             file anyway, and only a link could lead elsewhere.
 
     Raises:
         FileNotFoundError: a directory is missing, and all before it may be trusted.
-        GpushimError: somebody else could change what is there, or a link leads nowhere or in circles.
+        GpushimError: another user could change what is there, or a link leads nowhere or in circles.
         OSError: the path cannot be walked for another reason.
     """
-    found = _found(path, make, output)
+    result = _found(path, make, output)
     try:
-        yield found
+        yield result
     finally:
-        os.close(found.folder)
+        os.close(result.folder)
 
 
 def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> None:
-    """Refuse a directory, link or file that somebody else owns or may write; `path` is what was asked for.
+    """Raise if another user owns or may write a directory, link or file on the way to `path`.
 
     Raises:
-        GpushimError: somebody could change what `path` means.
+        GpushimError: another user could change what `path` means.
     """
     if output and stat.S_ISDIR(status.st_mode):
         return
     if not trust.trusted(status.st_uid):
-        where = found_at(fd, path)
+        culprit = found_at(fd, path)
         raise GpushimError(
-            f"{path} is not touched: {where} belongs to user {status.st_uid}; {_whose(where, status.st_uid)}"
+            f"{path} is not touched: {culprit} belongs to user {status.st_uid}; {_whose(culprit, status.st_uid)}"
         )
     if not _others_write(status):
         return
-    where = found_at(fd, path)
+    culprit = found_at(fd, path)
     if status.st_mode & stat.S_ISVTX:
         raise GpushimError(
-            f"{path} is not touched: others may make files in {where}; "
+            f"{path} is not touched: others may make files in {culprit}; "
             "move it to a directory that only its owner may write"
         )
     raise GpushimError(
-        f"{path} is not touched: others may write {where} (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it, "
+        f"{path} is not touched: others may write {culprit} (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it, "
         "and look at what is in it"
     )
 
 
 def check_file(path: str, status: os.stat_result) -> None:
-    """Refuse a file that somebody else owns or may write; its directory has been checked."""
+    """Raise if another user owns or may write a file, whose directory has been checked."""
     if not trust.trusted(status.st_uid):
         raise GpushimError(f"{path} belongs to user {status.st_uid}; {_whose(path, status.st_uid)}")
     if not stat.S_ISSOCK(status.st_mode) and _others_write(status):
@@ -118,44 +116,43 @@ def check_file(path: str, status: os.stat_result) -> None:
 
 
 def _whose(path: str, user: int) -> str:
-    """Say what to do about another user's file or directory, which is right in that user's home."""
+    """Return what to do about another user's file or directory, which is right in that user's home."""
     try:
-        home = pwd.getpwuid(user).pw_dir.rstrip("/")
+        home_folder = pwd.getpwuid(user).pw_dir.rstrip("/")
     except KeyError:
-        home = ""
-    if home and f"{path}/".startswith((f"{home}/", f"/run/user/{user}/")):
+        home_folder = ""
+    if home_folder and f"{path}/".startswith((f"{home_folder}/", f"/run/user/{user}/")):
         return "run this as that user"
     return "move it away and write your own"  # no chown: the other user may still have it open
 
 
 def socket_path(path: str) -> str:
-    """Return where the UNIX socket at an absolute path is, links followed.
+    """Return the path of the UNIX socket at an absolute path, links followed.
 
     Raises:
-        GpushimError: somebody else could listen there.
+        GpushimError: another user could listen there.
         OSError: there is none.
     """
-    with place(path) as found:
-        check_file(path, found.status())
-        return found.path
+    with place(path) as file:
+        check_file(path, file.status())
+        return file.path
 
 
 def connect(path: str, seconds: float) -> socket.socket:
-    """Connect to a UNIX socket that nobody else could have put there.
+    """Connect to a UNIX socket that no other user could have put there.
 
-    Args:
-        path: absolute, of any length: the kernel's limit of 107 bytes is on the address alone.
-        seconds: for this and each later step.
+    Its path may have any length: the kernel's limit of 107 bytes is on the address alone. `seconds` limits this and
+    each later step.
 
     Raises:
-        OSError: nobody listens, or somebody else could.
+        OSError: nothing listens, or another user could.
     """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(seconds)
     try:
-        with place(path) as found:
-            check_file(path, found.status())
-            client.connect(f"/proc/self/fd/{found.folder}/{found.name}")
+        with place(path) as file:
+            check_file(path, file.status())
+            client.connect(f"/proc/self/fd/{file.folder}/{file.name}")
     except GpushimError as error:
         client.close()
         raise PermissionError(str(error)) from None
@@ -166,77 +163,77 @@ def connect(path: str, seconds: float) -> socket.socket:
 
 
 def replaceable(path: str) -> str:
-    """Return the directory or link by which somebody else could put another file at an absolute path; "" for none.
+    """Return the directory or link by which another user could put another file at an absolute path; "" for none.
 
     Raises:
         OSError: a name is not there, or there are too many links.
     """
-    found: list[str] = []
+    paths: list[str] = []
 
-    def allow(fd: int, status: os.stat_result, _left: int) -> None:
-        ours = trust.trusted(status.st_uid)
-        if not ours and _anybodys(os.path.dirname(found_at(fd, path))):
-            found.append(os.path.dirname(found_at(fd, path)))
+    def allow(fd: int, status: os.stat_result, _words: int) -> None:
+        is_ours = trust.trusted(status.st_uid)
+        if not is_ours and _anybodys(os.path.dirname(found_at(fd, path))):
+            paths.append(os.path.dirname(found_at(fd, path)))
         if stat.S_ISLNK(status.st_mode):
-            found.extend([] if ours else [found_at(fd, path)])
-        elif stat.S_ISDIR(status.st_mode) and not (ours and status.st_mode & stat.S_ISVTX) and _anybodys(fd):
-            found.append(found_at(fd, path))
+            paths.extend([] if is_ours else [found_at(fd, path)])
+        elif stat.S_ISDIR(status.st_mode) and not (is_ours and status.st_mode & stat.S_ISVTX) and _anybodys(fd):
+            paths.append(found_at(fd, path))
 
     os.close(walk_from("/", path, allow))
-    return found[0] if found else ""
+    return paths[0] if paths else ""
 
 
 def others_change(status: os.stat_result) -> bool:
-    """Say whether others than root and this user own a file, directory or link, or may write to it."""
+    """Return whether another user owns a file, directory or link, or may write to it."""
     return not trust.trusted(status.st_uid) or _others_write(status)
 
 
 def _anybodys(folder: int | str) -> bool:
-    """Say whether others may make names in a directory (fd or path), be it none but their own, as in a sticky one."""
+    """Return whether another user may make names in a directory (fd or path), sticky or not."""
     return trust.others_may(os.stat(folder)) and not os.statvfs(folder).f_flag & os.ST_RDONLY
 
 
 def folders(path: str) -> list[str]:
-    """List the directories in which it shows that another file is there: the file's own, and those of links to it."""
-    found = [os.path.dirname(path)]
+    """List the directories whose change shows that a file was replaced: its own, and those of links to it."""
+    paths = [os.path.dirname(path)]
 
-    def allow(fd: int, status: os.stat_result, left: int) -> None:
-        if stat.S_ISLNK(status.st_mode) or not left:
-            found.append(os.path.dirname(found_at(fd, path)))
+    def allow(fd: int, status: os.stat_result, words: int) -> None:
+        if stat.S_ISLNK(status.st_mode) or not words:
+            paths.append(os.path.dirname(found_at(fd, path)))
 
     with contextlib.suppress(OSError):  # as far as the way goes
         os.close(walk_from("/", path, allow))
-    return [*dict.fromkeys(found)]
+    return [*dict.fromkeys(paths)]
 
 
 def _found(path: str, make: bool, output: bool) -> Place:
-    other = _ROOT.fullmatch(path)
-    top, inside = (other[1], other[2] or "/") if other else ("/", path)
-    make = make and os.path.basename(inside) not in ("", ".", "..")
-    link, foreign = "", len(path)  # how many words are left after the first link: no fewer are in its text
+    process_root = _ROOT.fullmatch(path)
+    top, below = (process_root[1], process_root[2] or "/") if process_root else ("/", path)
+    make = make and os.path.basename(below) not in ("", ".", "..")
+    link, foreign = "", len(path)  # the number of words after the first link: no fewer are in its text
 
-    def allow(fd: int, status: os.stat_result, left: int) -> None:
+    def allow(fd: int, status: os.stat_result, words: int) -> None:
         nonlocal link, foreign
-        if left or stat.S_ISLNK(status.st_mode):
+        if words or stat.S_ISLNK(status.st_mode):
             check(path, fd, status, output)
         if stat.S_ISLNK(status.st_mode):
-            foreign = min(foreign, left)
-            if not left:
+            foreign = min(foreign, words)
+            if not words:
                 link = os.path.join(os.path.dirname(found_at(fd, path)), os.readlink("", dir_fd=fd))
 
-    def missing(folder: int, name: str, left: int) -> bool:
-        if left and link:
+    def missing(folder: int, name: str, words: int) -> bool:
+        if words and link:
             raise dangling(path, link)
-        if left and (not make or left >= foreign):
-            raise FileNotFoundError(2, os.strerror(2), os.path.dirname(inside))
-        if left:
+        if words and (not make or words >= foreign):
+            raise FileNotFoundError(2, os.strerror(2), os.path.dirname(below))
+        if words:
             _make(folder, name)
-        return left > 0
+        return words > 0
 
     root = os.open(top, _OPEN)
     try:
         check(path, root, os.fstat(root), output)
-        folder, name, fd = walk_to_place(root, inside, missing, allow)
+        folder, name, fd = walk_to_place(root, below, missing, allow)
     except OSError as error:
         if error.errno == errno.EISDIR:
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either") from None
@@ -248,7 +245,7 @@ def _found(path: str, make: bool, output: bool) -> Place:
     if fd >= 0:
         os.close(fd)
     return Place(
-        folder, name, f"{top.rstrip('/')}{found_at(folder, os.path.dirname(inside)).rstrip('/')}/{name}", link
+        folder, name, f"{top.rstrip('/')}{found_at(folder, os.path.dirname(below)).rstrip('/')}/{name}", link
     )
 
 
@@ -263,7 +260,7 @@ def _make(folder: int, name: str) -> None:
 
 
 def found_at(fd: int, otherwise: str) -> str:
-    """Return where an O_PATH fd is, as this process sees it; `otherwise` where that cannot be known."""
+    """Return the path of an O_PATH fd as this process sees it; `otherwise` where that is unknown."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -271,26 +268,28 @@ def found_at(fd: int, otherwise: str) -> str:
 
 
 def dangling(path: str, target: str) -> GpushimError:
-    """Return the refusal of a link to a file that is not there."""
+    """Return the refusal of a link to a missing file."""
     return GpushimError(f"{path} is a link to {target}, which does not exist; make that file, or remove the link")
 
 
 def _alone(user: int, group: int) -> bool:
-    """Say whether a group is one user alone: it bears that name, or number, and nobody else is listed in it."""
+    """Return whether a group is one user alone: it has that name, or number, and lists no other member."""
     try:
-        name, known = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
+        name, entry = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
     except KeyError:  # neither needs to be listed
         return user == group
-    return known.gr_name == name and {*known.gr_mem} <= {name}
+    return entry.gr_name == name and {*entry.gr_mem} <= {name}
 
 
 def _others_write(status: os.stat_result) -> bool:
-    """Say whether others may write a file or directory; of a link, the mode means nothing.
+    """Return whether another user may write a file or directory; a link's mode means nothing.
 
     Where users have a group each and a umask of 002, the group of an ordinary user's files is that user.
     """
     if stat.S_ISLNK(status.st_mode):
         return False
     user = os.geteuid()
-    own = user != 0 and status.st_uid == user and status.st_mode & GROUP_WRITES and _alone(user, status.st_gid)
-    return bool(status.st_mode & (OTHERS_WRITE if own else OTHERS_WRITE | GROUP_WRITES))
+    is_own_group = (
+        user != 0 and status.st_uid == user and status.st_mode & GROUP_WRITES and _alone(user, status.st_gid)
+    )
+    return bool(status.st_mode & (OTHERS_WRITE if is_own_group else OTHERS_WRITE | GROUP_WRITES))

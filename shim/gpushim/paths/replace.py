@@ -2,7 +2,6 @@
 
 All files that gpushim replaces go through here, except config.json (bundle.py) and those below a rootfs
 (gpushim/paths/rootfs.py): on the hot path importing this module would cost more than writing the file.
-Out of scope: whether the directory can be trusted.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def replace(
         time: its mtime in nanoseconds.
         folder: fd of its directory, open for reading, if the path is only a name.
         finish: called with the new file's fd before the rename.
-        durable: it is to outlive a loss of power, for which the disk is waited for.
+        durable: wait for the disk, so that it outlives a loss of power.
     """
     top, name = os.path.split(path)
     sweep(top, name, folder)
@@ -65,12 +64,7 @@ def replace(
 
 
 def content(path: str, limit: int = -1) -> bytes | None:
-    """Return what is in a regular file; None if there is none, or it cannot be read. A link is none.
-
-    Args:
-        path: of the file.
-        limit: bytes that are read, most; -1: all.
-    """
+    """Return the first `limit` bytes of a regular file (-1: all); None for a link, or if it cannot be read."""
     try:
         with open(path, "rb", opener=lambda path, _: os.open(path, _OLD)) as file:
             return file.read(limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
@@ -91,15 +85,15 @@ def _made(top: str, name: str, folder: int | None) -> tuple[str, int]:
 
 
 def sweep(top: str, name: str, folder: int | None) -> None:
-    """Remove what killed processes left of `replace`, also for names that continue after a dot.
+    """Remove the temporary files of killed processes, also for names that continue after a dot.
 
     The directory is given as a path, or as a fd with "" as the path.
     """
-    for other in os.listdir(top if folder is None else folder):
-        stem, _, random = other[: -len(SUFFIX)].rpartition(".")
-        ours = other.endswith(SUFFIX) and len(random) == 2 * RANDOM and not random.strip("0123456789abcdef")
-        if ours and f"{stem}.".startswith(f".{name}."):
-            path = os.path.join(top, other)
+    for file in os.listdir(top if folder is None else folder):
+        stem, _, random = file[: -len(SUFFIX)].rpartition(".")
+        is_temporary = file.endswith(SUFFIX) and len(random) == 2 * RANDOM and not random.strip("0123456789abcdef")
+        if is_temporary and f"{stem}.".startswith(f".{name}."):
+            path = os.path.join(top, file)
             with contextlib.suppress(OSError):  # in use, or gone
                 fd = os.open(path, _OLD, dir_fd=folder)
                 try:

@@ -1,7 +1,6 @@
 """Paths inside a driver root: links are followed as by a process that has the root as its "/".
 
-A name that the kernel cannot look up for now (UNKNOWN) is not one that is missing: that is an OSError to the caller.
-Out of scope: containers' roots, which may change meanwhile (gpushim.paths.walk).
+A name that the kernel cannot look up for now (UNKNOWN) is not taken as missing: that is an OSError to the caller.
 """
 
 from __future__ import annotations
@@ -27,54 +26,53 @@ def resolve(root: str, path: str) -> str | None:
         OSError: one of UNKNOWN.
     """
     top = root.rstrip("/")
-    done: list[str] = []
+    parts: list[str] = []
     todo = path.split("/")[::-1]
     links = 0
     while todo:
         part = todo.pop()
         if part == "..":
-            del done[-1:]
+            del parts[-1:]
         elif part not in ("", "."):
-            here = "/".join((top, *done, part))
+            location = "/".join((top, *parts, part))
             try:
-                is_link = stat.S_ISLNK(os.lstat(here).st_mode)
-                target = os.readlink(here) if is_link else ""
+                is_link = stat.S_ISLNK(os.lstat(location).st_mode)
+                target = os.readlink(location) if is_link else ""
             except ValueError:  # a NUL in it
                 return None
             except OSError as error:
                 _missing(error)
                 return None
             if not is_link:
-                done.append(part)
+                parts.append(part)
                 continue
             links += 1
             if links > bounds.LINKS:
                 return None
             if target.startswith("/"):
-                done.clear()
+                parts.clear()
             todo += target.split("/")[::-1]
-    return "/" + "/".join(done)
+    return "/" + "/".join(parts)
 
 
 def nearest(root: str, folder: str) -> str:
-    """Follow the links of a path, or of its beginning up to the first name that leads nowhere."""
+    """Return a path with its links followed, up to the first name that leads nowhere."""
     above = "/"
     for part in folder.split("/"):
-        here = f"{above.rstrip('/')}/{part}" if part else above
-        found = resolve(root, here)
-        if found is None:
-            return here
-        above = found
+        path = f"{above.rstrip('/')}/{part}" if part else above
+        resolved = resolve(root, path)
+        if resolved is None:
+            return path
+        above = resolved
     return above
 
 
 def inside(root: str, path: str) -> str:
-    """Return the host's path of an absolute path inside a root."""
     return path if root == "/" else root + path
 
 
 def kind(root: str, path: str | None) -> int:
-    """Tell what is at a resolved path: S_IFREG, S_IFSOCK, ...; 0 for nothing, and for an empty file.
+    """Return the type of a resolved path: S_IFREG, S_IFSOCK, ...; 0 if nothing is there, or an empty file.
 
     Raises:
         OSError: one of UNKNOWN.
@@ -90,32 +88,32 @@ def kind(root: str, path: str | None) -> int:
 
 
 def is_file(root: str, path: str) -> bool:
-    """Say whether a path, links and all, leads to a regular file that is not empty."""
+    """Return whether a path leads to a regular file that is not empty."""
     return kind(root, resolve(root, path)) == stat.S_IFREG
 
 
 def mistrust(root: str, path: str) -> str:
-    """Say why others than root may replace or change a directory inside a trusted root; "" if they may not."""
+    """Return why others than root may replace or change a directory inside a trusted root; "" if they may not."""
     parts = path.split("/")[1:]
     if not path.startswith("/") or {"", ".", ".."} & set(parts):
         return f"{path} is not written plainly, without //, . and .."
     for end in range(len(parts)):
-        here = "/" + "/".join(parts[: end + 1])
+        directory = "/" + "/".join(parts[: end + 1])
         try:
-            status = os.lstat(inside(root, here))
+            status = os.lstat(inside(root, directory))
         except (OSError, ValueError):
             return ""  # and only root can make it
         if not stat.S_ISDIR(status.st_mode):
-            return f"{here} is no directory, or a link to one"
+            return f"{directory} is no directory, or a link to one"
         if not trust.trusted(status.st_uid):
-            return f"{here} belongs to user {status.st_uid}, not root"
+            return f"{directory} belongs to user {status.st_uid}, not root"
         if status.st_mode & 0o022:
-            return f"users other than root can write to {here}"
+            return f"users other than root can write to {directory}"
     return ""
 
 
 def listing(root: str, folder: str) -> list[str]:
-    """List the names in a directory inside a root, sorted; [] if it is not there, or not for this user.
+    """List the names in a directory inside a root, sorted; [] if it is missing or not readable.
 
     Raises:
         OSError: one of UNKNOWN.

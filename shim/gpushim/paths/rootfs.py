@@ -1,17 +1,14 @@
 """The only way to touch anything below a container's rootfs.
 
-Places are found by walk.py; what is read and written there is reached through directory fds alone.
-Reads and writes stay on the mount of the rootfs itself. With `-v /etc:/etc` the container's /etc is the host's; and
-what root reads on a volume or a procfs, and writes into the image, the container could read without being allowed
-to. One mount has one file system, so what has its id is no procfs. The id is that of the O_PATH fd, which opens
-nothing: to open and close a file such as /proc/kmsg can already change it. Libraries that everybody may read are
-opened on volumes too, where the driver's are (`volumes`, for gpuhook.nvidia.container).
-To follow a link, or to go through a directory, is to read it: where the next file comes to lie, or whether one is
-made, tells the container what it says. So the way leads through nothing on another mount that the container may not
-see by itself (Rootfs.way).
+Paths are walked by walk.py, and files are read and written through directory fds alone, on the mount of the rootfs
+itself. With `-v /etc:/etc` the container's /etc is the host's; and content that root reads on a volume or a procfs
+and writes into the image, the container could read without being allowed to. One mount has one file system, so a file
+with its id is on no procfs. The id is taken from the O_PATH fd, which opens nothing: to open and close a file such as
+/proc/kmsg can already change it. Libraries that everybody may read are opened on volumes too, where the driver's are
+(`volumes`, for gpuhook.nvidia.container).
 
-Out of scope: mounts (mounts.py), device nodes, whether it is a container's root at all (roots.py), and what a
-container's own mounts are (roots.py).
+Following a link or passing through a directory also reads it: the position of a new file would tell the container its
+content. So a walk passes nothing on another mount that the container may not see by itself (Rootfs.way).
 Hot path: builtin modules only.
 """
 
@@ -47,7 +44,7 @@ class Rootfs:
     Args:
         process: directory of the container's process in /proc, held open (mountinfo.held); "" if the caller is in its
             mount namespace.
-        path: where the rootfs is when the root directory is that of the process, or the caller's.
+        path: of the rootfs from the root directory of the process, or the caller's.
 
     Raises:
         OSError: there is no such directory.
@@ -74,66 +71,59 @@ class Rootfs:
         return self._mounts
 
     def mounted(self, mount: bytes) -> mountinfo.Mount | None:
-        """Look a mount up in the container's mount namespace; None if it is not there."""
+        """Return a mount of the container's mount namespace; None if it is not there."""
         return mountinfo.find(self.mounts(), mount)
 
     def way(self, also: Collection[bytes] = ()) -> Allow:
-        """Return what refuses steps of a walk (its `allow`) that would tell the container what it may not know.
+        """Return a walk's `allow` that refuses steps which would tell the container what it may not know.
 
         These are links on file systems of the kernel's own (those of /proc/1/fd are the runtime's), and on a volume
-        directories that not everybody may search. Links of the image may have so much text in all (ELOOP): with
-        thousands of names, each of them long, they would cost minutes.
-
-        Args:
-            also: ids of mounts that are the container's own besides the rootfs's.
+        directories that not everybody may search. The text of the image's links is limited (ELOOP): thousands of long
+        names would cost minutes. `also` are ids of mounts that are the container's own besides the rootfs's.
         """
 
-        def allow(place: int, facts: posix.stat_result, _left: int) -> None:
+        def allow(step: int, facts: posix.stat_result, _words: int) -> None:
             if facts.st_mode & TYPE == LINK:
                 self._left -= facts.st_size or bounds.PATH
                 if self._left < 0:
                     raise os_error(ELOOP, self.path)
-                refused = facts.st_dev != self._device and self._is_kernels(place)
+                refused = facts.st_dev != self._device and self._is_kernels(step)
             else:
                 searched = facts.st_mode & TYPE != DIRECTORY or facts.st_mode & _THROUGH_FOR_ALL
-                refused = not searched and mount_id(place) not in (self.mount, *also)
+                refused = not searched and mount_id(step) not in (self.mount, *also)
             if refused:
                 raise OtherMountError(self.path)
 
         return allow
 
-    def _is_kernels(self, place: int) -> bool:
-        mount = mount_id(place)
+    def _is_kernels(self, fd: int) -> bool:
+        mount = mount_id(fd)
         if mount == self.mount:
             return False
-        found = self.mounted(mount)
-        return not found or found.type in KERNELS
+        entry = self.mounted(mount)
+        return not entry or entry.type in KERNELS
 
     def reach(self, path: str) -> int:
-        """Open the place that a path names, its last link followed; the caller closes the O_PATH fd.
+        """Open the file that a path names, its last link followed; the caller closes the O_PATH fd.
 
         Raises:
             OSError: as walk.walk does; OtherMountError if the way is not the container's to see.
         """
         return walk(self.fd, path, allow=self.way())
 
-    def _admit(self, place: int, path: str, facts: posix.stat_result, volumes: bool) -> None:
-        """Refuse a place that is not to be read.
+    def _admit(self, fd: int, path: str, facts: posix.stat_result, volumes: bool) -> None:
+        """Raise OtherMountError for an O_PATH fd that is not to be read.
 
-        Args:
-            place: O_PATH fd of a regular file or directory.
-            path: of it in the container.
-            facts: about it.
-            volumes: whether what lies on a volume is read too, if that is no file system of the kernel's own, and
-                everybody may read it.
+        With `volumes`, a file on a volume may be read if everybody may read it, and it is on no file system of the
+        kernel's.
         """
-        if mount_id(place) == self.mount:
+        if mount_id(fd) == self.mount:
             return
-        if not volumes or not facts.st_mode & _FOR_ALL or self._is_kernels(place):
+        if not volumes or not facts.st_mode & _FOR_ALL or self._is_kernels(fd):
             raise OtherMountError(path)
 
     def exists(self, path: str) -> bool:
-        """Tell whether a path in the container, its last link followed, leads anywhere."""
+        """Return whether a path in the container, its last link followed, leads anywhere."""
         try:
             posix.close(self.reach(path))
         except OSError:
@@ -141,34 +131,29 @@ class Rootfs:
         return True
 
     def open(self, path: str, volumes: bool = False) -> tuple[int, posix.stat_result]:
-        """Open a regular file of the container for reading.
+        """Open a regular file of the container for reading; return its fd and status.
 
-        Args:
-            path: in the container.
-            volumes: whether one on another mount is opened too: for libraries, of which little is read (elf.py).
-
-        Returns:
-            the fd, and what the file is.
+        With `volumes`, one on another mount is opened too: for libraries, of which little is read (elf.py).
 
         Raises:
             OSError: it is absent, not a regular file (EINVAL), or on another mount (OtherMountError).
         """
-        place = self.reach(path)
+        target = self.reach(path)
         try:
-            facts = posix.fstat(place)
+            facts = posix.fstat(target)
             if facts.st_mode & TYPE != REGULAR:
                 raise OSError(EINVAL, "is not a regular file", path)
-            self._admit(place, path, facts, volumes)
+            self._admit(target, path, facts, volumes)
             # An O_PATH fd cannot be read; opened through /proc it is the same inode, whatever its name is now.
-            return posix.open(f"/proc/self/fd/{place}", _DATA), facts
+            return posix.open(f"/proc/self/fd/{target}", _DATA), facts
         finally:
-            posix.close(place)
+            posix.close(target)
 
     def read(self, path: str, limit: int) -> tuple[bytes, int]:
         """Read a regular file of the container.
 
         Returns:
-            its bytes, and the mode for a file that repeats them: nobody may read there who may not read here.
+            its bytes, and the mode for a copy: a user who may not read the file may not read the copy.
 
         Raises:
             OSError: as `open` does, or it has more than `limit` bytes (EFBIG).
@@ -184,47 +169,39 @@ class Rootfs:
     def names(self, path: str, limit: int, volumes: bool = False) -> dict[str, bool]:
         """List a directory of the container: each name, and whether a regular file (no link) has it.
 
-        Args:
-            path: in the container.
-            limit: of names.
-            volumes: as for `open`.
-
-        Raises:
-            OSError: it is absent, no directory, on another mount (OtherMountError), or has too many names (EFBIG).
+        Raises: OSError: it is absent, no directory, on another mount (OtherMountError), or has more than `limit`
+        names (EFBIG).
         """
-        place = self.reach(path + "/")
+        target = self.reach(path + "/")
         try:
-            self._admit(place, path, posix.fstat(place), volumes)
-            fd = posix.open(f"/proc/self/fd/{place}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+            self._admit(target, path, posix.fstat(target), volumes)
+            fd = posix.open(f"/proc/self/fd/{target}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
         finally:
-            posix.close(place)
-        found: dict[str, bool] = {}
+            posix.close(target)
+        kinds: dict[str, bool] = {}
         try:
             with posix.scandir(fd) as entries:
                 for entry in entries:
-                    found[entry.name] = entry.is_file(follow_symlinks=False)
-                    if len(found) > limit:
+                    kinds[entry.name] = entry.is_file(follow_symlinks=False)
+                    if len(kinds) > limit:
                         raise os_error(EFBIG, path)
         finally:
             posix.close(fd)
-        return found
+        return kinds
 
     def directory(self, path: str, create: bool = False, also: Collection[bytes] = ()) -> Directory:
         """Open a directory to write in; `create` makes it and its parents where they are missing.
 
-        Args:
-            path: in the container.
-            create: whether what is missing is made.
-            also: ids of mounts that may be written to besides the rootfs's own (roots.py).
+        `also` are ids of mounts that may be written to besides the rootfs's own (roots.py).
 
         Raises:
             OSError: it is absent, no directory, or on another mount (OtherMountError).
         """
-        own = (self.mount, *also)
-        fd = walk(self.fd, path + "/", missing=make_on(own) if create else None, allow=self.way(also))
+        mounts = (self.mount, *also)
+        fd = walk(self.fd, path + "/", missing=make_on(mounts) if create else None, allow=self.way(also))
         try:
             mount = mount_id(fd)
-            if mount not in own:
+            if mount not in mounts:
                 raise OtherMountError(path)
         except OSError:
             posix.close(fd)

@@ -1,9 +1,8 @@
-"""SELinux: the labels of files that containers read, and that a file has the same one whoever made it.
+"""SELinux labels of files that containers read, the same whichever process made the file.
 
-A container's policy (container-selinux) lets it read some types alone, and a new file's type goes by who makes it: an
-engine's child or a unit. Where SELinux is off no file has a label, and nothing is done. Labels that a file's path has
-by the policy stay after `restorecon -R`: packaging/selinux has the policy's module for those given here.
-Out of scope: what the policy allows (doctor/check_selinux.py).
+A container's policy (container-selinux) lets it read only some types, and a new file's type depends on the process
+that makes it: an engine's child or a unit. Without SELinux no file has a label, and nothing is done. Labels that the
+policy gives a path survive `restorecon -R`: packaging/selinux has the policy's module for those given here.
 """
 
 from __future__ import annotations
@@ -23,22 +22,12 @@ DAEMON = "spc_t"  # containers may connect to its sockets
 
 
 def type_of(file: str | int) -> str:
-    """Return the type in a file's label; "" if it has none.
-
-    Args:
-        file: a path, or a fd.
-    """
+    """Return the type in the label of a path or fd; "" if it has none."""
     return (_label(file).split(":") + [""] * 3)[2]
 
 
 def knows(kind: str, like: str, top: str = "") -> bool:
-    """Say whether the policy has a type; what cannot be found out does not speak against it.
-
-    Args:
-        kind: the type.
-        like: path of a file whose label it would be in.
-        top: what stands before the host's directories: "" but for tests.
-    """
+    """Return whether the policy has a type, in a label such as that of the file `like`; True if it is unknown."""
     parts = _label(like).split(":")
     try:
         with open(f"{top}/sys/fs/selinux/context", "wb", buffering=0) as file:  # as security_check_context(3) does
@@ -49,12 +38,7 @@ def knows(kind: str, like: str, top: str = "") -> bool:
 
 
 def give(file: str | int, kind: str) -> None:
-    """Give a file that has a label one of the system's; where that is not possible, it keeps its own.
-
-    Args:
-        file: a path, or a fd.
-        kind: the type.
-    """
+    """Set the type of a labelled file (path or fd); where that is not possible, it keeps its own."""
     label = _label(file)
     if label:
         level = ["s0"] if label.count(":") > 2 else []  # that all containers may read
@@ -62,12 +46,7 @@ def give(file: str | int, kind: str) -> None:
 
 
 def as_above(file: str | int, folder: str | int) -> None:
-    """Give a file that has a label that of the directory that it lies in.
-
-    Args:
-        file: a path, or a fd.
-        folder: the directory, in the same way.
-    """
+    """Set the label of a labelled file (path or fd) to its directory's."""
     label = _label(file)
     if label:
         _set(file, label, _label(folder))

@@ -1,6 +1,6 @@
 """Whom this process trusts: files and directories that root or its own user alone can change.
 
-On the create path: imports only `posix`. Out of scope: walking to them (the other modules of this room).
+On the create path: imports only `posix`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
 
 
 def trusted(uid: int) -> bool:
-    """Say whether a file's owner is root or the user who runs this.
+    """Return whether a file's owner is root or this user.
 
     In a user namespace the host's root appears as the overflow user (user_namespaces(7)), as do all users without a
     mapping; but there this process has no more power than its user.
@@ -29,7 +29,7 @@ def trusted(uid: int) -> bool:
 
 
 def others_may(status: posix.stat_result) -> bool:
-    """Say whether anybody but root and this user owns a file or directory, or may write to it."""
+    """Return whether another user than root and this one owns a file or directory, or may write to it."""
     return not trusted(status.st_uid) or status.st_mode & OTHERS_WRITE != 0
 
 
@@ -37,9 +37,9 @@ def ours(folder: str) -> bool:
     """Return whether only root and this user can write to a directory.
 
     A link to it counts if root of this namespace or this user made it: where rootlesskit starts an engine, all names
-    in /run are links of that root's, which is this user. One of the overflow user may be anybody's, and of one with
-    two names somebody else may have chosen the place. It is followed once, through directories that nobody else can
-    write to.
+    in /run are links of that root's, which is this user. A link of the overflow user may be anybody's, and one with
+    two names may have been put there by another user. It is followed once, through directories that only root and
+    this user can write to.
     """
     try:
         status = posix.lstat(folder)
@@ -48,10 +48,10 @@ def ours(folder: str) -> bool:
         if status.st_uid not in (0, posix.geteuid()) or status.st_nlink != 1:
             return False
         path = posix.readlink(folder)
-        place = "" if path.startswith("/") else folder.rpartition("/")[0]
+        directory = "" if path.startswith("/") else folder.rpartition("/")[0]
         for name in filter(None, path.split("/")):
-            place += "/" + name
-            if not _is_directory_ours(posix.lstat(place)):
+            directory += "/" + name
+            if not _is_directory_ours(posix.lstat(directory)):
                 return False
     except OSError:
         return False
@@ -63,13 +63,12 @@ def _is_directory_ours(status: posix.stat_result) -> bool:
 
 
 def in_user_namespace() -> bool:
-    """Say whether this process is in a user namespace other than the host's."""
-    found = system.text("/proc/self/uid_map", 256)
-    return found is not None and found.split() != ["0", "0", "4294967295"]
+    id_map = system.text("/proc/self/uid_map", 256)
+    return id_map is not None and id_map.split() != ["0", "0", "4294967295"]
 
 
 def identity(path: str) -> Identity | None:
-    """Return what tells a file from its replacement or a changed one; None if there is no such name.
+    """Return the facts that tell a file from its replacement or a changed one; None if there is no such name.
 
     Returns:
         device, inode, mtime (ns), size and ctime (ns), which also changes with mode and owner, by which the file is

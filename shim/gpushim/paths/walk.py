@@ -1,4 +1,4 @@
-"""Walk a path from an open directory, safe against whoever renames or replaces things meanwhile: the room's one rule.
+"""Walk a path from an open directory, safe against renames and replacements meanwhile: the room's one rule.
 
 A path is walked from a directory fd, one component at a time: each component is opened without following
 links, links are read from their own fd and expanded by hand against the root, and `..` is taken from the
@@ -6,8 +6,6 @@ stack of directories already open. So others can change which place inside the r
 of it. The answers, errno included, are those of openat2(RESOLVE_IN_ROOT) and of a chroot, except that magic
 links (/proc/self/exe and its like) are read as ordinary text and that fs.protected_symlinks, which guards a
 root this walk cannot leave, plays no part.
-
-Out of scope: what may be on the way, which each variant says; what is done with the place.
 Hot path: builtin modules only; a walk costs one open and one fstat for each component.
 """
 
@@ -32,23 +30,21 @@ PLACE = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
 
 
 def os_error(number: int, path: str) -> OSError:
-    """Make the error that a system call would have given for a path."""
+    """Return the error that a system call would have given for a path."""
     return OSError(number, posix.strerror(number), path)
 
 
 def walk(
     root: int, path: str, follow: bool = True, missing: Missing | None = None, allow: Allow | None = None
 ) -> int:
-    """Open the place that a path names when `root` is the root directory; the caller closes the O_PATH fd.
+    """Open the file that a path names when `root` is the root directory; the caller closes the O_PATH fd.
 
-    Args:
-        root: an open directory.
-        path: the path; a leading `/` makes no difference.
-        follow: whether a link at the very end is followed; with a `/` behind it, it always is.
-        missing: is called with the directory, the name in it that is not there, and how many words are still to come;
-            it makes it and returns True, leaves it at that (False), or raises. None is for an error.
-        allow: is called with the O_PATH fd of each directory and link on the way and of the place itself, its status,
-            and how many words are still to come, before anything is done with it; what it raises ends the walk.
+    Args: root: an open directory. path: the path; a leading `/` makes no difference. follow: whether a link at the
+    very end is followed; with a `/` behind it, it always is. missing: is called with the directory, the name in it
+    that is not there, and the number of words still to come; it makes the name and returns True, leaves it missing
+    (False), or raises. None is for an error. allow: is called with the O_PATH fd of each directory and link on the
+    way and of the file itself, its status, and the number of words still to come, before anything is done with it; an
+    exception of it ends the walk.
 
     Raises:
         OSError: with the errno that openat2(2) gives for RESOLVE_IN_ROOT.
@@ -63,10 +59,7 @@ def walk(
 
 
 def walk_from(top: str, path: str, allow: Allow | None = None) -> int:
-    """Open the place that a path names when the directory at `top` is the root, of which `allow` is asked first.
-
-    The arguments and what it raises are those of `walk`.
-    """
+    """Walk from the directory at `top`, which is passed to `allow` first; otherwise as `walk`."""
     root = posix.open(top, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
     try:
         if allow:
@@ -77,13 +70,13 @@ def walk_from(top: str, path: str, allow: Allow | None = None) -> int:
 
 
 def walk_to_place(root: int, path: str, missing: Missing, allow: Allow) -> tuple[int, str, int]:
-    """Open the place that a path names, and the directory that it is in; all links are followed.
+    """Open the file that a path names, and its directory; all links are followed.
 
-    A dangling one is, too: what `missing` makes is made where it points to inside the root. The arguments are those
+    A dangling link is too: `missing` makes the file where the link points to inside the root. The arguments are those
     of `walk`.
 
     Returns:
-        the directory, the name in it, and the place itself, -1 if `missing` leaves it at that; the caller closes the
+        the directory, the name in it, and the file itself, -1 if `missing` leaves it missing; the caller closes the
         O_PATH fds.
 
     Raises:
@@ -94,26 +87,26 @@ def walk_to_place(root: int, path: str, missing: Missing, allow: Allow) -> tuple
         name = _descend(stack, path, True, missing, allow)
         if len(stack) < 2 or name in ("", ".", ".."):
             raise os_error(EISDIR, path)
-        place = stack.pop()
-        return stack.pop(), name, place
+        file = stack.pop()
+        return stack.pop(), name, file
     finally:
         for fd in stack:
             posix.close(fd)
 
 
 def _descend(stack: list[int], path: str, follow: bool, missing: Missing | None, allow: Allow | None) -> str:
-    """Walk from the root on the stack to the place, on top of it then; return the last name walked."""
+    """Walk from the root on the stack to the file, on top of it then; return the last name walked."""
     if not 0 < len(path) < bounds.PATH:
         raise os_error(ENAMETOOLONG if path else ENOENT, path)
     todo = path.split("/")[::-1]
-    links, left = 0, bounds.WORDS
+    links, budget = 0, bounds.WORDS
     name = ""
     while todo:
         name = todo.pop()
         if name in ("", "."):
             continue
-        left -= 1
-        if left < 0:  # 40 links with room for 2047 words each would take a second
+        budget -= 1
+        if budget < 0:  # 40 links with room for 2047 words each would take a second
             raise os_error(ELOOP, path)
         if name == "..":
             if len(stack) > 1:
@@ -137,7 +130,7 @@ def _descend(stack: list[int], path: str, follow: bool, missing: Missing | None,
 
 
 def _expand(stack: list[int]) -> list[str]:
-    """Leave the link on top for the directory that its text counts from; return the text's words, last first."""
+    """Replace the link on top by the directory that its text starts from; return the text's words, last first."""
     text = posix.readlink("", dir_fd=stack[-1])
     keep = 1 if text.startswith("/") else len(stack) - 1
     while len(stack) > keep:
@@ -145,10 +138,10 @@ def _expand(stack: list[int]) -> list[str]:
     return text.split("/")[::-1]
 
 
-def _enter(directory: int, name: str, left: int, missing: Missing | None) -> int:
+def _enter(directory: int, name: str, words: int, missing: Missing | None) -> int:
     try:
         return posix.open(name, PLACE, dir_fd=directory)
     except FileNotFoundError:
         if missing is None:
             raise
-    return posix.open(name, PLACE, dir_fd=directory) if missing(directory, name, left) else -1
+    return posix.open(name, PLACE, dir_fd=directory) if missing(directory, name, words) else -1

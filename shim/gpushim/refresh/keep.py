@@ -256,7 +256,7 @@ def runs(state: str) -> bool:
     Raises:
         PermissionError: this user may not know.
     """
-    return lock.is_held(f"{state}/{LOCK}", known=False)
+    return lock.is_held(f"{state}/{LOCK}", unreadable_is_free=False)
 
 
 def _same(fd: int, path: str) -> bool:
