@@ -1,9 +1,8 @@
 """Who may be granted what: one table of sources and grants, and the policy's switches in it.
 
-A source is where a container's config.json, or a command line, says something; a grant is what may come of it.
-What the table does not name grants nothing: request.py sees no variable that is not in VARIABLES, and a grant or a
-source without a cell raises KeyError, which ends the create.
-On the create path. Out of scope: what the words in a request mean (request.py, selection.py).
+A source is a part of a container's config.json, or a command line, that can ask for something; a grant is what it may
+get. Nothing outside the table is granted: request.py sees no variable that is not in VARIABLES, and a grant or a
+source without a cell raises KeyError, which ends the create. On the create path.
 """
 
 from __future__ import annotations
@@ -89,17 +88,14 @@ OF_AN_IMAGE = ("variable", "annotation")
 def missing(
     grant: str, source: str, privileged: Callable[[], bool], policy: Mapping[str, Any], kind: str = ""
 ) -> str:
-    """Name what a grant lacks.
+    """Return the first condition of a grant that does not hold; "" if it may be granted.
 
     Args:
         grant: a key of TABLE.
         source: one of SOURCES.
-        privileged: says whether the container counts as privileged; called if that decides.
+        privileged: returns whether the container counts as privileged; called only if that decides.
         policy: the configuration with all keys present.
         kind: of the CDI device, for "foreign-cdi".
-
-    Returns:
-        "" if it may be granted; else the first of the cell's conditions that does not hold.
 
     Raises:
         KeyError: the table has no such grant or source.
@@ -119,60 +115,58 @@ def missing(
 
 
 def because(condition: str) -> str:
-    """Say, as the end of a sentence, under which setting a condition does not hold."""
+    """Return the end of a sentence: the setting under which a condition does not hold."""
     section, key, allows, binds_all = SWITCHES[condition]
-    who = "" if binds_all else "the container is unprivileged and "
-    return f"while {who}[{section}] {key} is {'false' if allows else 'true'}"
+    subject = "" if binds_all else "the container is unprivileged and "
+    return f"while {subject}[{section}] {key} is {'false' if allows else 'true'}"
 
 
 class Gate:
     """The table, for one container.
 
     Args:
-        privileged: says whether the container counts as privileged; called once, if anything depends on it.
+        privileged: returns whether the container counts as privileged; called once, if anything depends on it.
         policy: the configuration with all keys present.
-        ignored: receives a sentence for each thing that may not be granted.
-        effects: receives what each thing that was looked at does (see request.read).
+        ignored: receives a sentence for each request that is not granted.
+        effects: receives the effect of each source that was read (see request.read).
     """
 
-    __slots__ = ("_known", "_privileged", "effects", "ignored", "policy")
+    __slots__ = ("_is_privileged", "_privileged", "effects", "ignored", "policy")
 
     def __init__(
         self, privileged: Callable[[], bool], policy: Policy, ignored: list[str], effects: dict[str, str]
     ) -> None:
         self._privileged, self.policy, self.ignored, self.effects = privileged, policy, ignored, effects
-        self._known: Optional[bool] = None
+        self._is_privileged: Optional[bool] = None
 
     @property
     def privileged(self) -> bool:
-        """Whether the container counts as privileged."""
-        if self._known is None:
-            self._known = self._privileged()
-        return self._known
+        if self._is_privileged is None:
+            self._is_privileged = self._privileged()
+        return self._is_privileged
 
     def missing(self, grant: str, source: str, kind: str = "") -> str:
-        """Name what a grant lacks, as the function of that name does."""
         return missing(grant, source, lambda: self.privileged, self.policy, kind)
 
     def lets(self, grant: str, source: str, otherwise: str, looked: Iterable[str] = ()) -> bool:
-        """Say whether something may be granted; if not, remember why, and what then does not happen.
+        """Return whether something may be granted; if not, note why, and what is left out.
 
         Args:
             grant: a key of TABLE.
             source: one of SOURCES.
-            otherwise: what does not happen, as the beginning of a sentence.
-            looked: keys of `effects` for what has asked.
+            otherwise: the beginning of a sentence about what is left out.
+            looked: keys of `effects` for the sources that have asked.
         """
         condition = self.missing(grant, source)
         if condition:
-            why = because(condition)
-            self.ignored.append(f"{otherwise} {why}")
-            self.effects.update(dict.fromkeys(looked, f"is ignored {why}"))
+            reason = because(condition)
+            self.ignored.append(f"{otherwise} {reason}")
+            self.effects.update(dict.fromkeys(looked, f"is ignored {reason}"))
         return not condition
 
 
 def privileged(spec: Mapping[str, object], process: Mapping[str, object]) -> bool:
-    """Say whether a container has power over the host anyway: CAP_SYS_ADMIN, in the engine's own user namespace."""
+    """Return whether a container has power over the host anyway: CAP_SYS_ADMIN in its engine's user namespace."""
     capabilities = process.get("capabilities")
     if not isinstance(capabilities, list):  # one is of OCI runtime spec 1.0.0-rc1 to rc4
         capabilities = member(member(process, "capabilities", dict), "bounding", list)
@@ -184,8 +178,8 @@ def _in_a_user_namespace(linux: Mapping[str, object]) -> bool:
         if isinstance(space, dict) and space.get("type") == "user":
             path = member(space, "path", str)
             try:
-                here, there = posix.stat("/proc/self/ns/user"), posix.stat(path)
+                own_namespace, namespace = posix.stat("/proc/self/ns/user"), posix.stat(path)
             except (OSError, ValueError):  # none to join, or none that can be looked at
                 return True
-            return (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino)
+            return (own_namespace.st_dev, own_namespace.st_ino) != (namespace.st_dev, namespace.st_ino)
     return bool(linux.get("uidMappings"))

@@ -1,8 +1,6 @@
 """A bundle's config.json: read and replaced as a whole.
 
 It is replaced by rename, never written in place: readers, and a crash, find the old bytes or the new ones.
-Out of scope: what the file means, except keys that only some runtimes understand.
-
 On the create path: imports nothing but `posix`.
 """
 
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     class Bundle(_Mapped):
         """What a plan must know of a bundle.
 
-        With an empty rootfs the hook finds out by itself where the rootfs is and which of the GPUs it has, as one
-        must that is written down in a CDI spec.
+        With an empty rootfs, as in a CDI spec, the hook finds the rootfs and the container's GPUs by itself.
         """
 
         rootfs: str  # absolute path
@@ -35,12 +32,12 @@ if TYPE_CHECKING:
         hook: str  # absolute path of gpushim-hook
 
 
-SAVED = ".gpushim"  # what a create keeps is config.json.gpushim
+SAVED = ".gpushim"  # config.json.gpushim is what `replace` saves
 EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
 def working_directory() -> str:
-    """Return the absolute path of the working directory; refuse one that is gone, or out of this process's sight."""
+    """Return the absolute path of the working directory; raise if it is gone or cannot be seen."""
     try:
         return posix.getcwd()
     except OSError:
@@ -48,14 +45,13 @@ def working_directory() -> str:
 
 
 def absolute(path: str, base: str = "") -> str:
-    """Make a path absolute, relative to a base or to the working directory."""
     if path.startswith("/"):
         return path
     return f"{absolute(base) if base else working_directory()}/{path}".rstrip("/")
 
 
 def missing(path: str) -> bool:
-    """Say whether there is no such file; one that cannot be seen may be there."""
+    """Return whether there is no such file; one that cannot be seen may be there."""
     try:
         posix.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -74,7 +70,7 @@ def directory(path: str) -> int:
 
 
 def read(path: str, folder: int | None = None) -> tuple[bytes, posix.stat_result]:
-    """Return a config.json's bytes, and the stat that `replace` wants; `folder` is what `directory` returned.
+    """Return a config.json's bytes and the status that `replace` needs; `folder` is the fd of `directory`.
 
     Raises:
         GpushimError: it cannot be read, is not a regular file, or is larger than bounds.CONFIG_JSON.
@@ -110,11 +106,10 @@ def _read_all(fd: int, size: int) -> bytes:
 
 
 def saved(path: str, folder: int) -> tuple[bytes, bytes]:
-    """Read what an earlier create has kept beside a config.json: its result, and what the engine had written.
+    """Return what an earlier create has saved beside a config.json: its result, and what the engine had written.
 
-    The file is root's, or of the user who runs the engine, and counts only if nobody else could have written it: an
-    annotation could be a pod author's. A user whose bundle it is may write there what he likes, as into config.json.
-    Who may read it, or link to it, matters not: config.json beside it tells the same.
+    The file counts only if nobody but root, or the user who runs the engine, can have written it: an annotation could
+    be a pod author's. Reading it, or linking to it, tells no more than config.json does.
 
     Returns:
         both, or b"" for each if there is no such file.
@@ -126,49 +121,43 @@ def saved(path: str, folder: int) -> tuple[bytes, bytes]:
         return b"", b""
     try:
         status, data = posix.fstat(fd), b""
-        theirs = status.st_mode & 0o170022 != 0o100000 or status.st_uid not in (0, posix.geteuid())
-        if not theirs and status.st_size < 3 * bounds.CONFIG_JSON:
+        is_foreign = status.st_mode & 0o170022 != 0o100000 or status.st_uid not in (0, posix.geteuid())
+        if not is_foreign and status.st_size < 3 * bounds.CONFIG_JSON:
             data = _read_all(fd, status.st_size)
     except OSError:
         return b"", b""
     finally:
         posix.close(fd)
-    size, _, rest = data.partition(b"\n")
-    number = int(size) if size.isdigit() and len(size) < 12 else len(rest)
-    return (rest[:number], rest[number:]) if number < len(rest) else (b"", b"")
+    size, _, body = data.partition(b"\n")
+    number = int(size) if size.isdigit() and len(size) < 12 else len(body)
+    return (body[:number], body[number:]) if number < len(body) else (b"", b"")
 
 
 def replace(
-    path: str, text: str | bytes, status: posix.stat_result, folder: int | None = None, before: bytes = b""
+    path: str, text: str | bytes, status: posix.stat_result, folder: int | None = None, original: bytes = b""
 ) -> None:
-    """Replace a config.json, with the mode and owner that `read` found.
+    """Replace a config.json, with the mode and owner of `status`.
 
-    The new file is written beside the old one, synced, and renamed over it (rename(2): atomic).
-
-    Args:
-        path: of it.
-        text: what it is to say.
-        status: from `read`.
-        folder: from `directory`.
-        before: what the engine wrote, which is kept beside it with the text, for `saved`; b"" keeps nothing.
+    The new file is written beside the old one, synced, and renamed over it (rename(2): atomic). `original` is the
+    engine's text, which is saved beside it with the new one, for `saved`; b"" saves nothing.
 
     Raises:
         GpushimError: it cannot be written; the old file is unchanged and nothing is left beside it.
     """
     name = path if folder is None else path.rpartition("/")[2]
     data = text.encode("ascii") if isinstance(text, str) else text
-    which = path + SAVED
+    target = path + SAVED
     try:
-        if before:  # first: a create that is killed between the two leaves what counts for nothing
-            _put(name + SAVED, b"%d\n%s%s" % (len(data), data, before), None, folder)
-        which = path
+        if original:  # first: a create that is killed between the two leaves what counts for nothing
+            _put(name + SAVED, b"%d\n%s%s" % (len(data), data, original), None, folder)
+        target = path
         _put(name, data, status, folder)
     except OSError as error:
-        if before:
+        if original:
             _remove(name + SAVED, folder)
         hint = " (it is a mount point)" if error.errno == EBUSY else ""
         raise GpushimError(
-            f"{which} cannot be replaced: {error.strerror}{hint}; the old file is untouched", BUNDLE
+            f"{target} cannot be replaced: {error.strerror}{hint}; the old file is untouched", BUNDLE
         ) from None
 
 
@@ -223,7 +212,7 @@ def member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
 
 
 def check_spelling(spec: dict[str, Any], path: str) -> None:
-    """Refuse a key of _NAMES in another case, which Go's JSON, and so runc, would accept."""
+    """Raise for a key of _NAMES in another case, which Go's JSON, and so runc, would accept."""
     _check_members(spec, _NAMES, path)
 
 

@@ -1,6 +1,5 @@
-"""Where a container's list of devices is: in annotations, else in mounts, else in variables.
+"""A container's list of devices, from annotations, else from mounts, else from variables.
 
-Out of scope: how its names are written (selection), and what a request has beside them (request).
 On the create path: imports nothing but the bundle, bounds and errors, and who may be granted what.
 """
 
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Policy
     from gpushim.oci.authorization import Gate
 
-    Asked = tuple[str, str, list[str]]  # source, value as given, names
+    DeviceList = tuple[str, str, list[str]]  # source, value as given, names
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DEVICE_LIST = "/var/run/nvidia-container-devices"
-NAMES = "names the devices"  # the effect of what does
+NAMES = "names the devices"  # the effect of their source
 NO_GPU = "says none: the driver's files and control nodes, and no GPU"
 VOID = "says void: whoever set it so has given the container what it gets"
 NAMES_CHANNEL = "names an IMEX channel"
@@ -34,50 +33,44 @@ NODES = (
 )
 
 
-def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tuple[Optional[Asked], list[str]]:
-    """Find the list of devices that counts.
+def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tuple[Optional[DeviceList], list[str]]:
+    """Return a container's list of devices, if it has one, and the IMEX channels that mounts name.
 
-    Args:
-        spec: config.json as parsed.
-        env: its variables.
-        gate: of the container; gets what each thing that was looked at does.
-
-    Returns:
-        where it is ("env NAME", "mounts" or "annotations"), its text and its names, or None; and the IMEX channels
-        that mounts name, if it is not void.
+    Returns: its source ("env NAME", "mounts" or "annotations"), its text and its names, or None; and the channels, if
+    the list is not void.
 
     Raises:
         GpushimError: REQUEST, for a list that is malformed or too long; BUNDLE, for a config.json of wrong types.
     """
-    # Whoever injected already says void, so neither mounts nor annotations may bring the devices again.
-    more = not gate.missing("gpu", "annotation") and is_given_more(spec, gate.policy)
-    if "void" in split(DEVICES, env.get(DEVICES, "")) and not more:
+    # An engine that has injected the devices sets void, so neither mounts nor annotations may bring them again.
+    has_more = not gate.missing("gpu", "annotation") and is_given_more(spec, gate.policy)
+    if "void" in split(DEVICES, env.get(DEVICES, "")) and not has_more:
         gate.effects[DEVICES] = VOID
         return None, []
-    asked = _annotated(spec, gate)
-    mounted = _mounted(spec, gate, _beaten(asked[0]) if asked else NAMES)
+    device_list = _annotated(spec, gate)
+    mounted = _mounted(spec, gate, _beaten(device_list[0]) if device_list else NAMES)
     names = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
-    if asked is None and names:
-        asked = ("mounts", ",".join(names), names)
-    if asked:
-        others = [name for name in (DEVICES, *gate.policy["requests"]["swarm-variables"]) if name in env]
-        gate.effects.update(dict.fromkeys(others, _beaten(asked[0])))
-    return asked or _listed(env, gate), [name[5:] for name in mounted if name.startswith("imex/")]
+    if device_list is None and names:
+        device_list = ("mounts", ",".join(names), names)
+    if device_list:
+        variables = [name for name in (DEVICES, *gate.policy["requests"]["swarm-variables"]) if name in env]
+        gate.effects.update(dict.fromkeys(variables, _beaten(device_list[0])))
+    return device_list or _listed(env, gate), [name[5:] for name in mounted if name.startswith("imex/")]
 
 
 def is_given_more(spec: Mapping[str, object], policy: Policy) -> bool:
     """Return whether an annotation gives devices of this host that are not there yet, whatever the image says."""
     prefixes, kinds = tuple(policy["cdi"]["annotation-prefixes"]), (policy["cdi"]["kind"] + "=", AUTOMATIC_KIND + "=")
-    named = [text for key, text in member(spec, "annotations", dict).items() if key.startswith(prefixes)]
-    if not any(name.strip().startswith(kinds) for text in named if isinstance(text, str) for name in text.split(",")):
+    texts = [text for key, text in member(spec, "annotations", dict).items() if key.startswith(prefixes)]
+    if not any(name.strip().startswith(kinds) for text in texts if isinstance(text, str) for name in text.split(",")):
         return False
     nodes = member(member(spec, "linux", dict), "devices", list)
-    places = [(entry, "path") for entry in nodes] + [(entry, "destination") for entry in member(spec, "mounts", list)]
-    return not any(isinstance(entry, dict) and str(entry.get(key)).startswith(NODES) for entry, key in places)
+    fields = [(entry, "path") for entry in nodes] + [(entry, "destination") for entry in member(spec, "mounts", list)]
+    return not any(isinstance(entry, dict) and str(entry.get(key)).startswith(NODES) for entry, key in fields)
 
 
 def split(name: str, value: str) -> list[str]:
-    """Return the texts of a list, blanks left out; refuse a list that is too long."""
+    """Return the texts of a list, without blank ones; raise if it is too long."""
     if not value:
         return []
     texts = [text.strip() for text in value[: bounds.VALUE + 1].split(",")]
@@ -91,7 +84,7 @@ def _beaten(source: str) -> str:
     return f"is ignored: the devices are named by {source}"
 
 
-def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
+def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[DeviceList]:
     annotations = member(spec, "annotations", dict)
     names: list[str] = []
     keys = sorted(key for key in annotations if key.startswith(tuple(gate.policy["cdi"]["annotation-prefixes"])))
@@ -100,9 +93,9 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
         if any(annotations[key] for key in keys):
             gate.lets("gpu", "annotation", f"annotations ({quote(keys[0])}) name no device", looked)
         return None
-    for key, what in zip(keys, looked):
-        texts = split(what, member(annotations, key, str))
-        gate.effects[what] = NAMES if texts else "is empty"
+    for key, source in zip(keys, looked):
+        texts = split(source, member(annotations, key, str))
+        gate.effects[source] = NAMES if texts else "is empty"
         for name in texts:
             if not is_qualified(name):
                 raise GpushimError(
@@ -117,9 +110,9 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
 
 
 def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
-    """Return what follows DEVICE_LIST in the mounts of /dev/null by which Kubernetes names devices.
+    """Return the names below DEVICE_LIST of mounts of /dev/null, by which Kubernetes names devices.
 
-    `effect` is that of those that do not name IMEX channels.
+    `effect` is that of mounts that do not name IMEX channels.
     """
     names: list[str] = []
     looked: dict[str, str] = {}
@@ -130,18 +123,18 @@ def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
         parts = member(mount, "destination", str).split("/")
         if "nvidia-container-devices" not in parts:
             continue
-        what = "mount " + "/".join(parts)
+        source = "mount " + "/".join(parts)
         if not _is_null(member(mount, "source", str)):
-            gate.effects[what] = "names no device: its source is not /dev/null"
+            gate.effects[source] = "names no device: its source is not /dev/null"
             continue
         if ".." in parts and accepted:
-            shown = quote("/".join(parts))
-            raise GpushimError(f'the mount "{shown}" names a device with ".."; write it without', REQUEST)
+            text = quote("/".join(parts))
+            raise GpushimError(f'the mount "{text}" names a device with ".."; write it without', REQUEST)
         path = "/" + "/".join(part for part in parts if part not in ("", "."))
         if parts[0] == "" and path.startswith(DEVICE_LIST + "/"):
             name = path[len(DEVICE_LIST) + 1 :].strip()
             names.append(name)
-            looked[what] = NAMES_CHANNEL if name.startswith("imex/") else effect if name else "is empty"
+            looked[source] = NAMES_CHANNEL if name.startswith("imex/") else effect if name else "is empty"
     if names and not gate.lets("gpu", "mount", f"mounts below {DEVICE_LIST} name no device", looked):
         return []
     gate.effects.update(looked)
@@ -151,7 +144,7 @@ def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
 
 
 def _is_null(source: str) -> bool:
-    """Say whether the source of a mount is /dev/null, which makes it name something rather than bring it."""
+    """Return whether a mount's source is /dev/null: then it names something rather than brings it."""
     parts: list[str] = []
     for part in source.split("/"):
         if part == "..":
@@ -168,12 +161,12 @@ def _mount_name(name: str) -> str:
     if "=" not in qualified:
         qualified = "=".join(qualified.rsplit("/", 1))
     if not is_qualified(qualified):
-        shown = f"{DEVICE_LIST}/{quote(name)}"
-        raise GpushimError(f'the mount "{shown}" names no CDI device; write cdi/vendor/class/device', REQUEST)
+        mount = f"{DEVICE_LIST}/{quote(name)}"
+        raise GpushimError(f'the mount "{mount}" names no CDI device; write cdi/vendor/class/device', REQUEST)
     return qualified
 
 
-def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
+def _listed(env: Mapping[str, str], gate: Gate) -> Optional[DeviceList]:
     """Return the list that variables give, if they may."""
     rules, effects = gate.policy["requests"], gate.effects
     names = [name for name in rules["swarm-variables"] if name in env]
@@ -206,5 +199,5 @@ def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
 
 
 def legacy(env: Mapping[str, str]) -> bool:
-    """Say whether the image is one of CUDA from before NVIDIA_REQUIRE_CUDA."""
+    """Return whether the image is one of CUDA from before NVIDIA_REQUIRE_CUDA."""
     return bool(env.get("CUDA_VERSION")) and not env.get("NVIDIA_REQUIRE_CUDA")

@@ -1,7 +1,7 @@
-"""Edits: what a container gets, why, and how it is put into an OCI spec.
+"""Edits: the parts that a container gets, their reasons, and how they are put into an OCI spec.
 
-The same list can be written into config.json (here), put into a created container, shown to people, or become a CDI
-spec; what a container gets is decided in `plan` alone. Kinds and their values:
+`plan` makes the list; it is written into config.json (here), put into a created container, shown, or becomes a CDI
+spec. Kinds and their values:
 
     "node"   {"path", "type", "major", "minor", "fileMode", "uid", "gid"}   linux.devices
     "rule"   (type, major, minor, access)                                   linux.resources.devices
@@ -10,17 +10,16 @@ spec; what a container gets is decided in `plan` alone. Kinds and their values:
     "gid"    number                                                         process.user.additionalGids
     "hook"   {"path", "args", "env", "timeout"}                             hooks.prestart
 
-None of these replaces what the user or the engine put there. CDI specs of others have further kinds, which replace
-what is there under the same path, as their specification demands.
+None of these replaces an entry of the user or the engine. Foreign CDI specs have further kinds, which replace the
+entry of the same path, as their specification demands.
 
     "set-node"    as "node"; type c, b, u or p; without numbers if p        linux.devices
     "set-mount"   as "mount"; type and options may be absent                mounts
     "stage-hook"  (stage, hook)                                             hooks.<stage>
     "rdt"         {"closID", ...}                                           linux.intelRdt
 
-A second time changes nothing, if no two edits are about the same thing: see `last_counts`.
+A second time changes nothing, if no two edits have the same target: see `last_counts`.
 On the create path: imports nothing but the errors. One class serves all kinds: to build ten costs a start 0.05 ms.
-Out of scope: reading and writing the file.
 """
 
 from __future__ import annotations
@@ -48,13 +47,7 @@ NODE_OPTIONS = ["ro", "nosuid", "noexec", "rbind", "rprivate"]
 
 
 class Edit:
-    """One thing that a container gets.
-
-    Args:
-        kind: as the module's docstring says.
-        value: of that kind.
-        why: reasons, each in a few words; two edits are equal whatever their reasons.
-    """
+    """A part of a container; `why` are its reasons, which do not count for equality."""
 
     __slots__ = ("kind", "value", "why")
 
@@ -62,38 +55,32 @@ class Edit:
         self.kind, self.value, self.why = kind, value, why
 
     def __eq__(self, other: object) -> bool:
-        """Compare what the container gets."""
         return isinstance(other, Edit) and (self.kind, self.value) == (other.kind, other.value)
 
     def __repr__(self) -> str:
-        """Tell kind and value: the same for equal edits."""
         return f"Edit({self.kind!r}, {self.value!r})"
 
 
 def apply(edits: Sequence[Edit], spec: dict[str, Any]) -> bool:
-    """Put edits into a parsed config.json, in place; returns whether anything changed.
+    """Put edits into a parsed config.json, in place; return whether anything changed.
 
     Raises:
-        GpushimError: the spec has something of a wrong type where an edit belongs.
+        GpushimError: the spec has a member of a wrong type where an edit belongs.
     """
     changed = False
-    here: dict[Any, Any] = {}  # what hundreds of edits would look for, found once
+    index: dict[Any, Any] = {}  # what hundreds of edits would look for, found once
     for edit in edits:
         kind, value = edit.kind, edit.value
         if kind in _MANY:
-            changed |= _MANY[kind](spec, value, here)
+            changed |= _MANY[kind](spec, value, index)
         else:
             changed |= _LAND[kind](spec, value)
-            here = {} if kind.startswith("set-") else here
+            index = {} if kind.startswith("set-") else index
     return changed
 
 
 def edited(spec: dict[str, Any]) -> bool:
-    """Say whether a hook of ours does the rest: gpushim-runtime put it there, or a CDI spec of ours.
-
-    Args:
-        spec: a parsed config.json.
-    """
+    """Return whether a parsed config.json has gpushim's hook, of gpushim-runtime or of a CDI spec of ours."""
     hooks = spec.get("hooks")
     stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
     entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
@@ -101,11 +88,7 @@ def edited(spec: dict[str, Any]) -> bool:
 
 
 def hook_args(hook: Mapping[str, object]) -> list[Any]:
-    """Return what a hook gives gpushim-hook: the verb and its options; [] of another's.
-
-    Args:
-        hook: an entry of a list of hooks.
-    """
+    """Return the verb and options of gpushim-hook in an entry of a list of hooks; [] for another hook."""
     args, path = hook.get("args"), str(hook.get("path"))
     if not isinstance(args, list):
         return []
@@ -115,14 +98,14 @@ def hook_args(hook: Mapping[str, object]) -> list[Any]:
 
 
 def last_counts(edits: Sequence[Edit]) -> list[Edit]:
-    """Leave out edits that a later one makes void: the same variable, node, destination, or intelRdt again."""
-    places: dict[Any, int] = {}
+    """Return edits without those that a later one replaces: of the same variable, node, destination or intelRdt."""
+    numbers: dict[Any, int] = {}
     for number, edit in enumerate(edits):
         about = _about(edit) or number
-        if about in places and edits[places[about]] == edit:
-            edit.why = [*edits[places[about]].why, *edit.why]
-        places[about] = number
-    return [edits[number] for number in sorted(places.values())]
+        if about in numbers and edits[numbers[about]] == edit:
+            edit.why = [*edits[numbers[about]].why, *edit.why]
+        numbers[about] = number
+    return [edits[number] for number in sorted(numbers.values())]
 
 
 def _about(edit: Edit) -> Optional[tuple[str, str]]:
@@ -137,41 +120,41 @@ def _about(edit: Edit) -> Optional[tuple[str, str]]:
 
 
 def _at(spec: dict[str, Any], path: str, empty: Any) -> Any:
-    """Find a member by its dotted path, making it and its parents where they are absent or null."""
-    where = spec
+    """Return a member by its dotted path, made, like its parents, where it is absent or null."""
+    parent = spec
     *parents, last = path.split(".")
     for name in parents:
-        if where.get(name) is None:
-            where[name] = {}
-        where = where[name]
-        if not isinstance(where, dict):
+        if parent.get(name) is None:
+            parent[name] = {}
+        parent = parent[name]
+        if not isinstance(parent, dict):
             raise GpushimError(f"config.json: {name} (of {path}) is not an object", BUNDLE)
-    if where.get(last) is None:
-        where[last] = empty
-    if type(where[last]) is not type(empty):
+    if parent.get(last) is None:
+        parent[last] = empty
+    if type(parent[last]) is not type(empty):
         raise GpushimError(f"config.json: {path} is not {'a list' if empty == [] else 'an object'}", BUNDLE)
-    return where[last]
+    return parent[last]
 
 
 def _objects(spec: dict[str, Any], path: str) -> Any:
-    found = _at(spec, path, [])
-    if not {*map(type, found)} <= {dict}:
+    entries = _at(spec, path, [])
+    if not {*map(type, entries)} <= {dict}:
         raise GpushimError(f"config.json: {path} has an entry that is not an object", BUNDLE)
-    return found
+    return entries
 
 
-def _node(spec: dict[str, Any], node: dict[str, Any], here: dict[str, Any]) -> bool:
-    if "nodes" not in here:
-        here["devices"] = _objects(spec, "linux.devices")
-        here["nodes"] = {str(device.get("path")): device for device in reversed(here["devices"])}
-    device = here["nodes"].setdefault(node["path"], node)
+def _node(spec: dict[str, Any], node: dict[str, Any], index: dict[str, Any]) -> bool:
+    if "nodes" not in index:
+        index["devices"] = _objects(spec, "linux.devices")
+        index["nodes"] = {str(device.get("path")): device for device in reversed(index["devices"])}
+    device = index["nodes"].setdefault(node["path"], node)
     if device is node:
-        here["devices"].append(node)
+        index["devices"].append(node)
         return True
     if (device.get("major"), device.get("minor")) != (node["major"], node["minor"]):
-        other = quote(f"{device.get('major')}:{device.get('minor')}")
+        actual = quote(f"{device.get('major')}:{device.get('minor')}")
         raise GpushimError(
-            f"config.json already has {node['path']}, as device {other} instead of {node['major']}:{node['minor']};"
+            f"config.json already has {node['path']}, as device {actual} instead of {node['major']}:{node['minor']};"
             " do not pass that node by hand",
             BUNDLE,
         )
@@ -185,36 +168,36 @@ def _set_node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
     if isinstance(user, dict):
         node = {**{key: user[key] for key in ("uid", "gid") if user.get(key)}, **node}
     devices = _objects(spec, "linux.devices")
-    same = [device for device in devices if device.get("path") == node["path"]]
+    replaced = [device for device in devices if device.get("path") == node["path"]]
     numbers = ("type", "major", "minor")
-    if len(same) == 1 and [same[0].get(key) for key in numbers] == [node.get(key) for key in numbers]:
+    if len(replaced) == 1 and [replaced[0].get(key) for key in numbers] == [node.get(key) for key in numbers]:
         return False
-    devices[:] = [device for device in devices if device not in same] + [node]
+    devices[:] = [device for device in devices if device not in replaced] + [node]
     return True
 
 
-def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], here: dict[Any, Any]) -> bool:
+def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], index: dict[Any, Any]) -> bool:
     kind, major, minor, access = rule
-    if (kind, major) not in here:
-        here["rules"] = _objects(spec, "linux.resources.devices")
-        about = [one for one in here["rules"] if one.get("type") in (None, "", "a", kind)]
-        here[kind, major] = [one for one in about if one.get("major") in (None, -1, major)]
+    if (kind, major) not in index:
+        index["rules"] = _objects(spec, "linux.resources.devices")
+        about = [entry for entry in index["rules"] if entry.get("type") in (None, "", "a", kind)]
+        index[kind, major] = [entry for entry in about if entry.get("major") in (None, -1, major)]
     # Of ours, those about other devices say nothing about this one.
-    ours = here.setdefault((kind, major, minor), [])
-    allowed = None if ours else here.get((kind, major, access))
+    own_rules = index.setdefault((kind, major, minor), [])
+    allowed = None if own_rules else index.get((kind, major, access))
     if allowed is None:
-        allowed = _allowed([*here[kind, major], *ours], *rule)
-        if not ours and all(one.get("minor") in (None, -1) for one in here[kind, major]):
-            here[kind, major, access] = allowed  # of each minor number alike
+        allowed = _allowed([*index[kind, major], *own_rules], *rule)
+        if not own_rules and all(entry.get("minor") in (None, -1) for entry in index[kind, major]):
+            index[kind, major, access] = allowed  # of each minor number alike
     if allowed:
         return False
-    ours.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
-    here["rules"].append(ours[-1])
+    own_rules.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
+    index["rules"].append(own_rules[-1])
     return True
 
 
 def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, access: str) -> bool:
-    """Say whether a device may be used so: the last matching rule decides (config-linux.md)."""
+    """Return whether rules allow an access to a device: the last matching rule decides (config-linux.md)."""
     allowed = False
     for rule in rules:
         fits = (
@@ -222,39 +205,39 @@ def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, acc
             and rule.get("major") in (None, -1, major)
             and rule.get("minor") in (None, -1, minor)
         )
-        its = str(rule.get("access") or "rwm")
+        letters = str(rule.get("access") or "rwm")
         if fits and rule.get("allow"):
-            allowed = allowed or all(letter in its for letter in access)
-        elif fits and any(letter in its for letter in access):
+            allowed = allowed or all(letter in letters for letter in access)
+        elif fits and any(letter in letters for letter in access):
             allowed = False
     return allowed
 
 
-def _mount(spec: dict[str, Any], mount: dict[str, Any], here: dict[str, Any]) -> bool:
-    if "mounts" not in here:
-        here["mounts"] = _objects(spec, "mounts")
-        here["destinations"] = {str(other.get("destination")) for other in here["mounts"]}
-    if mount["destination"] in here["destinations"]:
-        return False  # ours from the first time, or the user's own, which the user meant
-    here["destinations"].add(mount["destination"])
-    here["mounts"].append(mount)
+def _mount(spec: dict[str, Any], mount: dict[str, Any], index: dict[str, Any]) -> bool:
+    if "mounts" not in index:
+        index["mounts"] = _objects(spec, "mounts")
+        index["destinations"] = {str(entry.get("destination")) for entry in index["mounts"]}
+    if mount["destination"] in index["destinations"]:
+        return False  # ours from the first time, or the user's own
+    index["destinations"].add(mount["destination"])
+    index["mounts"].append(mount)
     return True
 
 
 def _set_mount(spec: dict[str, Any], mount: dict[str, Any]) -> bool:
-    """Put a mount in the place of the one with the same destination, else where it hides no other.
+    """Replace the mount with the same destination, else insert it where it hides no other.
 
-    The CDI library sorts all mounts by depth then. What that is for is done here alone: a new mount goes before
-    the first that lies below it. The order of the others was the user's or the engine's, and stays.
+    The CDI library sorts all mounts by depth. Here a new mount goes before the first that lies below it, and the
+    others keep the user's or the engine's order.
     """
     mounts = _objects(spec, "mounts")
-    paths = [str(other.get("destination")) for other in mounts]
+    paths = [str(entry.get("destination")) for entry in mounts]
     if mount["destination"] in paths:
-        place = (
+        position = (
             len(paths) - 1 - paths[::-1].index(mount["destination"])
         )  # of several, the last is the one that is seen
-        changed = bool(mounts[place] != mount)
-        mounts[place] = mount
+        changed = bool(mounts[position] != mount)
+        mounts[position] = mount
         return changed
     top = mount["destination"].rstrip("/") + "/"
     # A spec has dozens of mounts and nearly always this answer, which one search in one string gives.
@@ -266,14 +249,14 @@ def _set_mount(spec: dict[str, Any], mount: dict[str, Any]) -> bool:
 def _env(spec: dict[str, Any], pair: tuple[str, str]) -> bool:
     env = _at(spec, "process.env", [])
     prefix = pair[0] + "="
-    places = [i for i, entry in enumerate(env) if isinstance(entry, str) and entry.startswith(prefix)]
+    positions = [i for i, entry in enumerate(env) if isinstance(entry, str) and entry.startswith(prefix)]
     entry = prefix + pair[1]
-    if [env[i] for i in places] == [entry]:
+    if [env[i] for i in positions] == [entry]:
         return False
-    for i in reversed(places[1:]):
+    for i in reversed(positions[1:]):
         del env[i]
-    if places:
-        env[places[0]] = entry
+    if positions:
+        env[positions[0]] = entry
     else:
         env.append(entry)
     return True
@@ -293,9 +276,11 @@ def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
         if stage not in _at(spec, "hooks", {}) and stage != "prestart":
             continue  # nothing to remove, and an empty list is no use
         hooks = _objects(spec, "hooks." + stage)
-        here = [hook] if stage == "prestart" else []
-        new = [other for other in hooks if other in here or not (_name(other) in OTHER_HOOKS or _is_ours(other))]
-        new += [hook for hook in here if hook not in new]
+        wanted_hooks = [hook] if stage == "prestart" else []
+        new = [
+            entry for entry in hooks if entry in wanted_hooks or not (_name(entry) in OTHER_HOOKS or _is_ours(entry))
+        ]
+        new += [hook for hook in wanted_hooks if hook not in new]
         if new != hooks:
             hooks[:] = new
             changed = True
@@ -303,7 +288,7 @@ def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
 
 
 def _is_ours(hook: dict[str, Any]) -> bool:
-    """Tell a hook that a create, or an engine for `--gpus`, has put there; one of a CDI spec knows no rootfs."""
+    """Return whether a create, or an engine for `--gpus`, has put a hook there; a CDI spec's has no --rootfs."""
     return "--rootfs" in hook_args(hook) or (_name(hook) == HOOK_NAME and len(hook_args(hook)) < 2)
 
 

@@ -1,7 +1,5 @@
 """The options of `gpushim-hook prestart`: one table for all code that writes, parses, moves, shows or explains them.
 
-Out of scope: which options a container gets (plan.py), and what the hook does with them (gpuhook.finish.finish).
-
 On the create path and the hook path: imports nothing.
 """
 
@@ -49,13 +47,5 @@ OPTIONS: dict[str, tuple[str, str]] = {
 
 
 def words(option: str, *parts: str) -> list[str]:
-    """Write an option with its value.
-
-    Args:
-        option: its name, with the dashes.
-        parts: of the value, as its form has them.
-
-    Raises:
-        KeyError: the table has no such option.
-    """
+    """Return an option and its value, of which `parts` are those of the option's form."""
     return [option, ("=" if "=" in OPTIONS[option][0] else "::").join(parts)]

@@ -1,13 +1,11 @@
-"""Where mounts of ours stand among a container's, so that none of them reaches the host.
+"""The order of gpushim's mounts among a container's, so that none of them reaches the host.
 
-A volume can be shared with the host: what is mounted on it in the container is then mounted on the host, too, and
-stays there. Which mount lies on which, links of the image decide, when the low-level runtime follows them. So no
-mount of ours comes behind one that can propagate, wherever their paths seem to lead, nor before one that is above it
-by its path, which would hide it; where both cannot be, the container is refused. The user's own mounts keep their
-order. All this is known from config.json alone, but for what the host has mounted below the rootfs.
+A volume can be shared with the host: a mount on it in the container then appears on the host, too, and stays there.
+Links of the image decide which mount lies on which, when the low-level runtime follows them. So no mount of ours
+comes after one that can propagate, wherever their paths seem to lead, nor before one that is above it by its path,
+which would hide it; where both cannot be, the container is refused. The user's own mounts keep their order.
 
-Not on the create path of most containers: theirs has no `rootfsPropagation`, or one that lets nothing pass.
-Out of scope: what is mounted (plan.py); a second look when it is done (gpuhook.live.leaks).
+Most containers on the create path have no `rootfsPropagation`, or one that lets nothing pass, and skip this.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ ESCAPED = ((b"\\", b"\\134"), (b" ", b"\\040"), (b"\t", b"\\011"), (b"\n", b"\\0
 
 
 def can_propagate(mount: dict[str, Any]) -> bool:
-    """Say whether mounts on a mount of config.json can reach the host, where rootfsPropagation is not CONFINED.
+    """Return whether mounts on a mount of config.json can reach the host, where rootfsPropagation is not CONFINED.
 
-    A new file system is nobody's peer. The hierarchies of cgroup v1 are bound one by one, without an option's say.
+    A new file system is nobody's peer. The hierarchies of cgroup v1 are bound one by one, whatever the options.
     """
     listed = mount.get("options")
     options = {option for option in listed if isinstance(option, str)} if isinstance(listed, list) else set()
@@ -51,41 +49,36 @@ def can_propagate(mount: dict[str, Any]) -> bool:
 
 
 def arrange(edits: Sequence[Edit], spec: dict[str, Any], rootfs: str) -> None:
-    """Put the mounts of edits, which `edits.apply` has put into a spec, where none of them can reach the host.
+    """Move the mounts of edits, which `edits.apply` has put into a spec, where none of them can reach the host.
 
-    Where something can propagate, our hook is told to look for them, too.
-
-    Args:
-        edits: a plan's.
-        spec: a parsed config.json, changed in place.
-        rootfs: path of its rootfs.
+    Where something can propagate, the hook is told to look for them on the host, too.
 
     Raises:
-        GpushimError: a mount has no such place; the sentence names the volume.
+        GpushimError: a mount has no such position; the sentence names the volume.
     """
     mounts, linux = spec.get("mounts"), spec.get("linux")
     confined = not isinstance(linux, dict) or linux.get("rootfsPropagation") in CONFINED
     if confined or not isinstance(mounts, list):
         return
-    given = {id(edit.value) for edit in edits if edit.kind in ("mount", "set-mount")}
-    ours = [mount for mount in mounts if id(mount) in given]
-    if not ours:
+    edit_ids = {id(edit.value) for edit in edits if edit.kind in ("mount", "set-mount")}
+    own_mounts = [mount for mount in mounts if id(mount) in edit_ids]
+    if not own_mounts:
         return
-    theirs = [mount for mount in mounts if id(mount) not in given]
-    for mount in ours:  # of CDI specs, which leave it to the engine
+    user_mounts = [mount for mount in mounts if id(mount) not in edit_ids]
+    for mount in own_mounts:  # of CDI specs, which leave it to the engine
         options = mount.get("options") or []
         if can_propagate(mount) and SHARED.isdisjoint(options):
             mount["options"] = [*options, "rprivate"]
     _check_rootfs(rootfs)
     if not any(map(can_propagate, mounts)):
         return
-    mounts[:] = _merged(sorted(ours, key=can_propagate), theirs)
-    _check(mounts, given)
-    _tell_hook(edits, [mount for mount in ours if not can_propagate(mount)])
+    mounts[:] = _merged(sorted(own_mounts, key=can_propagate), user_mounts)
+    _check(mounts, edit_ids)
+    _tell_hook(edits, [mount for mount in own_mounts if not can_propagate(mount)])
 
 
 def _check_rootfs(path: str) -> None:
-    """Refuse a rootfs below which the host has mounts: they come before all others, and are the host's peers."""
+    """Raise if the host has mounts below a rootfs: they come before all others, and are the host's peers."""
     try:
         folder = posix.open(path, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
         mounts = posix.open("/proc/self/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC)
@@ -100,49 +93,51 @@ def _check_rootfs(path: str) -> None:
     for byte, escaped in ESCAPED:
         top = top.replace(byte, escaped)
     for line in b"".join(parts).split(b"\n"):
-        where, _, _ = line.partition(b" - ")
-        if b" shared:" in where and where.split(b" ", 5)[4].startswith(top.rstrip(b"/") + b"/"):
-            place = where.split(b" ", 5)[4]
+        fields, _, _ = line.partition(b" - ")
+        if b" shared:" in fields and fields.split(b" ", 5)[4].startswith(top.rstrip(b"/") + b"/"):
+            mountpoint = fields.split(b" ", 5)[4]
             for byte, escaped in ESCAPED[::-1]:
-                place = place.replace(escaped, byte)
-            shown = quote(place.decode(errors="backslashreplace"))
+                mountpoint = mountpoint.replace(escaped, byte)
+            label = quote(mountpoint.decode(errors="backslashreplace"))
             raise GpushimError(
-                f"{shown} is a mount below the rootfs that is shared with the host, and what is mounted for the "
-                f"container could reach the host there; make it private (mount --make-private '{shown}'), or use no "
+                f"{label} is a mount below the rootfs that is shared with the host, and what is mounted for the "
+                f"container could reach the host there; make it private (mount --make-private '{label}'), or use no "
                 "volume with shared propagation",
                 BUNDLE,
             )
 
 
-def _merged(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put ours among theirs: before the first that can propagate or lies below it, but behind what is above it."""
-    paths = [words(mount) for mount in theirs]
-    first = next((at for at, mount in enumerate(theirs) if can_propagate(mount)), len(theirs))
-    places: list[list[dict[str, Any]]] = [[] for _ in range(len(theirs) + 1)]
-    for mount in ours:
+def _merged(own_mounts: list[dict[str, Any]], user_mounts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Insert our mounts: before the first that can propagate or lies below them, but after those above them."""
+    paths = [words(mount) for mount in user_mounts]
+    first = next((at for at, mount in enumerate(user_mounts) if can_propagate(mount)), len(user_mounts))
+    slots: list[list[dict[str, Any]]] = [[] for _ in range(len(user_mounts) + 1)]
+    for mount in own_mounts:
         path = words(mount)
-        above = [at for at, other in enumerate(paths) if other == path[: len(other)]]
-        below = [at for at, other in enumerate(paths) if path == other[: len(path)] and other != path]
-        places[max([min([first, *below]), *[at + 1 for at in above]])].append(mount)
-    merged = places[-1]
-    for mount, before in zip(theirs[::-1], places[-2::-1]):
+        above = [at for at, parts in enumerate(paths) if parts == path[: len(parts)]]
+        below = [at for at, parts in enumerate(paths) if path == parts[: len(path)] and parts != path]
+        slots[max([min([first, *below]), *[at + 1 for at in above]])].append(mount)
+    merged = slots[-1]
+    for mount, before in zip(user_mounts[::-1], slots[-2::-1]):
         merged = [*before, mount, *merged]
     return merged
 
 
-def _check(mounts: list[dict[str, Any]], given: set[int]) -> None:
-    """Refuse a container of which a mount of ours comes behind one that can propagate."""
+def _check(mounts: list[dict[str, Any]], edit_ids: set[int]) -> None:
+    """Raise if a mount of ours comes after one that can propagate."""
     shared = None
     for at, mount in enumerate(mounts):
-        if id(mount) in given and shared:
-            path, volume, above = [quote(str(one.get("destination"))) for one in (mount, shared, _above(mounts, at))]
-            where = f"comes after the volume {volume}"
+        if id(mount) in edit_ids and shared:
+            path, volume, above = [
+                quote(str(entry.get("destination"))) for entry in (mount, shared, _above(mounts, at))
+            ]
+            reason = f"comes after the volume {volume}"
             if above == volume:
-                where = f"lies on the volume {volume}"
+                reason = f"lies on the volume {volume}"
             elif above != path:
-                where = f"lies on {above}, which comes after the volume {volume}"
+                reason = f"lies on {above}, which comes after the volume {volume}"
             raise GpushimError(
-                f"{path} {where}, and what is mounted there can reach the host too, as the volume's propagation is "
+                f"{path} {reason}, and what is mounted there can reach the host too, as the volume's propagation is "
                 f"shared; mount {volume} with the propagation rslave or rprivate",
                 BUNDLE,
             )
@@ -153,18 +148,20 @@ def _check(mounts: list[dict[str, Any]], given: set[int]) -> None:
 def _above(mounts: list[dict[str, Any]], at: int) -> dict[str, Any]:
     """Return the last mount before this one that its path lies below, or itself."""
     path = words(mounts[at])
-    return next((one for one in mounts[at - 1 :: -1] if (other := words(one)) == path[: len(other)]), mounts[at])
+    return next(
+        (entry for entry in mounts[at - 1 :: -1] if (parts := words(entry)) == path[: len(parts)]), mounts[at]
+    )
 
 
 def words(mount: dict[str, Any]) -> list[str]:
-    """Return the components of a mount's destination, as far as they can be told without looking."""
-    found: list[str] = []
+    """Return the components of a mount's destination, without following links."""
+    parts: list[str] = []
     for word in str(mount.get("destination")).split("/"):
         if word == "..":
-            del found[-1:]
+            del parts[-1:]
         elif word not in ("", "."):
-            found.append(word)
-    return found
+            parts.append(word)
+    return parts
 
 
 def _tell_hook(edits: Sequence[Edit], mounts: list[dict[str, Any]]) -> None:

@@ -1,9 +1,7 @@
-"""What a container asks for, read from its config.json.
+"""A container's request, read from its config.json.
 
-Out of scope: where its list of devices is (device_list), what the host has (selection, plan), whether the conditions
-hold (require), and who may be granted what (authorization).
-Hot path: imports nothing but these and gpushim's errors; reading an ordinary config.json takes 0.05 ms without a
-request and about 0.1 ms with one, and time grows only with its size.
+Hot path: imports nothing but this room's modules and gpushim's errors; reading an ordinary config.json takes 0.05 ms
+without a request and about 0.1 ms with one, and time grows only with its size.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class Request:
         mig_config: MIG may be configured from the container.
         mig_monitor: MIG may be monitored from the container.
         privileged: CAP_SYS_ADMIN is in the bounding set, and not of a user namespace of the container's own.
-        ignored: a sentence for each thing that was asked for and that the policy forbids to honour.
+        ignored: a sentence for each part of the request that the policy forbids.
     """
 
     __slots__ = (
@@ -79,8 +77,8 @@ class Request:
         if self.foreign and len(self.foreign) == len(devices):
             self.own = None
         self.capabilities, self.requirements = capabilities, requirements
-        more = [value for kind, value, _ in devices if kind == CHANNEL and value not in imex]
-        self.imex: Sequence[Any] = [*imex, *more]
+        channels = [value for kind, value, _ in devices if kind == CHANNEL and value not in imex]
+        self.imex: Sequence[Any] = [*imex, *channels]
         by_name = [value for kind, value, _ in devices if kind == FEATURE]
         self.features = [name for name in FEATURES if name in features or name in by_name]
         self.cuda_compat = cuda_compat
@@ -96,15 +94,13 @@ def read(
 ) -> Optional[Request]:
     """Read a container's request.
 
-    Args:
-        spec: config.json as parsed.
-        policy: the validated configuration with all keys present.
-        ignored: if given, receives the sentences of Request.ignored, also when there is no request.
-        effects: if given, receives what each thing that was looked at does, as the end of a sentence: by the name of
-            a variable, "mount PATH" or "annotation KEY".
+    Args: spec: config.json as parsed. policy: the validated configuration with all keys present. ignored: if given,
+    receives the sentences of Request.ignored, also when there is no request. effects: if given, receives the effect
+    of each source that was read, as the end of a sentence: by the name of a variable, "mount PATH" or "annotation
+    KEY".
 
     Returns:
-        The request, or None when the container asks for nothing that may be honoured.
+        the request, or None when the container asks for nothing that may be granted.
 
     Raises:
         GpushimError: REQUEST, for a malformed or forbidden request; BUNDLE, for a config.json of wrong types.
@@ -113,33 +109,33 @@ def read(
     process = member(spec, "process", dict)
     env = _environment(process, policy["requests"]["swarm-variables"])
     gate = Gate(lambda: privileged(spec, process), policy, ignored, effects)
-    asked, channels = device_list.find(spec, env, gate)
-    if asked is None:
+    listed, channels = device_list.find(spec, env, gate)
+    if listed is None:
         return None
-    devices = parse(asked[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
+    devices = parse(listed[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
     if devices is None:
-        effects.update({what: VOID for what, effect in effects.items() if effect == NAMES})
+        effects.update({source: VOID for source, effect in effects.items() if effect == NAMES})
         return None
     if not devices:
-        effects.update({what: NO_GPU for what, effect in effects.items() if effect == NAMES})
-    devices = [item for item in devices if _lets(item, asked[0], gate)]
-    return _completed(asked[0], asked[1], devices, env, channels, gate)
+        effects.update({source: NO_GPU for source, effect in effects.items() if effect == NAMES})
+    devices = [item for item in devices if _lets(item, listed[0], gate)]
+    return _completed(listed[0], listed[1], devices, env, channels, gate)
 
 
 def _lets(item: Item, source: str, gate: Gate) -> bool:
-    """Say whether what a CDI name asks for beside GPUs may be had; refuse one of a kind that may not be named."""
+    """Return whether an item other than a GPU may be granted; raise for a CDI kind that may not be named."""
     form, value, text = item
     if form not in BESIDE:
         return True
-    origin, who = _ORIGINS.get(source, ("variable", source[4:]))
+    origin, subject = _ORIGINS.get(source, ("variable", source[4:]))
     if form != "cdi":
         grant = "imex" if form == CHANNEL else str(value)
         return gate.lets(grant, origin, f"the CDI device {text} adds nothing")
     kind = text.partition("=")[0]
-    own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
-    if gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
+    is_own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
+    if gate.missing("own-cdi" if is_own else "foreign-cdi", origin, kind):
         raise GpushimError(
-            f'{who} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
+            f'{subject} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
             f"add it there, or let the engine do CDI",
             REQUEST,
         )
@@ -149,7 +145,7 @@ def _lets(item: Item, source: str, gate: Gate) -> bool:
 def _completed(
     source: str, text: str, devices: list[Item], env: Mapping[str, str], channels: list[str], gate: Gate
 ) -> Request:
-    """Read what else a request has, which names the devices."""
+    """Read the other members of the request."""
     legacy, mps, effects = device_list.legacy(env), env.get(MPS_PIPES, ""), gate.effects
     naming = {**effects}
     if env.get("CUDA_VERSION"):
@@ -162,7 +158,7 @@ def _completed(
         effects[MPS_PIPES] = "does nothing: [mps] enabled decides"
     if mps.rstrip("/") in (gate.policy["mps"]["pipe-directory"], CUDAS_PIPES):
         gate.lets("mps", "policy", f"{MPS_PIPES} does not let the container take part in the host's MPS")
-    found = Request(
+    request = Request(
         source,
         text,
         devices,
@@ -177,27 +173,27 @@ def _completed(
         privileged=gate.privileged,
         ignored=gate.ignored,
     )
-    if found.own is None:  # then plan goes by nothing but the names
-        beside = [what for what in effects if what not in naming]
-        effects.update(dict.fromkeys(beside, "does nothing: no GPU of this host is asked for"))
-    elif not found.own:
+    if request.own is None:  # then plan goes by nothing but the names
+        sources = [key for key in effects if key not in naming]
+        effects.update(dict.fromkeys(sources, "does nothing: no GPU of this host is asked for"))
+    elif not request.own:
         effects.update({"NVIDIA_" + name.upper(): "does nothing without a GPU" for name in features})
-    return found
+    return request
 
 
 def _environment(process: Mapping[str, object], swarm: Sequence[str]) -> dict[str, str]:
-    """Return the variables that matter here; of duplicates the last wins, as it does in runc."""
-    known = authorization.VARIABLES
+    """Return the variables that count; of duplicates the last wins, as it does in runc."""
+    variables = authorization.VARIABLES
     first = ("NVIDIA_", "CUDA_", *swarm)  # most of an environment begins otherwise, and is done with here
-    found = {}
+    env = {}
     for entry in member(process, "env", list):
         if not isinstance(entry, str):
             raise GpushimError("config.json: process.env has an entry that is not a string", BUNDLE)
         if entry.startswith(first):
             name, equals, value = entry.partition("=")
-            if equals and (name in known or name in swarm or name.startswith(PREFIX)):
-                found[name] = value
-    return found
+            if equals and (name in variables or name in swarm or name.startswith(PREFIX)):
+                env[name] = value
+    return env
 
 
 def _capabilities(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[str]:
@@ -205,30 +201,30 @@ def _capabilities(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[str]
     words = split(name, env.get(name, "all" if legacy else "")) or gate.policy["requests"]["default-capabilities"]
     for word in words:
         if word not in CAPABILITIES and word != "all":
-            known = ", ".join(CAPABILITIES)
-            raise GpushimError(f'{name} has "{quote(word)}"; it may have {known} and all', REQUEST)
-    found = [word for word in CAPABILITIES if word in words or "all" in words]
-    gate.effects[name] = "gives " + ", ".join(found)
-    return found
+            names = ", ".join(CAPABILITIES)
+            raise GpushimError(f'{name} has "{quote(word)}"; it may have {names} and all', REQUEST)
+    capabilities = [word for word in CAPABILITIES if word in words or "all" in words]
+    gate.effects[name] = "gives " + ", ".join(capabilities)
+    return capabilities
 
 
 def _features(env: Mapping[str, str], gate: Gate) -> list[str]:
-    found = []
+    features = []
     for feature in FEATURES:
         name = "NVIDIA_" + feature.upper()
         if env.get(name, "enabled") != "enabled":
             gate.effects[name] = 'does nothing: only "enabled" counts'
         elif name in env and gate.lets(feature, "variable", f"{name} adds nothing", [name]):
             gate.effects[name] = f"feature {feature}"
-            found.append(feature)
-    return found
+            features.append(feature)
+    return features
 
 
 def _imex(env: Mapping[str, str], texts: list[str], gate: Gate) -> list[int]:
-    """Read IMEX channels, which mounts have named (`texts`) or a variable does."""
+    """Return the IMEX channels that mounts name (`texts`), or a variable does."""
     name, effects = "NVIDIA_IMEX_CHANNELS", gate.effects
     source, otherwise = "mount", f"mounts below {DEVICE_LIST} add no IMEX channel"
-    looked, effect = [what for what, effect in effects.items() if effect == NAMES_CHANNEL], NAMES_CHANNEL
+    looked, effect = [key for key, effect in effects.items() if effect == NAMES_CHANNEL], NAMES_CHANNEL
     if texts and name in env:
         effects[name] = "is ignored: mounts name the IMEX channels"
     elif name in env:

@@ -2,7 +2,6 @@
 
 One variable is a choice of groups, separated by spaces; a group is a list of terms, separated by commas, that
 must all hold; every variable must hold. The language is that of NVIDIA's containers.
-Out of scope: whether conditions count at all (request) and what the host has (inventory).
 Hot path: imports nothing but gpushim's bounds, errors and selection; time grows only with the expressions' length.
 """
 
@@ -31,12 +30,10 @@ TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
 
 
 def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, str]]:
-    """Collect the conditions of a container.
+    """Return the conditions of a container.
 
-    Args:
-        env: variables by name.
-        legacy: the image is a CUDA image from before NVIDIA_REQUIRE_CUDA, so CUDA_VERSION is its condition.
-        gate: of the container; gets a clause about a CUDA_VERSION that is no version, which is no condition.
+    With `legacy`, an image from before NVIDIA_REQUIRE_CUDA, CUDA_VERSION is one too; the gate gets a clause about a
+    CUDA_VERSION that is no version.
 
     Returns:
         (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last; none where
@@ -51,24 +48,24 @@ def gather(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, 
     if value:
         gate.effects[off] = "no condition counts" if disabled else f"does nothing: {quote(value)} is not true"
     if disabled or always:
-        why = f"is ignored: {'[requests] disable-require' if always else off} is true"
-        gate.effects.update(dict.fromkeys(names, why))
+        effect = f"is ignored: {'[requests] disable-require' if always else off} is true"
+        gate.effects.update(dict.fromkeys(names, effect))
         return []
     jetsons = [name for name in names if name.startswith(FOREIGN_PREFIX)]
     gate.effects.update(dict.fromkeys(jetsons, "is ignored: it is about Jetson's releases"))
     names = [name for name in names if not name.startswith(FOREIGN_PREFIX)]
     _check_size(env, names)
-    found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
-    gate.effects.update({name: "a condition" for name, _ in found})
+    requirements = [(name, env[name]) for name in sorted(names) if env[name].strip()]
+    gate.effects.update({name: "a condition" for name, _ in requirements})
     version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
     if version:
-        found.append(("CUDA_VERSION", "cuda>=" + version))
+        requirements.append(("CUDA_VERSION", "cuda>=" + version))
     elif legacy:
         text = quote(env["CUDA_VERSION"])
         gate.ignored.append(
             f'CUDA_VERSION is "{text}", which is not a version, so it cannot be compared with the driver'
         )
-    return found
+    return requirements
 
 
 def _check_size(env: Mapping[str, str], names: list[str]) -> None:
@@ -88,7 +85,7 @@ def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, 
     """Check every condition for every selected GPU.
 
     Args:
-        requirements: what gather returned.
+        requirements: from `gather`.
         facts: one mapping for each selected GPU, with "cuda" and "driver" versions, "arch" (compute
             capability) and "brand"; one with cuda and driver alone when no GPU is selected. A value that is
             missing, None or empty is unknown and satisfies any condition.
@@ -108,10 +105,9 @@ def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, 
 
 
 def compare(left: str, right: str) -> int:
-    """Compare two dotted versions number by number; 12, 12.0 and 12.00 are equal.
+    """Return -1, 0 or 1, as one dotted version is older than, the same as, or newer than another.
 
-    Returns:
-        -1, 0 or 1, as left is older than, the same as, or newer than right.
+    They are compared number by number; 12, 12.0 and 12.00 are equal.
     """
     first, second = _version(left), _version(right)
     return (first > second) - (first < second)
@@ -126,14 +122,14 @@ def _version(text: str) -> Version:
 
 
 def _holds(variable: str, expression: str, fact: Mapping[str, Optional[str]]) -> bool:
-    known: dict[str, bool] = {}  # images repeat the same driver terms for every brand
+    results: dict[str, bool] = {}  # images repeat the same driver terms for every brand
     empty = True
     for group in expression.split():
         terms = [text for text in group.split(",") if text]
         for text in terms:
-            if text not in known:
-                known[text] = _true(_term(variable, text), fact)
-        if terms and all(known[text] for text in terms):
+            if text not in results:
+                results[text] = _true(_term(variable, text), fact)
+        if terms and all(results[text] for text in terms):
             return True
         empty = empty and not terms
     return empty
@@ -189,17 +185,17 @@ def _others(groups: list[str]) -> str:
     groups = [group for group in groups if group.strip(",")]
     if not groups:
         return ""
-    shown: list[str] = []
+    quoted: list[str] = []
     for group in groups[: bounds.LISTED]:
-        shown.append(quote(group))
-        if sum(map(len, shown)) > OTHERS:
+        quoted.append(quote(group))
+        if sum(map(len, quoted)) > OTHERS:
             break
-    more = len(groups) - len(shown)
-    return f"; its other alternatives do not hold either: {' or '.join(shown)}{f' or {more} more' if more else ''}"
+    count = len(groups) - len(quoted)
+    return f"; its other alternatives do not hold either: {' or '.join(quoted)}{f' or {count} more' if count else ''}"
 
 
 def _major_minor(text: str) -> str:
-    """Return the first two numbers of a version, "" for what is none."""
+    """Return the first two numbers of a version, "" if it is none."""
     # Semantic versions end with -pre-release or +build (semver.org, items 9 and 10).
     parts = text.strip().removeprefix("v").partition("-")[0].partition("+")[0].split(".")
     if len(parts) > 8 or any(not part or len(part) > 9 or part.strip("0123456789") for part in parts):

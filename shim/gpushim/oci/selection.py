@@ -1,6 +1,5 @@
 """Device names: how they are written, and which devices of this host they mean.
 
-Out of scope: where a list of names comes from (request) and what a container gets with a device (plan).
 Hot path: imports nothing but gpushim's bounds, errors and table of authorization; parsing and choosing 8 GPUs takes
 about 0.1 ms.
 """
@@ -37,7 +36,7 @@ _UUID_GROUPS = [8, 4, 4, 4, 12]  # RFC 9562, section 4
 
 
 def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
-    """Read a list of device names.
+    """Parse a list of device names.
 
     Read from left to right, the first of WORDS decides about the GPUs alone; "void" anywhere decides over
     everything. CDI names of other things than this host's GPUs stay beside both.
@@ -55,7 +54,7 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
     if "void" in texts:
         return None
     items: list[Item] = []
-    seen = set()
+    keys = set()
     decided = ""
     for text in texts:
         if decided and not is_qualified(text):
@@ -65,9 +64,9 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
                 continue
             if item[0] in WORDS:
                 decided = item[0]
-                items = [other for other in items if other[0] in BESIDE]
-            if item[:2] not in seen:
-                seen.add(item[:2])
+                items = [earlier for earlier in items if earlier[0] in BESIDE]
+            if item[:2] not in keys:
+                keys.add(item[:2])
                 items.append(item)
         if len(items) > bounds.DEVICES:
             raise GpushimError(f"the request names more than {bounds.DEVICES} devices; name fewer", REQUEST)
@@ -75,7 +74,7 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
 
 
 def is_qualified(text: str) -> bool:
-    """Tell whether text is a CDI-qualified name, vendor/class=device.
+    """Return whether text is a CDI-qualified name, vendor/class=device.
 
     The rule is that of the CDI specification, section "CDI JSON Specification": vendor and class begin with
     a letter, the device with a letter or digit, all end with a letter or digit, one character is enough.
@@ -93,17 +92,13 @@ def is_qualified(text: str) -> bool:
 def cdi_name(name: str) -> str:
     """Return a device's name as a CDI device can have it: MIG-GPU-UUID/1/0 of old drivers is MIG-GPU-UUID:1:0.
 
-    A CDI name has no slash; of what it may have, ":" already stands between a GPU and its instance.
+    A CDI name has no slash; ":" already stands between a GPU and its instance.
     """
     return name.replace("/", ":")
 
 
 def number(text: str) -> int:
-    """Read a number as an index is written: ASCII digits, no sign, no leading zero, at most nine of them.
-
-    Returns:
-        The number, or -1 when text is not one.
-    """
+    """Return an index: at most nine ASCII digits without sign or leading zero; -1 if text is none."""
     if not text or len(text) > 9 or text.strip(_DIGITS) or (text[0] == "0" and text != "0"):
         return -1
     return int(text)
@@ -151,15 +146,15 @@ def _range(text: str, first: int, last: int) -> list[Item]:
 def _single(name: str) -> tuple[str, object]:
     if number(name) >= 0:
         return ("index", number(name))
-    head, rest = name[:4].upper(), name[4:].lower()
-    form = _uuid(rest)
+    head, tail = name[:4].upper(), name[4:].lower()
+    form = _uuid(tail)
     if head == "GPU-" and form:
-        return (form, head + rest)
+        return (form, head + tail)
     if head == "MIG-" and form == "uuid":
-        return ("mig-uuid", head + rest)
-    if head == "MIG-" and rest.startswith("gpu-"):
-        uuid, _, place = rest[4:].replace(":", "/").partition("/")  # as cdi_name writes it
-        gi, _, ci = place.partition("/")
+        return ("mig-uuid", head + tail)
+    if head == "MIG-" and tail.startswith("gpu-"):
+        uuid, _, instance = tail[4:].replace(":", "/").partition("/")  # as cdi_name writes it
+        gi, _, ci = instance.partition("/")
         if _uuid(uuid) == "uuid" and number(gi) >= 0 and number(ci) >= 0:
             return ("mig-legacy", f"MIG-GPU-{uuid}/{gi}/{ci}")
     gpu, _, mig = name.partition(":")
@@ -170,7 +165,7 @@ def _single(name: str) -> tuple[str, object]:
 
 
 def _uuid(text: str) -> str:
-    """Tell "uuid", "uuid-prefix" (at least 8 digits) or "" for lower-case text after GPU- or MIG-."""
+    """Return "uuid", "uuid-prefix" (at least 8 digits) or "" for lower-case text after GPU- or MIG-."""
     lengths = [len(group) for group in text.split("-")]
     if text.replace("-", "").strip(_HEX):
         return ""
@@ -183,7 +178,7 @@ def _uuid(text: str) -> str:
 
 
 def _pci(text: str) -> str:
-    """Bring a lower-case [dddd|dddddddd:]bb:dd.f to NVML's form with 8 domain digits, else return ""."""
+    """Return NVML's form, with 8 domain digits, of a lower-case [dddd|dddddddd:]bb:dd.f, else ""."""
     domain, _, address = ("0000:" + text if text.count(":") == 1 else text).partition(":")
     if len(domain) not in (4, 8) or len(address) != 7 or address[2] + address[5] != ":.":
         return ""
@@ -197,17 +192,17 @@ def select(
     inventory: Snapshot,
     source: str = "env NVIDIA_VISIBLE_DEVICES",
     notes: Optional[list[str]] = None,
-    meant: Optional[dict[str, list[Device]]] = None,
+    devices_by_item: Optional[dict[str, list[Device]]] = None,
 ) -> tuple[list[Gpu], list[MigInstance]]:
-    """Find the requested devices on this host.
+    """Return the requested devices of this host.
 
     Args:
         devices: items from parse, without CDI names.
         inventory: the inventory snapshot.
         source: Request.source, for messages.
         notes: if given, receives a sentence for each GPU in MIG mode that "all" leaves out because it has no
-            instance, or that is named by itself; and for what "all-usable" does not give in full.
-        meant: if given, receives what each item means, by its text.
+            instance, or that is named by itself; and for each device that "all-usable" does not give in full.
+        devices_by_item: if given, receives the devices of each item, by its text.
 
     Returns:
         GPUs and MIG instances, as entries of the snapshot, each once: in the request's order, or in index
@@ -219,30 +214,40 @@ def select(
             never refused.
     """
     if devices and not inventory["gpus"] and (ALL_USABLE, None, ALL_USABLE) not in devices:
-        why = disclosed(inventory, _notes(inventory))
-        found_none = f"no GPU was found on this host{why}; check the driver with nvidia-smi"
+        reason = disclosed(inventory, _notes(inventory))
+        found_none = f"no GPU was found on this host{reason}; check the driver with nvidia-smi"
         raise GpushimError(f"the container asks for a GPU, but {found_none}", INVENTORY)
-    return _selected(devices, inventory, _who(source), [] if notes is None else notes, {} if meant is None else meant)
+    return _selected(
+        devices,
+        inventory,
+        _who(source),
+        [] if notes is None else notes,
+        {} if devices_by_item is None else devices_by_item,
+    )
 
 
 def _selected(
-    devices: Sequence[Item], inventory: Snapshot, who: str, notes: list[str], meant: dict[str, list[Device]]
+    devices: Sequence[Item],
+    inventory: Snapshot,
+    subject: str,
+    notes: list[str],
+    devices_by_item: dict[str, list[Device]],
 ) -> tuple[list[Gpu], list[MigInstance]]:
     gpus: list[Gpu] = []
     migs: list[MigInstance] = []
     for item in devices:
         if item[0] in BESIDE:
-            _require_there(who, item, inventory)
+            _require_there(subject, item, inventory)
             continue
         if item[0] in (ALL, ALL_USABLE):
             gpus, migs = (_all if item[0] == ALL else _all_usable)(inventory, notes)
-            meant[item[2]] = [*gpus, *migs]
+            devices_by_item[item[2]] = [*gpus, *migs]
             continue  # what follows is beside the GPUs
-        found = find(item, inventory)
-        if len(found) != 1:
-            _refuse(_as_counted(who, devices, inventory), item, found, inventory)
-        (device,) = meant[item[2]] = found
-        _require_healthy(who, item, device, inventory)
+        matches = find(item, inventory)
+        if len(matches) != 1:
+            _refuse(_as_counted(subject, devices, inventory), item, matches, inventory)
+        (device,) = devices_by_item[item[2]] = matches
+        _require_healthy(subject, item, device, inventory)
         if "gi" in device:
             if device not in migs:
                 migs.append(device)
@@ -254,7 +259,6 @@ def _selected(
 
 
 def called(device: Device) -> str:
-    """Name a GPU or MIG instance for people."""
     return f"{'MIG instance' if 'gi' in device else 'GPU'} {_index(device)}"
 
 
@@ -263,20 +267,14 @@ def _index(device: Device) -> str:
 
 
 def _divided(index: int, inventory: Snapshot) -> str:
-    """Say what a request for a GPU in MIG mode gives: its node alone, as with NVIDIA's tools."""
+    """Return the note on a request for a GPU in MIG mode: it gets its node alone, as with NVIDIA's tools."""
     migs = [_index(mig) for mig in inventory["mig"] if mig["gpu"] == index]
     fix = f"name an instance: {listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
     return f"GPU {index} comes without its MIG instances, so CUDA finds no device in it: it is in MIG mode; {fix}"
 
 
 def disclosed(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
-    """Choose what a refusal says where it must not tell devices that the container has not named itself.
-
-    Args:
-        inventory: the snapshot.
-        devices: tells which devices there are, or what is wrong with them.
-        otherwise: said instead where [requests] list-devices-in-refusals is false.
-    """
+    """Return `devices`, a text about the host's devices, where refusals may list them, else `otherwise`."""
     return devices if inventory["policy"]["requests"]["list-devices-in-refusals"] else otherwise
 
 
@@ -284,23 +282,23 @@ def _who(source: str) -> str:
     return source[4:] + " asks for" if source.startswith("env ") else f"the container asks in its {source} for"
 
 
-def _as_counted(who: str, devices: Sequence[Item], inventory: Snapshot) -> str:
-    """Name what the user may have written: of `docker run --gpus N`, dockerd makes the indices from 0 on."""
+def _as_counted(subject: str, devices: Sequence[Item], inventory: Snapshot) -> str:
+    """Return the subject as the user may have written it: `docker run --gpus N` makes the indices from 0 on."""
     count, variable = len(devices), "NVIDIA_VISIBLE_DEVICES"
     enough = len(inventory["gpus"]) + len(inventory.get("absent", ())) >= count
     if enough or count < 2 or [item[:2] for item in devices] != [("index", index) for index in range(count)]:
-        return who
-    return who.replace(variable, f"{variable} (as docker run --gpus {count} sets it)", 1)
+        return subject
+    return subject.replace(variable, f"{variable} (as docker run --gpus {count} sets it)", 1)
 
 
 def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
-    whole, migs, empty = usable(inventory)
+    gpus, migs, empty = usable(inventory)
     lost = unusable(inventory)
-    names = listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
+    names = listed([str(device["uuid"] or device["index"]) for device in [*gpus, *migs]])
     if lost:
-        others = f", or name those that can be used: {names}" if names else ""
-        which = disclosed(inventory, f": {listed(lost)}; fix that{others}", f"; {SHOWN} which")
-        raise GpushimError(f"the container asks for all GPUs, but not all can be used{which}", INVENTORY)
+        hint = f", or name those that can be used: {names}" if names else ""
+        detail = disclosed(inventory, f": {listed(lost)}; fix that{hint}", f"; {SHOWN} which")
+        raise GpushimError(f"the container asks for all GPUs, but not all can be used{detail}", INVENTORY)
     if not names:
         raise GpushimError(
             "the container asks for all GPUs, but all of this host are in MIG mode, and there is no MIG instance; "
@@ -308,39 +306,39 @@ def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInst
             INVENTORY,
         )
     notes.extend(f"GPU {index} is left out of all: it is in MIG mode and has no instance" for index in empty)
-    return whole, migs
+    return gpus, migs
 
 
 def _all_usable(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
-    """Give what can be used, and of each other GPU its node, by which who watches sees it when it is well again."""
+    """Grant every usable device, and the node of each unusable GPU, so that a monitor sees it recover."""
     nodes, native = inventory["nodes"], inventory["platform"] == "native"  # elsewhere nodes are not a GPU's own
-    there = {gpu["index"]: gpu for gpu in inventory["gpus"] if not native or gpu["node"] in nodes}
-    _, found, empty = usable(inventory)
-    migs = [mig for mig in found if mig["gpu"] in there and not (native and {*mig["nodes"]}.difference(nodes))]
+    gpus = {gpu["index"]: gpu for gpu in inventory["gpus"] if not native or gpu["node"] in nodes}
+    _, usable_migs, empty = usable(inventory)
+    migs = [mig for mig in usable_migs if mig["gpu"] in gpus and not (native and {*mig["nodes"]}.difference(nodes))]
     parents = {mig["gpu"] for mig in migs}
     notes += unusable(inventory)
     notes += [f"GPU {index} has no MIG instance, and is in MIG mode" for index in empty]
-    notes += [f"MIG instance {_index(mig)} has no usable device nodes" for mig in found if mig not in migs]
-    return [gpu for index, gpu in sorted(there.items()) if index not in parents], migs
+    notes += [f"MIG instance {_index(mig)} has no usable device nodes" for mig in usable_migs if mig not in migs]
+    return [gpu for index, gpu in sorted(gpus.items()) if index not in parents], migs
 
 
 def usable(inventory: Snapshot) -> tuple[list[Gpu], list[MigInstance], list[int]]:
-    """List the GPUs that are not divided and the MIG instances that can be handed out, in index order.
+    """Return the undivided GPUs and the MIG instances that can be granted, in index order.
 
     Returns:
         both, and the indices of healthy GPUs that are in MIG mode and have no instance: they have nothing to give.
     """
     sick = {gpu["index"] for gpu in inventory["gpus"] if gpu["problem"]}
-    whole = [gpu for gpu in inventory["gpus"] if not gpu["mig"] and gpu["index"] not in sick]
+    gpus = [gpu for gpu in inventory["gpus"] if not gpu["mig"] and gpu["index"] not in sick]
     migs = [mig for mig in inventory["mig"] if mig["gpu"] not in sick]
     divided = {mig["gpu"] for mig in inventory["mig"]} | sick
     empty = [gpu["index"] for gpu in inventory["gpus"] if gpu["mig"] and gpu["index"] not in divided]
-    whole.sort(key=lambda gpu: gpu["index"])
-    return whole, sorted(migs, key=lambda mig: (mig["gpu"], mig["index"])), sorted(empty)
+    gpus.sort(key=lambda gpu: gpu["index"])
+    return gpus, sorted(migs, key=lambda mig: (mig["gpu"], mig["index"])), sorted(empty)
 
 
 def unusable(inventory: Snapshot) -> list[str]:
-    """List why GPUs and MIG instances that the host has cannot be handed out, a reason for each."""
+    """List why GPUs and MIG instances of the host cannot be granted, a reason for each."""
     sick = [
         gpu["problem"] if gpu["problem"].startswith("GPU ") else f"GPU {gpu['index']}: {gpu['problem']}"
         for gpu in inventory["gpus"]
@@ -367,64 +365,64 @@ def find(item: Item, inventory: Snapshot) -> list[Device]:
     return [gpu for gpu in gpus if kind == "pci" and gpu["pci"] == value]
 
 
-def _require_there(who: str, item: Item, inventory: Snapshot) -> None:
-    """Refuse a feature that the host does not have; plan does so with IMEX channels, however they are named."""
+def _require_there(subject: str, item: Item, inventory: Snapshot) -> None:
+    """Raise for a feature that the host does not have; plan does so for IMEX channels."""
     if item[0] == FEATURE and not inventory["features"].get(str(item[1])):
         raise GpushimError(
-            f'{who} the CDI device "{quote(item[2])}", but this host has no device node for it; load its kernel '
+            f'{subject} the CDI device "{quote(item[2])}", but this host has no device node for it; load its kernel '
             "module, or ask without it",
             REQUEST,
         )
 
 
-def _require_healthy(who: str, item: Item, device: Device, inventory: Snapshot) -> None:
+def _require_healthy(subject: str, item: Item, device: Device, inventory: Snapshot) -> None:
     index = device["gpu"] if "gi" in device else device["index"]
     for gpu in inventory["gpus"]:
         if gpu["index"] == index and gpu["problem"]:
-            why = disclosed(inventory, f": {gpu['problem']}; name another GPU", f"; name another GPU, {SHOWN} why")
-            raise GpushimError(f'{who} GPU "{quote(item[2])}", which cannot be used{why}', REQUEST)
+            detail = disclosed(inventory, f": {gpu['problem']}; name another GPU", f"; name another GPU, {SHOWN} why")
+            raise GpushimError(f'{subject} GPU "{quote(item[2])}", which cannot be used{detail}', REQUEST)
 
 
-def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> NoReturn:
-    asked = quote(item[2])
-    if found:
-        these = disclosed(inventory, f"{len(found)} GPUs: {_shown(found)}", "more than one GPU")
-        raise GpushimError(f'{who} GPU "{asked}", which fits {these}; write more of the UUID', REQUEST)
+def _refuse(subject: str, item: Item, matches: list[Device], inventory: Snapshot) -> NoReturn:
+    text = quote(item[2])
+    if matches:
+        candidates = disclosed(inventory, f"{len(matches)} GPUs: {_shown(matches)}", "more than one GPU")
+        raise GpushimError(f'{subject} GPU "{text}", which fits {candidates}; write more of the UUID', REQUEST)
     digits = item[2][4:].lower() if item[2][:4].upper() == "GPU-" else "-"
     if len(digits) < _UUID_GROUPS[0] and not digits.strip(_HEX):
         fix = f"write at least {_UUID_GROUPS[0]} digits of it"
-        raise GpushimError(f'{who} GPU "{asked}", which is too short for a UUID; {fix}', REQUEST)
-    what = "MIG instance" if item[0].startswith("mig-") else "GPU"
-    _refuse_absent(who, what, item, inventory)
+        raise GpushimError(f'{subject} GPU "{text}", which is too short for a UUID; {fix}', REQUEST)
+    noun = "MIG instance" if item[0].startswith("mig-") else "GPU"
+    _refuse_absent(subject, noun, item, inventory)
     if not disclosed(inventory, "lists"):
-        raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)
+        raise GpushimError(f'{subject} {noun} "{text}", which this host does not have; use one that it has', REQUEST)
     gpus, migs, fix = inventory["gpus"], inventory["mig"], f"use one of them{_or_all(inventory)}"
-    if what == "GPU":
-        raise GpushimError(f'{who} GPU "{asked}", but this host has {len(gpus)}: {_shown(gpus)}; {fix}', REQUEST)
+    if noun == "GPU":
+        raise GpushimError(f'{subject} GPU "{text}", but this host has {len(gpus)}: {_shown(gpus)}; {fix}', REQUEST)
     have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
     if migs:
         have = f"has {len(migs)}: {_shown(migs)}; {fix}"
     elif inventory["notes"]:  # as without NVML, which alone lists them
         have = f"has none{_notes(inventory)}; fix that, then run gpushim refresh"
-    raise GpushimError(f'{who} MIG instance "{asked}", but this host {have}', REQUEST)
+    raise GpushimError(f'{subject} MIG instance "{text}", but this host {have}', REQUEST)
 
 
-def _refuse_absent(who: str, what: str, item: Item, inventory: Snapshot) -> None:
-    """Refuse the index of a GPU that has been there since the boot and is not now: it is no other GPU's."""
+def _refuse_absent(subject: str, noun: str, item: Item, inventory: Snapshot) -> None:
+    """Raise for the index of a GPU that has been there since the boot and is not now: it is no other GPU's."""
     number = item[1][0] if isinstance(item[1], tuple) else item[1] if item[0] == "index" else -1
-    there = [gpu["uuid"] or gpu["pci"] for gpu in inventory["gpus"]]
-    for gone in (one for one in inventory.get("absent", ()) if one["index"] == number):
-        which = disclosed(inventory, f" ({gone['uuid'] or gone['pci']})")
+    names = [present["uuid"] or present["pci"] for present in inventory["gpus"]]
+    for gpu in (entry for entry in inventory.get("absent", ()) if entry["index"] == number):
+        detail = disclosed(inventory, f" ({gpu['uuid'] or gpu['pci']})")
         raise GpushimError(
-            f'{who} {what} "{quote(item[2])}", but the GPU of that index{which} is missing, and no other gets it; '
-            f"name a GPU by its UUID: {disclosed(inventory, listed(there), SHOWN)}",
+            f'{subject} {noun} "{quote(item[2])}", but the GPU of that index{detail} is missing, and no other gets '
+            f"it; name a GPU by its UUID: {disclosed(inventory, listed(names), SHOWN)}",
             REQUEST,
         )
 
 
 def _or_all(inventory: Snapshot) -> str:
-    whole, migs, _ = usable(inventory)
-    return ", or all" if (whole or migs) and not unusable(inventory) else ""
+    gpus, migs, _ = usable(inventory)
+    return ", or all" if (gpus or migs) and not unusable(inventory) else ""
 
 
 def _shown(devices: Sequence[Device]) -> str:
@@ -436,6 +434,6 @@ def _notes(inventory: Snapshot) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Write names in a sentence, those that are too many as a number."""
-    more = len(names) - bounds.LISTED
-    return ", ".join(names[: bounds.LISTED]) + (f" and {more} more" if more > 0 else "")
+    """Join names in a sentence, those beyond a limit as a number."""
+    count = len(names) - bounds.LISTED
+    return ", ".join(names[: bounds.LISTED]) + (f" and {count} more" if count > 0 else "")

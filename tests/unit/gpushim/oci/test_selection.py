@@ -459,7 +459,7 @@ def test_all_usable_is_never_refused(inventory: Any, expected: list[Any], noted:
     notes: list[str] = []
     meant: dict[str, list[Any]] = {}
     items = selection.parse(["all-usable"], KINDS) or []
-    gpus, migs = selection.select(items, inventory, notes=notes, meant=meant)
+    gpus, migs = selection.select(items, inventory, notes=notes, devices_by_item=meant)
     assert [gpu["index"] for gpu in gpus] + [(mig["gpu"], mig["index"]) for mig in migs] == expected
     assert (notes, meant) == (noted, {"all-usable": [*gpus, *migs]})
 
