@@ -1,8 +1,7 @@
 """The keys of a CDI spec and the form of their values, after the CDI specification up to 1.1.
 
 As in the CDI library, an unknown key makes the whole spec invalid: it may be what makes the device safe. Null is
-absent, as Go reads it.
-Hot path: imports nothing but its siblings. Out of scope: files (specs.py), meaning (resolve.py).
+absent, as Go reads it. Hot path: imports nothing but its siblings.
 """
 
 from __future__ import annotations
@@ -22,25 +21,19 @@ _LAST = 2**32 - 1
 
 
 class FormError(Exception):
-    """What is wrong with a spec, and where in it.
+    """What is wrong with a spec: `predicate` follows the member's path, "" while that is unknown."""
 
-    Args:
-        what: the rest of a sentence that begins with the place.
-        where: the place, or "" while it is not known.
-    """
-
-    def __init__(self, what: str, where: str = "") -> None:
-        super().__init__(what)
-        self.what, self.where = what, where
+    def __init__(self, predicate: str, path: str = "") -> None:
+        super().__init__(predicate)
+        self.predicate, self.path = predicate, path
 
     def __str__(self) -> str:
-        """Return the sentence."""
-        return f"{self.where or 'it'} {self.what}"
+        return f"{self.path or 'it'} {self.predicate}"
 
     def below(self, key: str) -> FormError:
-        """Return the same with the key that the place is below."""
-        between = "." if self.where and not self.where.startswith("[") else ""
-        return FormError(self.what, key + between + self.where)
+        """Return the error with the key of the member's parent before its path."""
+        between = "." if self.path and not self.path.startswith("[") else ""
+        return FormError(self.predicate, key + between + self.path)
 
 
 def check(document: object) -> None:
@@ -85,10 +78,10 @@ def _object(value: object, rules: Mapping[str, Rule]) -> dict[str, Any]:
     return value
 
 
-def _is_object(rules: Mapping[str, Rule], *needed: str) -> Rule:
+def _is_object(rules: Mapping[str, Rule], *required: str) -> Rule:
     def rule(value: Any) -> None:
         _object(value, rules)
-        for key in needed:
+        for key in required:
             if value.get(key) in (None, ""):
                 raise FormError(f"has no {key}")
 
@@ -99,18 +92,18 @@ def _is_list(member: Rule) -> Rule:
     def rule(value: Any) -> None:
         if not isinstance(value, list):
             raise FormError("is not a list")
-        place = 0
+        index = 0
         try:
-            for place, item in enumerate(value):  # noqa: B007 - for the message
+            for index, item in enumerate(value):  # noqa: B007 - for the message
                 member(item)
         except FormError as error:
-            raise error.below(f"[{place}]") from None
+            raise error.below(f"[{index}]") from None
 
     return rule
 
 
 def _is_text(value: Any) -> bool:
-    """Say whether the kernel can take a value: no NUL, and no half of a surrogate pair, which JSON can spell."""
+    """Return whether the kernel can take a value: no NUL, and no half of a surrogate pair, which JSON can spell."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:

@@ -1,9 +1,9 @@
-"""CDI names to edits: the container edits of others' specs, after the CDI specification.
+"""CDI names to edits: the container edits of foreign specs, after the CDI specification.
 
 Where the specification is silent, containers get what the CDI library of Docker, containerd and Podman gives them,
 with three exceptions: a device number that is no longer the host's is refused, a hook without an environment gets one
 (it would else have the image's, CVE-2025-23266), and hooks of NVIDIA's tools run through gpushim's.
-Hot path: imports only its siblings. Out of scope: spec files (specs.py), applying edits (gpushim.oci.edits).
+Hot path: imports only its siblings.
 """
 
 from __future__ import annotations
@@ -26,80 +26,77 @@ _KINDS = {0o060000: "b", 0o020000: "c", 0o010000: "p"}  # S_IFBLK, S_IFCHR, S_IF
 
 
 def edits(names: Sequence[str], directories: Sequence[str], bundle: Bundle) -> list[Edit]:
-    """Return the edits of CDI devices.
+    """Return the edits of CDI devices, those of a spec itself once, before those of its first device.
 
     Args:
         names: qualified names, in the request's order.
         directories: of specs, as `specs.find` takes them.
         bundle: as `plan.plan` takes it; "userns" and "hook" matter.
 
-    Returns:
-        edits; those of a spec itself once, before those of its first device.
-
     Raises:
         GpushimError: REQUEST, for a device that is unknown or ambiguous; INVENTORY, when its spec cannot be
             followed on this host.
     """
-    found: list[Edit] = []
+    planned: list[Edit] = []
     reasons: dict[str, list[str]] = {}  # of the edits that come with any device of a spec
     for name, (path, document, device) in zip(names, specs.find(names, directories)):
-        why = [f"CDI device {name}"]
+        device_reasons = [f"CDI device {name}"]
         if path not in reasons:
             reasons[path] = []
-            found += _edits(path, document.get("containerEdits") or {}, bundle, reasons[path])
-        reasons[path] += why
-        found += _edits(path, device.get("containerEdits") or {}, bundle, why)
-    return found
+            planned += _edits(path, document.get("containerEdits") or {}, bundle, reasons[path])
+        reasons[path] += device_reasons
+        planned += _edits(path, device.get("containerEdits") or {}, bundle, device_reasons)
+    return planned
 
 
-def _edits(path: str, given: dict[str, Any], bundle: Bundle, why: list[str]) -> list[Edit]:
-    if given.get("netDevices"):
+def _edits(path: str, members: dict[str, Any], bundle: Bundle, reasons: list[str]) -> list[Edit]:
+    if members.get("netDevices"):
         raise GpushimError(
             f"{path} gives network devices, which runtimes of this host do not reliably move into containers; "
             "let the engine do that, or remove netDevices",
             INVENTORY,
         )
-    found: list[tuple[str, Any]] = []
-    for entry in given.get("env") or ():
+    pairs: list[tuple[str, Any]] = []
+    for entry in members.get("env") or ():
         name, _, value = entry.partition("=")
-        found.append(("env", (name, value)))
-    for node in given.get("deviceNodes") or ():
-        found += _node(path, node, bundle["userns"])
-    found += [("set-mount", _mount(path, mount)) for mount in given.get("mounts") or ()]
-    found += [("stage-hook", _hook(path, hook, bundle["hook"])) for hook in given.get("hooks") or ()]
-    if given.get("intelRdt"):
-        found.append(("rdt", _given(given["intelRdt"])))
-    found += [("gid", gid) for gid in given.get("additionalGids") or () if gid]
-    return [Edit(kind, value, why) for kind, value in found]
+        pairs.append(("env", (name, value)))
+    for node in members.get("deviceNodes") or ():
+        pairs += _node(path, node, bundle["userns"])
+    pairs += [("set-mount", _mount(path, mount)) for mount in members.get("mounts") or ()]
+    pairs += [("stage-hook", _hook(path, hook, bundle["hook"])) for hook in members.get("hooks") or ()]
+    if members.get("intelRdt"):
+        pairs.append(("rdt", _given(members["intelRdt"])))
+    pairs += [("gid", gid) for gid in members.get("additionalGids") or () if gid]
+    return [Edit(kind, value, reasons) for kind, value in pairs]
 
 
 def _given(members: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in members.items() if value is not None and (not names or key in names)}
 
 
-def _node(spec: str, given: dict[str, Any], userns: bool) -> list[tuple[str, Any]]:
-    host = given.get("hostPath") or given["path"]
-    kind, major, minor, mode = _facts(spec, given, host)
-    node = {"path": given["path"], "type": kind, "fileMode": mode, **_given(given, "fileMode", "uid", "gid")}
-    if mode is None and "fileMode" not in given:
+def _node(spec: str, entry: dict[str, Any], userns: bool) -> list[tuple[str, Any]]:
+    host = entry.get("hostPath") or entry["path"]
+    kind, major, minor, mode = _facts(spec, entry, host)
+    node = {"path": entry["path"], "type": kind, "fileMode": mode, **_given(entry, "fileMode", "uid", "gid")}
+    if mode is None and "fileMode" not in entry:
         del node["fileMode"]
     if kind != "p":
         node.update(major=major, minor=minor)
-    if userns and host != given["path"]:
-        # In a user namespace nobody can mknod, so runc would bind the host's node of the same path: another one.
-        mount = {"destination": given["path"], "source": host, "type": "bind", "options": NODE_OPTIONS}
-        found: list[tuple[str, Any]] = [("set-mount", mount)]
+    if userns and host != entry["path"]:
+        # In a user namespace mknod fails, so runc would bind the host's node of the same path: another one.
+        mount = {"destination": entry["path"], "source": host, "type": "bind", "options": NODE_OPTIONS}
+        pairs: list[tuple[str, Any]] = [("set-mount", mount)]
     else:
-        found = [("set-node", node)]
+        pairs = [("set-node", node)]
     if kind != "p":
-        access = given.get("permissions") or "rwm"
-        found.append(("rule", ("b" if kind == "b" else "c", major, minor, access)))
-    return found
+        access = entry.get("permissions") or "rwm"
+        pairs.append(("rule", ("b" if kind == "b" else "c", major, minor, access)))
+    return pairs
 
 
-def _facts(spec: str, given: dict[str, Any], host: str) -> tuple[str, int, int, int | None]:
+def _facts(spec: str, entry: dict[str, Any], host: str) -> tuple[str, int, int, int | None]:
     """Return type, numbers and mode of the host's node, which the spec must not contradict."""
-    kind, major, minor = given.get("type"), given.get("major"), given.get("minor") or 0
+    kind, major, minor = entry.get("type"), entry.get("major"), entry.get("minor") or 0
     try:
         status = posix.lstat(host)
     except OSError as error:
@@ -126,28 +123,28 @@ def _facts(spec: str, given: dict[str, Any], host: str) -> tuple[str, int, int, 
     return kind or real, *numbers, status.st_mode & 0o7777
 
 
-def _mount(spec: str, given: dict[str, Any]) -> dict[str, Any]:
-    options = list(given.get("options") or ())
-    kind = given.get("type")
+def _mount(spec: str, entry: dict[str, Any]) -> dict[str, Any]:
+    options = list(entry.get("options") or ())
+    kind = entry.get("type")
     bound = "bind" in options or "rbind" in options
     if not kind and not bound:
         options.append("rbind")  # engines would ask the kernel for a file system without a name
     if not kind or bound or kind == "bind":
-        _exists(spec, given["hostPath"])
-    mount = {"destination": given["containerPath"], "source": given["hostPath"], "options": options}
+        _exists(spec, entry["hostPath"])
+    mount = {"destination": entry["containerPath"], "source": entry["hostPath"], "options": options}
     if kind or not bound:
         mount["type"] = kind or "bind"
     return mount
 
 
-def _hook(spec: str, given: dict[str, Any], ours: str) -> tuple[str, dict[str, Any]]:
-    stage = given["hookName"]
-    hook = _given(given, "path", "args", "timeout")
-    hook["env"] = list(given.get("env") or HOOK_ENV)
+def _hook(spec: str, entry: dict[str, Any], gpushim_hook: str) -> tuple[str, dict[str, Any]]:
+    stage = entry["hookName"]
+    hook = _given(entry, "path", "args", "timeout")
+    hook["env"] = list(entry.get("env") or HOOK_ENV)
     name = hook["path"].rpartition("/")[2]
     args = hook.get("args") or [name]
     if stage != INSIDE and (name == SAFE_HOOK or (name == "nvidia-ctk" and "hook" in args)):
-        hook["path"] = ours.rpartition("/")[0] + "/" + SAFE_HOOK
+        hook["path"] = gpushim_hook.rpartition("/")[0] + "/" + SAFE_HOOK
         if name != SAFE_HOOK:
             hook["args"] = [SAFE_HOOK, *args[args.index("hook") + 1 :]]
     if stage != INSIDE:
@@ -156,7 +153,7 @@ def _hook(spec: str, given: dict[str, Any], ours: str) -> tuple[str, dict[str, A
 
 
 def _exists(spec: str, path: str) -> None:
-    """Refuse a file that the host lacks; the runtime reports whatever else is wrong with it."""
+    """Raise for a file that the host lacks; the runtime reports any other trouble with it."""
     try:
         posix.stat(path)
     except (FileNotFoundError, NotADirectoryError):

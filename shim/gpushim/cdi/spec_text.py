@@ -1,7 +1,4 @@
-"""Specs as JSON and YAML text, for the command line and refresh.
-
-Out of scope: trust in files (specs.py) and the form of a spec (form.py, validate.py).
-"""
+"""Specs as JSON and YAML text, for the command line and refresh."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from gpushim.ground.errors import FAILED, GpushimError
 
 
 def read(path: str, regular: bool = False) -> tuple[Any, str]:
-    """Read a file, whoever owns it.
+    """Read a JSON or YAML document, whatever its owner.
 
     Args:
         path: of the file; "-" is stdin.
@@ -30,17 +27,17 @@ def read(path: str, regular: bool = False) -> tuple[Any, str]:
     Raises:
         GpushimError: it cannot be read, is too large, or neither JSON nor YAML.
     """
-    shown = "stdin" if path == "-" else path
+    name = "stdin" if path == "-" else path
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb", opener=_opened) as file:
             if regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise GpushimError(f"{shown} is not a regular file", FAILED)
+                raise GpushimError(f"{name} is not a regular file", FAILED)
             data = file.read(bounds.SPEC + 1)
     except OSError as error:
-        raise GpushimError(f"{shown} cannot be read: {error.strerror}", FAILED) from None
+        raise GpushimError(f"{name} cannot be read: {error.strerror}", FAILED) from None
     if len(data) > bounds.SPEC:
-        raise GpushimError(f"{shown} has more than {bounds.SPEC >> 20} MiB, which no CDI spec has", FAILED)
-    return parse(data, shown)
+        raise GpushimError(f"{name} has more than {bounds.SPEC >> 20} MiB, which no CDI spec has", FAILED)
+    return parse(data, name)
 
 
 def _opened(path: str, flags: int) -> int:
@@ -49,20 +46,20 @@ def _opened(path: str, flags: int) -> int:
     return fd
 
 
-def parse(data: bytes, shown: str) -> tuple[Any, str]:
-    """Parse a document, JSON if it begins with a brace, and return it with its format; `shown` names it in messages.
+def parse(data: bytes, name: str) -> tuple[Any, str]:
+    """Parse a document, JSON if it begins with a brace, and return it with its format; `name` is for messages.
 
     Raises:
         GpushimError: it is neither.
     """
     try:
         if data.lstrip().startswith(b"{"):
-            return fastjson.loads(data, shown), "json"
+            return fastjson.loads(data, name), "json"
         return yaml.loads(data), "yaml"
     except GpushimError as error:  # whose code is that of a bundle's config.json
         raise GpushimError(str(error), FAILED) from None
     except yaml.YamlError as error:
-        raise GpushimError(f"{shown} {error}", FAILED) from None
+        raise GpushimError(f"{name} {error}", FAILED) from None
 
 
 def render(spec: dict[str, Any], form: str) -> str:
@@ -89,7 +86,7 @@ def render(spec: dict[str, Any], form: str) -> str:
 def form_of(path: str, chosen: str) -> tuple[str, str]:
     """Return the format to write a file in, and a warning or "".
 
-    The extension of the path ("" is stdout) takes precedence over the wanted format, "json", "yaml" or "".
+    The extension of the path ("" is stdout) takes precedence over the chosen format, "json", "yaml" or "".
     """
     extension = os.path.splitext(path)[1]
     if extension in (".json", ".yaml"):

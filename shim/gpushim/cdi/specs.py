@@ -3,7 +3,6 @@
 A spec decides what of the host goes into containers and what the host executes for them: only root's files count, in
 directories where only root can write. An invalid file never affects a request for a device of another file.
 Hot path: a file that does not mention a requested kind is read but not parsed; PyYAML is imported for YAML alone.
-Out of scope: what edits mean (resolve.py), which keys there are (form.py).
 """
 
 from __future__ import annotations
@@ -22,20 +21,15 @@ if TYPE_CHECKING:
     Spec = tuple[str, int, dict[str, Any]]  # path, priority, document
     Found = tuple[str, dict[str, Any], dict[str, Any]]  # path, document, its device
 
-DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # of an engine that nobody has told others
+DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # of engines without a setting
 SUFFIXES = (".json", ".yaml")
 _FILE = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY  # a FIFO must not hang the engine
 
 
 def find(names: Sequence[str], directories: Sequence[str]) -> list[Found]:
-    """Find CDI devices.
+    """Return path of the file, spec, and device of each CDI name, vendor/class=device, in order.
 
-    Args:
-        names: qualified, vendor/class=device.
-        directories: absolute paths; a later one takes precedence.
-
-    Returns:
-        for each name, in order: path of the file, the spec in it, the device in that.
+    Of these absolute directories a later one takes precedence.
 
     Raises:
         GpushimError: REQUEST, for a device that no file has, or two files of one directory; INVENTORY, if an unusable
@@ -47,11 +41,7 @@ def find(names: Sequence[str], directories: Sequence[str]) -> list[Found]:
 
 
 def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Spec], list[str]]:
-    """Read the spec files of directories.
-
-    Args:
-        directories: absolute paths; those that do not exist have no specs.
-        kinds: if given, specs of other kinds are left out.
+    """Read the spec files of absolute directories, which need not exist; with `kinds`, specs of others are left out.
 
     Returns:
         (path, priority, document) of each valid spec, the priority being its directory's index; and a sentence
@@ -94,21 +84,21 @@ def _device(name: str, specs: list[Spec], problems: list[str], directories: Sequ
 
 
 def _unknown(name: str, problems: list[str], directories: Sequence[str]) -> GpushimError:
-    """Refuse a device without naming those that exist, which may be other tenants'."""
-    where = " and ".join(directories) or "no directory, for [cdi] spec-dirs is empty,"
-    sentence = f'no CDI spec in {where} has the device "{quote(name)}"; gpushim cdi list shows what there is'
+    """Return the refusal of a device, without naming those that exist, which may be other tenants'."""
+    folders = " and ".join(directories) or "no directory, for [cdi] spec-dirs is empty,"
+    sentence = f'no CDI spec in {folders} has the device "{quote(name)}"; gpushim cdi list shows what there is'
     if problems:
         sentence += f"; and these cannot be used: {_listed(problems)}"
     return GpushimError(sentence, INVENTORY if problems else REQUEST)
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - bounds.LISTED
-    return (", ".join(names[: bounds.LISTED]) or "none") + (f" and {more} more" if more > 0 else "")
+    count = len(names) - bounds.LISTED
+    return (", ".join(names[: bounds.LISTED]) or "none") + (f" and {count} more" if count > 0 else "")
 
 
 def _files(directory: str) -> Iterator[tuple[str, bytes, str]]:
-    """List a directory's spec files: path, content, and "" or why it has none."""
+    """List a directory's spec files: path, content, and "" or the reason for having none."""
     try:
         fd = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,8 +1,6 @@
 """Move the paths of a CDI spec from one directory to another.
 
-For a spec that was written in a container that has the host at /host, or for a driver at another place.
-/host2 is not below /host.
-Out of scope: reading and writing specs (spec_text.py).
+For a spec that was written in a container that has the host at /host, or for a driver in another directory.
 """
 
 from __future__ import annotations
@@ -17,14 +15,10 @@ from gpushim.oci.hookargs import CONTAINER, FORMS, HOST, OPTIONS
 Move = Callable[[str], str]
 
 
-def root(spec: dict[str, Any], old: str, new: str, where: str) -> None:
-    """Move paths.
+def root(spec: dict[str, Any], old: str, new: str, side: str) -> None:
+    """Move a spec's paths from one absolute directory to another, in place; /host2 is not below /host.
 
-    Args:
-        spec: as form.check lets it pass; changed in place.
-        old: absolute path of the directory to move from.
-        new: absolute path of the directory to move to.
-        where: HOST, for paths that engines and hooks open on the host; CONTAINER, for those in containers.
+    `side` is HOST, for paths that engines and hooks open on the host, or CONTAINER, for those in containers.
     """
     old, new = (posixpath.normpath("/" + path.lstrip("/")) for path in (old, new))
     if old == new:
@@ -36,7 +30,7 @@ def root(spec: dict[str, Any], old: str, new: str, where: str) -> None:
     def stay(path: str) -> str:
         return path
 
-    host, container = (move, stay) if where == HOST else (stay, move)
+    host, container = (move, stay) if side == HOST else (stay, move)
     for holder in (spec, *spec["devices"]):
         edits = holder.get("containerEdits") or {}
         for node in edits.get("deviceNodes") or ():
@@ -48,13 +42,13 @@ def root(spec: dict[str, Any], old: str, new: str, where: str) -> None:
             hook["path"] = host(hook["path"])
             if hook.get("args"):
                 hook["args"] = _arguments(hook["args"], host, container)
-    needed, _ = versions.required(spec)
-    if versions.number(spec["cdiVersion"]) < versions.number(needed):
-        spec["cdiVersion"] = needed  # a new hostPath needs 0.5.0
+    required, _ = versions.required(spec)
+    if versions.number(spec["cdiVersion"]) < versions.number(required):
+        spec["cdiVersion"] = required  # a new hostPath needs 0.5.0
 
 
 def moved(path: str, old: str, new: str) -> str:
-    """Move a path from `old` to `new`, both normal and absolute."""
+    """Return a path moved from `old` to `new`, both normal and absolute."""
     if path == old:
         return new
     top = old.rstrip("/") + "/"
@@ -70,20 +64,20 @@ def _node(node: dict[str, Any], host: Move, container: Move) -> None:
 
 
 def _arguments(args: list[str], host: Move, container: Move) -> list[str]:
-    """Move paths among a hook's arguments; those of other programs' hooks count as the container's."""
+    """Return a hook's arguments with their paths moved; those of other programs' hooks are the container's."""
     if args[0].rpartition("/")[2] != HOOK_NAME:
         return [_parts(word, [container, container]) for word in args]
     moves = {HOST: host, CONTAINER: container}
-    found: list[str] = []
+    moved_args: list[str] = []
     form = ""  # of this word, if it is an option's value
     for word in args:
-        before, sign, places = word.partition("=") if "=" in form else ("", "", word)
-        found.append(before + sign + _parts(places, [moves[place] for place in FORMS.get(form, ())]))
+        before, sign, value = word.partition("=") if "=" in form else ("", "", word)
+        moved_args.append(before + sign + _parts(value, [moves[side] for side in FORMS.get(form, ())]))
         form = "" if form else OPTIONS.get(word, ("",))[0]
-    return found
+    return moved_args
 
 
-def _parts(places: str, moves: list[Move]) -> str:
-    """Move the paths of a value, which has "::" between them."""
-    texts = places.split("::", max(len(moves) - 1, 0))
+def _parts(value: str, moves: list[Move]) -> str:
+    """Return a value with its paths moved, between which is "::"."""
+    texts = value.split("::", max(len(moves) - 1, 0))
     return "::".join([move(text) for move, text in zip(moves, texts)] or texts)

@@ -1,7 +1,6 @@
-"""What is wrong with a CDI spec: by schema.json, and by the rules that a schema cannot express.
+"""Findings about a CDI spec: by schema.json, and by the rules that a schema cannot express.
 
 Stricter than form.py, which decides whether a spec is used here: this is for authors of specs for any engine.
-Out of scope: files (the command line).
 """
 
 from __future__ import annotations
@@ -20,28 +19,27 @@ _VENDOR_LENGTH, _CLASS_LENGTH = 253, 63  # CDI specification, section "Kind"
 
 
 def schema() -> dict[str, Any]:
-    """Read the JSON schema of a spec."""
     with open(os.path.join(os.path.dirname(__file__), "schema.json"), encoding="utf-8") as file:
         parsed: dict[str, Any] = json.load(file)
     return parsed
 
 
 def findings(spec: object) -> list[Finding]:
-    """List what is wrong with a parsed spec, errors first; more may show once its form is right.
+    """List the findings about a parsed spec, errors first; more may show once its form is right.
 
     Raises:
         GpushimError: jsonschema is missing.
     """
-    found = [(ERROR, sentence) for sentence in _by_schema(spec)]
-    if not found and isinstance(spec, dict):
-        found = [*_about_version(spec), *_about_names(spec)]
-        for where, edits in _edits(spec):
-            if where != "containerEdits" and not any(edits.values()):
-                found.append((ERROR, f"{where}: it edits nothing, and engines refuse a spec with such a device"))
-            found += [(level, f"{where}: {sentence}") for level, sentence in _about_edits(edits)]
-    if not any(level == ERROR for level, _ in found):
-        found += _by_form(spec)
-    return sorted(found, key=lambda finding: finding[0])
+    results = [(ERROR, sentence) for sentence in _by_schema(spec)]
+    if not results and isinstance(spec, dict):
+        results = [*_about_version(spec), *_about_names(spec)]
+        for owner, edits in _edits(spec):
+            if owner != "containerEdits" and not any(edits.values()):
+                results.append((ERROR, f"{owner}: it edits nothing, and engines refuse a spec with such a device"))
+            results += [(level, f"{owner}: {sentence}") for level, sentence in _about_edits(edits)]
+    if not any(level == ERROR for level, _ in results):
+        results += _by_form(spec)
+    return sorted(results, key=lambda finding: finding[0])
 
 
 def _by_schema(spec: object) -> Iterator[str]:
@@ -55,14 +53,14 @@ def _by_schema(spec: object) -> Iterator[str]:
         ) from None
     checker = jsonschema.Draft7Validator(schema())
     for error in sorted(checker.iter_errors(spec), key=lambda error: [str(part) for part in error.absolute_path]):
-        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
         about = error.schema.get("description") if error.validator == "pattern" else None
         message = f"{error.instance!r} {about}" if about else error.message
-        yield f"{where.lstrip('.') or 'the spec'}: {message[:200]}"
+        yield f"{path.lstrip('.') or 'the spec'}: {message[:200]}"
 
 
 def _by_form(spec: object) -> Iterator[Finding]:
-    """Ask form.py, for names of devices, and strings that a schema cannot describe, as half a surrogate pair."""
+    """List what form.py finds: names of devices, and strings that a schema cannot describe."""
     try:
         form.check(spec)
     except form.FormError as error:
@@ -74,11 +72,11 @@ def _about_version(spec: dict[str, Any]) -> Iterator[Finding]:
     if version not in versions.KNOWN:
         yield ERROR, f'cdiVersion "{quote(version)}" is none of {", ".join(versions.KNOWN)}'
         return
-    needed, what = versions.required(spec)
-    if versions.number(version) < versions.number(needed):
-        yield ERROR, f"cdiVersion is {version}, but {what} needs at least {needed}: engines refuse the spec"
-    elif needed != version:
-        yield WARNING, f"cdiVersion is {version}, but {needed} would do, which more engines can read"
+    required, feature = versions.required(spec)
+    if versions.number(version) < versions.number(required):
+        yield ERROR, f"cdiVersion is {version}, but {feature} needs at least {required}: engines refuse the spec"
+    elif required != version:
+        yield WARNING, f"cdiVersion is {version}, but {required} would do, which more engines can read"
 
 
 def _about_names(spec: dict[str, Any]) -> Iterator[Finding]:

@@ -1,7 +1,4 @@
-"""Versions of the CDI specification, and what needs which: its table "Released versions".
-
-Out of scope: the form of a spec (form.py, schema.json).
-"""
+"""The versions of the CDI specification, by the features that need them: its table "Released versions"."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def required(spec: dict[str, Any]) -> tuple[str, str]:
-    """Return the lowest version that allows all of a valid spec, and what needs it ("" for the earliest)."""
+    """Return the lowest version that allows all of a valid spec, and the feature that needs it ("" for none)."""
     devices = spec.get("devices") or []
     edits = [holder.get("containerEdits") or {} for holder in (spec, *devices)]
     category = str(spec.get("kind")).partition("/")[2]
@@ -25,11 +22,15 @@ def required(spec: dict[str, Any]) -> tuple[str, str]:
         ("0.7.0", "intelRdt", bool(rdts)),
         ("0.6.0", "annotations", any(holder.get("annotations") for holder in (spec, *devices))),
         ("0.6.0", "a class with a dot", "." in category),
-        ("0.5.0", "a device name without a letter at its beginning", any(not _lettered(one) for one in devices)),
+        (
+            "0.5.0",
+            "a device name without a letter at its beginning",
+            any(not _lettered(device) for device in devices),
+        ),
         ("0.5.0", "a node's hostPath", any(node.get("hostPath") for node in _members(edits, "deviceNodes"))),
         ("0.4.0", "a mount's type", any(mount.get("type") for mount in _members(edits, "mounts"))),
     )
-    return next(((version, what) for version, what, used in needs if used), (KNOWN[0], ""))
+    return next(((version, feature) for version, feature, used in needs if used), (KNOWN[0], ""))
 
 
 def number(version: str) -> tuple[int, ...]:

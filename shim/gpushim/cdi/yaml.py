@@ -2,7 +2,7 @@
 
 Built from PyYAML's events, so that limits hold before anything is built. A safe loader with a stricter composer would
 save 25 lines, but cost a create 10 ms instead of 4 for 30 KB, because it builds nodes before data.
-Imported only for YAML: importing PyYAML takes longer than all the rest of a create. Out of scope: what the data mean.
+Imported only for YAML: importing PyYAML takes longer than all the rest of a create.
 """
 
 from __future__ import annotations
@@ -43,34 +43,30 @@ def loads(data: bytes) -> Any:
 
 
 def _problem(error: Any) -> str:
-    """Say what PyYAML finds, and where, without the line itself, which may have a secret."""
+    """Return PyYAML's problem and its position, without the line itself, which may have a secret."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark and problem else str(error)
 
 
-def check_size(found: Any, most: int) -> None:
-    """Refuse what is large or nested too deeply, each alias counted as what it stands for.
-
-    Args:
-        found: data, as `loads` returns them.
-        most: values that it may have.
+def check_size(data: Any, limit: int) -> None:
+    """Raise for data of more than `limit` values or nested too deeply, each alias counted with its content.
 
     Raises:
-        YamlError: it is so.
+        YamlError: it is too large.
     """
-    number, rows = 0, [iter([found])]
+    number, rows = 0, [iter([data])]
     while rows:
-        one = next(rows[-1], rows)
-        if one is rows:
+        value = next(rows[-1], rows)
+        if value is rows:
             rows.pop()
             continue
         number += 1
-        if number > most:
-            raise YamlError(f"has more than {most} values; make it smaller")
+        if number > limit:
+            raise YamlError(f"has more than {limit} values; make it smaller")
         if len(rows) > bounds.YAML_DEPTH:
             raise YamlError("is nested too deeply; put less into each other")
-        if isinstance(one, (dict, list)):
-            rows.append(iter(one.values() if isinstance(one, dict) else one))
+        if isinstance(value, (dict, list)):
+            rows.append(iter(value.values() if isinstance(value, dict) else value))
 
 
 def _library() -> Any:
@@ -89,8 +85,6 @@ def _library() -> Any:
 
 
 class _Builder:
-    """Makes plain data from events."""
-
     __slots__ = ("aliases", "anchors", "constructor", "events", "module", "resolver")
 
     def __init__(self, module: Any, events: Iterator[Any]) -> None:
@@ -117,16 +111,16 @@ class _Builder:
                 raise YamlError(f"has the alias {ascii(event.anchor)[:60]}, which names nothing before it")
             return self.anchors[event.anchor]
         if isinstance(event, self.module.ScalarEvent):
-            found = self.scalar(event)
+            data = self.scalar(event)
         elif event.tag is not None:
             raise YamlError(f"has the tag {ascii(event.tag)[:60]}, which is not read")
         elif isinstance(event, self.module.SequenceStartEvent):
-            found = list(self.members(self.module.SequenceEndEvent, depth + 1))
+            data = list(self.members(self.module.SequenceEndEvent, depth + 1))
         else:
-            found = self.mapping(depth + 1)
+            data = self.mapping(depth + 1)
         if event.anchor is not None:
-            self.anchors[event.anchor] = found
-        return found
+            self.anchors[event.anchor] = data
+        return data
 
     def members(self, end: Any, depth: int) -> Iterator[Any]:
         for event in self.events:
@@ -135,15 +129,15 @@ class _Builder:
             yield self.value(event, depth)
 
     def mapping(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         members = self.members(self.module.MappingEndEvent, depth)
         for key in members:
             if not isinstance(key, str):
                 raise YamlError(f"has the key {ascii(key)[:60]}, which is not a string")
-            if key in found:
+            if key in result:
                 raise YamlError(f"has the key {ascii(key)[:60]} twice in the same place")
-            found[key] = next(members)
-        return found
+            result[key] = next(members)
+        return result
 
     def scalar(self, event: Any) -> Any:
         if event.tag not in (None, "!", _STRING):

@@ -1,7 +1,7 @@
-"""A kubeconfig: where the API server is, and what it is asked with by the DRA driver of a package.
+"""A kubeconfig, by which the DRA driver of a package asks the API server.
 
-The files that it names rotate, as kubelet's own do. Nothing that it says is executed.
-Its half that asks cannot read root's files. Out of scope: the connection (gpuplugin/cluster/).
+The files that it names rotate, as kubelet's own do. Nothing that it says is executed. The half of the driver that
+asks cannot read root's files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpushim.config import policy
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 from gpushim.paths import trust
 
-# Members of a cluster and of a user that cannot be gone by, and so may not say anything.
+# Members of a cluster and of a user that are not supported, and so must be empty.
 _REFUSED = (
     ("insecure-skip-tls-verify", "proxy-url"),
     (
@@ -29,43 +29,41 @@ _TAKEN = "server, certificate-authority, tls-server-name, client-certificate, cl
 
 
 class Kubeconfig:
-    """What a kubeconfig says now."""
+    """The current content of a kubeconfig."""
 
     def __init__(self) -> None:
-        self._now: dict[str, str] | None = None
-        self._seen: dict[str, object] = {}  # identity by path, from before it was read
+        self._access: dict[str, str] | None = None
+        self._identities: dict[str, object] = {}  # by path, from before it was read
 
     def look(self, path: str) -> dict[str, str] | None:
-        """Return what it says, as gpuplugin.cluster.access.Lent takes it; None without a path. Costs a few stats.
+        """Return the content, as gpuplugin.cluster.access.Lent takes it; None for the path "". Costs a few stats.
 
-        Args:
-            path: of the file, or "".
-
-        Raises:
-            GpushimError: it is wrong, or a file cannot be read, which its __cause__ says, or trusted. What it said
-                before still counts.
+        Raises: GpushimError: it is wrong, or a file cannot be read, which its __cause__ says, or trusted. The content
+        before still counts.
         """
         if not path:
-            self._now, self._seen = None, {}
-        elif path not in self._seen or any(trust.identity(one) != seen for one, seen in self._seen.items()):
-            self._seen = {}
+            self._access, self._identities = None, {}
+        elif path not in self._identities or any(
+            trust.identity(file) != identity for file, identity in self._identities.items()
+        ):
+            self._identities = {}
             try:
-                self._now = self._read(path)
+                self._access = self._read(path)
             except GpushimError:
-                self._seen = {}
+                self._identities = {}
                 raise
             except ValueError as error:  # of an address, or of a name of a file
-                self._seen = {}
+                self._identities = {}
                 raise _wrong(path, quote(str(error))) from None
-        return self._now
+        return self._access
 
     def _file(self, path: str) -> str:
-        self._seen[path] = trust.identity(path)
+        self._identities[path] = trust.identity(path)
         try:
             return policy.trusted(path, "kubeconfig, or file of one").decode()
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            raise GpushimError(f"{path} cannot be read: {why}", CONFIG) from error
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise GpushimError(f"{path} cannot be read: {reason}", CONFIG) from error
 
     def _read(self, path: str) -> dict[str, str]:
         try:
@@ -80,7 +78,7 @@ class Kubeconfig:
             for key in (key for key in refused if part.get(key)):
                 raise _wrong(path, f"it has {key}; {_TAKEN}")
         cluster, user = parts
-        found = {
+        access = {
             "path": path,
             "server": _text(cluster, "server"),
             "name": _text(cluster, "tls-server-name"),
@@ -89,35 +87,35 @@ class Kubeconfig:
             "key": self._data(user, "client-key", path),
             "token": self._token(user, path),
         }
-        server = urlsplit(found["server"])
-        if server.scheme != "https" or not server.hostname or server.port == 0 or not found["ca"]:
+        server = urlsplit(access["server"])
+        if server.scheme != "https" or not server.hostname or server.port == 0 or not access["ca"]:
             raise _wrong(path, "it names no server with https:// and its certificate-authority")
-        if CERTIFICATE not in found["ca"]:
+        if CERTIFICATE not in access["ca"]:
             raise _wrong(path, f"its certificate-authority has no {CERTIFICATE}")
-        if not found["token"] and not (found["cert"] and found["key"]):
+        if not access["token"] and not (access["cert"] and access["key"]):
             raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
-        return found
+        return access
 
     def _data(self, part: dict[str, Any], key: str, path: str) -> str:
-        """Return what stands in it, or in the file that it names."""
-        data, named = _text(part, f"{key}-data"), _text(part, key)
+        """Return the data of a member, from the kubeconfig or the file that it names."""
+        data, file = _text(part, f"{key}-data"), _text(part, key)
         try:
             if data:
                 return base64.b64decode(data, validate=True).decode()
         except ValueError:
             raise _wrong(path, f"its {key}-data is no text in base64") from None
-        return self._file(os.path.join(os.path.dirname(path), named)) if named else ""
+        return self._file(os.path.join(os.path.dirname(path), file)) if file else ""
 
     def _token(self, user: dict[str, Any], path: str) -> str:
-        named = _text(user, "tokenFile")
-        token = self._file(os.path.join(os.path.dirname(path), named)) if named else _text(user, "token")
+        file = _text(user, "tokenFile")
+        token = self._file(os.path.join(os.path.dirname(path), file)) if file else _text(user, "token")
         if not token.strip().isascii() or not token.strip().isprintable():
             raise _wrong(path, "its token is no word")
         return token.strip()
 
 
-def _member(thing: Any, key: str) -> Any:
-    return thing.get(key) if isinstance(thing, dict) else None
+def _member(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def _text(part: dict[str, Any], key: str) -> str:
@@ -125,14 +123,14 @@ def _text(part: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _named(found: Any, rows: str, name: Any, path: str) -> dict[str, Any]:
+def _named(document: Any, rows: str, name: Any, path: str) -> dict[str, Any]:
     """Return the member `cluster`, `user` or `context` of the row that has a name."""
-    listed = _member(found, rows)
+    listed = _member(document, rows)
     for row in listed if isinstance(listed, list) else ():
         if _member(row, "name") == name and isinstance(_member(row, rows[:-1]), dict):
             return dict(row[rows[:-1]])
     raise _wrong(path, f'it has nothing named "{quote(str(name))}" below {rows}')
 
 
-def _wrong(path: str, why: str) -> GpushimError:
-    return GpushimError(f"the kubeconfig {path} cannot be used: {why}", CONFIG)
+def _wrong(path: str, reason: str) -> GpushimError:
+    return GpushimError(f"the kubeconfig {path} cannot be used: {reason}", CONFIG)

@@ -1,7 +1,6 @@
-"""What the administrator allows: /etc/gpushim/config.toml, checked against config.schema.json beside this file.
+"""The administrator's policy: /etc/gpushim/config.toml, checked against config.schema.json beside this file.
 
 Read by refresh and the command line; a create gets it from the snapshot. `driver` is its section [driver].
-Out of scope: what a key means (request.py, plan.py, inventory/).
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ _TOML_NAMES = {
 
 
 def schema() -> dict[str, Any]:
-    """Read the JSON schema of config.toml."""
     with open(os.path.join(os.path.dirname(__file__), "config.schema.json"), encoding="utf-8") as file:
         parsed: dict[str, Any] = json.load(file)
     return parsed
@@ -88,23 +86,25 @@ def load(path: str) -> Config:
 
 
 def usable(path: str) -> Config:
-    """Return what `load` does, with the defaults in place of what is wrong: for who explains, and grants nothing."""
+    """Return what `load` does, with defaults for wrong values: for explanations, never to grant anything."""
     try:
-        found = _parse(trusted(path, "config.toml"), path)
+        document = _parse(trusted(path, "config.toml"), path)
     except (OSError, GpushimError):
         return defaults()
     right: dict[str, Any] = {}
     for section, rule in schema()["properties"].items():
-        entries, rules = found.get(section), rule["properties"]
-        given = entries.items() if isinstance(entries, dict) else ()
-        right[section] = {key: one for key, one in given if key in rules and not [*problems(one, rules[key], key)]}
+        entries, rules = document.get(section), rule["properties"]
+        pairs = entries.items() if isinstance(entries, dict) else ()
+        right[section] = {
+            key: value for key, value in pairs if key in rules and not [*problems(value, rules[key], key)]
+        }
     return _completed(right)
 
 
 def of_containers(config: Policy) -> Policy:
-    """Return what a snapshot keeps of a config: a create reads it, and has no use for the device plugin's section."""
-    own: Any = {section: entries for section, entries in config.items() if section != "device-plugin"}
-    policy: Policy = own
+    """Return a snapshot's part of a config: a create has no use for the device plugin's section."""
+    entries_by_section: Any = {section: entries for section, entries in config.items() if section != "device-plugin"}
+    policy: Policy = entries_by_section
     return policy
 
 
@@ -127,29 +127,29 @@ def given(path: str) -> dict[str, Any] | None:
 
 
 def checked(data: bytes, path: str) -> dict[str, Any]:
-    """Parse and check the content of a config.toml; `path` is its name in messages."""
-    found = _parse(data, path)
-    for problem in problems(found, schema(), ""):
+    """Parse and check the content of a config.toml; `path` is for messages."""
+    document = _parse(data, path)
+    for problem in problems(document, schema(), ""):
         raise GpushimError(f"{path}: {problem}", CONFIG)
-    return found
+    return document
 
 
 def absent(driver: DriverPolicy) -> str:
-    """Say which directory of [driver] does not exist or cannot be seen, or ""."""
+    """Return which directory of [driver] does not exist or cannot be seen, or ""."""
     for key, path in (("root", driver["root"]), ("dev-root", driver["dev-root"])):
         try:
-            there = stat.S_ISDIR(os.stat(path).st_mode)
+            is_directory = stat.S_ISDIR(os.stat(path).st_mode)
         except PermissionError:  # it may well be there
             return f"driver.{key} is {path!a}, which user {os.geteuid()} cannot read"
         except (OSError, ValueError):
-            there = False
-        if not there:
+            is_directory = False
+        if not is_directory:
             return f"driver.{key} is {path!a}, which is no directory of this host"
     return ""
 
 
 def check_directories(driver: DriverPolicy, path: str) -> None:
-    """Refuse a [driver] whose directories do not exist on this host; `path` is config.toml's."""
+    """Raise for a [driver] whose directories do not exist on this host; `path` is config.toml's."""
     sentence = absent(driver)
     if sentence:
         raise GpushimError(f"{path}: {sentence}; correct it, or start what puts the driver there", INVENTORY)
@@ -158,8 +158,8 @@ def check_directories(driver: DriverPolicy, path: str) -> None:
 def low_level(names: list[str]) -> str:
     """Return the path of the low-level runtime: the first of these names or absolute paths that can be executed.
 
-    Names are looked up in the system's directories and those of PATH that nobody else can write to, and then, all of
-    them, in ENGINES_PATH.
+    Names are looked up in the system's directories and those of PATH that only root and this user can write to, and
+    then, all of them, in ENGINES_PATH.
 
     Raises:
         GpushimError: none is there.
@@ -180,11 +180,11 @@ def low_level(names: list[str]) -> str:
 def stand_in(names: list[str], last: str) -> str:
     """Return a low-level runtime for running containers, even if none that the configuration names is installed.
 
-    Then it is the `last` one that a refresh found, or one of that name elsewhere: another kind knows nothing of its
-    containers, and may isolate less. If none was ever found, it is one of RUNTIMES.
+    Then it is the `last` one that a refresh found, or one of that name in another directory: another kind knows
+    nothing of its containers, and may isolate less. If none was ever found, it is one of RUNTIMES.
     """
-    others = [last, posixpath.basename(last)] if last else [name for name in RUNTIMES if name not in names]
-    return low_level([*dict.fromkeys([*names, *others])])
+    spares = [last, posixpath.basename(last)] if last else [name for name in RUNTIMES if name not in names]
+    return low_level([*dict.fromkeys([*names, *spares])])
 
 
 def problems(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
@@ -215,13 +215,13 @@ def problems(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
         yield f"{name} is {_shown(value)}, not between {rule['minimum']} and {rule['maximum']}"
 
 
-def trusted(path: str, what: str, mounted: bool = False) -> bytes:
+def trusted(path: str, kind: str, mounted: bool = False) -> bytes:
     """Read a file of the administrator's settings.
 
     Args:
         path: of the file, absolute; links are followed, as a ConfigMap needs it.
-        what: the kind of file, as in "no config.toml".
-        mounted: it may be another user's, too, if its mount is read-only: what another container of the pod writes.
+        kind: of the file, as in "that is not a config.toml".
+        mounted: another user may own it if its mount is read-only: another container of the pod writes it.
 
     Raises:
         OSError: it cannot be read.
@@ -240,10 +240,10 @@ def trusted(path: str, what: str, mounted: bool = False) -> bytes:
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
                 CONFIG,
             )
-        place = places.replaceable(path)
-        if place:
+        culprit = places.replaceable(path)
+        if culprit:
             raise GpushimError(
-                f"{path} cannot be trusted: users other than root can put another file there, since {place} is "
+                f"{path} cannot be trusted: users other than root can put another file there, since {culprit} is "
                 "theirs or written by them; make it root's, with nobody else allowed to write",
                 CONFIG,
             )
@@ -251,17 +251,17 @@ def trusted(path: str, what: str, mounted: bool = False) -> bytes:
     finally:
         os.close(fd)
     if len(data) > CONFIG_LIMIT:
-        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is not a {what}", CONFIG)
+        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is not a {kind}", CONFIG)
     return data
 
 
 def _folders() -> Iterator[list[str]]:
-    """List where runtimes may be: first the system's directories and PATH's, then the engines' own."""
+    """List the directories of runtimes: first the system's and PATH's, then the engines' own."""
     yield [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
-    found = []
+    folders = []
     for pattern in ENGINES_PATH:
-        found += sorted(glob(pattern), key=_changed, reverse=True) if "*" in pattern else [pattern]
-    yield [*filter(_is_safe, found)]
+        folders += sorted(glob(pattern), key=_changed, reverse=True) if "*" in pattern else [pattern]
+    yield [*filter(_is_safe, folders)]
 
 
 def _changed(path: str) -> float:
@@ -323,7 +323,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _alone(value: Any, rule: dict[str, Any]) -> bool:
-    """Say whether a string should be in brackets: a list of it would be right."""
+    """Return whether a string should be in brackets: a list of it would be right."""
     if rule["type"] != "array" or not isinstance(value, str) or _shown(value)[1:-1] != value:
         return False
     return not [*problems(value, rule["items"], "")]
@@ -344,28 +344,28 @@ def _unknown(name: str) -> str:
     return f"{_shown(name).strip(_QUOTES)} is not a known key; {hint}"
 
 
-def _meant(name: str, known: list[str]) -> str:
+def _meant(name: str, keys: list[str]) -> str:
     """Return the most similar key, preferring its own section; "" if none is similar."""
     from difflib import SequenceMatcher  # only for a config.toml that is wrong
 
     section, _, key = name.rpartition(".")
     ranked = [(0.0, "")]
-    for path in known:
-        place, _, other = path.rpartition(".")
-        ratios = (SequenceMatcher(None, key, end).ratio() for end in (other, other[: len(key) + 1]))
-        here = 0.1 if place == section else 0.0 if key == other else -0.1
-        ranked.append((max(ratios) + here, path))
+    for path in keys:
+        own_section, _, own_key = path.rpartition(".")
+        ratios = (SequenceMatcher(None, key, end).ratio() for end in (own_key, own_key[: len(key) + 1]))
+        bonus = 0.1 if own_section == section else 0.0 if key == own_key else -0.1
+        ranked.append((max(ratios) + bonus, path))
     likeness, path = max(ranked, key=lambda pair: pair[0])
     return path if likeness >= 0.85 else ""
 
 
-def _completed(given: dict[str, Any]) -> Config:
-    profile = PROFILES[given.get("requests", {}).get("profile", "default")]
+def _completed(sections: dict[str, Any]) -> Config:
+    profile = PROFILES[sections.get("requests", {}).get("profile", "default")]
     policy: Any = {
         section: {
             **{key: entry["default"] for key, entry in rule["properties"].items()},
             **profile.get(section, {}),
-            **given.get(section, {}),
+            **sections.get(section, {}),
         }
         for section, rule in schema()["properties"].items()
     }

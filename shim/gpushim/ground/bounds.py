@@ -1,10 +1,8 @@
 """How much of what others write is read, in one place: docs/testing.md has the table, with what happens beyond.
 
-Each number is far above what is seen in the field and far below what costs a host anything. What an image brings is
-bounded so that the hook ends within a second and 64 MiB, whatever it is; if that should ever be wrong, the kernel
-ends it (gpuhook/confine.py).
-Out of scope: what root's own files are read up to, beside each reader.
-
+Each number is far above what is seen in the field and far below what costs a host anything. An image's content is
+bounded so that the hook ends within a second and 64 MiB; if that should ever be wrong, the kernel ends it
+(gpuhook/confine.py). The bounds of root's own files are beside their readers.
 On the create and hook paths: constants alone.
 """
 

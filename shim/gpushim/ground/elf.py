@@ -1,10 +1,8 @@
-"""Read the SONAME, or one note, of a library: nothing in it is believed, and little of it is read.
+"""Read the SONAME, or one note, of an untrusted library, and little of it.
 
 Layout: elf(5). Only little-endian files, as NVIDIA's machines are. For a SONAME, the header, the table of segments,
 the dynamic segment and the name are read: at most 79 KiB. For a note, the header, the table of sections, their names
-and the note: at most 144 KiB. They are read where they lie inside the file, whatever it says.
-
-Out of scope: opening files, what a note means (gpuhook.finish.compat), symbols. The hook imports this: siblings only.
+and the note: at most 144 KiB. The hook imports this: siblings only.
 """
 
 from __future__ import annotations
@@ -27,20 +25,17 @@ _STRTAB, _SONAME = 5, 14  # DT_STRTAB, DT_SONAME
 
 
 class ForeignError(ValueError):
-    """A library for another machine: of no use here, and nothing wrong with it."""
+    """An undamaged library for another machine."""
 
 
 def soname(read: Read, size: int, machines: Iterable[str], program: bool = False) -> tuple[str, bytes]:
-    """Read the SONAME of a shared library.
+    """Return the machine and the SONAME, b"" if it has none, of a shared library.
 
     Args:
         read: reads a piece of the file.
         size: bytes of the file.
         machines: that it may be for, as ELF names them (machines.py).
         program: whether a program does as well.
-
-    Returns:
-        the machine, and the SONAME; b"" if it has none.
 
     Raises:
         ForeignError: it is for another machine.
@@ -64,27 +59,24 @@ def soname(read: Read, size: int, machines: Iterable[str], program: bool = False
 
 
 def note(read: Read, size: int, machine: str, section: bytes, owner: bytes) -> bytes | None:
-    """Read the first note of a section of a 64-bit library.
+    """Return the descriptor of the first note in a section of a 64-bit library, without the NULs around it.
 
     Args:
         read: reads a piece of the file.
         size: bytes of the file.
         machine: that it must be for, as uname(2) calls it.
         section: name of the section.
-        owner: name that the note must have.
-
-    Returns:
-        the note's descriptor without the NULs around it, or None if the library has no such note.
+        owner: name that the note must have; None is returned for another's.
 
     Raises:
         ValueError: it is no such library, or damaged.
         OSError: it cannot be read.
     """
     header, _ = _header(read, size, [machine])
-    where = _section(read, size, header, section)
-    if where is None:
+    position = _section(read, size, header, section)
+    if position is None:
         return None
-    data = _piece(read, size, *where)
+    data = _piece(read, size, *position)
     name_size, size_left = _number(data, 0, 4), _number(data, 4, 4)
     if _NOTE + name_size + size_left > len(data):
         raise ValueError(f"{str(section, 'ascii')} is longer than its section")
@@ -110,55 +102,55 @@ def _header(read: Read, size: int, machines: Iterable[str], program: bool = Fals
 def _segments(read: Read, size: int, header: bytes) -> list[tuple[int, int, int, int]]:
     """List a library's segments: type, offset, address, bytes in the file."""
     wide = header[4] == 2
-    places = ((32, 8), (54, 2), (56, 2)) if wide else ((28, 4), (42, 2), (44, 2))
-    table, entry, count = (_number(header, *place) for place in places)
+    positions = ((32, 8), (54, 2), (56, 2)) if wide else ((28, 4), (42, 2), (44, 2))
+    table, entry, count = (_number(header, *position) for position in positions)
     if entry != (56 if wide else 32) or count > bounds.ELF_SEGMENTS:
         raise ValueError("its table of segments is odd")
     data = _piece(read, size, table, entry * count)
     fields = ((0, 4), (8, 8), (16, 8), (32, 8)) if wide else ((0, 4), (4, 4), (8, 4), (16, 4))
-    found: list[tuple[int, int, int, int]] = [
+    segments: list[tuple[int, int, int, int]] = [
         tuple([_number(data, at + offset, length) for offset, length in fields])  # type: ignore[misc]
         for at in range(0, len(data), entry)
     ]
-    if any(kind == _LOAD and offset + length > size for kind, offset, _, length in found):
+    if any(kind == _LOAD and offset + length > size for kind, offset, _, length in segments):
         raise ValueError("it is shorter than its own headers say")
-    return found
+    return segments
 
 
 def _tags(read: Read, size: int, segments: list[tuple[int, int, int, int]], word: int) -> dict[int, int]:
-    """Read the entries of the dynamic segment; of two with one tag the last counts."""
+    """Return the entries of the dynamic segment; of two with one tag the last counts."""
     offset, length = next(((offset, length) for kind, offset, _, length in segments if kind == _DYNAMIC), (0, 0))
     if not 0 < length <= bounds.ELF_DYNAMIC:
         raise ValueError("it has no dynamic segment of a sensible size")
     data = _piece(read, size, offset, length)
-    found: dict[int, int] = {}
+    tags: dict[int, int] = {}
     for at in range(0, length - word, 2 * word):
         tag = _number(data, at, word)
         if not tag:
-            return found
-        found[tag] = _number(data, at + word, word)
+            return tags
+        tags[tag] = _number(data, at + word, word)
     raise ValueError("its dynamic segment does not end")
 
 
 def _section(read: Read, size: int, header: bytes, name: bytes) -> tuple[int, int] | None:
-    """Find the section of notes with a name: its offset and size."""
-    table, entry, count, names = (_number(header, *place) for place in ((40, 8), (58, 2), (60, 2), (62, 2)))
+    """Return offset and size of the section of notes with a name."""
+    table, entry, count, names = (_number(header, *field) for field in ((40, 8), (58, 2), (60, 2), (62, 2)))
     if not count:
         return None
     if entry != _SECTION or count > bounds.ELF_SECTIONS or names >= count:
         raise ValueError("its table of sections is odd")
     sections = _piece(read, size, table, _SECTION * count)
     at = _SECTION * names
-    where, length = _number(sections, at + 24, 8), _number(sections, at + 32, 8)
+    offset, length = _number(sections, at + 24, 8), _number(sections, at + 32, 8)
     if _number(sections, at + 4, 4) != _STRINGS or length > bounds.ELF_NAMES:
         raise ValueError("the names of its sections are odd")
-    strings = _piece(read, size, where, length)
+    strings = _piece(read, size, offset, length)
     for at in range(0, len(sections), _SECTION):
         if _number(sections, at + 4, 4) == _NOTES and strings.startswith(name + b"\0", _number(sections, at, 4)):
-            where, length = _number(sections, at + 24, 8), _number(sections, at + 32, 8)
+            offset, length = _number(sections, at + 24, 8), _number(sections, at + 32, 8)
             if not _NOTE <= length <= bounds.COMPAT_NOTE:
                 raise ValueError(f"{str(name, 'ascii')} has {length} bytes")
-            return where, length
+            return offset, length
     return None
 
 

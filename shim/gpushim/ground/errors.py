@@ -1,7 +1,4 @@
-"""The one exception of the project, its exit codes, and how text of others is put into its sentence.
-
-Out of scope: printing and logging, which the `main` functions do.
-"""
+"""The one exception of the project, its exit codes, and how foreign text is put into its sentence."""
 
 from __future__ import annotations
 
@@ -60,25 +57,25 @@ def shortened(text: str) -> str:
 
 def for_engines(sentence: str) -> str:
     """Replace the words by which engines recognise errors of a container's command (MATCHED)."""
-    for words, others in MATCHED:
-        sentence = sentence.replace(words, others).replace(words.capitalize(), others)
+    for words, replacement in MATCHED:
+        sentence = sentence.replace(words, replacement).replace(words.capitalize(), replacement)
     return sentence
 
 
 def quote(text: str) -> str:
-    r"""Return text of others for a message: at most 80 ASCII characters, with escapes such as \n and \u0660."""
-    shown = ascii(text[:81])[1:-1]
-    return shown if len(shown) <= 80 else shown[:77] + "..."
+    r"""Return foreign text for a message: at most 80 ASCII characters, with escapes such as \n and \u0660."""
+    escaped = ascii(text[:81])[1:-1]
+    return escaped if len(escaped) <= 80 else escaped[:77] + "..."
 
 
 def visible(text: str, keep: str = "") -> str:
     r"""Return a line for a terminal, with escapes such as \x1b and \u202e for unprintable characters not in `keep`.
 
-    Letters and marks that show nothing, and what is not UTF-8, are escaped too.
+    Invisible letters and marks, and bytes that are not UTF-8, are escaped too.
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(each if _shows(each) or each in keep else ascii(each)[1:-1] for each in text)
+    return "".join(letter if _shows(letter) or letter in keep else ascii(letter)[1:-1] for letter in text)
 
 
 def _shows(letter: str) -> bool:

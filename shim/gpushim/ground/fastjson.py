@@ -2,8 +2,6 @@
 
 Importing `json` costs about as much as starting Python (it imports `re`); its C half does not. Where that half is
 missing, `json` itself is used; tests compare both.
-
-Out of scope: pretty output, streams, anything but UTF-8.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ def _constant(text: str) -> object:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        raise _Met(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
-    return found
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        keys: set[str] = set()
+        raise _Met(next(key for key, _ in pairs if key in keys or keys.add(key)))  # type: ignore[func-returns-value]
+    return members
 
 
 def _default(value: object) -> object:
@@ -98,13 +96,13 @@ else:
         return _encoder(value, 0)  # type: ignore[no-any-return]
 
 
-def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
+def loads(data: bytes, name: str = "config.json", is_own: bool = False) -> Any:
     """Parse one JSON document.
 
     Args:
         data: the document, UTF-8.
-        what: its name for messages, usually a path.
-        own: gpushim wrote it: skip the search for duplicate keys and odd numbers, half of the time.
+        name: of the document for messages, usually a path.
+        is_own: gpushim wrote it: skip the search for duplicate keys and odd numbers, half of the time.
 
     Returns:
         plain data; a number that Python would spell differently becomes an object that `dumps` writes as it was.
@@ -115,18 +113,18 @@ def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
     """
     try:
         text = str(data, "utf-8").strip(" \t\r\n")
-        value, end = _scan(text, _OwnContext if own else _MinusZeroContext if b"-0" in data else _Context)
+        value, end = _scan(text, _OwnContext if is_own else _MinusZeroContext if b"-0" in data else _Context)
     except UnicodeDecodeError as error:
-        raise GpushimError(f"{what} is not UTF-8 at byte {error.start}", BUNDLE) from None
+        raise GpushimError(f"{name} is not UTF-8 at byte {error.start}", BUNDLE) from None
     except RecursionError:
-        raise GpushimError(f"{what} is nested too deeply", BUNDLE) from None
+        raise GpushimError(f"{name} is nested too deeply", BUNDLE) from None
     except _Met as error:
-        raise GpushimError(f'{what} has the key "{quote(str(error))}" twice in one object', BUNDLE) from None
+        raise GpushimError(f'{name} has the key "{quote(str(error))}" twice in one object', BUNDLE) from None
     except (ValueError, StopIteration, SystemError):
         # SystemError: the C scanner of Python < 3.13 looks up its exception in json.decoder, which is not there.
-        raise GpushimError(f"{what} is not valid JSON: {_complaint(text)}", BUNDLE) from None
+        raise GpushimError(f"{name} is not valid JSON: {_complaint(text)}", BUNDLE) from None
     if end != len(text):
-        raise GpushimError(f"{what} is not valid JSON: something follows the value at character {end}", BUNDLE)
+        raise GpushimError(f"{name} is not valid JSON: something follows the value at character {end}", BUNDLE)
     return value
 
 

@@ -1,6 +1,6 @@
 """Set up logging of refresh and the command line: on stderr, as text or as JSON lines with runc's field names.
 
-Never on the create path: `logging` costs 13 ms. Out of scope: the log of GPU containers (decide.py).
+Never on the create path: `logging` costs 13 ms.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ logger = logging.getLogger("gpushim")
 
 
 def start(form: str, level: str, people: bool = False) -> None:
-    """Send gpushim's log to stderr; for people as text, and without "info", which the command itself tells.
-
-    Whoever has a terminal there is one of them.
-    """
+    """Send gpushim's log to stderr: for people, as at a terminal, as text and without "info" lines."""
     if people or (sys.stderr is not None and sys.stderr.isatty()):
         form, level = "text", "warning" if level == "info" else level
     formatter = _json_formatter() if form == "json" else None
@@ -50,11 +47,11 @@ def _json_formatter() -> logging.Formatter | None:
 
 
 def _imported() -> type[logging.Formatter] | None:
-    """Import python-json-logger late, for a host may lack it; its module has had two names."""
+    """Import python-json-logger late, as a host may lack it; its module has had two names."""
     for name in ("pythonjsonlogger.json", "pythonjsonlogger.jsonlogger"):
         try:
-            found: type[logging.Formatter] = import_module(name).JsonFormatter
+            formatter: type[logging.Formatter] = import_module(name).JsonFormatter
         except ImportError:
             continue
-        return found
+        return formatter
     return None

@@ -1,10 +1,7 @@
-"""What differs between machines, by the names of uname(2): all that reads libraries or calls the kernel by number.
+"""Differences between machines, by the names of uname(2), for reading libraries and calling the kernel by number.
 
-`i386` stands for the 32-bit programs of an x86_64. NVIDIA's drivers are for the machines in LOADERS; where others are
-named, a library of theirs is told from ours. The same on all, and so not here: struct layouts (64-bit, little-endian)
-and the numbers of young system calls. Constants of O_* differ and are `posix`'s own.
-
-On the hook path: imports nothing.
+`i386` stands for the 32-bit programs of an x86_64. NVIDIA's drivers are for the machines in LOADERS; the others are
+named so that their libraries are recognised as foreign. On the hook path: imports nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The types of what is JSON: the snapshot of the host with its policy, and what an OCI spec gets.
+"""The types of the snapshot of the host, of its policy, and of an OCI spec's entries.
 
 For mypy alone: imported under TYPE_CHECKING, so it costs nothing at run time. The meaning of the members is in
 gpushim.inventory (the snapshot) and config.schema.json (the policy); a test holds all three against each other.
-Out of scope: what others write (config.json, CDI specs, the engines' files), which may have any shape.
 """
 
 from __future__ import annotations
@@ -53,15 +52,13 @@ RefreshPolicy = TypedDict("RefreshPolicy", {"deadline-seconds": int})
 
 
 class LogPolicy(TypedDict):
-    """[log] of config.toml."""
-
     file: str
     format: str
     level: str
 
 
 class Policy(TypedDict):
-    """What a create, a refresh and a snapshot have of config.toml, with all defaults: all but [device-plugin]."""
+    """config.toml with all defaults, without [device-plugin], as a create, a refresh and a snapshot have it."""
 
     driver: DriverPolicy
     runtime: RuntimePolicy
@@ -122,8 +119,6 @@ class Driver(DriverPolicy):
 
 @final
 class Gpu(TypedDict):
-    """A whole GPU."""
-
     index: int
     nvml: int
     uuid: str
@@ -169,8 +164,6 @@ Device = Union[Gpu, MigInstance]
 
 
 class Known(TypedDict):
-    """A GPU that has had an index since this boot."""
-
     index: int
     uuid: str
     pci: str
@@ -182,14 +175,12 @@ class _FileOptions(TypedDict, total=False):
 
 
 class File(_FileOptions):
-    """A file, directory or socket of the driver."""
-
     path: str
     kind: str
 
 
 class Platform(TypedDict):
-    """What WSL2 or Tegra has; a change of a "watched" path of the host makes it stale."""
+    """The nodes and files of WSL2 or Tegra; a change of a "watched" path of the host makes the snapshot stale."""
 
     platform: str
     nodes: dict[str, Node]
@@ -210,15 +201,13 @@ class Listed(TypedDict):
 
 
 class Failure(TypedDict):
-    """Why this host cannot serve GPUs, and the exit code that says so."""
+    """Why this host cannot serve GPUs, with an exit code."""
 
     sentence: str
     code: int
 
 
 class Inputs(TypedDict):
-    """What ensure.current looks at."""
-
     config: str
     root: str
     sys: str
@@ -227,8 +216,6 @@ class Inputs(TypedDict):
 
 
 class DriverFacts(TypedDict):
-    """What ensure.driver returns."""
-
     module: Optional[str]
     majors: list[str]
     gpus: dict[str, Optional[int]]
@@ -236,8 +223,6 @@ class DriverFacts(TypedDict):
 
 
 class Stamp(DriverFacts):
-    """What ensure.current returns."""
-
     boot: Optional[str]
     config: Optional[Identity]
     libraries: Optional[Identity]
@@ -252,7 +237,7 @@ class Belongs(TypedDict):
 
 
 class _Late(TypedDict, total=False):
-    """What a snapshot gets last; "told" when it is saved."""
+    """Members that a snapshot gets last; "told" when it is saved."""
 
     inputs: Inputs
     stamp: Stamp
@@ -262,7 +247,7 @@ class _Late(TypedDict, total=False):
 
 
 class Snapshot(_Late):
-    """What the host has: inventory.json."""
+    """The inventory of the host: inventory.json."""
 
     version: int
     form: int
@@ -287,8 +272,6 @@ class Snapshot(_Late):
 
 
 class _DeviceNodeOptions(TypedDict, total=False):
-    """What a CDI spec may leave to the host."""
-
     type: str
     major: int
     minor: int
@@ -298,34 +281,24 @@ class _DeviceNodeOptions(TypedDict, total=False):
 
 
 class DeviceNode(_DeviceNodeOptions):
-    """An entry of linux.devices."""
-
     path: str
 
 
 class _MountOptions(TypedDict, total=False):
-    """What a mount may leave out."""
-
     type: str
     options: list[str]
 
 
 class Mount(_MountOptions):
-    """An entry of mounts."""
-
     destination: str
     source: str
 
 
 class _HookOptions(TypedDict, total=False):
-    """What a hook may leave out."""
-
     args: list[str]
     env: list[str]
     timeout: int
 
 
 class Hook(_HookOptions):
-    """An entry of hooks.prestart, or of another stage."""
-
     path: str

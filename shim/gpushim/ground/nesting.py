@@ -1,7 +1,4 @@
-"""How deep JSON is nested, found out without following it: readers of JSON recurse, and end at some depth.
-
-Out of scope: whether it is JSON.
-"""
+"""The depth of JSON, without recursion: readers of JSON recurse, and end at some depth."""
 
 from __future__ import annotations
 
@@ -12,16 +9,11 @@ _SQUARE = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes({*range(256)} - {*b"[]{}"})
 
 
-def deeper(text: bytes, most: int) -> bool:
-    """Say whether JSON is nested deeper than some levels; what has no end is.
-
-    Args:
-        text: the JSON.
-        most: levels; a list of numbers has one.
-    """
+def deeper(text: bytes, levels: int) -> bool:
+    """Return whether JSON is nested deeper than `levels`, as is JSON without an end; a list of numbers has one."""
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = _STRING.sub(b"", plain).translate(_SQUARE, _OTHERS)
-    for _ in range(most):
+    for _ in range(levels):
         if b"[]" not in brackets:
             break
         brackets = brackets.replace(b"[]", b"")  # the innermost level, at least

@@ -1,7 +1,6 @@
-"""What does not exist, and what this user may not see: only the errno tells one from the other.
+"""Paths that do not exist, and paths that this user may not see: only the errno distinguishes them.
 
-Code that calls something absent asks here, or passes PermissionError on to code that reports it with `sentence`.
-Out of scope: what root alone may change (paths/places.py).
+Code that reports an absent path asks here, or passes PermissionError on to code that reports it with `sentence`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NAMES = 16384  # in a directory; one with the states of containers has some hund
 
 
 def absent(path: str) -> bool:
-    """Say whether a path surely does not exist: one that this user may not look up may."""
+    """Return whether a path surely does not exist: one that this user may not look up may."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -31,7 +30,7 @@ def absent(path: str) -> bool:
 
 
 def exists(path: str, links: bool = True) -> bool:
-    """Say whether a path exists, as os.path.exists, but let PermissionError pass; `links`: follow them."""
+    """Return whether a path exists, as os.path.exists, but let PermissionError pass; `links`: follow them."""
     try:
         os.stat(path, follow_symlinks=links)
     except PermissionError:
@@ -48,11 +47,11 @@ def listed(folder: str) -> list[str]:
 
 
 def refused(pattern: str) -> Iterator[str]:
-    """List the directories that an absolute `glob` pattern leads through and this user may not list."""
-    base, rest = pattern, ""
+    """List the directories of an absolute `glob` pattern that this user may not list."""
+    base, tail = pattern, ""
     while glob.has_magic(base):
         base, _, name = base.rpartition("/")
-        rest = f"{name}/{rest}"
+        tail = f"{name}/{tail}"
     try:
         names = listed(base)
     except PermissionError:
@@ -60,9 +59,9 @@ def refused(pattern: str) -> Iterator[str]:
         return
     except OSError:
         return
-    first, _, rest = rest.partition("/")
-    for name in fnmatch.filter(names, first) if rest else ():
-        yield from refused(f"{glob.escape(base)}/{glob.escape(name)}/{rest.rstrip('/')}")
+    first, _, tail = tail.partition("/")
+    for name in fnmatch.filter(names, first) if tail else ():
+        yield from refused(f"{glob.escape(base)}/{glob.escape(name)}/{tail.rstrip('/')}")
 
 
 def barrier(path: str) -> str:
@@ -79,7 +78,7 @@ def barrier(path: str) -> str:
 
 
 def sentence(paths: Iterable[str]) -> str:
-    """Say that these paths cannot be seen."""
+    """Return the sentence that these paths cannot be read."""
     listed = ", ".join(dict.fromkeys(paths))
     user = os.geteuid()
     return f"user {user} cannot read {listed}" if user else f"{listed} cannot be read, even by root"

@@ -1,6 +1,6 @@
-"""Where gpushim's configuration and state are on this system, and which boot this is.
+"""The paths of gpushim's configuration and state on this system, and this boot.
 
-On the create path: imports only `posix`, `time` and the error. Out of scope: what is in those files.
+On the create path: imports only `posix`, `time` and the error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def state_dir() -> str:
 
 
 def boot() -> str | None:
-    """Return the boot id of the kernel, which no other boot has."""
+    """Return the kernel's boot id."""
     return text(BOOT_ID, 64)
 
 

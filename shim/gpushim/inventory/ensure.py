@@ -93,7 +93,7 @@ def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
 def own(path: str, limit: int = SNAPSHOT_LIMIT) -> Any:
     """Read a JSON object of the state directory; {} if there is none, or another user may have written it."""
     try:
-        data = fastjson.loads(_trusted(path, limit) or b"{}", SNAPSHOT, own=True)
+        data = fastjson.loads(_trusted(path, limit) or b"{}", SNAPSHOT, is_own=True)
     except GpushimError:
         return {}
     return data if isinstance(data, dict) else {}

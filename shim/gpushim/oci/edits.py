@@ -276,11 +276,11 @@ def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
         if stage not in _at(spec, "hooks", {}) and stage != "prestart":
             continue  # nothing to remove, and an empty list is no use
         hooks = _objects(spec, "hooks." + stage)
-        wanted_hooks = [hook] if stage == "prestart" else []
+        expected = [hook] if stage == "prestart" else []
         new = [
-            entry for entry in hooks if entry in wanted_hooks or not (_name(entry) in OTHER_HOOKS or _is_ours(entry))
+            entry for entry in hooks if entry in expected or not (_name(entry) in OTHER_HOOKS or _is_ours(entry))
         ]
-        new += [hook for hook in wanted_hooks if hook not in new]
+        new += [hook for hook in expected if hook not in new]
         if new != hooks:
             hooks[:] = new
             changed = True

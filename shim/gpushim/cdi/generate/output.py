@@ -1,7 +1,4 @@
-"""Where refresh writes its CDI spec.
-
-Light, for those who look whether it is there (refresh/keep.py). Out of scope: writing it (publish.py).
-"""
+"""The path of refresh's CDI spec, for modules that must not import publish.py."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def path_of(policy: Mapping[str, Any]) -> str:
 
 
 def default_directory() -> str:
-    """Return where specs are written if no setting says it, which does not outlive a boot."""
+    """Return the directory of specs without a setting, which does not outlive a boot."""
     state = system.state_dir()
     # A state directory of their own, as of a test or a rootless engine, has the specs too.
     return DEFAULT_DIRECTORY if state == system.STATE_DIR else state + "/cdi"

@@ -1,20 +1,19 @@
-"""The CDI spec that every refresh writes, and takes away where it cannot stand behind it.
+"""The CDI spec that every refresh writes, or removes where it would be wrong.
 
-How a refresh ends decides what becomes of the spec that the last one wrote:
+The end of a refresh decides about the spec that the last one wrote:
 
 | the refresh | the spec |
 | --- | --- |
 | lists GPUs | is replaced, but by an emptier one only if NVML was asked (`emptier`) |
-| comes to its end and finds that the host can give no GPU (the snapshot's error: module and libraries differ, no \
-module, no libraries, no driver root) | goes: engines would give containers what does not fit, or is not there |
-| would name a hook that others could change (paths/changeable.py) | goes, and none is written |
+| finds that the host can give no GPU (the snapshot's error: module and libraries differ, no module, no libraries, \
+no driver root) | is removed: engines would give containers what does not fit, or is not there |
+| would name a hook that others could change (paths/changeable.py) | is removed, and none is written |
 | lists no GPU that can be used, and nothing else is wrong | stays |
-| does not come to its end: config.toml is wrong, NVML hangs, memory, processes or files are short, the state cannot \
-be saved | stays: nothing is known of the host |
+| fails: config.toml is wrong, NVML hangs, memory, processes or files are short, the state cannot be saved | stays: \
+nothing is known of the host |
 
-A process that may open no more files, and so misses the driver's, cannot take a spec away either. Only what is as
-refresh wrote it goes. What containers use that run, and the files for the hook, is not touched.
-Nothing here fails a refresh, for which a container may be waiting. Out of scope: what a spec says (write.py).
+A process that may open no more files, and so misses the driver's, cannot remove a spec either. Only a file that is as
+refresh wrote it is removed. Nothing here fails a refresh, for which a container may be waiting.
 """
 
 from __future__ import annotations
@@ -42,18 +41,19 @@ CHOICE = (
 
 
 def on_refresh(snapshot: Snapshot, first: Callable[[], object] = lambda: None) -> None:
-    """Write the spec of a snapshot as its policy says, and remove outdated ones; "notes" gets what goes wrong.
+    """Write the spec of a snapshot as its policy says, and remove outdated ones; "notes" gets the problems.
 
-    Where no GPU can be given out (the snapshot's "error"), all specs of refresh's go, after `first` was called.
+    Where no GPU can be given out (the snapshot's "error"), all specs of refresh's are removed, after a call of
+    `first`.
     """
     notes: list[str] = []
     path = output.path_of(snapshot["policy"]) if snapshot["policy"]["cdi"]["write-spec"] else ""
     try:
         if path and snapshot["error"]:
             _take_back(path, first, notes)
-        elif path and (why := _unsafe_hook()):
+        elif path and (reason := _unsafe_hook()):
             _take_back(path, lambda: None, notes)
-            notes.append(f"no CDI spec is written: {why}")
+            notes.append(f"no CDI spec is written: {reason}")
         elif not path or _write(snapshot, path, notes):
             _remove_others(path, notes)
     except (GpushimError, OSError, ValueError) as error:
@@ -62,7 +62,7 @@ def on_refresh(snapshot: Snapshot, first: Callable[[], object] = lambda: None) -
 
 
 def check_hook(hook: str = "") -> None:
-    """Refuse a hook for a spec that others could change; "" is the one beside this code.
+    """Raise if others could change a spec's hook; "" is the one beside this code.
 
     Raises:
         GpushimError: they could.
@@ -79,7 +79,7 @@ def _unsafe_hook() -> str:
 
 
 def _take_back(path: str, first: Callable[[], object], notes: list[str]) -> None:
-    """Remove what refresh has written, wherever that is; `path` is where it writes now."""
+    """Remove all specs that refresh has written; `path` is the current one's."""
     published = written.others("")
     if published:
         first()
@@ -94,14 +94,14 @@ def _take_back(path: str, first: Callable[[], object], notes: list[str]) -> None
 
 
 def _remove_others(path: str, notes: list[str]) -> None:
-    """Remove what refresh has written for another directory or kind that the policy had before."""
-    for other in written.others(path):
-        why = f"{path} takes its place" if path else "write-spec under [cdi] is false"
+    """Remove the specs that refresh has written for an earlier directory or kind of the policy."""
+    for file in written.others(path):
+        reason = f"{path} takes its place" if path else "write-spec under [cdi] is false"
         try:
-            written.remove(other)
-            notes.append(f"{other}, which refresh had written, is removed: {why}")
+            written.remove(file)
+            notes.append(f"{file}, which refresh had written, is removed: {reason}")
         except OSError as error:
-            notes.append(f"{other}, which refresh had written, cannot be removed ({error.strerror}), but {why}")
+            notes.append(f"{file}, which refresh had written, cannot be removed ({error.strerror}), but {reason}")
 
 
 def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
@@ -136,9 +136,9 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
         raise
 
 
-def _theirs(path: str, there: bytes | None, spec: str) -> str:
-    """Say why what is at a path stays, be it a spec or not: refresh has not written it there; "" if it has."""
-    if there is None or written.is_ours(path, there) or there == spec.encode():
+def _theirs(path: str, data: bytes | None, spec: str) -> str:
+    """Return why a file stays, a spec or not: refresh has not written it; "" if it has."""
+    if data is None or written.is_ours(path, data) or data == spec.encode():
         return ""
     return (
         f"{path} is not as refresh wrote it, and stays, so engines may give out other GPUs than gpushim does, "
@@ -156,19 +156,19 @@ def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
 
 
 def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
-    """Say whether another file has the same devices; if so, remove refresh's, as engines would accept neither."""
-    other, device, unreadable = conflicting(path, spec)
+    """Return whether another file has the same devices; then refresh's goes, as engines would accept neither."""
+    file, device, unreadable = conflicting(path, spec)
     notes += [f"{problem}; an engine that can read it may find a device of {path} twice" for problem in unreadable]
-    if not other:
+    if not file:
         return False
-    both = f"{other} has {device} too, and a device in two files of a directory is none"
+    sentence = f"{file} has {device} too, and a device in two files of a directory is none"
     if not os.path.lexists(path):
-        notes.append(f"{path} is not written: {both}; {CHOICE.format(other)}")
+        notes.append(f"{path} is not written: {sentence}; {CHOICE.format(file)}")
     elif written.ours(path):
         written.remove(path)
-        notes.append(f"{path} is removed: {both}; {CHOICE.format(other)}")
+        notes.append(f"{path} is removed: {sentence}; {CHOICE.format(file)}")
     else:
-        notes.append(f"{path} is not as refresh wrote it, and stays: {both}; remove one of them")
+        notes.append(f"{path} is not as refresh wrote it, and stays: {sentence}; remove one of them")
     return True
 
 
@@ -183,7 +183,7 @@ def saved(path: str) -> Optional[dict[str, Any]]:
 
 
 def emptier(path: str, spec: dict[str, Any], source: str) -> str:
-    """Say why a spec must not replace the one at a path, or "".
+    """Return why a spec must not replace the one at a path, or "".
 
     A spec made without NVML may lack GPUs and MIG instances that exist. The old one stays only if no device in both
     has changed its nodes: after GPUs were bound in another order it would give the wrong ones.
@@ -192,8 +192,10 @@ def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     if old is None or old["kind"] != spec["kind"] or _contradict(old, spec):
         return ""
     kind = spec["kind"]
-    gone = sorted(_names(old) - _names(spec))  # what is beside GPUs is listed without NVML
-    lost = [name for name in gone if not any(item[0] in BESIDE for item in parse([f"{kind}={name}"], [kind]) or ())]
+    removed = sorted(_names(old) - _names(spec))  # what is beside GPUs is listed without NVML
+    lost = [
+        name for name in removed if not any(item[0] in BESIDE for item in parse([f"{kind}={name}"], [kind]) or ())
+    ]
     if not lost:
         return ""
     return (
@@ -203,28 +205,28 @@ def emptier(path: str, spec: dict[str, Any], source: str) -> str:
 
 
 def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str, list[str]]:
-    """Look for a spec's devices in other files of its directory.
+    """Search a spec's devices in other files of its directory.
 
-    Returns:
-        a file that has one, and the device's name, or "" twice; and of each that cannot be read, and may, why not.
+    Returns: a file that has one, and the device's name, or "" twice; and a sentence on each unreadable file that may
+    have one.
     """
     listed, problems = specs.load([os.path.dirname(path)], [spec["kind"]])
     unreadable = [problem for problem in problems if not problem.startswith(f"{path}: ")]
-    for other, _, found in listed:
-        both = sorted(_names(found) & _names(spec)) if found["kind"] == spec["kind"] else []
-        if os.path.basename(other) != os.path.basename(path) and both:
-            return other, f"{spec['kind']}={both[0]}", unreadable
+    for file, _, document in listed:
+        shared = sorted(_names(document) & _names(spec)) if document["kind"] == spec["kind"] else []
+        if os.path.basename(file) != os.path.basename(path) and shared:
+            return file, f"{spec['kind']}={shared[0]}", unreadable
     return "", "", unreadable
 
 
 def _contradict(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Say whether a device of both specs, or their common edits, have nodes that the other spec lacks, both ways."""
-    before, now = _nodes(old), _nodes(new)
-    return any(before[name] - now[name] and now[name] - before[name] for name in before.keys() & now.keys())
+    """Return whether a device of both specs, or their common edits, have nodes that the other spec lacks."""
+    before, after = _nodes(old), _nodes(new)
+    return any(before[name] - after[name] and after[name] - before[name] for name in before.keys() & after.keys())
 
 
 def _nodes(spec: dict[str, Any]) -> dict[str, set[tuple[Any, ...]]]:
-    """List path, major and minor number of nodes by device, those common to all devices under ""."""
+    """Return path, major and minor number of nodes by device, those common to all devices under ""."""
     edits = {device["name"]: device.get("containerEdits", {}) for device in spec["devices"]}
     edits[""] = spec.get("containerEdits", {})
     return {
@@ -239,7 +241,7 @@ def _names(spec: dict[str, Any]) -> set[str]:
 
 @contextlib.contextmanager
 def _directory(path: str) -> Any:
-    """Open the directory of a file, made if missing; refuse one that somebody else can write to."""
+    """Open a file's directory, made if missing; raise if others can write to it."""
     directory = os.path.dirname(path) or "."
     try:
         os.makedirs(directory)

@@ -1,8 +1,7 @@
-"""CDI specs of a snapshot: of its GPUs and MIG instances, or of what is beside them, from a plan for each device.
+"""CDI specs of a snapshot: of its GPUs and MIG instances, or of devices beside them, from a plan for each device.
 
 Beside them are IMEX channels, features (GDS and others), and all nodes for management. Such a spec has device nodes
 and the files that go with them; the driver comes with the GPU.
-Out of scope: deciding what a container gets (plan.py), files (publish.py).
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def gpu_spec(
     names: list[str],
     notes: list[str],
     hook: str = "",
-    only: Optional[list[str]] = None,
+    selected: Optional[list[str]] = None,
     merged: bool = True,
 ) -> dict[str, Any]:
-    """Write a spec of the GPUs and MIG instances, and of what the host gives beside them.
+    """Return a spec of the GPUs and MIG instances, and of the devices beside them.
 
     Args:
         inventory: the snapshot.
@@ -53,7 +52,7 @@ def gpu_spec(
         names: out of "index" (0, 0:1), "type-index" (gpu0, mig0:1) and "uuid".
         notes: gets a sentence for each device that is left out.
         hook: absolute path of gpushim-hook; "" for the one beside this code.
-        only: names of the devices to describe, as in NVIDIA_VISIBLE_DEVICES; None for all that can be used.
+        selected: names of the devices to describe, as in NVIDIA_VISIBLE_DEVICES; None for all that can be used.
         merged: whether to add a device "all" for what a request for all gives, or for those described.
 
     Raises:
@@ -61,33 +60,33 @@ def gpu_spec(
     """
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    chosen = _chosen(inventory, kind, only, notes)
-    named = [device for device in chosen if _named(device, names, kind)]
-    nameless = [selection.called(device) for device in chosen if device not in named]
-    notes += [f"{who} is left out of the CDI spec: it has no UUID" for who in nameless]
+    chosen = _chosen(inventory, kind, selected, notes)
+    described = [device for device in chosen if _named(device, names, kind)]
+    nameless = [selection.called(device) for device in chosen if device not in described]
+    notes += [f"{label} is left out of the CDI spec: it has no UUID" for label in nameless]
     hook = hook or hook_program()
-    plans = _plans(named, inventory, hook, notes)
+    plans = _plans(described, inventory, hook, notes)
     shared = _shared(plans, inventory, hook)
     devices = []
     for device, edits in plans:
-        own = container_edits(_without(shared, edits), inventory)
-        devices += [{"name": name, "containerEdits": own} for name in _named(device, names, kind)]
-    lost = [] if only is not None else selection.unusable(inventory)
+        device_edits = container_edits(_without(shared, edits), inventory)
+        devices += [{"name": name, "containerEdits": device_edits} for name in _named(device, names, kind)]
+    lost = [] if selected is not None else selection.unusable(inventory)
     # An edit that several devices have comes once.
-    of_all = [edits for device, edits in plans if only is not None or not _divided(device)]
+    of_all = [edits for device, edits in plans if selected is not None or not _divided(device)]
     union = {key: edit for edits in of_all for key, edit in edits.items()}
-    if merged and (lost or len(plans) < len(named)):  # a request for all never gets fewer
+    if merged and (lost or len(plans) < len(described)):  # a request for all never gets fewer
         notes.append(f"the device {ALL} is left out of the CDI spec: not all GPUs can be used")
     elif merged and union:
         devices.append({"name": ALL, "containerEdits": container_edits(_without(shared, union), inventory)})
-    for name, edits in _beside(inventory, hook) if only is None else ():
+    for name, edits in _beside(inventory, hook) if selected is None else ():
         devices.append({"name": name, "containerEdits": container_edits(_without(shared, edits), inventory)})
     common = [edit for key, edit in plans[0][1].items() if key in shared]
     return finished(kind, devices, container_edits(common, inventory, [INJECTED]))
 
 
 def finished(kind: str, devices: list[dict[str, Any]], common: dict[str, Any]) -> dict[str, Any]:
-    """Assemble a spec, in the lowest version that allows it."""
+    """Return a spec in the lowest version that allows it."""
     spec = {"cdiVersion": "", "kind": kind, "devices": devices, "containerEdits": common}
     spec["cdiVersion"], _ = versions.required(spec)
     return spec
@@ -105,13 +104,13 @@ def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[s
     access = {rule[:3]: rule[3] for rule in values.get("rule", ())}
     nodes = [_node(node, root, access) for node in values.get("node", ())]
     variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != device_list.DEVICES]
-    found = {
+    members = {
         "env": [*(env or []), *variables],
         "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),
         "hooks": [{"hookName": "prestart", **hook} for hook in values.get("hook", ())],
         "additionalGids": sorted({*values.get("gid", ())}),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in members.items() if value}
 
 
 def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]:
@@ -124,29 +123,29 @@ def _by_depth(path: str) -> tuple[int, str]:
     return path.count("/"), path
 
 
-def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: list[str]) -> list[Device]:
+def _chosen(inventory: Snapshot, kind: str, selected: Optional[list[str]], notes: list[str]) -> list[Device]:
     """List the devices to describe: the GPUs, those in MIG mode among them, then the MIG instances."""
-    if only is not None:
-        items = selection.parse(only, (kind,)) or []
+    if selected is not None:
+        items = selection.parse(selected, (kind,)) or []
         gpus, migs = selection.select(items, inventory, "env --device-id", notes)
         return [*gpus, *migs]
-    whole, migs, empty = selection.usable(inventory)
+    undivided, migs, empty = selection.usable(inventory)
     for gpu in inventory["gpus"]:
         if gpu["problem"]:
             notes.append(f"GPU {gpu['index']} is left out of the CDI spec: {gpu['problem']}")
         elif gpu["index"] in empty:
             notes.append(f"GPU {gpu['index']} is left out of the CDI device {ALL}: it is in MIG mode and not divided")
     divided = [gpu for gpu in inventory["gpus"] if gpu["mig"] and not gpu["problem"]]
-    return [*sorted([*whole, *divided], key=lambda gpu: gpu["index"]), *migs]
+    return [*sorted([*undivided, *divided], key=lambda gpu: gpu["index"]), *migs]
 
 
 def _divided(device: Device) -> bool:
-    """Say whether this is a whole GPU in MIG mode, which a request for all does not give."""
+    """Return whether this is a whole GPU in MIG mode, which a request for all does not give."""
     return "gi" not in device and device["mig"]
 
 
 def _beside(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
-    """Plan for what the host gives beside GPUs: names, and edits."""
+    """Plan for the devices beside GPUs; yields their names and edits."""
     items: list[Item] = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
     items += [(selection.CHANNEL, number, f"{selection.CHANNEL}-{number}") for number in inventory["imex"]]
     for item in items:
@@ -191,38 +190,34 @@ def _without(shared: set[str], edits: Planned) -> list[Edit]:
 
 
 def _named(device: Device, strategies: list[str], kind: str) -> list[str]:
-    """List a device's names; MIG instances have the UUIDs of old drivers too, which name a place on a GPU."""
+    """List a device's names; MIG instances have the UUIDs of old drivers too, which name an instance of a GPU."""
     part = f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
     uuids = [device["uuid"], *([device["legacy"]] if "gi" in device else [])]
     forms = {"index": [part], "type-index": [("mig" if "gi" in device else "gpu") + part], "uuid": uuids}
-    found = dict.fromkeys(selection.cdi_name(form) for name in strategies for form in forms[name])
-    return [name for name in found if selection.is_qualified(f"{kind}={name}")]
+    device_names = dict.fromkeys(selection.cdi_name(form) for name in strategies for form in forms[name])
+    return [name for name in device_names if selection.is_qualified(f"{kind}={name}")]
 
 
 def kind(mode: str, default: str, vendor: str, category: str) -> str:
     """Return the kind of a mode's devices; `default` is the GPUs', and "" as vendor or class means the mode's own."""
     if mode == MANAGEMENT:
-        own = f"management.{VENDOR}", CLASS
+        defaults = f"management.{VENDOR}", CLASS
     else:
-        own = default.partition("/")[0], CLASSES.get(mode, default.partition("/")[2])
-    return f"{vendor or own[0]}/{category or own[1]}"
+        defaults = default.partition("/")[0], CLASSES.get(mode, default.partition("/")[2])
+    return f"{vendor or defaults[0]}/{category or defaults[1]}"
 
 
-def mode_spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: str = "") -> dict[str, Any]:
-    """Write the spec of a mode that is not about GPUs.
+def mode_spec(mode: str, inventory: Snapshot, device_kind: str, merged: bool, hook: str = "") -> dict[str, Any]:
+    """Return the spec of a mode that is not about GPUs: "management", "imex", or one of FEATURES.
 
-    Args:
-        mode: "management", "imex", or one of FEATURES.
-        inventory: the snapshot.
-        named: kind of the devices.
-        merged: whether to add a device "all" for all IMEX channels; the other modes have only that one.
-        hook: absolute path of gpushim-hook; "" for the one beside this code.
+    `merged` adds a device "all" for all IMEX channels; the other modes have only that one. `hook` is the absolute
+    path of gpushim-hook, "" for the one beside this code.
 
     Raises:
         GpushimError: there is no such device.
     """
     if mode == MANAGEMENT:
-        return _management(inventory, named, hook)
+        return _management(inventory, device_kind, hook)
     env = {"env": [INJECTED]}
     if mode == IMEX:
         channels = {str(number): [f"{IMEX_CHANNEL}{number}"] for number in inventory["imex"]}
@@ -233,20 +228,20 @@ def mode_spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: st
         edits, root = _nodes(inventory["features"].get(mode, []), inventory), inventory["driver"]["root"]
         args = by_hook(mount(file, root) for file in inventory["files"].get(mode, ()))
         if args:
-            own = {"path": hook or hook_program(), "args": [HOOK_NAME, "prestart", *args]}
-            edits.append(Edit("hook", {**own, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}))
+            hook_entry = {"path": hook or hook_program(), "args": [HOOK_NAME, "prestart", *args]}
+            edits.append(Edit("hook", {**hook_entry, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}))
         devices = [_device(ALL, edits)] if inventory["features"].get(mode) else []
     if not devices:
         raise GpushimError(f"this host has no device for the mode {mode}: is its kernel module loaded?", INVENTORY)
     for device in devices:
         device["containerEdits"] = container_edits(device["containerEdits"], inventory)
-    return finished(named, devices, env)
+    return finished(device_kind, devices, env)
 
 
-def _management(inventory: Snapshot, named: str, hook: str) -> dict[str, Any]:
-    """Give every node of the driver, those that configure MIG too; no graphics."""
-    others = {path for feature in FEATURES for path in inventory["features"].get(feature, ())}
-    nodes = [path for path in inventory["nodes"] if path not in others]
+def _management(inventory: Snapshot, device_kind: str, hook: str) -> dict[str, Any]:
+    """Return the spec of every node of the driver, those that configure MIG too; no graphics."""
+    feature_paths = {path for feature in FEATURES for path in inventory["features"].get(feature, ())}
+    nodes = [path for path in inventory["nodes"] if path not in feature_paths]
     if not nodes:
         raise GpushimError("this host has no device node of the driver: is it loaded? See gpushim refresh", INVENTORY)
     open_handed: Snapshot = {**inventory, "driver": {**inventory["driver"], "params": ""}}
@@ -254,7 +249,7 @@ def _management(inventory: Snapshot, named: str, hook: str) -> dict[str, Any]:
     common = [edit for edit in edits if edit.kind not in ("node", "rule", "gid")]
     device = _device(ALL, _nodes(nodes, inventory))
     device["containerEdits"] = container_edits(device["containerEdits"], inventory)
-    return finished(named, [device], container_edits(common, inventory, [INJECTED]))
+    return finished(device_kind, [device], container_edits(common, inventory, [INJECTED]))
 
 
 def _device(name: str, edits: list[Edit]) -> dict[str, Any]:

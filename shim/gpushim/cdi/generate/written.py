@@ -1,7 +1,7 @@
-"""Which CDI specs refresh has written: a record of paths and hashes of their contents.
+"""The CDI specs that refresh has written: a record of paths and hashes of their contents.
 
-A file with another content is no longer refresh's. The record outlives a boot, as a spec in /etc/cdi does.
-Out of scope: when to remove a spec (publish.py); specs of `gpushim cdi generate`, which belong to its user.
+A file with another content is no longer refresh's. The record outlives a boot, as a spec in /etc/cdi does. Specs of
+`gpushim cdi generate` belong to its user.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ CONTENTS = 2  # contents of a file: the new one and, if refresh is killed before
 
 
 def note(path: str, spec: str) -> str:
-    """Record a spec before it is put in place; return what is wrong with the lasting record, as a full disk, or "".
+    """Record a spec before it is put in place; return the problem of the lasting record, as a full disk, or "".
 
     Raises:
         OSError: it is in no record, and no later refresh would know it.
     """
-    known, own = _known(), _hash(spec.encode())
-    present = {other: hashes for other, hashes in known.items() if os.path.lexists(other)}
-    return _save({**present, path: [own, *(old for old in known.get(path, []) if old != own)][:CONTENTS]})
+    records, digest = _known(), _hash(spec.encode())
+    present = {file: hashes for file, hashes in records.items() if os.path.lexists(file)}
+    return _save({**present, path: [digest, *(old for old in records.get(path, []) if old != digest)][:CONTENTS]})
 
 
 def ours(path: str) -> bool:
-    """Say whether a file is as refresh has written it there."""
+    """Return whether a file is as refresh has written it."""
     return is_ours(path, content(path, bounds.SPEC + 1))
 
 
 def is_ours(path: str, data: bytes | None) -> bool:
-    """Say whether refresh has written this to a path; None is no file."""
+    """Return whether refresh has written this content to a path; None is no file."""
     return data is not None and _hash(data) in _known().get(path, [])
 
 
 def others(path: str) -> list[str]:
     """List the files that are as refresh has written them, except this path."""
-    return [other for other in sorted(_known()) if other != path and ours(other)]
+    return [file for file in sorted(_known()) if file != path and ours(file)]
 
 
 def remove(path: str) -> None:
-    """Remove a file of refresh's and its record; OSError if that cannot be done, as where it is not refresh's now."""
+    """Remove a file of refresh's and its record; raises OSError also if it is not refresh's any more."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         file = in_folder(path, folder)
@@ -71,40 +71,43 @@ def remove(path: str) -> None:
 
 
 def in_folder(path: str, folder: int) -> exchange.File:
-    """Return a spec's file in its directory, `folder`, open for reading."""
+    """Return a spec's file in its directory, whose fd is open for reading."""
     name = os.path.basename(path)
     return exchange.File(name, folder, folder, name)
 
 
 def _places() -> list[str]:
-    """List the records: one that outlives a boot, and one where a full disk does no harm until then."""
+    """List the records: one that outlives a boot, and one that a full disk does not affect until then."""
     state = system.state_dir()
-    return [f"{place}/{NAME}" for place in ((DIRECTORY, state) if state == system.STATE_DIR else (state,))]
+    return [f"{folder}/{NAME}" for folder in ((DIRECTORY, state) if state == system.STATE_DIR else (state,))]
 
 
 def _known() -> dict[str, list[str]]:
-    known: dict[str, list[str]] = {}
-    for place in _places():
-        for path, hashes in ensure.own(place).items():
+    records: dict[str, list[str]] = {}
+    for record_path in _places():
+        for path, hashes in ensure.own(record_path).items():
             if path.startswith("/") and isinstance(hashes, list):
-                known[path] = [*known.get(path, []), *(one for one in hashes if one not in known.get(path, []))]
-    return known
+                records[path] = [
+                    *records.get(path, []),
+                    *(digest for digest in hashes if digest not in records.get(path, [])),
+                ]
+    return records
 
 
-def _save(known: dict[str, list[str]]) -> str:
+def _save(records: dict[str, list[str]]) -> str:
     """Write the records; as `note` returns and raises."""
-    data, wrong = json.dumps(known, sort_keys=True).encode(), ""
-    for place in _places():
-        if content(place) == data:
+    data, wrong = json.dumps(records, sort_keys=True).encode(), ""
+    for target in _places():
+        if content(target) == data:
             continue
         try:
-            os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
-            replace(place, data, 0o600)
+            os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+            replace(target, data, 0o600)
         except OSError as error:
-            if place == _places()[-1]:
+            if target == _places()[-1]:
                 raise
             wrong = (
-                f"{place} cannot be written ({error.strerror}), so after the next boot, and when the package is "
+                f"{target} cannot be written ({error.strerror}), so after the next boot, and when the package is "
                 "removed, nothing knows which CDI specs are refresh's; fix that, and refresh"
             )
     return wrong

@@ -22,7 +22,7 @@ DOCUMENTS = st.recursive(
 def test_reads_what_json_reads(document: Any, ascii_only: bool, own: bool) -> None:
     text = json.dumps(document, ensure_ascii=ascii_only, indent=2 if ascii_only else None)
     data = text.encode("utf-8", "surrogatepass" if ascii_only else "strict")
-    assert fastjson.loads(data, own=own) == json.loads(text)
+    assert fastjson.loads(data, is_own=own) == json.loads(text)
 
 
 @given(DOCUMENTS)

@@ -193,7 +193,7 @@ def test_gpu_without_a_name_is_not_in_all_either() -> None:
     ],
 )
 def test_only_some_devices(only: list[str], expected: list[str]) -> None:
-    assert names(spec(hosts.mixed(), ["index"], only=only)) == expected
+    assert names(spec(hosts.mixed(), ["index"], selected=only)) == expected
 
 
 def test_without_a_device_all() -> None:
@@ -226,7 +226,7 @@ def test_host_without_a_usable_gpu_is_refused(host: dict[str, Any], code: int, s
 
 def test_unknown_device_is_refused_with_what_there_is() -> None:
     with pytest.raises(GpushimError, match='--device-id asks for GPU "9", but this host has 3') as refusal:
-        spec(hosts.mixed(), only=["9"])
+        spec(hosts.mixed(), selected=["9"])
     assert refusal.value.exit_code == REQUEST
 
 
