@@ -38,8 +38,9 @@ class Kubeconfig:
     def look(self, path: str) -> dict[str, str] | None:
         """Return the content, as gpuplugin.cluster.access.Lent takes it; None for the path "". Costs a few stats.
 
-        Raises: GpushimError: it is wrong, or a file cannot be read, which its __cause__ says, or trusted. The content
-        before still counts.
+        Raises:
+            GpushimError: it is wrong, or a file cannot be read, which its __cause__ says, or trusted. The content
+                before still counts.
         """
         if not path:
             self._access, self._identities = None, {}

@@ -1,10 +1,9 @@
-"""kubelet's own files: the checkpoints of what it has given to which container, and of which pod has which claim.
+"""kubelet's own files: the checkpoints of devices given to containers, and of claims prepared for pods.
 
-kubelet writes them, as root, in a directory of its own; they are read as what somebody could have damaged.
+kubelet writes them, as root, in a directory of its own; they are read as files that may be damaged.
 Source: pkg/kubelet/cm/devicemanager/checkpoint, pkg/kubelet/cm/dra/state and the device plugin API v1beta1 of
-Kubernetes. A DRA driver's devices have names that mean something to it alone; what it tells the engine, CDI names,
-means something to the host (`which`).
-Out of scope: asking kubelet, which the device plugin does (gpuplugin.kubelet.podresources).
+Kubernetes. Only a DRA driver knows the meaning of its devices' names; the CDI names that it gives the engine are the
+host's (`which`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from gpushim.containers.protobuf import Field, Tables
     from gpushim.ground.model import Device, Snapshot
 
-    # UUIDs of GPUs and MIG instances, a GPU's for all of it; none: no GPU of this host; None: which is not known, so
-    # each GPU of this host may be it.
+    # UUIDs of GPUs and MIG instances, a GPU's for all of it; none: no GPU of this host; None: unknown, it may be any
+    # GPU of this host.
     Which = Optional[frozenset[str]]
 
 OWN_DRIVER = "gpu.nvidia.com"  # of DRA; it is NVIDIA's name, so that claims for its driver work unchanged
@@ -59,7 +58,7 @@ _ANSWER: Tables = {  # ContainerAllocateResponse
 
 
 class Claim(NamedTuple):
-    """A device that a claim has, and who has the claim.
+    """A device of a claim, with the pods that have the claim.
 
     Attributes:
         namespace: of the claim, and so of its pods.
@@ -87,26 +86,21 @@ class Claim(NamedTuple):
 
 
 def which(claim: Claim, inventory: Snapshot) -> Which:
-    """Say which of a host's GPUs a claim has.
-
-    Args:
-        claim: of any driver.
-        inventory: the snapshot.
-    """
+    """Return the host's GPUs of a claim of any driver."""
     kind = inventory["policy"]["cdi"]["kind"]
-    own = [name.partition("=")[2] for name in claim.cdi if name.partition("=")[0] == kind]
-    found = {device["uuid"] for name in own for device in _called(name, inventory)}
+    own_names = [name.partition("=")[2] for name in claim.cdi if name.partition("=")[0] == kind]
+    uuids = {device["uuid"] for name in own_names for device in _called(name, inventory)}
     for text in (*claim.cdi, claim.device):
-        found.update(device["uuid"] for device in _by_uuid(text, inventory))
-    if found or not (own or claim.driver in DRIVERS):
-        return frozenset(found)
+        uuids.update(device["uuid"] for device in _by_uuid(text, inventory))
+    if uuids or not (own_names or claim.driver in DRIVERS):
+        return frozenset(uuids)
     minor = _MINOR.fullmatch(claim.device) if claim.driver in DRIVERS else None
     gpus = [gpu["uuid"] for gpu in inventory["gpus"] if minor and gpu["minor"] == int(minor[1])]
     return frozenset(gpus) if len(gpus) == 1 else None
 
 
 def _called(name: str, inventory: Snapshot) -> Iterator[Device]:
-    """List what a device of the host's own CDI spec is."""
+    """List the devices of a name in the host's own CDI spec."""
     if name in (selection.ALL, selection.ALL_USABLE):
         yield from inventory["gpus"]
         return
@@ -120,21 +114,21 @@ def _called(name: str, inventory: Snapshot) -> Iterator[Device]:
 
 
 def _by_uuid(text: str, inventory: Snapshot) -> Iterator[Device]:
-    """List what the UUIDs in a name are; names of Kubernetes' objects have small letters alone."""
-    for found in _UUID.finditer(text.lower()):
-        kind = "uuid" if found[1] == "gpu" else "mig-uuid"
-        yield from selection.find((kind, found[0], found[0]), inventory)
+    """List the devices of the UUIDs in a name; names of Kubernetes' objects have small letters alone."""
+    for match in _UUID.finditer(text.lower()):
+        kind = "uuid" if match[1] == "gpu" else "mig-uuid"
+        yield from selection.find((kind, match[0], match[0]), inventory)
 
 
 class Given(NamedTuple):
-    """What kubelet has given to a container of one resource.
+    """The devices of one resource that kubelet has given to a container.
 
     Attributes:
         uid: of the pod.
         container: its name in the pod.
         resource: such as nvidia.com/gpu.
         devices: ids.
-        answer: what the device plugin answered, such as "variable NVIDIA_VISIBLE_DEVICES=0" and "CDI device x".
+        answer: the device plugin's, as texts such as "variable NVIDIA_VISIBLE_DEVICES=0" and "CDI device x".
     """
 
     uid: str
@@ -153,12 +147,7 @@ class Checkpoint:
 
 
 def is_static(pod: str, node: str) -> bool:
-    """Say whether a pod is of a file on the node and not of the API server, by its name, which ends with the node's.
-
-    Args:
-        pod: its name; what stands before that does not matter.
-        node: the node's name; "" if it is not known.
-    """
+    """Return whether a pod is of a file on the node and not of the API server: its name ends with the node's."""
     return pod.endswith(f"-{node.lower()}")
 
 
@@ -168,15 +157,13 @@ def plugins(folder: str, top: str = "") -> str:
     It is below USUAL whatever kubelet's --root-dir is: a constant (DevicePluginPath) in Kubernetes' package
     kubelet/pkg/apis/deviceplugin/v1beta1. Only a kubelet that sees other files there, as a snap's, has it elsewhere.
 
-    Args:
-        folder: kubelet's directory.
-        top: what stands before the host's directories: "" but for tests.
+    `folder` is kubelet's directory; `top` is put before the host's directories in tests.
     """
-    places = (f"{folder}/{PLUGINS}", f"{top}{USUAL}/{PLUGINS}")
-    for there in (_is_used, os.path.isdir):  # one that is empty may be somebody's mount or attempt
-        if found := next(filter(there, places), ""):
-            return found
-    return places[0]
+    folders = (f"{folder}/{PLUGINS}", f"{top}{USUAL}/{PLUGINS}")
+    for accepts in (_is_used, os.path.isdir):  # one that is empty may be somebody's mount or attempt
+        if chosen := next(filter(accepts, folders), ""):
+            return chosen
+    return folders[0]
 
 
 def _is_used(folder: str) -> bool:
@@ -184,37 +171,30 @@ def _is_used(folder: str) -> bool:
 
 
 def checkpoint(folder: str, top: str = "") -> Checkpoint:
-    """Read kubelet's checkpoint.
-
-    Args:
-        folder: kubelet's directory.
-        top: as `plugins` takes it.
+    """Read kubelet's checkpoint; the arguments are those of `plugins`.
 
     Raises:
         FileNotFoundError: there is none.
         OSError: it cannot be read.
-        ValueError: it is not what kubelet writes; the text says why.
+        ValueError: it is not as kubelet writes it; the text says why.
     """
     try:
-        found = _json(f"{plugins(folder, top)}/{CHECKPOINT}")["Data"]
-        registered = {str(name): _texts(ids) for name, ids in (found["RegisteredDevices"] or {}).items()}
-        return Checkpoint(registered, [_given(entry) for entry in found["PodDeviceEntries"] or ()])
+        data = _json(f"{plugins(folder, top)}/{CHECKPOINT}")["Data"]
+        registered = {str(name): _texts(ids) for name, ids in (data["RegisteredDevices"] or {}).items()}
+        return Checkpoint(registered, [_given(entry) for entry in data["PodDeviceEntries"] or ()])
     except _UNLIKE as error:
         raise _unlike(error) from None
 
 
 def claims(folder: str) -> list[Claim]:
-    """Read what kubelet's DRA drivers have prepared for which pods; none, if no driver ever did.
-
-    Args:
-        folder: kubelet's directory.
+    """Read the devices that DRA drivers have prepared for pods, from kubelet's directory; none if no driver ever did.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not what kubelet writes; the text says why.
+        OSError: they cannot be read.
+        ValueError: the file is not as kubelet writes it; the text says why.
     """
     try:
-        return [one for entry in _entries(folder) for one in _of_entry(entry)]
+        return [claim for entry in _entries(folder) for claim in _of_entry(entry)]
     except FileNotFoundError:
         return []
     except _UNLIKE as error:
@@ -222,18 +202,12 @@ def claims(folder: str) -> list[Claim]:
 
 
 def claim_uids(folder: str) -> frozenset[str]:
-    """Read which claims kubelet has, from before it has them prepared until it has had them undone.
-
-    Args:
-        folder: kubelet's directory.
-
-    Returns:
-        uids, of claims of all drivers.
+    """Return the uids of kubelet's claims of all drivers, from before they are prepared until they are unprepared.
 
     Raises:
         FileNotFoundError: there is no such file, or it is not seen here, as in a pod.
         OSError: it cannot be read.
-        ValueError: it is not what kubelet writes; the text says why.
+        ValueError: it is not as kubelet writes it; the text says why.
     """
     try:
         return frozenset(_texts(entry["ClaimUID"] for entry in _entries(folder)))
@@ -249,13 +223,13 @@ def _of_entry(entry: Any) -> Iterator[Claim]:
     namespace, name, uids = str(entry["Namespace"]), str(entry["ClaimName"]), frozenset(_texts(entry["PodUIDs"]))
     uid = str(entry.get("ClaimUID") or "")
     for driver, state in (entry["DriverState"] or {}).items():
-        for one in state["Devices"] or ():
-            pool, device, cdi = str(one["PoolName"]), str(one["DeviceName"]), tuple(_texts(one["CDIDeviceIDs"]))
+        for row in state["Devices"] or ():
+            pool, device, cdi = str(row["PoolName"]), str(row["DeviceName"]), tuple(_texts(row["CDIDeviceIDs"]))
             yield Claim(namespace, name, driver, pool, device, cdi, uids=uids, uid=uid)
 
 
 def _json(path: str) -> Any:
-    """Read a file of JSON; what that raises is in `checkpoint`, or in _UNLIKE."""
+    """Read a file of JSON; raises as `checkpoint` does, or one of _UNLIKE."""
     with open(path, "rb", opener=rooted.nonblocking) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -277,23 +251,23 @@ def _unlike(error: Exception) -> ValueError:
 def _given(entry: Any) -> Given:
     ids = entry["DeviceIDs"] or {}
     rows = ids.values() if isinstance(ids, dict) else [ids]  # by NUMA node since Kubernetes 1.20
-    listed = [one for row in rows for one in _texts(row)]
+    listed = [device for row in rows for device in _texts(row)]
     uid, container, resource = (str(entry[key]) for key in ("PodUID", "ContainerName", "ResourceName"))
     return Given(uid, container, resource, listed, [*_answer(entry.get("AllocResp"))])
 
 
-def _texts(found: Any) -> list[str]:
-    return [str(each) for each in found or ()]
+def _texts(values: Any) -> list[str]:
+    return [str(value) for value in values or ()]
 
 
 def _answer(encoded: Any) -> Iterator[str]:
-    """Say what a ContainerAllocateResponse tells; nothing of one that is damaged."""
+    """List the parts of a ContainerAllocateResponse; nothing if it is damaged."""
     try:
         answer = protobuf.decode(_ANSWER, "answer", base64.b64decode(encoded or "", validate=True))
     except (ValueError, TypeError):
         return
     yield from (f"variable {name}={value}" for name, value in answer["envs"].items())
-    yield from (f"mount {one['inside']} from {one['host']}" for one in answer["mounts"])
-    yield from (f"device node {one['inside']}" for one in answer["devices"])
+    yield from (f"mount {row['inside']} from {row['host']}" for row in answer["mounts"])
+    yield from (f"device node {row['inside']}" for row in answer["devices"])
     yield from (f"annotation {name}: {value}" for name, value in answer["annotations"].items())
-    yield from (f"CDI device {one['name']}" for one in answer["cdi"])
+    yield from (f"CDI device {row['name']}" for row in answer["cdi"])

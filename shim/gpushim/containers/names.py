@@ -1,7 +1,7 @@
-"""What a container's engine calls it: from the files that the engine keeps, or the annotations in its config.json.
+"""The names of containers: from the files of their engines, or the annotations in their config.json.
 
-Whoever makes a container chooses its name and most annotations, so a name proves nothing, and whoever shows it
-escapes it. Out of scope: which containers there are (holders.py).
+The maker of a container chooses its name and most annotations, so a name proves nothing, and is escaped where it is
+shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DOCKER_ROOT, USERS_DOCKER_ROOT = "/var/lib/docker", ".local/share/docker"
 PODMAN_RUN = "/run/containers/storage"
 NERDCTL = "nerdctl/name"
-# Annotations by which the engines of CRI tell what of which pod a container is, in the order of Pod's members.
+# Annotations of the engines of CRI about a container's pod, in the order of Pod's members.
 CONTAINERD = tuple(
     f"io.kubernetes.cri.{word}" for word in ("sandbox-namespace", "sandbox-name", "container-name", "sandbox-uid")
 )
@@ -38,7 +38,7 @@ CRIO = "io.kubernetes.cri-o.Name"  # k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT, an
 
 
 class Pod(NamedTuple):
-    """What of which pod a container is; each member is "" if nothing tells."""
+    """A container's name in its pod, and the pod; a member is "" if it is unknown."""
 
     namespace: str = ""
     name: str = ""
@@ -47,11 +47,10 @@ class Pod(NamedTuple):
 
 
 def pod(annotations: dict[str, Any], engine: str) -> Pod:
-    """Say what of which pod a container is; the container's name of a pod's sandbox is "".
+    """Return the pod of a container; the container's name of a pod's sandbox is "".
 
-    Args:
-        annotations: of its config.json. A pod's author can add some, so each engine's own words count for its own.
-        engine: as gpushim.engines.processes.table has it beside annotations.
+    `engine` is as in gpushim.engines.processes.table: a pod's author can add annotations, so only those of the
+    container's own engine count.
     """
     parts = str(annotations.get(CRIO, "")).split("_")
     if engine == "cri-o" and len(parts) in (5, 6) and parts[0] == "k8s":
@@ -72,7 +71,7 @@ class Names:
         return [engine for engine in running.find() if engine.name == dockerd.PROGRAM]
 
     def directories(self, key: str) -> list[str]:
-        """List the directories that running dockerds were given as a key of daemon.json, such as "exec-root"."""
+        """List the directories that running dockerds have under a key of daemon.json, such as "exec-root"."""
         roots = [
             (engine, root)
             for engine in self._dockerds
@@ -81,34 +80,24 @@ class Names:
         return [engine.seen(root) for engine, root in roots if isinstance(root, str) and root.startswith("/")]
 
     def of_docker(self, identity: str, user: str, read: Read) -> str:
-        """Return a container's name as Docker has it; "" if no dockerd knows it.
-
-        Args:
-            identity: of the container.
-            user: the runtime directory of the user whose container it is; "" for root's.
-            read: reads a JSON file.
-        """
+        """Return a container's name in Docker's files; "" if no dockerd has it. `user` is a runtime directory."""
         for root in users_docker_root(user) if user else [*self.directories("data-root"), DOCKER_ROOT]:
             # Where root's daemon remaps users, its own is in a directory UID.GID of it.
-            others = [] if user else sorted(glob.glob(f"{glob.escape(root)}/[0-9]*.[0-9]*"))
-            for folder in [root, *others][:8]:
-                found = read(f"{folder}/containers/{identity}/config.v2.json")
-                name = found.get("Name") if isinstance(found, dict) else None
+            remapped = [] if user else sorted(glob.glob(f"{glob.escape(root)}/[0-9]*.[0-9]*"))
+            for folder in [root, *remapped][:8]:
+                config = read(f"{folder}/containers/{identity}/config.v2.json")
+                name = config.get("Name") if isinstance(config, dict) else None
                 if isinstance(name, str) and name:
                     return name.removeprefix("/")
         return ""
 
     def of_podman(self, identity: str, bundle: str, user: str, read: Read) -> str:
-        """Return a container's name as the storage of Podman and CRI-O has it; "" if it does not.
+        """Return a container's name in the storage of Podman and CRI-O; "" if it has none.
 
-        Args:
-            identity: of the container.
-            bundle: its directory, GRAPHROOT/DRIVER-containers/ID/userdata.
-            user: as `of_docker` takes it.
-            read: reads a JSON file.
+        `bundle` is GRAPHROOT/DRIVER-containers/ID/userdata; `user` is as in `of_docker`.
         """
-        folder, _, own = bundle.rpartition("/userdata")[0].rpartition("/")
-        if own != identity or not folder.endswith("-containers"):
+        folder, _, name = bundle.rpartition("/userdata")[0].rpartition("/")
+        if name != identity or not folder.endswith("-containers"):
             return ""
         # Those of `podman run --rm` are kept apart, in a directory that a boot empties.
         run = f"{user}/containers" if user else PODMAN_RUN
@@ -121,14 +110,14 @@ class Names:
 
 
 def users_docker_root(user: str) -> list[str]:
-    """Return the data-root of a user's dockerd, by that user's runtime directory; nothing without such a user."""
+    """Return the data-root of a user's dockerd, by that user's runtime directory; [] without such a user."""
     with contextlib.suppress(KeyError, ValueError):
         return [f"{pwd.getpwuid(int(os.path.basename(user))).pw_dir}/{USERS_DOCKER_ROOT}"]
     return []
 
 
-def _listed(found: Any) -> Iterator[tuple[str, str]]:
+def _listed(entries: Any) -> Iterator[tuple[str, str]]:
     """List ids and names of a containers.json."""
-    for entry in found if isinstance(found, list) else ():
+    for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("id"), str) and isinstance(entry.get("names"), list):
             yield entry["id"], ", ".join(map(str, entry["names"]))

@@ -1,7 +1,7 @@
-"""What the running containers of one pod have, who told them, and what kubelet has given them.
+"""The devices of one pod's running containers, by the runtime's state, kubelet's checkpoint and claims.
 
 A container's pod is what its engine wrote into its config.json; states of users other than root are not looked into,
-as theirs could say anything. Out of scope: what a container would get (explain.py), printing (cli/explain.py).
+as theirs could say anything.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # of objects of Kube
 
 
 class PodName(NamedTuple):
-    """Which containers are asked for; of all names if `container` is ""."""
+    """A pod and, unless "", one of its containers."""
 
     namespace: str
     pod: str
     container: str
 
     def has(self, pod: Pod) -> bool:
-        """Say whether a container of a pod is one of them; a pod's sandbox is not."""
-        same = (pod.namespace, pod.name) == (self.namespace, self.pod)
-        return same and pod.container in ({self.container} if self.container else {pod.container} - {""})
+        """Return whether a container of a pod is one of them; a pod's sandbox is not."""
+        is_pod = (pod.namespace, pod.name) == (self.namespace, self.pod)
+        return is_pod and pod.container in ({self.container} if self.container else {pod.container} - {""})
 
 
 def pod_name(text: str) -> PodName | None:
-    """Read NAMESPACE/POD or NAMESPACE/POD/CONTAINER; None if it is neither."""
+    """Parse NAMESPACE/POD or NAMESPACE/POD/CONTAINER; None if it is neither."""
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(map(NAME.fullmatch, parts)):
         return None
@@ -50,7 +50,7 @@ def pod_name(text: str) -> PodName | None:
 
 
 def kubelet_dir() -> str:
-    """Return kubelet's directory as the configuration has it, if that can be read."""
+    """Return kubelet's directory by the configuration, or the default if that cannot be read."""
     try:
         return policy.load(system.config_path())["device-plugin"]["kubelet-dir"]
     except GpushimError:
@@ -58,45 +58,45 @@ def kubelet_dir() -> str:
 
 
 def report(
-    asked: PodName, inventory: Snapshot, kubelet_dir: str, states: list[str] | None = None, proc: str = "/proc"
+    query: PodName, inventory: Snapshot, kubelet_dir: str, states: list[str] | None = None, proc: str = "/proc"
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Explain the running containers of a pod.
 
     Args:
-        asked: which.
+        query: names the pod, and maybe one container.
         inventory: the snapshot.
         kubelet_dir: kubelet's directory.
         states: as holders.containers takes it.
-        proc: where procfs is mounted.
+        proc: the path of procfs.
 
     Returns:
         of each container {"namespace", "pod", "container", "uid", "id", "engine", "pid", "bundle", "devices", "how"
-        (as `gpushim ps`), "claims" (of `claimed`), "told": what asked for them, "kubelet": [{"resource", "devices",
-        "answer"}] or None if that is not known, "explain": of gpushim.explain}; and sentences about what could not be
-        read, or has ended.
+        (as `gpushim ps`), "claims" (of `claimed`), "told": the requests, "kubelet": [{"resource", "devices",
+        "answer"}] or None if that is not known, "explain": of gpushim.explain}; and sentences about unreadable paths
+        and containers that have ended.
 
     Raises:
         GpushimError: no such container runs here.
     """
     notes: list[str] = []
-    given, theirs = _given(kubelet_dir, notes), _claims(kubelet_dir, notes)
-    found, ended, others = [], [], set()
+    grants, prepared = _given(kubelet_dir, notes), _claims(kubelet_dir, notes)
+    rows, ended, siblings = [], [], set()
     for container in holders.containers(notes, states, proc):
         spec = None if container.reader.user else container.spec()
         annotations = holders.annotated(spec)
         engine = container.engine(annotations)
         pod = names.pod(annotations, engine)
-        if spec is not None and asked.has(pod) and container.process:
-            found.append(_one(container, spec, pod, engine, inventory, given, theirs))
-        elif asked.has(pod):
+        if spec is not None and query.has(pod) and container.process:
+            rows.append(_one(container, spec, pod, engine, inventory, grants, prepared))
+        elif query.has(pod):
             ended.append(pod.container)
-        elif container.process and asked._replace(container="").has(pod):
-            others.add(pod.container)
-    notes += [_ended(asked, name) for name in sorted({*ended} - {each["container"] for each in found})]
-    if not found:
-        raise _missing(asked, notes, sorted(others), bool(ended))
-    notes += _several(sorted({each["uid"] for each in found}))
-    return sorted(found, key=lambda each: (each["container"], each["id"])), notes
+        elif container.process and query._replace(container="").has(pod):
+            siblings.add(pod.container)
+    notes += [_ended(query, name) for name in sorted({*ended} - {row["container"] for row in rows})]
+    if not rows:
+        raise _missing(query, notes, sorted(siblings), bool(ended))
+    notes += _several(sorted({row["uid"] for row in rows}))
+    return sorted(rows, key=lambda row: (row["container"], row["id"])), notes
 
 
 def _several(uids: list[str]) -> Iterator[str]:
@@ -110,19 +110,19 @@ def _one(
     pod: Pod,
     engine: str,
     inventory: Snapshot,
-    given: list[Given] | None,
-    theirs: list[Claim] | None,
+    grants: list[Given] | None,
+    prepared: list[Claim] | None,
 ) -> dict[str, Any]:
-    has, how = holders.held(container, spec, inventory)
-    by_claim = _claimed(pod.uid, has, theirs, inventory)
+    has, source = holders.held(container, spec, inventory)
+    by_claim = _claimed(pod.uid, has, prepared, inventory)
     bundle = str(container.state["bundle"] or "")
     story = explain.explain(spec, bundle)
     requests = [f"{row['what']}={row['value']}" for row in story["asked"] if row["effect"] == NAMES]
-    requests += [f"{called(one)}, which kubelet has prepared" for one in by_claim or ()]
+    requests += [f"{called(grant)}, which kubelet has prepared" for grant in by_claim or ()]
     if has and not requests:
-        requests = [f"nothing that gpushim-runtime reads: {_behind(how)}"]
-    known = given if pod.uid else None
-    mine = [one for one in known or () if (one.uid, one.container) == (pod.uid, pod.container)]
+        requests = [f"nothing that gpushim-runtime reads: {_behind(source)}"]
+    pod_grants = grants if pod.uid else None
+    own_grants = [grant for grant in pod_grants or () if (grant.uid, grant.container) == (pod.uid, pod.container)]
     return {
         "namespace": pod.namespace,
         "pod": pod.name,
@@ -133,69 +133,67 @@ def _one(
         "pid": container.state["pid"],
         "bundle": bundle,
         "devices": has,
-        "how": how,
+        "how": source,
         "claims": by_claim,
         "told": requests,
         "kubelet": None
-        if known is None
-        else [{"resource": one.resource, "devices": one.devices, "answer": one.answer} for one in mine],
+        if pod_grants is None
+        else [{"resource": grant.resource, "devices": grant.devices, "answer": grant.answer} for grant in own_grants],
         "explain": story,
     }
 
 
 def claimed(rows: list[dict[str, Any]], inventory: Snapshot, kubelet_dir: str) -> list[str]:
-    """Add to each container that has a GPU the claims of Kubernetes' DRA by which it has it, as "claims".
+    """Add to each row of holders.holders the claims of Kubernetes' DRA that gave its GPU, as "claims".
 
-    Args:
-        rows: as holders.holders lists them; each gets [{"namespace", "name", "driver", "device"}], or None if that is
-            not known.
-        inventory: the snapshot.
-        kubelet_dir: kubelet's directory.
+    Each gets [{"namespace", "name", "driver", "device"}], or None if that is not known.
 
     Returns:
-        sentences about what could not be read.
+        sentences about unreadable files.
     """
     notes: list[str] = []
-    theirs = _claims(kubelet_dir, notes) if any(row["uid"] for row in rows) else []
+    prepared = _claims(kubelet_dir, notes) if any(row["uid"] for row in rows) else []
     for row in rows:
-        row["claims"] = _claimed(row["uid"], row["devices"], theirs, inventory)
+        row["claims"] = _claimed(row["uid"], row["devices"], prepared, inventory)
     return notes
 
 
 def called(claim: dict[str, Any]) -> str:
-    """Write a claim of `claimed` for people."""
+    """Return the words for a claim of `claimed`."""
     return f"claim {quote(claim['namespace'])}/{quote(claim['name'])} of the DRA driver {quote(claim['driver'])}"
 
 
 def _claimed(
-    uid: str, devices: list[str], theirs: list[Claim] | None, inventory: Snapshot
+    uid: str, devices: list[str], prepared: list[Claim] | None, inventory: Snapshot
 ) -> list[dict[str, Any]] | None:
-    if theirs is None:
+    if prepared is None:
         return None
     parts = {mig["uuid"]: f"{mig['gpu']}:{mig['index']}" for mig in inventory["mig"]}
     parts.update({gpu["uuid"]: str(gpu["index"]) for gpu in inventory["gpus"]})
-    found = []
-    for one in theirs if uid and devices else ():
-        gives = kubelet.which(one, inventory) if uid in one.uids else frozenset()
+    rows = []
+    for claim in prepared if uid and devices else ():
+        gives = kubelet.which(claim, inventory) if uid in claim.uids else frozenset()
         texts = {parts[uuid] for uuid in gives or ()}
         if gives is None or any({device, device.partition(":")[0]} & texts for device in devices):
-            found.append({"namespace": one.namespace, "name": one.name, "driver": one.driver, "device": one.device})
-    return found
+            rows.append(
+                {"namespace": claim.namespace, "name": claim.name, "driver": claim.driver, "device": claim.device}
+            )
+    return rows
 
 
 def _claims(folder: str, notes: list[str]) -> list[Claim] | None:
     try:
         return saved_claims(folder)
     except OSError as error:
-        why = f"cannot be read: {error.strerror}; run this as root"
+        problem = f"cannot be read: {error.strerror}; run this as root"
     except ValueError as error:
-        why = f"is damaged: {error}"
-    notes.append(f"{folder}/{CLAIMS} {why}; which claims pods have is not known")
+        problem = f"is damaged: {error}"
+    notes.append(f"{folder}/{CLAIMS} {problem}; which claims pods have is not known")
     return None
 
 
-def _behind(how: str) -> str:
-    if how == "spec":
+def _behind(source: str) -> str:
+    if source == "spec":
         return "the engine gave them, by CDI or as devices"
     return "a hook, or somebody behind the runtime, gave them"
 
@@ -213,24 +211,24 @@ def _given(folder: str, notes: list[str]) -> list[Given] | None:
     return None
 
 
-def _ended(asked: PodName, container: str) -> str:
-    shown = quote(container)
+def _ended(query: PodName, container: str) -> str:
+    label = quote(container)
     return (
-        f"container {shown} of pod {asked.namespace}/{asked.pod} has ended; "
-        f"kubectl -n {asked.namespace} logs {asked.pod} -c {shown} --previous says why"
+        f"container {label} of pod {query.namespace}/{query.pod} has ended; "
+        f"kubectl -n {query.namespace} logs {query.pod} -c {label} --previous says why"
     )
 
 
-def _missing(asked: PodName, notes: list[str], others: list[str], ended: bool) -> GpushimError:
-    pod = f"{asked.namespace}/{asked.pod}"
-    where = f"kubectl -n {asked.namespace} get pod {asked.pod} -o wide"
+def _missing(query: PodName, notes: list[str], siblings: list[str], ended: bool) -> GpushimError:
+    pod = f"{query.namespace}/{query.pod}"
+    command = f"kubectl -n {query.namespace} get pod {query.pod} -o wide"
     if ended:
         return GpushimError(f"no such container of pod {pod} runs on this node any more: {notes[-1]}", FAILED)
-    if others:
-        has = ", ".join(map(quote, others[:16]))
+    if siblings:
+        has = ", ".join(map(quote, siblings[:16]))
         return GpushimError(
-            f"pod {pod} has no running container {asked.container} on this node; it has {has}", FAILED
+            f"pod {pod} has no running container {query.container} on this node; it has {has}", FAILED
         )
     not_listed = [note for note in notes if "not listed" in note]
-    more = f"; {not_listed[0]}" if not_listed else ""
-    return GpushimError(f"pod {pod} has no running container on this node; {where} says where it is{more}", FAILED)
+    hint = f"; {not_listed[0]}" if not_listed else ""
+    return GpushimError(f"pod {pod} has no running container on this node; {command} says where it is{hint}", FAILED)

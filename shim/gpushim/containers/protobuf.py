@@ -4,11 +4,8 @@ A table maps a message's name to its fields, by number: (name, type, repeated). 
 "int64", "map" (of strings to strings) or another message's name. What protobuf's own parser accepts is accepted, what
 it refuses is refused, and unknown fields are skipped; tests hold the two together (protobuf's wire format,
 https://protobuf.dev/programming-guides/encoding). Only the number of fields is limited: 2 bytes may be a message,
-which is 400 here. Generated code of one protoc, and protobuf's factories, do not
-work with both the protobuf of Debian 12 and today's.
-
-Out of scope: which messages there are (kubelet.py, gpuplugin.kubelet.v1beta1), packed numbers and floats, which none
-of them has.
+which is 400 here. Generated code of one protoc, and protobuf's factories, do not work with both the protobuf of
+Debian 12 and today's. Packed numbers and floats are not supported: no message here has them.
 """
 
 from __future__ import annotations
@@ -32,12 +29,7 @@ class WireError(ValueError):
 
 
 def encode(tables: Tables, name: str, message: Mapping[str, Any]) -> bytes:
-    """Write a message.
-
-    Args:
-        tables: of fields.
-        name: the message's.
-        message: values by field name; absent ones have their type's empty value.
+    """Encode a message of a table; absent members have their type's empty value.
 
     Raises:
         KeyError: the message has a member that the table does not name.
@@ -57,20 +49,12 @@ def encode(tables: Tables, name: str, message: Mapping[str, Any]) -> bytes:
         elif kind in BITS:
             parts += [_varint(number << 3 | VARINT) + _varint(int(value) & (1 << 64) - 1)] if value else []
         else:
-            parts += [lengthy(number, encode(tables, kind, one)) for one in (value if repeated else [value])]
+            parts += [lengthy(number, encode(tables, kind, member)) for member in (value if repeated else [value])]
     return b"".join(parts)
 
 
 def decode(tables: Tables, name: str, data: bytes) -> dict[str, Any]:
-    """Read a message.
-
-    Args:
-        tables: of fields.
-        name: the message's.
-        data: its bytes.
-
-    Returns:
-        all its members by name; a message that is not there is None.
+    """Decode a message of a table: all its members by name; a message that is not there is None.
 
     Raises:
         WireError: these are not its bytes, or it has too many fields.
@@ -85,15 +69,15 @@ def _empty(tables: Tables, name: str) -> dict[str, Any]:
     }
 
 
-def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any], left: Iterator[int]) -> dict[str, Any]:
-    """Add fields to a message; `left` has one item for each that there may still be."""
-    for number, wire, value in _fields(data, left):
+def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any], budget: Iterator[int]) -> dict[str, Any]:
+    """Add fields to a message; `budget` has one item for each field that there may still be."""
+    for number, wire, value in _fields(data, budget):
         field, kind, repeated = tables[name].get(number, ("", "", False))
         if wire != (VARINT if kind in BITS else BYTES) or not field:
             continue  # unknown, or not of this type: both are unknown to protobuf
         if kind == "map":
             entry = {"key": "", "value": ""}
-            _merge({"": _ENTRY}, "", value, entry, left)
+            _merge({"": _ENTRY}, "", value, entry, budget)
             message[field][entry["key"]] = entry["value"]
         elif kind in BITS:
             message[field] = _number(kind, value)
@@ -103,25 +87,25 @@ def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any], left
             else:
                 message[field] = _string(value)
         elif repeated:
-            message[field].append(_merge(tables, kind, value, _empty(tables, kind), left))
+            message[field].append(_merge(tables, kind, value, _empty(tables, kind), budget))
         else:
-            message[field] = _merge(tables, kind, value, message[field] or _empty(tables, kind), left)
+            message[field] = _merge(tables, kind, value, message[field] or _empty(tables, kind), budget)
     return message
 
 
-def _fields(data: bytes, left: Iterator[int]) -> Iterator[tuple[int, int, Any]]:
-    """Read fields one after the other: number, wire type, value; what is in groups is left out."""
-    place, groups = 0, []
-    while place < len(data):
-        if next(left, None) is None:
+def _fields(data: bytes, budget: Iterator[int]) -> Iterator[tuple[int, int, Any]]:
+    """Decode fields one after the other: number, wire type, value; fields in groups are left out."""
+    position, groups = 0, []
+    while position < len(data):
+        if next(budget, None) is None:
             raise WireError(f"there are more than {MOST} fields")
-        tag, place = _read(data, place, 32)
+        tag, position = _read(data, position, 32)
         number, wire = tag >> 3, tag & 7
         value: Any = None
         if not number:
             raise WireError("a field has the number 0")
         if wire == VARINT:
-            value, place = _read(data, place)
+            value, position = _read(data, position)
         elif wire == GROUP:
             groups.append(number)
             if len(groups) > DEEPEST:
@@ -132,9 +116,9 @@ def _fields(data: bytes, left: Iterator[int]) -> Iterator[tuple[int, int, Any]]:
         elif wire in (BYTES, FIXED64, FIXED32):
             size = 8 if wire == FIXED64 else 4
             if wire == BYTES:
-                size, place = _read(data, place, 32)
-            value, place = data[place : place + size], place + size
-            if place > len(data):
+                size, position = _read(data, position, 32)
+            value, position = data[position : position + size], position + size
+            if position > len(data):
                 raise WireError("it ends within a field")
         else:
             raise WireError(f"there is no wire type {wire}")
@@ -144,14 +128,14 @@ def _fields(data: bytes, left: Iterator[int]) -> Iterator[tuple[int, int, Any]]:
         raise WireError("a group does not end")
 
 
-def _read(data: bytes, place: int, bits: int = 64) -> tuple[int, int]:
-    """Read a variable-length number of at most so many bits; returns it and where it ends."""
+def _read(data: bytes, position: int, bits: int = 64) -> tuple[int, int]:
+    """Decode a variable-length number of at most `bits` bits; returns it and its end."""
     value = shift = 0
     while True:
-        if place >= len(data):
+        if position >= len(data):
             raise WireError("it ends within a number")
-        byte = data[place]
-        place += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         shift += 7
         if byte < 128:
@@ -160,7 +144,7 @@ def _read(data: bytes, place: int, bits: int = 64) -> tuple[int, int]:
             raise WireError("a number is longer than 64 bits")
     if bits == 32 and value >> 32:
         raise WireError("a tag or a length is longer than 32 bits")
-    return value & (1 << 64) - 1, place
+    return value & (1 << 64) - 1, position
 
 
 def _number(kind: str, value: int) -> int | bool:
@@ -179,12 +163,12 @@ def _string(value: bytes) -> str:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    data = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        data.append(value & 127 | 128)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    data.append(value)
+    return bytes(data)
 
 
 def _text(number: int, text: str) -> bytes:
@@ -192,5 +176,5 @@ def _text(number: int, text: str) -> bytes:
 
 
 def lengthy(number: int, data: bytes) -> bytes:
-    """Write a field that has a string's or a message's bytes."""
+    """Encode a field that has a string's or a message's bytes."""
     return _varint(number << 3 | BYTES) + _varint(len(data)) + data

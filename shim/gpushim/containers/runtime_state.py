@@ -1,7 +1,7 @@
-"""The state that runc and crun keep of containers: which of them live, and with what bundle.
+"""The state that runc and crun keep of containers: their process and their bundle.
 
 Users keep such states too, and write into them what they like: of each user no more than ALLOWANCE is read, and any
-member may have any type. Out of scope: what a container has (holders.py).
+member may have any type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FILES = ("state.json", "status")  # of runc, of crun
 SIZE_LIMIT = 16 << 20  # bytes of a file of root's
 USERS_LIMIT = 1 << 20  # bytes of a user's, of which JSON in memory may be the thirtyfold
-ALLOWANCE = 16 << 20  # bytes that are read of what one user has; a container's are some 50 KiB
+ALLOWANCE = 16 << 20  # bytes that are read of one user's files; a container's are some 50 KiB
 LOOK = 4096  # bytes of it that any look at a file costs
 STAT_LIMIT = 4096  # bytes of a process's stat
 
@@ -33,38 +33,40 @@ class Reader:
     """Reads the JSON files of states and bundles, each user's within an allowance.
 
     Args:
-        notes: gets sentences about what could not be read.
-        unseen: gets what this user may not look at.
-        left: bytes that are left of each user's allowance.
-        user: whose states these are; "" for root's, or for whatever somebody named.
-        named: tells what containers are called.
+        notes: gets sentences about unreadable files.
+        unseen: gets paths that this user may not look at.
+        remaining: bytes of each user's allowance.
+        user: the owner of these states; "" for root, or for directories that were named on the command line.
+        names: of containers.
     """
 
-    def __init__(self, notes: list[str], unseen: list[str], left: dict[str, int], user: str, named: Names) -> None:
-        self.notes, self.unseen, self.left, self.user, self.named = notes, unseen, left, user, named
+    def __init__(
+        self, notes: list[str], unseen: list[str], remaining: dict[str, int], user: str, names: Names
+    ) -> None:
+        self.notes, self.unseen, self.remaining, self.user, self.names = notes, unseen, remaining, user, names
 
     @property
     def whose(self) -> str:
-        """The user that runs such a container, as words to follow the engine; "" for root."""
+        """The words about a user other than root that follow the engine."""
         return f" of user {os.path.basename(self.user)}" if self.user else ""
 
     @property
     def spent(self) -> bool:
         """Whether no more of this user's states is read."""
-        return bool(self.user) and self.left[self.user] <= 0
+        return bool(self.user) and self.remaining[self.user] <= 0
 
     def read(self, path: str) -> dict[str, Any] | None:
-        """Read a file; None if it is not there (any more) or is no object."""
-        found = self.json(path)
-        return found if isinstance(found, dict) else None
+        """Read a JSON object; None if there is none (any more)."""
+        data = self.json(path)
+        return data if isinstance(data, dict) else None
 
     def json(self, path: str) -> Any:
-        """Read a JSON file; None if it is not there (any more) or not JSON."""
+        """Read a JSON file; None if there is none (any more), or it is not JSON."""
         data = b""
         try:
             with open(path, "rb", opener=_regular) as file:
                 data = file.read(USERS_LIMIT if self.user else SIZE_LIMIT)
-            found = json.loads(data)
+            document = json.loads(data)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError:
@@ -77,15 +79,15 @@ class Reader:
             return None  # being written, or malicious
         finally:
             self._charge(len(data))
-        return found
+        return document
 
     def mounts(self, process: str) -> bytes:
-        """Read what a process sees as mounts, within the allowance: a user's states may all name one with many.
+        """Read a process's mounts, within the allowance: a user's states may all name one process with many.
 
         Raises:
             OSError: the process has ended, may not be looked at, or has more mounts than that (EFBIG).
         """
-        limit = max(0, min(self.left[self.user], bounds.MOUNT_TABLE)) if self.user else bounds.MOUNT_TABLE
+        limit = max(0, min(self.remaining[self.user], bounds.MOUNT_TABLE)) if self.user else bounds.MOUNT_TABLE
         try:
             data = read_proc(f"{process}/mountinfo", limit)
         except OSError as error:
@@ -96,11 +98,11 @@ class Reader:
 
     def _charge(self, read: int) -> None:
         if self.user:
-            self.left[self.user] -= max(read, LOOK)
+            self.remaining[self.user] -= max(read, LOOK)
 
 
 def listing(folder: str, notes: list[str], unseen: list[str]) -> list[str]:
-    """List the names in a directory of states; notes and unseen as the reader has them."""
+    """List the names in a directory of states; notes and unseen are as in `Reader`."""
     try:
         return seen.listed(folder)
     except FileNotFoundError:
@@ -116,32 +118,32 @@ def listing(folder: str, notes: list[str], unseen: list[str]) -> list[str]:
 def state(folder: str, reader: Reader) -> dict[str, Any] | None:
     """Read the state of one container: {"pid", "start" (clock ticks since boot), "bundle", "spec", "copy"}.
 
-    A rootless engine has its bundles where nobody else sees them: "spec" is what the state itself says of
-    config.json, "copy" the path of a copy.
+    The bundles of a rootless engine are in its own mount namespace: "spec" is as much of config.json as the state
+    has, "copy" the path of a copy.
     """
     for name in FILES:
         state = reader.read(f"{folder}/{name}")
         if state is None:
             continue
         if name == "status":
-            found = {"pid": state.get("pid"), "start": state.get("process-start-time"), "bundle": state.get("bundle")}
-            return {**found, "spec": None, "copy": f"{folder}/config.json"}
+            facts = {"pid": state.get("pid"), "start": state.get("process-start-time"), "bundle": state.get("bundle")}
+            return {**facts, "spec": None, "copy": f"{folder}/config.json"}
         config = state.get("config")
         config = config if isinstance(config, dict) else {}
         labels = config.get("labels")
         listed = [str(label) for label in labels] if isinstance(labels, list) else []
         bundles = [label[len("bundle=") :] for label in listed if label.startswith("bundle=")]
         start = state.get("init_process_start")
-        found = {"pid": state.get("init_process_pid"), "start": start, "bundle": bundles[-1] if bundles else None}
-        return {**found, "spec": _spec(config, listed), "copy": ""}
+        facts = {"pid": state.get("init_process_pid"), "start": start, "bundle": bundles[-1] if bundles else None}
+        return {**facts, "spec": _spec(config, listed), "copy": ""}
     return None
 
 
 def _spec(config: dict[str, Any], labels: list[str]) -> dict[str, Any] | None:
-    """Write what runc's state says of a container as config.json does."""
+    """Return the part of a config.json that runc's state has."""
     if "devices" not in config:
         return None
-    devices = [{**each, "type": "c"} for each in objects(config["devices"]) if each.get("type") == ord("c")]
+    devices = [{**device, "type": "c"} for device in objects(config["devices"]) if device.get("type") == ord("c")]
     annotations = dict(label.partition("=")[::2] for label in labels)
     return {"annotations": annotations, "mounts": config.get("mounts"), "linux": {"devices": devices}}
 
@@ -174,7 +176,7 @@ def _lives(state: dict[str, Any], process: str) -> bool:
 
 
 def _regular(path: str, flags: int) -> int:
-    """Open a regular file: users keep states too, and a FIFO or a device of theirs must not hang us."""
+    """Open a regular file: a user's FIFO or device must not hang us."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -182,6 +184,6 @@ def _regular(path: str, flags: int) -> int:
     return fd
 
 
-def objects(found: Any) -> list[dict[str, Any]]:
-    """Return those members of what should be a list of objects that are objects."""
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+def objects(members: Any) -> list[dict[str, Any]]:
+    """Return the objects of a value that should be a list of objects."""
+    return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []

@@ -36,8 +36,9 @@ NODES = (
 def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tuple[Optional[DeviceList], list[str]]:
     """Return a container's list of devices, if it has one, and the IMEX channels that mounts name.
 
-    Returns: its source ("env NAME", "mounts" or "annotations"), its text and its names, or None; and the channels, if
-    the list is not void.
+    Returns:
+        its source ("env NAME", "mounts" or "annotations"), its text and its names, or None; and the channels, if the
+        list is not void.
 
     Raises:
         GpushimError: REQUEST, for a list that is malformed or too long; BUNDLE, for a config.json of wrong types.

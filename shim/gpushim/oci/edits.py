@@ -277,9 +277,7 @@ def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
             continue  # nothing to remove, and an empty list is no use
         hooks = _objects(spec, "hooks." + stage)
         expected = [hook] if stage == "prestart" else []
-        new = [
-            entry for entry in hooks if entry in expected or not (_name(entry) in OTHER_HOOKS or _is_ours(entry))
-        ]
+        new = [entry for entry in hooks if entry in expected or not (_name(entry) in OTHER_HOOKS or _is_ours(entry))]
         new += [hook for hook in expected if hook not in new]
         if new != hooks:
             hooks[:] = new

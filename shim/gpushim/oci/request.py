@@ -94,10 +94,12 @@ def read(
 ) -> Optional[Request]:
     """Read a container's request.
 
-    Args: spec: config.json as parsed. policy: the validated configuration with all keys present. ignored: if given,
-    receives the sentences of Request.ignored, also when there is no request. effects: if given, receives the effect
-    of each source that was read, as the end of a sentence: by the name of a variable, "mount PATH" or "annotation
-    KEY".
+    Args:
+        spec: config.json as parsed.
+        policy: the validated configuration with all keys present.
+        ignored: if given, receives the sentences of Request.ignored, also when there is no request.
+        effects: if given, receives the effect of each source that was read, as the end of a sentence: by the name of
+            a variable, "mount PATH" or "annotation KEY".
 
     Returns:
         the request, or None when the container asks for nothing that may be granted.

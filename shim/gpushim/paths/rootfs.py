@@ -169,8 +169,9 @@ class Rootfs:
     def names(self, path: str, limit: int, volumes: bool = False) -> dict[str, bool]:
         """List a directory of the container: each name, and whether a regular file (no link) has it.
 
-        Raises: OSError: it is absent, no directory, on another mount (OtherMountError), or has more than `limit`
-        names (EFBIG).
+        Raises:
+            OSError: it is absent, no directory, on another mount (OtherMountError), or has more than `limit` names
+                (EFBIG).
         """
         target = self.reach(path + "/")
         try:

@@ -39,12 +39,14 @@ def walk(
 ) -> int:
     """Open the file that a path names when `root` is the root directory; the caller closes the O_PATH fd.
 
-    Args: root: an open directory. path: the path; a leading `/` makes no difference. follow: whether a link at the
-    very end is followed; with a `/` behind it, it always is. missing: is called with the directory, the name in it
-    that is not there, and the number of words still to come; it makes the name and returns True, leaves it missing
-    (False), or raises. None is for an error. allow: is called with the O_PATH fd of each directory and link on the
-    way and of the file itself, its status, and the number of words still to come, before anything is done with it; an
-    exception of it ends the walk.
+    Args:
+        root: an open directory.
+        path: the path; a leading `/` makes no difference.
+        follow: whether a link at the very end is followed; with a `/` behind it, it always is.
+        missing: is called with the directory, the name in it that is not there, and the number of words still to
+            come; it makes the name and returns True, leaves it missing (False), or raises. None is for an error.
+        allow: is called with the O_PATH fd of each directory and link on the way and of the file itself, its status,
+            and the number of words still to come, before anything is done with it; an exception of it ends the walk.
 
     Raises:
         OSError: with the errno that openat2(2) gives for RESOLVE_IN_ROOT.

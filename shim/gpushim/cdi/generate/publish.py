@@ -207,8 +207,9 @@ def emptier(path: str, spec: dict[str, Any], source: str) -> str:
 def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str, list[str]]:
     """Search a spec's devices in other files of its directory.
 
-    Returns: a file that has one, and the device's name, or "" twice; and a sentence on each unreadable file that may
-    have one.
+    Returns:
+        a file that has one, and the device's name, or "" twice; and a sentence on each unreadable file that may have
+        one.
     """
     listed, problems = specs.load([os.path.dirname(path)], [spec["kind"]])
     unreadable = [problem for problem in problems if not problem.startswith(f"{path}: ")]
