@@ -1,7 +1,4 @@
-"""The command line for people: `gpushim COMMAND`, one command per file of this package.
-
-Out of scope: the create and hook paths, which import nothing from here.
-"""
+"""The command line for people: `gpushim COMMAND`, one command per file of this package."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ COMMANDS = {
 
 
 class _Commands(Program, Sections):
-    """The commands, each imported when it is called."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
 

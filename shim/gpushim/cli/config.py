@@ -23,10 +23,10 @@ def config() -> None:
 def show_config(form: str) -> None:
     """Show every setting with its value, and whether config.toml, the profile or the default says so."""
     path = system.config_path()
-    given = policy.given(path) or {}
+    sections = policy.given(path) or {}
     settings: Any = policy.load(path)  # by names that are data
     rows = [
-        (f"{section}.{key}", value, _source(given, section, key, path))
+        (f"{section}.{key}", value, _source(sections, section, key, path))
         for section, entries in settings.items()
         for key, value in entries.items()
     ]
@@ -36,11 +36,11 @@ def show_config(form: str) -> None:
 
 @config.command()
 def check() -> None:
-    """Say whether config.toml is right, on this host, and name what is not; exits with 15 if it is wrong."""
+    """Check config.toml on this host, and name what is wrong; exits with 15 if it is not right."""
     path = system.config_path()
-    found = policy.given(path)
+    sections = policy.given(path)
     policy.check_directories(policy.load(path)["driver"], path)
-    if found is None:
+    if sections is None:
         show.say(f"{path} does not exist; all settings have their defaults")
     else:
         show.say(f"{path} is right")
@@ -52,9 +52,9 @@ def path() -> None:
     show.say(system.config_path())
 
 
-def _source(given: dict[str, Any], section: str, key: str, path: str) -> str:
-    entries = given.get(section, {})
-    profile = given.get("requests", {}).get("profile", "default")
+def _source(sections: dict[str, Any], section: str, key: str, path: str) -> str:
+    entries = sections.get(section, {})
+    profile = sections.get("requests", {}).get("profile", "default")
     if key in entries and (section, key) != ("driver", "dev-root"):
         return path
     if (section, key) == ("driver", "dev-root"):

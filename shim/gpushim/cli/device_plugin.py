@@ -1,7 +1,4 @@
-"""`gpushim device-plugin`: ask the device plugin of this node, which may be absent; it listens on a socket.
-
-Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control).
-"""
+"""`gpushim device-plugin`: ask the device plugin of this node, which may be absent, by its socket."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _FORM = show.format_option("table", "json")
 
 
 def become(*words: str, program: str = "gpushim-device-plugin") -> NoReturn:
-    """Become a program of the plugin's with these words, for it imports gpushim, and never the reverse.
+    """Execute a program of the plugin's, which imports gpushim, and never the reverse.
 
     Raises:
         GpushimError: it is not there.
@@ -73,8 +70,8 @@ def status(form: str) -> None:
     for note in [*_states(answer), *answer["notes"]]:
         show.say(note, first="note: ", error=True)
     if not answer["resources"]:
-        where = f" in {answer['kubelet_dir']}" if answer.get("kubelet_dir") else ""
-        show.say(f"nothing is registered at kubelet{where}")
+        suffix = f" in {answer['kubelet_dir']}" if answer.get("kubelet_dir") else ""
+        show.say(f"nothing is registered at kubelet{suffix}")
     for head, rows in (
         (DEVICES, [*_devices(answer["resources"])]),
         (PODS, [*_pods(answer["pods"] or []), *_claims(answer.get("claims", []))]),
@@ -119,7 +116,7 @@ def take(form: str) -> None:
 
 
 class _NobodyError(GpushimError):
-    """Nobody listens there."""
+    """No program listens at the socket."""
 
 
 def _ask_plugin() -> dict[str, Any]:
@@ -127,7 +124,7 @@ def _ask_plugin() -> dict[str, Any]:
 
     Raises:
         GpushimError: it is not there, or refuses. Where claims give out the GPUs and systemd is not to start the
-            plugin, to start it would undo the way over to them.
+            plugin, starting it would undo the change to claims.
     """
     try:
         return _ask("status")
@@ -142,23 +139,23 @@ def _ask_plugin() -> dict[str, Any]:
 
 
 def _started() -> bool:
-    """Say whether systemd is to start the plugin: its unit is there, and neither disabled nor masked."""
+    """Return whether systemd is to start the plugin: its unit is there, and neither disabled nor masked."""
     program = programs.find("systemctl")
     answer = ask.program([program, "is-enabled", f"{PLUGIN}.service"]) if program else None
     return answer is not None and answer.out.strip() not in ("", "not-found", "disabled", "masked", "masked-runtime")
 
 
 def _ask_both(do: str) -> dict[str, Any]:
-    """Have the plugin, the DRA driver, or both do something, whichever is there; the answer is the plugin's first.
+    """Send a request to the plugin, the DRA driver, or both, whichever is there; the answer is the plugin's first.
 
     Raises:
         GpushimError: neither is there, or one refuses.
     """
     answers: list[dict[str, Any]] = []
     nobody: list[_NobodyError] = []
-    for name, who in ((plugin_socket.SOCKET, PLUGIN), (plugin_socket.DRIVERS, DRIVER)):
+    for name, program in ((plugin_socket.SOCKET, PLUGIN), (plugin_socket.DRIVERS, DRIVER)):
         try:
-            answers.append(_ask(do, name, who))
+            answers.append(_ask(do, name, program))
         except _NobodyError as error:
             nobody.append(error)
     if not answers:
@@ -167,39 +164,39 @@ def _ask_both(do: str) -> dict[str, Any]:
     return {**answers[0], "claims": [row for at, row in enumerate(rows) if row not in rows[:at]]}
 
 
-def _ask(do: str, name: str = plugin_socket.SOCKET, who: str = PLUGIN) -> dict[str, Any]:
-    """Have the plugin, or who else listens there, do something.
+def _ask(do: str, name: str = plugin_socket.SOCKET, program: str = PLUGIN) -> dict[str, Any]:
+    """Send a request to the plugin, or to another program with such a socket.
 
     Raises:
         GpushimError: it is not there, or refuses.
     """
-    where = f"{system.state_dir()}/{name}"
+    path = f"{system.state_dir()}/{name}"
     try:
         data = plugin_socket.exchange(system.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE, name)
         answer = json.loads(data)
     except PermissionError:
-        raise GpushimError(f"{where} is root's; run this as root", FAILED) from None
+        raise GpushimError(f"{path} is root's; run this as root", FAILED) from None
     except (FileNotFoundError, NotADirectoryError, ConnectionError):
         raise _NobodyError(
-            f"no {who} listens at {where}; start it, as root: systemctl start {who}, "
+            f"no {program} listens at {path}; start it, as root: systemctl start {program}, "
             "or see with kubectl why its pod on this node does not run",
             FAILED,
         ) from None
     except socket.timeout:
-        raise GpushimError(f"{who} does not answer within {DEADLINE:g} s; its log says why", FAILED) from None
+        raise GpushimError(f"{program} does not answer within {DEADLINE:g} s; its log says why", FAILED) from None
     except OSError as error:
-        raise GpushimError(f"{where} cannot be asked: {error.strerror or error}", FAILED) from None
+        raise GpushimError(f"{path} cannot be asked: {error.strerror or error}", FAILED) from None
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise GpushimError(f"what listens at {where} is not {who}: {quote(str(data[:80]))}", FAILED)
+        raise GpushimError(f"what listens at {path} is not {program}: {quote(str(data[:80]))}", FAILED)
     if "error" in answer:
         raise GpushimError(str(answer["error"]), FAILED)
     return answer
 
 
 def _states(answer: dict[str, Any]) -> Iterator[str]:
-    """Say what counts for all devices."""
+    """List the sentences about all devices."""
     if answer["released"]:
         closed = "" if answer["closed"] else ", though not all handles are closed yet"
         since = f"the GPUs have been released since {_when(answer['released'])}{closed}"
@@ -211,49 +208,55 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _containers(notes: list[str]) -> list[dict[str, Any]]:
-    """List containers that have a GPU, without asking NVML: the GPUs may be let go."""
-    found, stale = ensure.last(system.config_path(), system.state_dir())
+    """List containers that have a GPU, without asking NVML: the GPUs may be released."""
+    snapshot, stale = ensure.last(system.config_path(), system.state_dir())
     if stale == "policy":
         return []
-    rows, more = holders.holders(found)
-    notes += more
+    rows, holder_notes = holders.holders(snapshot)
+    notes += holder_notes
     return rows
 
 
 def _devices(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
     for resource in resources:
-        for one in resource["devices"]:
-            since = min((why["since"] for why in one["reasons"]), default=one.get("since"))
-            health = "healthy" if one["healthy"] else "unhealthy"
-            first = [resource["name"], one["index"], one["uuid"], one["replicas"], one["held"]]
-            yield [*first, health, since and _when(since), one["problem"]]
+        for device in resource["devices"]:
+            since = min((reason["since"] for reason in device["reasons"]), default=device.get("since"))
+            health = "healthy" if device["healthy"] else "unhealthy"
+            first = [resource["name"], device["index"], device["uuid"], device["replicas"], device["held"]]
+            yield [*first, health, since and _when(since), device["problem"]]
 
 
 def _pods(pods: list[dict[str, Any]]) -> Iterator[list[object]]:
-    for one in pods:
-        yield [one["namespace"], one["pod"], one["container"], one["resource"], _ids(one["devices"])]
+    for pod in pods:
+        yield [pod["namespace"], pod["pod"], pod["container"], pod["resource"], _ids(pod["devices"])]
 
 
 def _claims(claims: list[dict[str, Any]]) -> Iterator[list[object]]:
-    for one in claims:
+    for claim in claims:
         yield [
-            one["namespace"],
-            one["pod"],
-            one["container"],
-            f"claim {one['name']} of {one['driver']}",
-            one["device"],
+            claim["namespace"],
+            claim["pod"],
+            claim["container"],
+            f"claim {claim['name']} of {claim['driver']}",
+            claim["device"],
         ]
 
 
 def _held(containers: list[dict[str, Any]]) -> Iterator[list[object]]:
-    for one in containers:
-        yield [one["id"][:12], holders.called(one), one["engine"], one["pid"], ",".join(one["devices"])]
+    for holder in containers:
+        yield [
+            holder["id"][:12],
+            holders.called(holder),
+            holder["engine"],
+            holder["pid"],
+            ",".join(holder["devices"]),
+        ]
 
 
 def _last(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
     for resource in resources:
-        for one in resource["allocated"][:1]:
-            yield [_when(one["at"]), resource["name"], _ids(one["devices"])]
+        for allocation in resource["allocated"][:1]:
+            yield [_when(allocation["at"]), resource["name"], _ids(allocation["devices"])]
 
 
 def _ids(ids: list[str]) -> str:

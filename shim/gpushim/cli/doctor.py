@@ -1,4 +1,4 @@
-"""`gpushim doctor [ENGINE...]`: find out what is wrong, and what fixes it."""
+"""`gpushim doctor [ENGINE...]`: find out what is wrong, and how to fix it."""
 
 from __future__ import annotations
 
@@ -59,42 +59,42 @@ def doctor(
         reports.check(report)
     with show.progress("looking at this host and its engines"):
         host = diagnosis.look(engines)
-        found = checks.run(host)
+        findings = checks.run(host)
     if containers:
         from gpushim.doctor import run
 
         with show.progress("running containers"):
-            found += run.containers(host)
-    verdict = checks.worst(found)
+            findings += run.containers(host)
+    verdict = checks.worst(findings)
     if report == "-":
-        click.echo(reports.rendered(host, found, form == "json"))
+        click.echo(reports.rendered(host, findings, form == "json"))
     elif form == "json":
-        show.emit(form, {"verdict": verdict, "findings": [each.data() for each in found]}, (), ())
+        show.emit(form, {"verdict": verdict, "findings": [finding.data() for finding in findings]}, (), ())
     else:
-        _print(found, everything)
+        _print(findings, everything)
     if report and report != "-":
-        reports.write(report, host, found)
+        reports.write(report, host, findings)
         show.say(f"written: {report}; read it before you pass it on", error=True)
     context.exit(CODES.get(verdict, 0))
 
 
-def _print(found: list[diagnosis.Finding], everything: bool) -> None:
-    """Print findings, the gravest first, and how many there are."""
-    shown = [each for kind in PROBLEMS for each in found if each.verdict == kind]
-    rest = [each for each in found if each.verdict not in PROBLEMS]
-    shown += rest if everything else []
+def _print(findings: list[diagnosis.Finding], everything: bool) -> None:
+    """Print findings, the gravest first, and their number."""
+    printed = [finding for kind in PROBLEMS for finding in findings if finding.verdict == kind]
+    fine = [finding for finding in findings if finding.verdict not in PROBLEMS]
+    printed += fine if everything else []
     if show.width() is None:
         rows = []
-        for each in shown:
-            rows.append((each.verdict, each.check, each.evidence))
-            rows += [("", "", f"fix: {each.fix}")] if each.fix else []
+        for finding in printed:
+            rows.append((finding.verdict, finding.check, finding.evidence))
+            rows += [("", "", f"fix: {finding.fix}")] if finding.fix else []
         if rows:
             show.table(("verdict", "check", "evidence"), rows)
     else:
-        for each in shown:
-            click.echo(f"{show.colored(each.verdict, COLORS.get(each.verdict, 'green'))}: {each.check}")
-            show.say(each.evidence, first="  ")
-            if each.fix:
-                show.command(each.fix, "  fix: ")
-    counts = ", ".join(f"{sum(each.verdict == kind for each in found)} {kind}" for kind in checks.ORDER)
-    show.say(counts if everything or not rest else f"{counts}; --all shows what is ok or skipped")
+        for finding in printed:
+            click.echo(f"{show.colored(finding.verdict, COLORS.get(finding.verdict, 'green'))}: {finding.check}")
+            show.say(finding.evidence, first="  ")
+            if finding.fix:
+                show.command(finding.fix, "  fix: ")
+    counts = ", ".join(f"{sum(finding.verdict == kind for finding in findings)} {kind}" for kind in checks.ORDER)
+    show.say(counts if everything or not fine else f"{counts}; --all shows what is ok or skipped")

@@ -1,4 +1,4 @@
-"""`gpushim info`: the driver, its files, and what gpushim knows of both."""
+"""`gpushim info`: the driver, its files, and the age of the snapshot."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def info(files: bool, form: str) -> None:
     """Show the driver's version, its files by capability, and how fresh this knowledge is."""
     config, state = system.config_path(), system.state_dir()
     inventory = present.snapshot(config, state)
-    written, holds = present.age(config, state)
-    counted = {name: len(found) for name, found in sorted(inventory["files"].items()) if found}
+    timestamp, holds = present.age(config, state)
+    counted = {name: len(entries) for name, entries in sorted(inventory["files"].items()) if entries}
     about: dict[str, Any] = {
         "gpushim": __version__,
         "driver": inventory["driver"]["version"],
@@ -33,7 +33,7 @@ def info(files: bool, form: str) -> None:
         "mig_instances": len(inventory["mig"]),
         "runtime": inventory["runtime"],
         "config": config,
-        "snapshot": {"directory": state, "written": written, "state": holds},
+        "snapshot": {"directory": state, "written": timestamp, "state": holds},
         "features": {name: paths for name, paths in inventory["features"].items() if paths},
         "files": inventory["files"] if files else counted,
         "notes": inventory["notes"],
@@ -49,7 +49,7 @@ def info(files: bool, form: str) -> None:
 
 def _print(about: dict[str, Any], files: dict[str, Any] | None) -> None:
     snapshot = about["snapshot"]
-    written = f"written {snapshot['written']}, " if snapshot["written"] else ""
+    age = f"written {snapshot['written']}, " if snapshot["written"] else ""
     rows = [
         ["gpushim", about["gpushim"]],
         ["driver", about["driver"] or "unknown"],
@@ -59,7 +59,7 @@ def _print(about: dict[str, Any], files: dict[str, Any] | None) -> None:
         ["GPUs", f"{about['gpus']}, {about['mig_instances']} MIG instances (listed by {about['source']})"],
         ["low-level runtime", about["runtime"] or "none"],
         ["configuration", about["config"]],
-        ["snapshot", f"{snapshot['directory']}: {written}{snapshot['state']}"],
+        ["snapshot", f"{snapshot['directory']}: {age}{snapshot['state']}"],
         *([f"feature {name}", " ".join(paths)] for name, paths in about["features"].items()),
         *(["note", note] for note in about["notes"]),
     ]
@@ -71,5 +71,5 @@ def _print(about: dict[str, Any], files: dict[str, Any] | None) -> None:
         counted = [[name, str(count)] for name, count in about["files"].items()]
         show.table(("CAPABILITY", "FILES"), counted)
     else:
-        listed = [[name, file["kind"], file["path"]] for name, found in sorted(files.items()) for file in found]
+        listed = [[name, file["kind"], file["path"]] for name, entries in sorted(files.items()) for file in entries]
         show.table(("CAPABILITY", "KIND", "PATH"), listed)

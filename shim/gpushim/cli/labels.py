@@ -1,4 +1,4 @@
-"""`gpushim labels`: what this node's labels would be."""
+"""`gpushim labels`: print the labels of this node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushim.cli import device_plugin, show
 @click.command()
 @show.format_option("table", "json")
 def labels(form: str) -> None:
-    """Say which labels this node would have in a cluster.
+    """Print the labels that this node would have in a cluster.
 
     They are those of NVIDIA's GPU feature discovery, by config.toml and the variables of gpushim-device-plugin as
     they are here: lines for a file in node-feature-discovery's features.d, or JSON.

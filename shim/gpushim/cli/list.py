@@ -42,13 +42,13 @@ def list_gpus(form: str) -> None:
 
 
 def _gpu(gpu: Gpu, inventory: Snapshot, sys: str) -> dict[str, Any]:
-    """Return what is shown of a GPU: what the snapshot has, its NUMA node, and its MIG instances."""
+    """Return a GPU's row: members of the snapshot, its NUMA node, and its MIG instances."""
     names = ("index", "nvml", "model", "uuid", "pci", "minor", "node", "drm", "memory", "problem")
     migs = [mig for mig in inventory["mig"] if mig["gpu"] == gpu["index"]]
-    known = dict(gpu)
-    shown = {name: known[name] for name in names}
-    shown["nvml"] = None if gpu["nvml"] < 0 else gpu["nvml"]
-    return {**shown, "numa": _numa(sys, gpu["pci"]), "mig_mode": gpu["mig"], "mig": migs}
+    members = dict(gpu)
+    row = {name: members[name] for name in names}
+    row["nvml"] = None if gpu["nvml"] < 0 else gpu["nvml"]
+    return {**row, "numa": _numa(sys, gpu["pci"]), "mig_mode": gpu["mig"], "mig": migs}
 
 
 def _numa(sys: str, pci: str) -> int | None:

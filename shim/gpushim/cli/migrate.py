@@ -38,13 +38,13 @@ def migrate(source: str, plugin: str, write: bool, dry_run: bool, form: str) -> 
     """
     if write and dry_run:
         raise click.UsageError("--write and --dry-run exclude each other")
-    ours = system.config_path()
-    plan = moving.plan(source or moving.source(), ours, migrate_plugin.rows(plugin) if plugin else ())
+    config = system.config_path()
+    plan = moving.plan(source or moving.source(), config, migrate_plugin.rows(plugin) if plugin else ())
     engines = migrate_engines.rows()
     if form == "json":
         data = {
             "source": plan.source or None,
-            "config": ours,
+            "config": config,
             "settings": _settings(plan.rows),
             "device-plugin": _settings(plan.plugin),
             "warnings": plan.warnings,
@@ -54,7 +54,7 @@ def migrate(source: str, plugin: str, write: bool, dry_run: bool, form: str) -> 
         }
         click.echo(json.dumps(data, indent=2, default=str))
     else:
-        _print(plan, engines, ours, write)
+        _print(plan, engines, config, write)
     if write:
         for note in files.apply(plan.changes):
             click.echo(f"note: {note}", err=True)
@@ -66,7 +66,7 @@ def _settings(rows: list[moving.Row]) -> list[dict[str, Any]]:
     return [{"key": row.key, "value": row.value, "becomes": row.becomes, "left-out": row.left_out} for row in rows]
 
 
-def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool) -> None:
+def _print(plan: moving.Plan, engines: list[moving.Row], config: str, write: bool) -> None:
     if plan.source:
         show.say(f"{plan.source}:")
         show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.rows])
@@ -84,9 +84,9 @@ def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool)
         show.say(f"warning: {sentence}", error=True)
     show.say()
     if not plan.changes:
-        show.say(f"{ours}: nothing to change")
+        show.say(f"{config}: nothing to change")
     elif write:
-        show.say(f"changed {ours}")
+        show.say(f"changed {config}")
     else:
         show.text(files.diff(plan.changes))
         show.say("nothing is written yet; --write does it", error=True)

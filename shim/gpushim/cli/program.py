@@ -1,7 +1,7 @@
 """A command line as a process: its standard streams, and its end.
 
 A failed write to standard output ends the process with one sentence, as in coreutils; a failed write to standard
-error is ignored, for there is nobody to tell. Out of scope: commands.
+error is ignored.
 """
 
 from __future__ import annotations
@@ -30,45 +30,41 @@ STREAMS = ("stdin", "stdout", "stderr")
 class Program(click.Group):
     """Commands whose errors become one sentence, and whose exit code is the error's or the one of this class.
 
-    An exception that is neither GpushimError nor OSError is a bug, whose traceback somebody may send us.
+    An exception that is neither GpushimError nor OSError is a bug, whose traceback is shown for a bug report.
     """
 
     failure: int | None = None  # the exit code of every GpushimError; None for the error's own
 
-    def main(self, *args: Any, **more: Any) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run as a process, and exit."""
         guard()
         try:
-            return super().main(*args, **more)
+            return super().main(*args, **options)
         except GpushimError as error:
-            shown = error
+            refusal = error
         except OSError as error:
-            shown = _refused(error)
-        show.say(f"{more.get('prog_name') or self.name}: {shown}", error=True)
-        sys.exit(shown.exit_code if self.failure is None else self.failure)
+            refusal = _refused(error)
+        show.say(f"{options.get('prog_name') or self.name}: {refusal}", error=True)
+        sys.exit(refusal.exit_code if self.failure is None else self.failure)
 
 
 def _refused(error: OSError) -> GpushimError:
-    """Say what the kernel refuses where no other place does, such as in os.path.abspath."""
+    """Return the refusal for an OSError that no other code has caught, as of os.path.abspath."""
     if error.filename is None:
         try:
             bundle.working_directory()
-        except GpushimError as gone:
-            return gone
-    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return GpushimError(f"cannot go on: {where}{error.strerror or error}", FAILED)
+        except GpushimError as refusal:
+            return refusal
+    prefix = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return GpushimError(f"cannot go on: {prefix}{error.strerror or error}", FAILED)
 
 
 def as_process(command: click.Command, words: list[str]) -> NoReturn:
-    """Run a command that may be the first process of a container: exit 0, or say one sentence and exit with its code.
+    """Run a command, named as its program, that may be the first process of a container, and exit with its code.
 
     The process ends without the interpreter's own end, at which grpc may wait for ever for a thread that is gone.
-
-    Args:
-        command: named as its program.
-        words: its arguments.
     """
-    if os.getpid() == 1:  # which the kernel spares signals that it does not handle; what runs then takes over
+    if os.getpid() == 1:  # which gets no signal that it does not handle; the command may set its own handler
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     guard()
     try:
@@ -96,7 +92,7 @@ def _run(command: click.Command, words: list[str]) -> int:
 def guard() -> None:
     """Make the standard streams safe to use: all are open, and failed writes are handled.
 
-    A descriptor that is closed would be the next file that somebody opens, and get what is meant for people.
+    The next opened file would get a closed stream's descriptor, and with it the output.
     """
     for fd, name in enumerate(STREAMS):
         stream = getattr(sys, name)
@@ -118,28 +114,28 @@ def guard() -> None:
 
 
 class _Output(io.FileIO):
-    """Standard output: what cannot be written is a GpushimError, or the end that a closed pipe brings."""
+    """Standard output: a failed write is a GpushimError, or the end that a closed pipe brings."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        written: int | None
+        count: int | None
         try:
-            while (written := super().write(data)) is None:  # somebody has made it non-blocking
+            while (count := super().write(data)) is None:  # somebody has made it non-blocking
                 select.select([], [self], [])
         except OSError as error:
             _end(self.fileno(), error)
-        return written
+        return count
 
 
 def _end(fd: int, error: OSError) -> NoReturn:
-    """End the process because of what cannot be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), fd)  # what is left is not tried again
+    """End the process because of a failed write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), fd)  # buffered output is not tried again
     if isinstance(error, BrokenPipeError):  # head(1) has seen enough
         raise SystemExit(128 + signal.SIGPIPE)
     raise GpushimError(f"standard output cannot be written: {error.strerror}", FAILED) from None
 
 
 class _Lossy(io.FileIO):
-    """Standard error: what cannot be written is lost."""
+    """Standard error: failed writes are ignored."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         size = memoryview(data).nbytes

@@ -1,4 +1,4 @@
-"""`gpushim ps`: which container holds which GPU."""
+"""`gpushim ps`: the running containers that have a GPU."""
 
 from __future__ import annotations
 
@@ -41,33 +41,35 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     inventory = present.anyhow(problem)
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    found, notes = holders.holders(inventory, list(state) or None)
-    notes += kubernetes.claimed(found, inventory, kubernetes.kubelet_dir())
+    containers, notes = holders.holders(inventory, list(state) or None)
+    notes += kubernetes.claimed(containers, inventory, kubernetes.kubelet_dir())
     for note in [*problem, *notes]:
         show.say(f"note: {note}", error=True)
-    if not found and form == "table":
+    if not containers and form == "table":
         # What could not be read may have any number of them.
         show.say("none of the containers that could be looked at has a GPU" if notes else NONE)
         return
-    pods = PODS if form == "csv" or any(each["pod"] for each in found) else ()
-    claim = CLAIM if form == "csv" or any(each["claims"] for each in found) else ()
+    pods = PODS if form == "csv" or any(container["pod"] for container in containers) else ()
+    claim = CLAIM if form == "csv" or any(container["claims"] for container in containers) else ()
     rows = [
         [
-            each["id"] if no_trunc or form == "csv" else _short(each["id"]),
-            *(each[head.lower()] for head in (*pods, "NAME", "ENGINE", "PID")),
-            ",".join(each["devices"]),
-            each["how"],
-            *(_claims(each) for _ in claim),
+            container["id"] if no_trunc or form == "csv" else _short(container["id"]),
+            *(container[head.lower()] for head in (*pods, "NAME", "ENGINE", "PID")),
+            ",".join(container["devices"]),
+            container["how"],
+            *(_claims(container) for _ in claim),
         ]
-        for each in found
+        for container in containers
     ]
-    show.emit(form, found, ("CONTAINER", *pods, *COLUMNS, *claim), rows)
+    show.emit(form, containers, ("CONTAINER", *pods, *COLUMNS, *claim), rows)
 
 
-def _claims(one: dict[str, Any]) -> str:
-    return ", ".join(f"{each['namespace']}/{each['name']} of {each['driver']}" for each in one["claims"] or ())
+def _claims(container: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{claim['namespace']}/{claim['name']} of {claim['driver']}" for claim in container["claims"] or ()
+    )
 
 
 def _short(identity: str) -> str:
-    """Shorten the 64 hexadecimal digits of an id that an engine has made; others are names, and stay whole."""
+    """Shorten an id of 64 hexadecimal digits, which an engine has made; others are names, and stay whole."""
     return identity[:12] if len(identity) == 64 and set(identity) <= set("0123456789abcdef") else identity

@@ -74,16 +74,16 @@ def refresh(
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     if accept and snapshot["source"] != "nvml":
-        why = next(iter(snapshot["notes"]), "NVML cannot be used")
-        raise GpushimError(f"the GPUs' indices stay as they were, because NVML reports no order: {why}", INVENTORY)
+        reason = next(iter(snapshot["notes"]), "NVML cannot be used")
+        raise GpushimError(f"the GPUs' indices stay as they were, because NVML reports no order: {reason}", INVENTORY)
     version, notes = snapshot["driver"]["version"], snapshot["notes"]
     gpus, migs = len(snapshot["gpus"]), len(snapshot["mig"])
     if form == "json":
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
     elif not unattended:  # the log has the notes, and all that there is to say of the units' refreshes
-        gone = ", ".join(f"GPU {one['index']}" for one in snapshot["absent"])
-        more = f"; missing since the first look of this boot: {gone}" if gone else ""
-        show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}{more}")
+        absent = ", ".join(f"GPU {gpu['index']}" for gpu in snapshot["absent"])
+        suffix = f"; missing since the first look of this boot: {absent}" if absent else ""
+        show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}{suffix}")
     problem = inventory.problem(snapshot)
     if problem:
         raise GpushimError(f"not all could be listed: {problem}; when that is fixed, run gpushim refresh", INVENTORY)

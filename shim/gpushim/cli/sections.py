@@ -1,7 +1,6 @@
 """The help of command groups: whole sentences, and for `gpushim` itself grouped by purpose.
 
 click cuts such sentences to the line, and takes no terminal for narrower than 50 columns.
-Out of scope: the help of single commands, which is click's.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ SENTENCE = 1000  # characters
 class _Formatter(click.HelpFormatter):
     """Help as wide as the terminal, up to click's 80 columns."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         import shutil  # as in show.py
 
         self.width = min(self.width, max(shutil.get_terminal_size().columns - 2, show.LEAST))
@@ -38,31 +37,29 @@ click.Context.formatter_class = _Formatter  # that of all commands, whoever make
 
 
 class Commands(click.Group):
-    """A group whose help describes each command in a whole sentence, and which names those that may be meant."""
+    """A group whose help describes each command in a whole sentence, and which suggests similar names."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command that is called."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
-            from difflib import get_close_matches  # needed by nobody who types well
+            from difflib import get_close_matches  # only for a mistyped command
 
             names = [] if args[0].startswith("-") else get_close_matches(args[0], self.list_commands(ctx))
             commands = {name: self.get_command(ctx, name) for name in names}
             near = [name for name, command in commands.items() if command and not command.hidden]
             if not near:
                 raise
-            meant = f"No such command {args[0]!r}; did you mean {' or '.join(near)}?"
-            raise click.UsageError(meant, ctx) from None
+            message = f"No such command {args[0]!r}; did you mean {' or '.join(near)}?"
+            raise click.UsageError(message, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, as click does otherwise."""
         for title, names in self.parted(self.list_commands(ctx)):
             commands = [(name, self.get_command(ctx, name)) for name in names]
-            shown = [(name, command) for name, command in commands if command and not command.hidden]
-            if shown:
+            visible = [(name, command) for name, command in commands if command and not command.hidden]
+            if visible:
                 with formatter.section(title):
-                    formatter.write_dl([(name, command.get_short_help_str(SENTENCE)) for name, command in shown])
+                    formatter.write_dl([(name, command.get_short_help_str(SENTENCE)) for name, command in visible])
 
     def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
         """Return the titles of the help, each with its commands."""
@@ -73,9 +70,8 @@ class Sections(Commands):
     """A group whose help lists its commands in SECTIONS, and others last."""
 
     def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
-        """See `Commands`."""
-        known = {name for _, listed in SECTIONS for name in listed}
-        for title, listed in (*SECTIONS, (REST, sorted({*names} - known))):
-            here = [name for name in listed if name in names]
-            if here:
-                yield title, here
+        listed_names = {name for _, listed in SECTIONS for name in listed}
+        for title, listed in (*SECTIONS, (REST, sorted({*names} - listed_names))):
+            present = [name for name in listed if name in names]
+            if present:
+                yield title, present

@@ -1,12 +1,11 @@
-"""How commands show what they found: a table for people, JSON or CSV for programs.
+"""Output of commands: tables for people, JSON or CSV for programs.
 
 No word is ever broken, and nothing that could be a path is shortened: where a terminal is too narrow for a table's
 rows, each becomes a block of lines with one cell each. Elsewhere a row is a line, which grep finds.
 Much of the text comes from processes, images and files of others. It goes through `visible`, or it would tell the
 terminal what to do, and it cannot look like our own lines: several blanks, which separate columns, are escaped, and
-on a terminal lines are broken here, at blanks alone, with a mark in front of what follows (CONTINUED). What the
-terminal itself wraps is one word. JSON and CSV are for programs, and whole.
-Out of scope: what is shown.
+on a terminal lines are broken here, at blanks alone, with a mark in front of the continuation (CONTINUED). JSON and
+CSV are for programs, and whole.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LEAST = 20  # columns that a sentence gets, however narrow the terminal
-CONTINUED = "  | "  # in front of what continues a line, and of no line of ours
+CONTINUED = "  | "  # in front of a continuation, and of no line of ours
 PADDED = 120  # characters up to which the cells of a column are made equally long
-WAIT = 1.0  # seconds after which a command tells a terminal that it is still at work
+WAIT = 1.0  # seconds after which a command writes to a terminal that it is still at work
 _AS_JSON = "gpushim.json"
 _PART = re.compile(r" *[^ ]+")
 _BLANKS = re.compile(r"  +|^ | $")
@@ -39,8 +38,8 @@ _QUOTED = re.compile(r"""(?<!\w)(['"])[^'"]* [^'"]*\1""")
 def format_option(*forms: str) -> Callable[[Any], Any]:
     """Return the click options --json and --format, of these forms, such as "table" and "json", the default first."""
 
-    def as_json(ctx: click.Context, _: click.Parameter, given: bool) -> None:
-        ctx.meta[_AS_JSON] = given
+    def as_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[_AS_JSON] = value
 
     def chosen(ctx: click.Context, _: click.Parameter, form: str) -> str:
         return "json" if ctx.meta.get(_AS_JSON) else form
@@ -57,7 +56,7 @@ def format_option(*forms: str) -> Callable[[Any], Any]:
 
 
 def say(line: str = "", *, first: str = "", error: bool = False) -> None:
-    """Print a line, on a terminal broken at blanks; `first` stands in front of text that others may have written."""
+    """Print a line, on a terminal broken at blanks; `first` is put before a line, which may be foreign text."""
     _put(_cell(line), first, error=error)
 
 
@@ -68,14 +67,7 @@ def text(lines: str) -> None:
 
 
 def emit(form: str, data: object, columns: Sequence[str] = (), rows: Sequence[Sequence[object]] = ()) -> None:
-    """Print what a command found as "table", "json" or "csv".
-
-    Args:
-        form: one of these.
-        data: for JSON.
-        columns: heads of the table.
-        rows: cells of the table; None is an empty cell.
-    """
+    """Print a result as "table", "json" (`data`) or "csv"; None is an empty cell."""
     if form == "json":
         click.echo(json.dumps(data, indent=2))
     elif form == "csv":
@@ -105,14 +97,14 @@ def width(*, error: bool = False) -> int | None:
 def command(words: str, label: str) -> None:
     """Print a command, or sentence, to be copied in one piece, with a label in front; the terminal wraps it.
 
-    A quoted word with blanks, such as somebody's file name, could look like our own lines when wrapped. A command
-    with one is broken as a sentence is.
+    A quoted word with blanks, such as a foreign file name, could look like our own lines when wrapped. A command with
+    one is broken as a sentence is.
     """
-    columns, shown = width(), label + visible(words)
-    if columns and _columns(shown) > columns and _QUOTED.search(words):
+    columns, line = width(), label + visible(words)
+    if columns and _columns(line) > columns and _QUOTED.search(words):
         say(words, first=label)
     else:
-        click.echo(shown)
+        click.echo(line)
 
 
 def colored(words: str, color: str) -> str:
@@ -140,8 +132,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table, None as an empty cell: aligned lines, or blocks where those do not fit on the terminal."""
     widths = [0] * len(columns)
     for line in (columns, *rows):
-        for place, length in enumerate(len(_cell(cell)) for cell in line):
-            widths[place] = max(widths[place], length if length <= PADDED else 0)
+        for column, length in enumerate(len(_cell(cell)) for cell in line):
+            widths[column] = max(widths[column], length if length <= PADDED else 0)
     room = width()
     if room is None or all(_columns(_aligned(line, widths)) <= room for line in (columns, *rows)):
         for line in (columns, *rows):
@@ -154,8 +146,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         label = max(map(len, columns))
         for row in rows:
             for head, cell in zip(columns, row):
-                if shown := _cell(cell):
-                    _put(shown, f"{head:{label}}  ")
+                if text := _cell(cell):
+                    _put(text, f"{head:{label}}  ")
             click.echo()
 
 
@@ -164,13 +156,13 @@ def _aligned(line: Sequence[object], widths: list[int]) -> str:
 
 
 def _cell(cell: object) -> str:
-    """Write a cell or sentence: bounded, with neither controls nor what could part it into columns."""
-    shown = shortened(visible(shortened("" if cell is None else str(cell))))
-    return _BLANKS.sub(lambda blanks: "\\x20" * len(blanks[0]), shown)
+    """Return a cell or sentence: bounded, without controls and without blanks that could part it into columns."""
+    text = shortened(visible(shortened("" if cell is None else str(cell))))
+    return _BLANKS.sub(lambda blanks: "\\x20" * len(blanks[0]), text)
 
 
 def _put(words: str, first: str, *, error: bool = False) -> None:
-    """Print a line, on a terminal broken, from what `_cell` writes; `first` stands before its first word."""
+    """Print a result of `_cell`, on a terminal broken; `first` is put before its first word."""
     columns = width(error=error)
     for line in [first + words] if columns is None else _broken(words, first, columns):
         click.echo(line, err=error)
@@ -178,15 +170,15 @@ def _put(words: str, first: str, *, error: bool = False) -> None:
 
 def _broken(words: str, first: str, columns: int) -> Iterator[str]:
     room = max(columns, len(CONTINUED) + LEAST)
-    line, taken, empty = first, _columns(first), True
+    line, length, empty = first, _columns(first), True
     for part in _PART.findall(words):
-        if not empty and taken + _columns(part) > room:
+        if not empty and length + _columns(part) > room:
             yield line
-            line, taken, part = CONTINUED, len(CONTINUED), part.lstrip(" ")
-        line, taken, empty = line + part, taken + _columns(part), False
+            line, length, part = CONTINUED, len(CONTINUED), part.lstrip(" ")
+        line, length, empty = line + part, length + _columns(part), False
     yield line
 
 
 def _columns(text: str) -> int:
-    """Count the columns that text takes at most: no terminal gives a character more than two."""
-    return len(text) if text.isascii() else sum(1 if each.isascii() else 2 for each in text)
+    """Return the most columns that text can take: no terminal gives a character more than two."""
+    return len(text) if text.isascii() else sum(1 if letter.isascii() else 2 for letter in text)

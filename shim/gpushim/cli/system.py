@@ -87,12 +87,12 @@ def _links(root: str, proc: str) -> list[str]:
 
 
 def _run(missing: _Listing, make: _Listing, dev_root: str, dry_run: bool, form: str) -> None:
-    """Make what is missing, and say what was made, or would be; both functions take the device root and a /proc."""
+    """Make what is missing, and print it; both functions take the device root and a /proc."""
     root, proc = _places(dev_root)
     before = missing(root, proc)
     notes = [] if dry_run else make(root, proc)
-    left = before if dry_run else missing(root, proc)
-    made = [path for path in before if path not in left]
+    missing_paths = before if dry_run else missing(root, proc)
+    made = [path for path in before if path not in missing_paths]
     if form == "json":
         show.emit(form, {"missing": before, "made": made})
     else:

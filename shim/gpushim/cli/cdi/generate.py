@@ -25,7 +25,7 @@ _VALUES = (
     "--disable-hooks", "--enable-hook", "--enable-hooks", "--feature-flag", "--feature-flags", "--ldconfig-path",
     "--library-search-path",
 )  # fmt: skip
-_THEIRS = ("nvidia-cdi-hook", "nvidia-ctk")  # what NVIDIA's specs call, which does not know our hook's work
+_THEIRS = ("nvidia-cdi-hook", "nvidia-ctk")  # the programs of NVIDIA's specs, which do not do our hook's work
 _FORMAT = "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT"
 
 
@@ -132,9 +132,9 @@ def generate(
     hook = _hook(hook)
     if mode == "auto" or mode in write.PLATFORMS:
         _check_platform(mode, snapshot)
-        only = None if not ids or write.ALL in ids else ids
+        selected = None if not ids or write.ALL in ids else ids
         names = settings["cdi"]["device-names"]
-        spec = write.gpu_spec(snapshot, kind, names, notes, hook, only, not no_all_device)
+        spec = write.gpu_spec(snapshot, kind, names, notes, hook, selected, not no_all_device)
     else:
         spec = write.mode_spec(mode, snapshot, kind, not no_all_device, hook)
     for note in notes:
@@ -156,16 +156,15 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
         settings["driver"]["root"] = os.path.normpath(driver_root)
     if driver_root or dev_root:
         settings["driver"]["dev-root"] = os.path.normpath(dev_root or settings["driver"]["root"])
-    known = policy.schema()["properties"]["cdi"]["properties"]["device-names"]["items"]["enum"]
+    allowed = policy.schema()["properties"]["cdi"]["properties"]["device-names"]["items"]["enum"]
     for name in strategies:
-        if name not in known:
-            raise click.UsageError(f"{name} is not a way to name devices; choose from {', '.join(known)}")
+        if name not in allowed:
+            raise click.UsageError(f"{name} is not a way to name devices; choose from {', '.join(allowed)}")
     settings["cdi"]["device-names"] = strategies or settings["cdi"]["device-names"]
     return settings
 
 
 def _listed(settings: Policy) -> Any:
-    """List the host, and save nothing."""
     logs.start(settings["log"]["format"], settings["log"]["level"], people=True)
     return present.look(settings)
 

@@ -24,13 +24,13 @@ from gpushim.cli.cdi import output
 @show.format_option("text", "json")
 def list_devices(directories: list[str], form: str) -> None:
     """List the devices that can be asked for, sorted, one per line."""
-    found, problems = specs.load(output.spec_dirs(directories))
-    places: dict[str, list[tuple[int, str]]] = {}
-    for path, priority, document in found:
+    documents, problems = specs.load(output.spec_dirs(directories))
+    hits_by_name: dict[str, list[tuple[int, str]]] = {}
+    for path, priority, document in documents:
         for device in document["devices"]:
-            places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
+            hits_by_name.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
     devices: dict[str, str] = {}
-    for name, hits in sorted(places.items()):
+    for name, hits in sorted(hits_by_name.items()):
         best = [path for priority, path in hits if priority == max(hits)[0]]
         if len(best) > 1:
             problems.append(f"{name} is in both {' and '.join(best)}, so it cannot be used; remove one of them")

@@ -22,23 +22,20 @@ SPEC_DIRS_VARIABLE = "NVIDIA_CTK_CDI_SPEC_DIRS"
 
 
 def words(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[str]:
-    """Split the values of an option at commas, for click: what is empty counts for nothing."""
+    """Split the values of an option at commas, for click; empty words are left out."""
     return [word.strip() for value in values for word in value.split(",") if word.strip()]
 
 
-def spec_dirs(given: list[str]) -> list[str]:
-    """Return the directories of specs: those given, else the policy's."""
-    found: list[str] = given or policy.load(system.config_path())["cdi"]["spec-dirs"]
-    return found
+def spec_dirs(folders: list[str]) -> list[str]:
+    """Return the directories of specs: these, or the policy's if there are none."""
+    result: list[str] = folders or policy.load(system.config_path())["cdi"]["spec-dirs"]
+    return result
 
 
 def put(spec: dict[str, Any], path: str, chosen: str) -> None:
     """Write a spec to a file, or to stdout if `path` is "" or "-".
 
-    Args:
-        spec: plain data.
-        path: its extension decides about the format.
-        chosen: "json", "yaml", or "" for whatever fits.
+    `chosen` is "json", "yaml" or ""; the path's extension takes precedence.
     """
     path = "" if path == "-" else path
     form, warning = spec_text.form_of(path, chosen)
@@ -55,12 +52,12 @@ def put(spec: dict[str, Any], path: str, chosen: str) -> None:
 
 
 def _save(path: str, content: str) -> None:
-    """Put a file in place where nobody else could change what its path means; makes directories that are missing."""
-    with places.place(os.path.abspath(path), make=True, output=True) as place:
+    """Write a file where no other user could change what its path means; makes missing directories."""
+    with places.place(os.path.abspath(path), make=True, output=True) as file:
         with contextlib.suppress(FileNotFoundError):
-            status = place.status()
+            status = file.status()
             if not stat.S_ISREG(status.st_mode):
                 raise GpushimError(f"{path} is not a regular file")
             places.check_file(path, status)
-        with rewrite.opened(place.folder) as folder:
-            replace(place.name, content.encode(), folder=folder)
+        with rewrite.opened(file.folder) as folder:
+            replace(file.name, content.encode(), folder=folder)

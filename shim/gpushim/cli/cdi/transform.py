@@ -22,7 +22,7 @@ def transform() -> None:
 @click.option("--to", "new", required=True, metavar="DIRECTORY", help="What they are to begin with.")
 @click.option(
     "--relative-to",
-    "where",
+    "side",
     type=click.Choice([hookargs.HOST, hookargs.CONTAINER]),
     default=hookargs.HOST,
     show_default=True,
@@ -30,7 +30,7 @@ def transform() -> None:
 )
 @click.option("--input", "source", default="-", metavar="FILE", help="The spec; - is stdin. [default: -]")
 @click.option("--output", "target", default="", metavar="FILE", help="Where the result goes. [default: stdout]")
-def root(old: str, new: str, where: str, source: str, target: str) -> None:
+def root(old: str, new: str, side: str, source: str, target: str) -> None:
     """Move the paths of a spec from below one directory to below another."""
     for path in (old, new):
         if not path.startswith("/"):
@@ -40,5 +40,5 @@ def root(old: str, new: str, where: str, source: str, target: str) -> None:
         form.check(spec)
     except form.FormError as error:
         raise GpushimError(f"{'stdin' if source == '-' else source}: {error}") from None
-    moves.root(spec, old, new, where)
+    moves.root(spec, old, new, side)
     output.put(spec, target, "" if target not in ("", "-") else kind)

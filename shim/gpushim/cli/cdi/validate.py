@@ -25,19 +25,19 @@ def validate(paths: tuple[str, ...], form: str) -> None:
     an error makes the exit code 1, a warning does not.
     """
     bad = files = 0
-    found = []
-    # Of the directories that nobody has named, those that do not exist have no specs.
-    for path in paths or [each for each in output.spec_dirs([]) if not seen.absent(each)]:
+    findings = []
+    # Default directories that do not exist have no specs.
+    for path in paths or [folder for folder in output.spec_dirs([]) if not seen.absent(folder)]:
         for file, level, sentence in _directory(path) if os.path.isdir(path) else _file(path):
             files += not sentence
             bad += level == checks.ERROR
             if sentence:
-                found.append({"file": file, "level": level, "sentence": sentence})
+                findings.append({"file": file, "level": level, "sentence": sentence})
     if form == "json":
-        show.emit(form, found)
+        show.emit(form, findings)
     else:
-        for one in found:
-            show.say(f"{one['file']}: {one['level']}: {one['sentence']}")
+        for finding in findings:
+            show.say(f"{finding['file']}: {finding['level']}: {finding['sentence']}")
     show.say(f"{files} specs checked, {bad} errors", error=True)
     click.get_current_context().exit(1 if bad else 0)
 
@@ -55,7 +55,7 @@ def _file(path: str, regular: bool = False) -> Iterator[tuple[str, str, str]]:
 
 
 def _directory(path: str) -> Iterator[tuple[str, str, str]]:
-    """Check what is in a directory, and what its files are to each other and to engines."""
+    """Yield the findings of a directory's files, and those about devices that are in two files."""
     bad = set()
     try:
         names = sorted(name for name in os.listdir(path) if name.endswith(specs.SUFFIXES))
