@@ -25,7 +25,7 @@ def required(spec: dict[str, Any]) -> tuple[str, str]:
         (
             "0.5.0",
             "a device name without a letter at its beginning",
-            any(not _lettered(device) for device in devices),
+            any(str(device.get("name"))[:1] not in _LETTERS for device in devices),
         ),
         ("0.5.0", "a node's hostPath", any(node.get("hostPath") for node in _members(edits, "deviceNodes"))),
         ("0.4.0", "a mount's type", any(mount.get("type") for mount in _members(edits, "mounts"))),
@@ -37,10 +37,6 @@ def number(version: str) -> tuple[int, ...]:
     """Return a version as comparable numbers, () if it is none."""
     parts = version.split(".")
     return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
-
-
-def _lettered(device: dict[str, Any]) -> bool:
-    return str(device.get("name"))[:1] in _LETTERS
 
 
 def _members(edits: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def become(*words: str, program: str = "gpushim-device-plugin") -> NoReturn:
 
 @click.group("device-plugin", cls=Commands)
 def device_plugin() -> None:
-    """Ask this node's gpushim-device-plugin, and have GPUs let go."""
+    """Ask this node's gpushim-device-plugin, and release GPUs."""
 
 
 @device_plugin.command()
@@ -86,7 +86,7 @@ def status(form: str) -> None:
 @device_plugin.command()
 @_FORM
 def release(form: str) -> None:
-    """Let go of all GPUs, so that they can be reset or divided, or the driver be unloaded.
+    """Release all GPUs, so that they can be reset or divided, or the driver be unloaded.
 
     Devices are unhealthy for kubelet until `gpushim device-plugin take`, or until the driver was away and is back.
     Pods keep what they have: those that still hold a GPU are named.

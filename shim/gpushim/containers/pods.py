@@ -19,7 +19,6 @@ from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.oci.device_list import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from gpushim.containers.kubelet import Claim
     from gpushim.containers.names import Pod
@@ -95,13 +94,10 @@ def report(
     notes += [_ended(query, name) for name in sorted({*ended} - {row["container"] for row in rows})]
     if not rows:
         raise _missing(query, notes, sorted(siblings), bool(ended))
-    notes += _several(sorted({row["uid"] for row in rows}))
-    return sorted(rows, key=lambda row: (row["container"], row["id"])), notes
-
-
-def _several(uids: list[str]) -> Iterator[str]:
+    uids = sorted({row["uid"] for row in rows})
     if len(uids) > 1:
-        yield f"{len(uids)} pods have this name here, one after the other: {', '.join(map(quote, uids))}"
+        notes.append(f"{len(uids)} pods have this name here, one after the other: {', '.join(map(quote, uids))}")
+    return sorted(rows, key=lambda row: (row["container"], row["id"])), notes
 
 
 def _one(

@@ -1,7 +1,4 @@
-"""Checks of the CDI specs in the directories that engines read.
-
-Out of scope: whether an engine does CDI (check_docker.py and its neighbours); the schema (`gpushim cdi validate`).
-"""
+"""Checks of the CDI specs in the directories that engines read."""
 
 from __future__ import annotations
 
@@ -44,33 +41,33 @@ if TYPE_CHECKING:
 
 def directories(host: Host) -> list[str]:
     """List the directories of specs, each once, even if it has several paths."""
-    own = os.path.dirname(output.path_of(host.settings))
-    found: dict[str, str] = {}
-    for folder in (*host.settings["cdi"]["spec-dirs"], own):
-        found.setdefault(os.path.realpath(folder), folder)
-    return list(found.values())
+    output_folder = os.path.dirname(output.path_of(host.settings))
+    folders: dict[str, str] = {}
+    for folder in (*host.settings["cdi"]["spec-dirs"], output_folder):
+        folders.setdefault(os.path.realpath(folder), folder)
+    return list(folders.values())
 
 
 def spec(host: Host) -> Iterator[Finding]:
     """Check that refresh's spec is there, and of this snapshot."""
     path = output.path_of(host.settings)
     saved = publish.saved(path)
-    found, _ = ensure.last(host.config, host.state)
+    snapshot, _ = ensure.last(host.config, host.state)
     if not host.settings["cdi"]["write-spec"]:
         yield skipped(f"write-spec under [cdi] in {host.config} is false")
-    elif not found or found["error"]:
-        yield _without_gpus(host, path, bool(found))
-    elif (expected := _expected(host, found)) is None:
+    elif not snapshot or snapshot["error"]:
+        yield _without_gpus(host, path, bool(snapshot))
+    elif (expected := _expected(host, snapshot)) is None:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
     elif _nowhere(host):
         evidence = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
         yield warning(evidence, entries.moved(host, output.DEFAULT_DIRECTORY))
-    elif saved is None and (other := publish.conflicting(path, expected)[0]):
-        yield ok(f"{path} is not there, for {other} has its devices")
+    elif saved is None and (file := publish.conflicting(path, expected)[0]):
+        yield ok(f"{path} is not there, for {file} has its devices")
     elif saved is None:
         yield warning(f"{path} is missing or unusable: engines find no CDI device of gpushim", _again(host))
-    elif saved != expected and (why := publish.emptier(path, expected, found["source"])):
-        yield warning(why, f"do what nvml says; then {REFRESH}")
+    elif saved != expected and (reason := publish.emptier(path, expected, snapshot["source"])):
+        yield warning(reason, f"do what nvml says; then {REFRESH}")
     elif saved != expected:
         yield broken(
             f"{path} is not of this driver and these GPUs: engines give containers what is not there", _again(host)
@@ -80,7 +77,7 @@ def spec(host: Host) -> Iterator[Finding]:
 
 
 def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
-    """Judge a spec where no GPU can be given out, as the last refresh has found, if there was one (`listed`)."""
+    """Judge a spec where no GPU can be given out, by the last refresh, if there was one (`listed`)."""
     if not listed:
         return skipped("there is no snapshot to compare it with")
     if not os.path.lexists(path):
@@ -92,13 +89,13 @@ def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
 
 
 def _nowhere(host: Host) -> bool:
-    """Say whether refresh writes its spec to a directory that somebody chose and no engine reads."""
-    known = (*host.settings["cdi"]["spec-dirs"], *specs.DIRECTORIES)
-    return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, known)
+    """Return whether refresh writes its spec to a configured directory that no engine reads."""
+    folders = (*host.settings["cdi"]["spec-dirs"], *specs.DIRECTORIES)
+    return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, folders)
 
 
 def _again(host: Host) -> str:
-    """Return the command, or sentence, by which refresh writes its spec as a file in a directory of root's alone."""
+    """Return the fix by which refresh writes its spec as a file in a directory of root's alone."""
     path = output.path_of(host.settings)
     folder = os.path.dirname(path)
     above = folder
@@ -129,29 +126,32 @@ def _expected(host: Host, snapshot: Snapshot) -> dict[str, Any] | None:
 
 def files(host: Host) -> Iterator[Finding]:
     """Check that every spec can be read and trusted."""
-    found, problems = specs.load(directories(host))
+    documents, problems = specs.load(directories(host))
     for problem in problems:
         path = problem.partition(": ")[0]
-        others = os.path.exists(path) and trust.others_may(os.stat(path))
-        if path == output.path_of(host.settings) and not others:
+        is_foreign = os.path.exists(path) and trust.others_may(os.stat(path))
+        if path == output.path_of(host.settings) and not is_foreign:
             fix = _again(host)
         else:
             fix = f"{corrected(path)} or remove it: see `gpushim cdi validate`"
-        if others:
+        if is_foreign:
             take = untrusted.directory if os.path.isdir(path) else untrusted.file
             fix = take(path) or _avoided(host, path)
-        yield (broken if others else warning)(f"{problem}; its devices are ignored", fix)
+        yield (broken if is_foreign else warning)(f"{problem}; its devices are ignored", fix)
     if not problems:
-        yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
+        yield ok(f"all specs in {some(directories(host))} can be read ({len(documents)})")
 
 
 def _avoided(host: Host, folder: str) -> str:
-    """Say how a directory in which everybody makes files, as in /tmp, is no longer read for specs."""
+    """Return how a directory where everybody makes files, as /tmp, is no longer read for specs."""
     listed = [
-        each for each in host.settings["cdi"]["spec-dirs"] if os.path.realpath(each) == os.path.realpath(folder)
+        directory
+        for directory in host.settings["cdi"]["spec-dirs"]
+        if os.path.realpath(directory) == os.path.realpath(folder)
     ]
     steps = [
-        f"take {shlex.quote(each)} out of spec-dirs under [cdi] in {shlex.quote(host.config)}" for each in listed
+        f"take {shlex.quote(directory)} out of spec-dirs under [cdi] in {shlex.quote(host.config)}"
+        for directory in listed
     ]
     steps += [_elsewhere(host)] if entries.looks_there(host, [folder]) else []
     return "; then ".join(steps)
@@ -159,35 +159,35 @@ def _avoided(host: Host, folder: str) -> str:
 
 def conflicts(host: Host) -> Iterator[Finding]:
     """Check that no device is in two files."""
-    places: dict[str, list[tuple[int, str]]] = {}
+    files_by_device: dict[str, list[tuple[int, str]]] = {}
     listed, problems = specs.load(directories(host))
     for path, priority, document in listed:
         for device in document["devices"]:
-            places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
-    shown, mine = set(), output.path_of(host.settings)
+            files_by_device.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
+    reported, own_path = set(), output.path_of(host.settings)
     unreadable = [problem.partition(": ")[0] for problem in problems]
     for path in unreadable:
         evidence = f"what {path} has is unknown, and an engine that can read it may find a device twice"
         yield warning(evidence, "do what cdi-files says")
-    for name, found in places.items():
-        paths = sorted(path for _, path in found)
-        if len(paths) > 1 and tuple(paths) not in shown:
-            shown.add(tuple(paths))
-            same = len({priority for priority, _ in found}) < len(found)
+    for name, hits in files_by_device.items():
+        paths = sorted(path for _, path in hits)
+        if len(paths) > 1 and tuple(paths) not in reported:
+            reported.add(tuple(paths))
+            is_same_folder = len({priority for priority, _ in hits}) < len(hits)
             evidence = f"{name} is in {' and in '.join(paths)}"
-            if same:
-                one = mine if mine in paths else paths[-1]
-                fix = REFRESH if any(map(written.ours, paths)) else f"rm {shlex.quote(one)}"
+            if is_same_folder:
+                removed = own_path if own_path in paths else paths[-1]
+                fix = REFRESH if any(map(written.ours, paths)) else f"rm {shlex.quote(removed)}"
                 yield broken(f"{evidence}: engines refuse that device", fix)
             else:  # cdi-spec needs gpushim's own
-                one = next(path for _, path in found if path != mine)
-                yield warning(f"{evidence}: the last directory takes precedence", f"rm {shlex.quote(one)}")
-    if not shown and not unreadable:
+                removed = next(path for _, path in hits if path != own_path)
+                yield warning(f"{evidence}: the last directory takes precedence", f"rm {shlex.quote(removed)}")
+    if not reported and not unreadable:
         yield ok("no device is in two files")
 
 
 def paths(host: Host) -> Iterator[Finding]:
-    """Check that what the specs name is there."""
+    """Check that the files, nodes and hooks of the specs exist."""
     missing = 0
     for path, _, document in specs.load(directories(host))[0]:
         absent = [name for name in _named(document) if not seen.exists(name, links=False)]
@@ -209,7 +209,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     count = 0
     for path, _, document in specs.load(directories(host))[0]:
         edits = [holder.get("containerEdits") or {} for holder in (document, *document["devices"])]
-        bare = sorted({name for each in edits for name in validate.bare_hooks(each)})
+        bare = sorted({name for edit in edits for name in validate.bare_hooks(edit)})
         count += len(bare)
         if bare:
             yield warning(
@@ -217,19 +217,19 @@ def hooks(host: Host) -> Iterator[Finding]:
                 "LD_PRELOAD too (CVE-2025-23266)",
                 f"let a newer version of the program that wrote {shlex.quote(path)} write it again, or remove it",
             )
-        for program in sorted({each for each in _hooks(edits) if each.rpartition("/")[2] == HOOK_NAME}):
-            again = _again(host)
+        for program in sorted({edit for edit in _hooks(edits) if edit.rpartition("/")[2] == HOOK_NAME}):
+            fix = _again(host)
             if path != output.path_of(host.settings):
-                again = f"let gpushim cdi generate write {shlex.quote(path)} again, or remove it"
-            if found := entries.foreign(f"{path} names {program}", program, again):
+                fix = f"let gpushim cdi generate write {shlex.quote(path)} again, or remove it"
+            if finding := entries.foreign(f"{path} names {program}", program, fix):
                 count += 1
-                yield found
+                yield finding
     if not count:
         yield ok("all hooks of specs have an environment of their own")
 
 
 def _hooks(edits: list[Any]) -> Iterator[str]:
-    yield from (str(hook["path"]) for each in edits for hook in each.get("hooks") or ())
+    yield from (str(hook["path"]) for edit in edits for hook in edit.get("hooks") or ())
 
 
 def _named(document: dict[str, Any]) -> Iterator[str]:
@@ -252,32 +252,34 @@ def _named(document: dict[str, Any]) -> Iterator[str]:
 def readable(host: Host) -> Iterator[Finding]:
     """Check that the engines here are new enough for the specs."""
     documents = {path: document for path, _, document in specs.load(directories(host))[0]}
-    found = [(path, document["cdiVersion"]) for path, document in documents.items()]
-    own = output.path_of(host.settings)
+    spec_versions = [(path, document["cdiVersion"]) for path, document in documents.items()]
+    own_spec = output.path_of(host.settings)
     old = 0
-    for name, (version, known) in _engines(host).items():
-        reads = next((cdi for least, cdi in reversed(known) if version >= least), "") if version else "any"
+    for name, (version, reads_by_version) in _engines(host).items():
+        reads = next((cdi for least, cdi in reversed(reads_by_version) if version >= least), "") if version else "any"
         late = [
-            path for path, cdi in found if reads and reads != "any" and versions.number(cdi) > versions.number(reads)
+            path
+            for path, cdi in spec_versions
+            if reads and reads != "any" and versions.number(cdi) > versions.number(reads)
         ]
         old += len(late)
-        shown = ".".join(map(str, version))
-        if own in late and (groups := _groups(documents[own])):
-            late.remove(own)
+        label = ".".join(map(str, version))
+        if own_spec in late and (groups := _groups(documents[own_spec])):
+            late.remove(own_spec)
             yield warning(
-                f"{name} {shown} reads CDI up to {reads} and drops the groups of {own}: with --device, users of a "
-                "container other than root cannot open the GPUs' nodes",
+                f"{name} {label} reads CDI up to {reads} and drops the groups of {own_spec}: with --device, users of "
+                "a container other than root cannot open the GPUs' nodes",
                 f"{' '.join(f'--group-add={gid}' for gid in groups)} beside --device, or upgrade the engine",
             )
         if late:
             yield warning(
-                f"{name} {shown} reads CDI up to {reads}, and {some(late)} is newer",
+                f"{name} {label} reads CDI up to {reads}, and {some(late)} is newer",
                 "let its writer use an older cdiVersion, or upgrade the engine",
             )
-    if not found:
+    if not spec_versions:
         yield skipped("there are no CDI specs")
     elif not old:
-        yield ok(f"cdiVersion {some(sorted({cdi for _, cdi in found}))}: the engines here can read it")
+        yield ok(f"cdiVersion {some(sorted({cdi for _, cdi in spec_versions}))}: the engines here can read it")
 
 
 def _groups(document: dict[str, Any]) -> list[int]:
@@ -287,19 +289,21 @@ def _groups(document: dict[str, Any]) -> list[int]:
 
 
 def _engines(host: Host) -> dict[str, tuple[tuple[int, ...], Reads]]:
-    """Return by name the version of each engine here, () if it is not known, and what it reads."""
-    found = {}
+    """Return each engine's version, () if it is unknown, and the CDI versions that it reads."""
+    engines = {}
     for engine in host.engines:
         if reads := table.of(engine.name).cdi:
-            asked = engine.name == dockerd.PROGRAM
-            version = check_docker.version_of(host, engine) if asked else _version(programs.find(engine.name, engine))
-            found[engine.name] = (version, reads)
+            is_docker = engine.name == dockerd.PROGRAM
+            version = (
+                check_docker.version_of(host, engine) if is_docker else _version(programs.find(engine.name, engine))
+            )
+            engines[engine.name] = (version, reads)
     for name, row in table.ENGINES.items():
         if not row.process and row.cdi and (program := host.program(name)):
-            found[name] = (_version(program), row.cdi)
-    return found
+            engines[name] = (_version(program), row.cdi)
+    return engines
 
 
 def _version(program: str) -> tuple[int, ...]:
-    shown = re.search(r"(\d+)\.(\d+)\.\d+", ask.program([program, "--version"]).out) if program else None
-    return (int(shown[1]), int(shown[2])) if shown else ()
+    match = re.search(r"(\d+)\.(\d+)\.\d+", ask.program([program, "--version"]).out) if program else None
+    return (int(match[1]), int(match[2])) if match else ()

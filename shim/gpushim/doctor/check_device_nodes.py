@@ -1,7 +1,4 @@
-"""Checks of the driver's device nodes and of the links to them by number.
-
-Out of scope: making them, which `gpushim refresh` does as root.
-"""
+"""Checks of the driver's device nodes and of the links to them by number."""
 
 from __future__ import annotations
 
@@ -31,48 +28,48 @@ def existing(host: Host) -> Iterator[Finding]:
 
 
 def _expected(host: Host) -> list[nodes.Expected]:
-    """List the nodes; without a particular mode where /proc does not tell the driver's device files."""
-    silent = earlier.hung_now(host.state, host.proc, host.sys)  # the kernel's words of them hang, too
-    expected = list(nodes.due(host.proc, silent))
-    known = procfs.majors(host.proc)
+    """List the nodes; with mode 0, for any, where /proc does not tell the driver's device files."""
+    hung = earlier.hung_now(host.state, host.proc, host.sys)  # the kernel's words of them hang, too
+    expected = list(nodes.due(host.proc, hung))
+    majors = procfs.majors(host.proc)
     if procfs.device_files(host.proc) is None:
-        named = {ensure.CONTROL_NODE: nodes.CONTROL, ensure.UVM_NODES[0]: nodes.UVM}
-        named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], earlier.instead(silent)))
-        for path, minor in named.items():
-            expected += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
-    return [each for each in expected if not nodes.withheld(each[0], host.driver)]
+        minors = {ensure.CONTROL_NODE: nodes.CONTROL, ensure.UVM_NODES[0]: nodes.UVM}
+        minors.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], earlier.instead(hung)))
+        for path, minor in minors.items():
+            expected += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, majors)[1][:1]]
+    return [entry for entry in expected if not nodes.withheld(entry[0], host.driver)]
 
 
 def _wrong(host: Host) -> Iterator[Finding]:
     for path, major, minor, mode, _, _ in _expected(host):
-        place = inside(host.driver["dev-root"], path)
+        node = inside(host.driver["dev-root"], path)
         try:
-            status = os.lstat(place)
+            status = os.lstat(node)
         except (FileNotFoundError, NotADirectoryError):
-            yield broken(f"{place} is not there", _made(host, place, major, minor))
+            yield broken(f"{node} is not there", _made(host, node, major, minor))
             continue
-        found = os.major(status.st_rdev), os.minor(status.st_rdev)
+        numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
         if not stat.S_ISCHR(status.st_mode):
             yield broken(
-                f"{place} is not a character device",
-                f"rm -r {shlex.quote(place)} && {_made(host, place, major, minor)}",
+                f"{node} is not a character device",
+                f"rm -r {shlex.quote(node)} && {_made(host, node, major, minor)}",
             )
-        elif found != (major, minor):
-            numbers = f"{found[0]}:{found[1]}, but the kernel has {major}:{minor} for it"
-            yield broken(f"{place} is {numbers}", f"rm {shlex.quote(place)} && {_made(host, place, major, minor)}")
+        elif numbers != (major, minor):
+            difference = f"{numbers[0]}:{numbers[1]}, but the kernel has {major}:{minor} for it"
+            yield broken(f"{node} is {difference}", f"rm {shlex.quote(node)} && {_made(host, node, major, minor)}")
         elif status.st_mode & mode != mode:
             yield warning(
-                f"{place} has mode {status.st_mode & 0o777:04o}, and the driver wants {mode:04o}: "
+                f"{node} has mode {status.st_mode & 0o777:04o}, and the driver wants {mode:04o}: "
                 "users who are not root cannot open it",
-                f"chmod {mode:04o} {shlex.quote(place)}",
+                f"chmod {mode:04o} {shlex.quote(node)}",
             )
 
 
-def _made(host: Host, place: str, major: int, minor: int) -> str:
-    """Return the command that makes a node: not a refresh, where that or the driver is told to make no nodes."""
+def _made(host: Host, node: str, major: int, minor: int) -> str:
+    """Return the command that makes a node: not a refresh where settings or the driver forbid that to make nodes."""
     if procfs.device_files(host.proc) and host.driver["load-kernel-modules"]:
         return REFRESH
-    return f"mknod -m 0666 {shlex.quote(place)} c {major} {minor}"
+    return f"mknod -m 0666 {shlex.quote(node)} c {major} {minor}"
 
 
 def links(host: Host) -> Iterator[Finding]:

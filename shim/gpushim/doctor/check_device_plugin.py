@@ -1,7 +1,4 @@
-"""Checks of device plugins: gpushim's own, which is asked, others beside it, and how containers are told.
-
-Out of scope: kubelet (check_kubelet.py); why devices are unhealthy, which `gpushim device-plugin status` says.
-"""
+"""Checks of device plugins, gpushim's own and others beside it, and of how containers learn their devices."""
 
 from __future__ import annotations
 
@@ -52,34 +49,36 @@ def registered(host: Host) -> Iterator[Finding]:
     if not seen.exists(folder):
         return
     names = [path for path in listing(folder) if stat.S_ISSOCK(os.lstat(path).st_mode)]
-    found = [path for path in names if any(word in os.path.basename(path) for word in ("nvidia", "gpu"))]
-    alive = [path for path in found if ask.listens(path)]
-    mine = [path for path in alive if os.path.basename(path).startswith(OURS)]
-    if not found and check_dra.runs(host):
+    sockets = [path for path in names if any(word in os.path.basename(path) for word in ("nvidia", "gpu"))]
+    alive = [path for path in sockets if ask.listens(path)]
+    own_sockets = [path for path in alive if os.path.basename(path).startswith(OURS)]
+    if not sockets and check_dra.runs(host):
         yield skipped("no device plugin for GPUs has a socket: claims alone give them out")
-    elif not found:
+    elif not sockets:
         yield warning(
             f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
             _absent(host)
             or "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says "
             "whether one of NVIDIA's runs on this node",
         )
-    for path in found if alive else found[:1]:
+    for path in sockets if alive else sockets[:1]:
         if path not in alive:
             yield _ended(host, path, bool(alive))
-    both = sorted({_resource(path) for path in mine} & {_resource(path) for path in {*alive} - {*mine}})
-    if both:
-        evidence = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(both)}: kubelet takes the one that "
+    shared = sorted(
+        {_resource(path) for path in own_sockets} & {_resource(path) for path in {*alive} - {*own_sockets}}
+    )
+    if shared:
+        evidence = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(shared)}: kubelet takes the one that "
         evidence += "registered last, and two pods may get one GPU"
         yield broken(evidence, _one(host))
-    if mine:
+    if own_sockets:
         yield from _asked(host)
     elif alive:
         yield ok("a device plugin for GPUs listens")
 
 
 def _absent(host: Host) -> str:
-    """Say what to do where gpushim's is installed and has no socket; "" where it is not."""
+    """Return the fix for gpushim's plugin that is installed and has no socket; "" if it is not installed."""
     if host.by_node:
         return pods("device-plugin")
     if host.unit(f"{PLUGIN_UNIT}.service"):
@@ -88,7 +87,7 @@ def _absent(host: Host) -> str:
 
 
 def _one(host: Host) -> str:
-    """Say how one of two that give out the same GPUs is ended."""
+    """Return the fix that ends one of two plugins for the same GPUs."""
     stop = f"systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
     if not host.unit(f"{PLUGIN_UNIT}.service"):
         stop = "delete NVIDIA's daemon set with kubectl, or gpushim-device-plugin's"
@@ -96,44 +95,47 @@ def _one(host: Host) -> str:
 
 
 def _resource(path: str) -> str:
-    """Return what follows the plugin's name in that of its socket, NVIDIA's or gpushim's: the resource's."""
+    """Return the resource in the name of a plugin's socket, NVIDIA's or gpushim's."""
     return os.path.basename(path).removeprefix(OURS).removeprefix(NVIDIAS).removesuffix(".sock")
 
 
-def _ended(host: Host, path: str, others: bool) -> Finding:
+def _ended(host: Host, path: str, has_others: bool) -> Finding:
     evidence = f"nobody listens on {path}: the device plugin that made it has ended"
-    if others:
+    if has_others:
         return warning(evidence, f"rm {shlex.quote(path)}")
     return warning(evidence, plugin_again(host) if os.path.basename(path).startswith(OURS) else POD_AGAIN)
 
 
 def _asked(host: Host) -> Iterator[Finding]:
     """Ask gpushim's own plugin, which may run in a pod that shares the state directory."""
-    where = f"{host.state}/{plugin_socket.SOCKET}"
+    path = f"{host.state}/{plugin_socket.SOCKET}"
     try:
         data = plugin_socket.exchange(host.state, plugin_socket.STATUS, SECONDS)
         answer = json.loads(data)
-        names = [(str(one["name"]), bool(one["registered"]), one["devices"]) for one in answer["resources"]]
-        sick = sum(not each["healthy"] for _, _, devices in names for each in devices)
+        names = [
+            (str(resource["name"]), bool(resource["registered"]), resource["devices"])
+            for resource in answer["resources"]
+        ]
+        sick = sum(not device["healthy"] for _, _, devices in names for device in devices)
     except PermissionError:
         raise
     except socket.timeout:
-        yield warning(f"gpushim-device-plugin does not answer at {where} within {SECONDS:g} s", plugin_again(host))
+        yield warning(f"gpushim-device-plugin does not answer at {path} within {SECONDS:g} s", plugin_again(host))
         return
     except OSError as error:
         evidence = (
-            f"gpushim-device-plugin listens for kubelet, and cannot be asked at {where}: {error.strerror or error}"
+            f"gpushim-device-plugin listens for kubelet, and cannot be asked at {path}: {error.strerror or error}"
         )
         yield warning(evidence, plugin_again(host))
         return
     except (ValueError, KeyError, TypeError, RecursionError):
-        yield warning(f"what gpushim-device-plugin answers at {where} is not understood", plugin_again(host))
+        yield warning(f"what gpushim-device-plugin answers at {path} is not understood", plugin_again(host))
         return
     yield from _answered(host, answer, [name for name, at, _ in names if not at])
     if answer.get("version", __version__) == __version__ and all(at for _, at, _ in names):
-        more = f", {sick} unhealthy: gpushim device-plugin status says why" if sick else ""
+        detail = f", {sick} unhealthy: gpushim device-plugin status says why" if sick else ""
         counted = ", ".join(f"{len(devices)} of {quote(name)}" for name, _, devices in names) or "nothing"
-        yield ok(f"gpushim-device-plugin listens, and kubelet knows {counted}{more}")
+        yield ok(f"gpushim-device-plugin listens, and kubelet knows {counted}{detail}")
 
 
 def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Finding]:
@@ -143,10 +145,10 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
         yield warning(evidence, plugin_again(host))
     if answer.get("released"):
         yield warning("gpushim-device-plugin has released the GPUs", "gpushim device-plugin take")
-    for giver in answer.get("givers") or ():
+    for owner in answer.get("givers") or ():
         serves = host.settings["device-plugin"]["other-givers"] == "serve"
         then_what = "two pods may get one GPU" if serves else "gpushim-device-plugin gives out none beside it"
-        yield (warning if serves else broken)(f"{visible(str(giver))}: {then_what}", _one(host))
+        yield (warning if serves else broken)(f"{visible(str(owner))}: {then_what}", _one(host))
     if missing and ask.listens(f"{plugins(host.kubelet, host.top)}/{KUBELET_SOCKET}"):  # else that is what to mend
         evidence = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
         yield warning(evidence, plugin_again(host))
@@ -160,32 +162,32 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
 
 def strategy(host: Host) -> Iterator[Finding]:
     """Check that containers are told their devices in a way that the runtime, the engine and kubelet understand."""
-    ways, requests = host.settings["device-plugin"]["device-list-strategy"], host.settings["requests"]
+    strategies, requests = host.settings["device-plugin"]["device-list-strategy"], host.settings["requests"]
     if not os.path.isdir(host.kubelet):
         return
-    if "volume-mounts" in ways and not requests["accept-volume-mounts"]:
+    if "volume-mounts" in strategies and not requests["accept-volume-mounts"]:
         evidence = (
             "device-list-strategy has volume-mounts, and accept-volume-mounts is false: such containers are refused"
         )
         yield broken(evidence, f"{setting(host, 'requests', ACCEPT)}; then {REFRESH}")
-    elif ways == ["envvar"] and not requests["accept-env-when-unprivileged"]:
+    elif strategies == ["envvar"] and not requests["accept-env-when-unprivileged"]:
         evidence = (
             "device-list-strategy is envvar, and accept-env-when-unprivileged is false: unprivileged pods get no GPU"
         )
         yield broken(evidence, _otherwise(host))
     else:
-        problem = next(_deaf(host, ways), None)
-        yield problem or ok(f"pods get their devices by {' and '.join(ways)}, which is understood here")
+        problem = next(_deaf(host, strategies), None)
+        yield problem or ok(f"pods get their devices by {' and '.join(strategies)}, which is understood here")
 
 
-def _deaf(host: Host, ways: list[str]) -> Iterator[Finding]:
-    """Say who does no CDI, where containers are told by nothing else."""
-    by_cdi = [way for way in ways if way.startswith("cdi-")]
-    if not by_cdi or len(by_cdi) < len(ways):
+def _deaf(host: Host, strategies: list[str]) -> Iterator[Finding]:
+    """List the engines and kubelets without CDI, where containers are told by nothing else."""
+    by_cdi = [strategy for strategy in strategies if strategy.startswith("cdi-")]
+    if not by_cdi or len(by_cdi) < len(strategies):
         return
-    for engine, one in check_dra.without_cdi(host):
-        evidence = f"device-list-strategy is {by_cdi[0]}, and {engine} does not serve it: {one.evidence}"
-        yield broken(evidence, one.fix or _otherwise(host))
+    for engine, finding in check_dra.without_cdi(host):
+        evidence = f"device-list-strategy is {by_cdi[0]}, and {engine} does not serve it: {finding.evidence}"
+        yield broken(evidence, finding.fix or _otherwise(host))
     version = _kubelet(host)
     if by_cdi == ["cdi-cri"] and version and version < LEAST:
         evidence = (
@@ -196,16 +198,16 @@ def _deaf(host: Host, ways: list[str]) -> Iterator[Finding]:
 
 
 def _otherwise(host: Host) -> str:
-    """Say how containers are told in a way that needs neither CDI nor what the policy refuses."""
+    """Return the setting by which containers are told without CDI, in a way that the policy accepts."""
     if host.settings["requests"]["accept-env-when-unprivileged"]:
         return then_plugin(host, setting(host, "device-plugin", BY.format("envvar")))
-    ways, where = shlex.quote(BY.format("volume-mounts")), setting(host, "requests", ACCEPT).removeprefix("set ")
-    return f"set {ways} under [device-plugin] and {where}; then {then(REFRESH, plugin_again(host))}"
+    line, accept = shlex.quote(BY.format("volume-mounts")), setting(host, "requests", ACCEPT).removeprefix("set ")
+    return f"set {line} under [device-plugin] and {accept}; then {then(REFRESH, plugin_again(host))}"
 
 
 def _kubelet(host: Host) -> tuple[int, ...]:
-    """Ask the system's kubelet, or k3s, for its version; () if there is none. The one that runs is not executed."""
+    """Ask the system's kubelet, or k3s, for its version; () if there is none. The running one is not executed."""
     program = host.program("kubelet", "k3s", "rke2")
     answer = ask.program([program, "--version"]) if program else None
-    found = re.search(r"\bv(\d{1,3})\.(\d{1,3})\.", answer.out) if answer else None
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.search(r"\bv(\d{1,3})\.(\d{1,3})\.", answer.out) if answer else None
+    return tuple(map(int, match.groups())) if match else ()

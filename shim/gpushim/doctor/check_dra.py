@@ -1,7 +1,4 @@
-"""Checks of gpushim's DRA driver: whether it does its part, what claims have, and whether engines give that to them.
-
-Out of scope: device plugins (check_device_plugin.py), kubelet (check_kubelet.py), devices that claims could have.
-"""
+"""Checks of gpushim's DRA driver, of the devices of claims, and of engines that give those to containers."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ NEWER = "upgrade containerd to 2.0 or newer, which does CDI by itself"
 
 
 def driver(host: Host) -> Iterator[Finding]:
-    """Check that gpushim's DRA driver is there if claims have GPUs by it, and that it does its part."""
+    """Check that gpushim's DRA driver is there if claims have GPUs by it, and that it works."""
     if not os.path.isdir(host.kubelet):
         return
     yield from _kubeconfig(host)
@@ -61,20 +58,20 @@ def driver(host: Host) -> Iterator[Finding]:
         yield from _asked(host)
         return
     try:
-        held = sorted({_name(one) for one in _own(host)})
+        names = sorted({_name(claim) for claim in _own(host)})
     except ValueError:  # of which `claims` tells
-        held = []
-    if another := _listens(host, ours=False):
-        yield skipped(f"a driver named {OWN_DRIVER} that is not gpushim's listens at {another}")
-    elif held:
-        evidence = f"claims have GPUs here, such as {held[0]}, and no gpushim-dra-driver runs: kubelet cannot end "
+        names = []
+    if socket_path := _listens(host, is_ours=False):
+        yield skipped(f"a driver named {OWN_DRIVER} that is not gpushim's listens at {socket_path}")
+    elif names:
+        evidence = f"claims have GPUs here, such as {names[0]}, and no gpushim-dra-driver runs: kubelet cannot end "
         yield broken(f"{evidence}their pods", _absent(host))
     else:
         yield skipped("no gpushim-dra-driver gives out GPUs by claim here")
 
 
 def _kubeconfig(host: Host) -> Iterator[Finding]:
-    """Say what is wrong with the kubeconfig of a package's driver, whether that runs or not; a pod's has another.
+    """Check the kubeconfig of a package's driver, whether that runs or not; a pod's has another.
 
     Raises:
         PermissionError: an ordinary user may not read it, or a file that it names, as the driver may.
@@ -90,31 +87,31 @@ def _kubeconfig(host: Host) -> Iterator[Finding]:
 
 
 def runs(host: Host) -> bool:
-    """Say whether gpushim's DRA driver listens, for kubelet, or, beside another of its name, for root alone."""
-    return bool(_listens(host, ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
+    """Return whether gpushim's DRA driver listens, for kubelet or, beside another of its name, for root alone."""
+    return bool(_listens(host, is_ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
 
 
-def _listens(host: Host, ours: bool) -> str:
+def _listens(host: Host, is_ours: bool) -> str:
     """Return a socket at which gpushim's driver listens, or another of its name; "" if none does."""
     paths = listing(f"{host.kubelet}/plugins/{OWN_DRIVER}")
-    found = (path for path in paths if os.path.basename(path).startswith("gpushim-") == ours)
-    return next((path for path in found if ask.listens(path)), "")
+    sockets = (path for path in paths if os.path.basename(path).startswith("gpushim-") == is_ours)
+    return next((path for path in sockets if ask.listens(path)), "")
 
 
 def _absent(host: Host) -> str:
-    """Say what to do where it does not run."""
+    """Return the fix for a driver that does not run."""
     if host.unit(f"{UNIT}.service"):
         return f"see with `journalctl -u {UNIT}` why it does not run; then systemctl restart {UNIT}"
     return pods("dra-driver")
 
 
 def _again(host: Host) -> str:
-    """Say how it is restarted: by systemd, or by its pod."""
+    """Return the restart of the driver: by systemd, or by its pod."""
     return f"systemctl restart {UNIT}" if host.unit(f"{UNIT}.service") else POD_AGAIN
 
 
 def _asked(host: Host) -> Iterator[Finding]:
-    where = f"{host.state}/{plugin_socket.DRIVERS}"
+    path = f"{host.state}/{plugin_socket.DRIVERS}"
     try:
         data = plugin_socket.exchange(host.state, plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
         answer = json.loads(data)
@@ -122,39 +119,39 @@ def _asked(host: Host) -> Iterator[Finding]:
     except PermissionError:
         raise
     except socket.timeout:
-        yield warning(f"gpushim-dra-driver does not answer at {where} within {SECONDS:g} s", _again(host))
+        yield warning(f"gpushim-dra-driver does not answer at {path} within {SECONDS:g} s", _again(host))
         return
     except OSError as error:
-        why = error.strerror or error
-        yield warning(f"gpushim-dra-driver runs, and cannot be asked at {where}: {why}", _again(host))
+        reason = error.strerror or error
+        yield warning(f"gpushim-dra-driver runs, and cannot be asked at {path}: {reason}", _again(host))
         return
     except (ValueError, KeyError, TypeError, RecursionError):
-        yield warning(f"what gpushim-dra-driver answers at {where} is not understood", _again(host))
+        yield warning(f"what gpushim-dra-driver answers at {path} is not understood", _again(host))
         return
-    found = [*_answered(host, answer, published)]
-    yield from found
-    if not found:
-        beside = ", beside gpushim-device-plugin" if os.path.exists(f"{host.state}/{plugin_socket.SOCKET}") else ""
-        yield ok(f"kubelet has gpushim-dra-driver{beside}, and {number} devices are offered to claims")
+    findings = [*_answered(host, answer, published)]
+    yield from findings
+    if not findings:
+        suffix = ", beside gpushim-device-plugin" if os.path.exists(f"{host.state}/{plugin_socket.SOCKET}") else ""
+        yield ok(f"kubelet has gpushim-dra-driver{suffix}, and {number} devices are offered to claims")
 
 
 def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> Iterator[Finding]:
-    """Say what is wrong, by what it answers."""
+    """Yield the problems in the driver's answer."""
     version, problem = str(answer.get("version")), str(answer.get("problem") or "")
     if version != __version__:
         evidence = f"the gpushim-dra-driver that runs is version {quote(version)}, and this is {__version__}"
         yield warning(evidence, _again(host))
     if answer.get("rival"):
-        where = quote(str(answer["rival"]))
-        yield broken(f"{ANOTHER}, at {where}, so gpushim-dra-driver gives out none", REMOVE)
+        path = quote(str(answer["rival"]))
+        yield broken(f"{ANOTHER}, at {path}, so gpushim-dra-driver gives out none", REMOVE)
     elif not answer.get("registered") and not _kubelet(host):
         yield skipped("gpushim-dra-driver waits for kubelet, which does not listen")
     elif not answer.get("registered"):
-        why = f": {visible(str(answer['refused']))}" if answer.get("refused") else ""
-        yield broken(f"kubelet has not registered gpushim-dra-driver{why}", _again(host))
+        reason = f": {visible(str(answer['refused']))}" if answer.get("refused") else ""
+        yield broken(f"kubelet has not registered gpushim-dra-driver{reason}", _again(host))
     elif answer.get("publishes") and (published.get("problem") or not published.get("generation")):
-        why = visible(str(published.get("problem") or "its container cluster does not say that they are"))
-        yield broken(f"the ResourceSlices of this node are not published: {why}", _logs(host))
+        reason = visible(str(published.get("problem") or "its container cluster does not say that they are"))
+        yield broken(f"the ResourceSlices of this node are not published: {reason}", _logs(host))
     if answer.get("released"):
         yield warning("gpushim-dra-driver has released the GPUs", "gpushim device-plugin take")
     elif problem:
@@ -166,15 +163,15 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
 
 
 def _kubelet(host: Host) -> bool:
-    """Say whether a kubelet listens (check_kubelet.listens tells if none does)."""
+    """Return whether a kubelet listens; check_kubelet.listens reports it if not."""
     return ask.listens(f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.KUBELET_SOCKET}")
 
 
 def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
-    """Say of the first of unhealthy devices why it is, and what makes it healthy: the driver says which cure."""
-    one = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "cure", "until")}
-    evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {one['uuid']}: {one['why']}"
-    gpu = shlex.quote(one["gpu"])
+    """Return the finding about unhealthy devices, with the cure of the first one."""
+    device = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "cure", "until")}
+    evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {device['uuid']}: {device['why']}"
+    gpu = shlex.quote(device["gpu"])
     reset = inside(host, f"nvidia-smi --gpu-reset -i {gpu}")
     fixes = {
         "exchange": f"exchange {gpu} (RMA)",
@@ -182,13 +179,13 @@ def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Fi
         "end": f"end what uses {gpu} together with other GPUs",
         "reset": f"reboot, or end what uses {gpu}; then gpushim device-plugin release && {reset}; "
         "gpushim device-plugin take",
-        "wait": f"wait until it is over, {one['until']}",
+        "wait": f"wait until it is over, {device['until']}",
     }
-    return warning(evidence, fixes.get(one["cure"], "reboot"))
+    return warning(evidence, fixes.get(device["cure"], "reboot"))
 
 
 def _with_spec(host: Host) -> str:
-    """Say how the CDI spec gets all devices, by their UUIDs."""
+    """Return the fix by which the CDI spec gets all devices, by their UUIDs."""
     cdi = host.settings["cdi"]
     lines = ["write-spec = true"] * (not cdi["write-spec"])
     if "uuid" not in cdi["device-names"]:
@@ -197,45 +194,47 @@ def _with_spec(host: Host) -> str:
 
 
 def _logs(host: Host) -> str:
-    """Say where the half that asks the API server says more."""
+    """Return where the log of the half that asks the API server is."""
     if host.unit(f"{UNIT}.service"):
         return f"see with `journalctl -u '{UNIT}*'` why, and mend that; then systemctl restart {UNIT}"
     return f"see in the log of its pod's container cluster why, and mend that; then {POD_AGAIN}"
 
 
 def claims(host: Host) -> Iterator[Finding]:
-    """Check that the GPUs that claims have are still there, by what kubelet keeps of claims."""
+    """Check that the GPUs of claims in kubelet's checkpoint still exist."""
     path = f"{host.kubelet}/{kubelet.CLAIMS}"
     if not os.path.isdir(host.kubelet):
         return
     inventory, stale = ensure.last(host.config, host.state)
     try:
-        found = _own(host)
+        own_claims = _own(host)
     except PermissionError:
         raise
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        evidence = f"{path} cannot be used: {why}; a kubelet that starts with it does not know which claims pods have"
+        reason = error.strerror if isinstance(error, OSError) else error
+        evidence = (
+            f"{path} cannot be used: {reason}; a kubelet that starts with it does not know which claims pods have"
+        )
         fix = f"drain this node with kubectl; then rm -f {shlex.quote(path)} && {again(host, 'restart')}"
         yield warning(evidence, fix)
         return
-    if not found:
+    if not own_claims:
         yield skipped(f"no pod here has a claim of {OWN_DRIVER}")
         return
     if stale == "policy" or inventory["platform"] != "native":
         yield skipped(f"there is no snapshot of GPUs to hold {path} against")
         return
-    known = {one["uuid"] for one in (*inventory["gpus"], *inventory["mig"])}
-    lost = {_name(one): uuid for one in found for uuid in _uuids(one) if uuid not in known}
+    uuids = {claim["uuid"] for claim in (*inventory["gpus"], *inventory["mig"])}
+    lost = {_name(claim): uuid for claim in own_claims for uuid in _uuids(claim) if uuid not in uuids}
     for name, uuid in lost.items():
         evidence = f"the claim {name} has {quote(uuid)}, which this host does not have any more"
         yield warning(evidence, GONE)
     if not lost:
-        yield ok(f"what the claims of {OWN_DRIVER} here have is there: {some(sorted({*map(_name, found)}))}")
+        yield ok(f"what the claims of {OWN_DRIVER} here have is there: {some(sorted({*map(_name, own_claims)}))}")
 
 
 def _own(host: Host) -> list[kubelet.Claim]:
-    return [one for one in kubelet.claims(host.kubelet) if one.driver == OWN_DRIVER]
+    return [claim for claim in kubelet.claims(host.kubelet) if claim.driver == OWN_DRIVER]
 
 
 def _name(claim: kubelet.Claim) -> str:
@@ -243,30 +242,30 @@ def _name(claim: kubelet.Claim) -> str:
 
 
 def _uuids(claim: kubelet.Claim) -> list[str]:
-    """List the UUIDs that gpushim's driver has told containers of a claim; NVIDIA's tells none."""
+    """List the UUIDs in a claim's CDI names of gpushim's driver; NVIDIA's has none."""
     names = (name.partition("=")[2] for name in claim.cdi)
     return [name for name in names if name.startswith(("GPU-", "MIG-"))]
 
 
 def engines(host: Host) -> Iterator[Finding]:
-    """Check that engines inject CDI devices, by which claims alone give GPUs to containers."""
+    """Check that engines inject CDI devices, by which alone claims give GPUs to containers."""
     if not os.path.isdir(host.kubelet):
         return
     if not runs(host):
         yield skipped("no gpushim-dra-driver gives out GPUs by claim here")
         return
-    found = [*without_cdi(host)]
-    for engine, one in found:
-        evidence = f"{engine} does not serve claims, so their containers start without a GPU: {one.evidence}"
-        yield broken(evidence, one.fix or NEWER)
-    if not found:
+    failures = [*without_cdi(host)]
+    for engine, finding in failures:
+        evidence = f"{engine} does not serve claims, so their containers start without a GPU: {finding.evidence}"
+        yield broken(evidence, finding.fix or NEWER)
+    if not failures:
         yield ok("the engine injects what claims give to containers")
 
 
 def without_cdi(host: Host) -> Iterator[tuple[str, Finding]]:
-    """List engines for pods that inject no CDI devices, with what their own check finds."""
+    """List engines for pods that inject no CDI devices, with the finding of their own check."""
     for engine, check in (("containerd", check_containerd.devices), ("CRI-O", check_crio.devices)):
-        yield from ((engine, one) for one in check(host) if one.verdict != OK)
+        yield from ((engine, finding) for finding in check(host) if finding.verdict != OK)
 
 
 CHECKS = {"kubernetes-dra-driver": driver, "kubernetes-claims": claims, "kubernetes-dra-engine": engines}

@@ -1,7 +1,4 @@
-"""Checks of NVIDIA's driver: kernel module, libraries, NVML, persistence mode, the host's library cache.
-
-Out of scope: device nodes (check_device_nodes.py).
-"""
+"""Checks of NVIDIA's driver: kernel module, libraries, NVML, persistence mode, the host's library cache."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GRACE = 3.0  # seconds beyond those that NVML gets, for Python to start
-SLOW = 2.0  # seconds that NVML may take to initialise before somebody should know
+SLOW = 2.0  # seconds that NVML may take to initialise without a warning
 NO_DRIVER = "NVIDIA's kernel module is not loaded"
 DIRECTORIES = "etc/ld.so.conf.d/nvidia-driver.conf"
 
 
 def platform(host: Host) -> Iterator[Finding]:
-    """Check what is particular to WSL2 and Tegra."""
+    """Check the files and nodes of WSL2 and Tegra."""
     notes: list[str] = []
     kind, nodes = host.platform(notes), host.platform_nodes()
     absent = [note for note in notes if platforms.NOTHING in note]  # as it may be: one list serves many boards
@@ -54,7 +51,7 @@ def platform(host: Host) -> Iterator[Finding]:
 def module(host: Host) -> Iterator[Finding]:
     """Check that the kernel module is loaded."""
     version = procfs.module_version(host.proc)
-    there = modules.loaded(host.proc) or ()
+    loaded = modules.loaded(host.proc) or ()
     if host.platform([]) != "native":
         yield skipped("this system has no such kernel module")
     elif version:
@@ -66,7 +63,7 @@ def module(host: Host) -> Iterator[Finding]:
             f"{NO_DRIVER}, and there is no NVIDIA GPU on the PCI bus",
             f"put a GPU into this machine (`lspci -d 10de:` shows those that it has); then {REFRESH}",
         )
-    elif "nouveau" in there:
+    elif "nouveau" in loaded:
         yield broken(
             f"{NO_DRIVER}, but nouveau is, which holds the GPUs",
             "blacklist nouveau in /etc/modprobe.d, rebuild the initramfs, and reboot",
@@ -79,13 +76,13 @@ def module(host: Host) -> Iterator[Finding]:
 
 def more_modules(host: Host) -> Iterator[Finding]:
     """Check that CUDA's kernel module, and that for graphics, are loaded."""
-    known = procfs.majors(host.proc)
-    there = modules.loaded(host.proc)
+    majors = procfs.majors(host.proc)
+    loaded = modules.loaded(host.proc)
     if not host.has_driver():
         yield skipped(NO_DRIVER)
-    elif "nvidia-uvm" not in known:
+    elif "nvidia-uvm" not in majors:
         yield broken("nvidia_uvm is not loaded: CUDA cannot start", _load(host, "nvidia_uvm"))
-    elif there is not None and "nvidia_modeset" not in there and "nvidia-modeset" not in known:
+    elif loaded is not None and "nvidia_modeset" not in loaded and "nvidia-modeset" not in majors:
         yield warning("nvidia_modeset is not loaded: graphics and display do not work", _load(host, "nvidia_modeset"))
     else:
         yield ok("nvidia_uvm and nvidia_modeset are loaded")
@@ -98,22 +95,24 @@ def agreement(host: Host) -> Iterator[Finding]:
     if not version:
         yield skipped(NO_DRIVER)
         return
-    found = driver_files.versions(root)
+    versions = driver_files.versions(root)
     if any(driver_files.library(root, name, version) for name in TELLTALES):
-        others = [each for each in found if each != version]
-        if others:
+        other_versions = [installed for installed in versions if installed != version]
+        if other_versions:
             yield warning(
-                f"libraries of {version}, as the module has it, and also of {some(others)} are below {root}",
+                f"libraries of {version}, as the module has it, and also of {some(other_versions)} are below {root}",
                 "remove the packages of the other version; containers get the module's",
             )
         lacking = driver_files.lacking(root, version)
         for sentence in lacking:
             evidence, _, fix = sentence.partition("; ")
             yield broken(evidence, f"{fix}; then {REFRESH}")
-        if not others and not lacking:
+        if not other_versions and not lacking:
             yield ok(f"module and libraries are {version}")
-    elif found:
-        yield broken(str(gpus.mismatch(version, found[0])), "reboot", (("library-cache", "ldconfig"), ("", REFRESH)))
+    elif versions:
+        yield broken(
+            str(gpus.mismatch(version, versions[0])), "reboot", (("library-cache", "ldconfig"), ("", REFRESH))
+        )
     else:
         yield broken(
             f"the module {version} is loaded, but there are no libraries of the driver below {root}",
@@ -126,31 +125,31 @@ def nvml(host: Host) -> Iterator[Finding]:
     if not host.has_driver():
         yield skipped(NO_DRIVER)
         return
-    found = asked(host)
-    sick = [(gpu["uuid"] or gpu["pci"], gpu["problem"]) for gpu in found.get("gpus", ()) if gpu["problem"]]
-    if found.get("late"):
+    listing = asked(host)
+    sick = [(gpu["uuid"] or gpu["pci"], gpu["problem"]) for gpu in listing.get("gpus", ()) if gpu["problem"]]
+    if listing.get("late"):
         yield broken(
-            found["error"],
+            listing["error"],
             f"if `nvidia-smi` ends after a while, the GPUs are only slow: {_persist(host)}; if it does not, reboot; "
             f"then {REFRESH}",
         )
-    elif found["error"]:
-        yield broken(found["error"], f"reboot (look for Xid messages in dmesg); then {REFRESH}")
-    elif found["source"] != "nvml":
-        missing = "nvidia-ml-py" in " ".join(found["notes"])
+    elif listing["error"]:
+        yield broken(listing["error"], f"reboot (look for Xid messages in dmesg); then {REFRESH}")
+    elif listing["source"] != "nvml":
+        missing = "nvidia-ml-py" in " ".join(listing["notes"])
         fix = host.install("nvidia-ml-py") if missing else "make `nvidia-smi` work"
-        yield (warning if missing else broken)("; ".join(found["notes"]), f"{fix}; then {REFRESH}")
-    elif found["seconds"] > SLOW:
-        yield warning(f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh", _persist(host))
+        yield (warning if missing else broken)("; ".join(listing["notes"]), f"{fix}; then {REFRESH}")
+    elif listing["seconds"] > SLOW:
+        yield warning(f"NVML takes {listing['seconds']:.1f} s to initialise: so does each refresh", _persist(host))
     elif not sick:
-        yield ok(f"NVML knows {len(found['gpus'])} GPUs and {len(found['mig'])} MIG instances")
+        yield ok(f"NVML knows {len(listing['gpus'])} GPUs and {len(listing['mig'])} MIG instances")
     for name, problem in sick:  # nvidia-smi may have other indices
         reset = f"`nvidia-smi --gpu-reset -i {name}` or a reboot"
         yield broken(problem, f"{reset} may bring it back (look for Xid messages in dmesg); then {REFRESH}")
 
 
 def fabric(host: Host) -> Iterator[Finding]:
-    """Check that what NVLinks and NVSwitches make of the GPUs is ready."""
+    """Check that the GPUs' NVLink fabric is ready."""
     if not host.has_driver():
         yield skipped(NO_DRIVER)
         return
@@ -179,9 +178,9 @@ def persistence(host: Host) -> Iterator[Finding]:
         yield ok("persistence mode is on")
     else:
         dead = f"; {socket} is there, but nobody listens" if os.path.exists(socket) else ""
-        which = f" (GPU {some(off)})" if off else ""
+        label = f" (GPU {some(off)})" if off else ""
         yield warning(
-            f"persistence mode is off{which}{dead}: each use of an idle GPU begins with seconds of waiting",
+            f"persistence mode is off{label}{dead}: each use of an idle GPU begins with seconds of waiting",
             _persist(host),
         )
 
@@ -195,17 +194,19 @@ def cache(host: Host) -> Iterator[Finding]:
     notes: list[str] = []
     data = read_cache(root, notes)
     loader = Loader(root, "", data, notes)
-    known = [rooted.resolve(root, path) or "" for name in TELLTALES for path in loader.cached.get(name, ())]
+    paths = [rooted.resolve(root, path) or "" for name in TELLTALES for path in loader.cached.get(name, ())]
     if notes:
         yield from (warning(note, _cached(host, "")) for note in notes)
     elif not data:
         yield skipped(f"{rooted.inside(root, CACHE)} is not there; known directories are searched instead")
-    elif any(path.endswith("." + version) for path in known):
+    elif any(path.endswith("." + version) for path in paths):
         yield ok("the library cache has the driver's libraries")
     else:
-        found = next(filter(None, (driver_files.library(root, name, version) for name in TELLTALES)), "")
-        folder = os.path.dirname(found)
-        searched = any(f"{each}/".encode() in data for each in (folder, folder.removeprefix("/usr")))  # merged or not
+        library = next(filter(None, (driver_files.library(root, name, version) for name in TELLTALES)), "")
+        folder = os.path.dirname(library)
+        searched = any(
+            f"{directory}/".encode() in data for directory in (folder, folder.removeprefix("/usr"))
+        )  # merged or not
         yield warning(
             f"{rooted.inside(root, CACHE)} has no libcuda.so of {version}",
             _cached(host, "" if searched else folder),
@@ -225,16 +226,16 @@ def _asked(host: Host) -> dict[str, Any]:
     words = [json.dumps(host.driver), host.proc, version, host.state]
     answer = ask.program([python, "-IB", script, *words], seconds)
     try:
-        found: dict[str, Any] = json.loads(answer.out)
+        listing: dict[str, Any] = json.loads(answer.out)
     except ValueError:
         late = answer.code is None
         reason = f"NVML has not answered within {seconds:g} s" if late else f"NVML cannot be asked: {answer.last}"
         return {"error": reason, "late": late}
-    return found
+    return listing
 
 
 def inside(host: Host, command: str) -> str:
-    """Return the command that runs one of the driver's programs, by chroot if the driver root is not /."""
+    """Return the command for one of the driver's programs, by chroot if the driver root is not /."""
     root = host.driver["root"]
     return command if root == "/" else f"chroot {shlex.quote(root)} {command}"
 

@@ -1,7 +1,4 @@
-"""Checks of the policy: what an image gets by itself, by the table of authorization, and what a setting withholds.
-
-Out of scope: whether config.toml is valid (check_state.py).
-"""
+"""Checks of the policy: the devices that an image gets by itself, by the table of authorization, and device rules."""
 
 from __future__ import annotations
 
@@ -18,22 +15,22 @@ if TYPE_CHECKING:
 
     from gpushim.ground.model import Policy
 
-# What an image can name by itself.
+# Devices that an image can name by itself.
 DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "foreign-cdi": "CDI devices of {}"}
 
 
 def images(host: Host) -> Iterator[Finding]:
-    """Say which profile is in force, and what an image alone can get in an unprivileged container."""
+    """Report the profile, and the devices that an image alone can get in an unprivileged container."""
     by: dict[str, list[str]] = {}
     for text, sources in reach(host.settings):
         by.setdefault(" or ".join(sources), []).append(text)
-    found = [f"by {sources} {', '.join(texts)}" for sources, texts in by.items()]
+    clauses = [f"by {sources} {', '.join(texts)}" for sources, texts in by.items()]
     profile = host.settings["requests"]["profile"]
     changed = _changed(host.settings, profile)
-    shown = f"{profile}, but for {', '.join(changed)}" if changed else profile
-    evidence = f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}"
+    label = f"{profile}, but for {', '.join(changed)}" if changed else profile
+    evidence = f"profile {label}: of itself an image can get {'; '.join(clauses) or 'nothing'}"
     devices = any(
-        not missing("gpu", way, lambda: False, host.settings) for way in OF_AN_IMAGE
+        not missing("gpu", source, lambda: False, host.settings) for source in OF_AN_IMAGE
     )  # CDI devices ask for more
     if profile != "default" and devices:
         yield warning(evidence, f"remove what {shlex.quote(host.config)} sets otherwise")
@@ -59,26 +56,26 @@ def device_rules(host: Host) -> Iterator[Finding]:
 
 
 def reach(settings: Policy) -> list[tuple[str, list[str]]]:
-    """List what an image alone can get in an unprivileged container, with the sources by which it can."""
-    found = []
+    """List the texts of grants that an image alone can get in an unprivileged container, each with its sources."""
+    grants = []
     for grant in TABLE:
         kinds = settings["cdi"]["foreign-kinds"] if grant == "foreign-cdi" else [""]
         for kind in kinds:
-            ways = [source for source in OF_AN_IMAGE if not missing(grant, source, lambda: False, settings, kind)]
-            if ways:
+            sources = [source for source in OF_AN_IMAGE if not missing(grant, source, lambda: False, settings, kind)]
+            if sources:
                 text = {**DEVICES, **BESIDE}[grant]
-                found.append((text.format("any kind" if kind == "*" else quote(kind)), ways))
-    return found
+                grants.append((text.format("any kind" if kind == "*" else quote(kind)), sources))
+    return grants
 
 
 def _changed(settings: Any, profile: str) -> list[str]:
-    """Name the profile's switches that config.toml overrides."""
+    """List the profile's switches that config.toml overrides."""
     switches = policy.PROFILES["multi-tenant"]
     defaults: Any = policy.defaults()
-    meant = {section: {**defaults[section], **policy.PROFILES[profile].get(section, {})} for section in switches}
+    expected = {section: {**defaults[section], **policy.PROFILES[profile].get(section, {})} for section in switches}
     return [
         f"[{section}] {key}"
         for section, keys in switches.items()
         for key in keys
-        if settings[section][key] != meant[section][key]
+        if settings[section][key] != expected[section][key]
     ]

@@ -1,7 +1,4 @@
-"""Checks of the host beneath the engines: the low-level runtime, cgroups, AppArmor, NVIDIA's toolkit.
-
-Out of scope: what each engine is set to (check_docker.py and its neighbours); SELinux (check_selinux.py).
-"""
+"""Checks of the host beneath the engines: the low-level runtime, cgroups, AppArmor, NVIDIA's toolkit."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OLDEST = {"runc": (1, 1), "crun": (1, 0)}
-# What is known to be wrong with releases: name, and the first good patch of each branch; later branches are good.
+# Flaws of releases: name, and the first good patch of each branch; later branches are good.
 FLAWS = {
     "runc": (
         ("CVE-2024-21626", {(1, 1): 12}),
@@ -49,7 +46,7 @@ FLAWS = {
 _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
 SHOWN = 16  # processes that only look like an engine
 MIGRATE = "gpushim migrate --write"
-# Settings of NVIDIA's toolkit with which somebody took rights from containers, as `gpushim migrate` writes them.
+# Settings of NVIDIA's toolkit that take rights from containers, as `gpushim migrate` writes them.
 HARDENING = (("requests", "accept-env-when-unprivileged", False), ("requests", "ignore-imex-channel-requests", True))
 # Keys of NVIDIA's that take rights from containers, and have no equivalent here.
 WITHHOLDING = (
@@ -61,7 +58,7 @@ REFRESH = "nvidia-cdi-refresh."
 
 
 def low_level(host: Host) -> Iterator[Finding]:
-    """Check the low-level runtime: there, not ourselves, running, not too old."""
+    """Check that the low-level runtime exists, is not gpushim-runtime, runs, and is not too old."""
     names = host.settings["runtime"]["low-level"]
     setting = f"low-level under [runtime] in {shlex.quote(host.config)}"
     try:
@@ -93,10 +90,10 @@ def low_level(host: Host) -> Iterator[Finding]:
 
 
 def _found(host: Host, names: list[str], setting: str) -> str:
-    """Say how to get a low-level runtime: one that is installed, or the package of one that is named."""
-    here = host.program(*OLDEST)
-    if here:
-        return f"set {setting} to {shlex.quote(json.dumps([here]))}"
+    """Return the fix for a missing low-level runtime: a setting for an installed one, or a package."""
+    runtime = host.program(*OLDEST)
+    if runtime:
+        return f"set {setting} to {shlex.quote(json.dumps([runtime]))}"
     candidates = [name for name in names if name in OLDEST or os.path.dirname(name) in policy.SYSTEM_PATH.split(":")]
     brings = next((base for base in map(os.path.basename, candidates) if base in OLDEST), "")
     if brings:
@@ -105,21 +102,21 @@ def _found(host: Host, names: list[str], setting: str) -> str:
 
 
 def _judged(path: str, name: str, version: tuple[int, int, int], match: str) -> Finding:
-    shown = f"{path} is {name} {'.'.join(map(str, version))}"
+    label = f"{path} is {name} {'.'.join(map(str, version))}"
     flaws = [flaw for flaw, good in FLAWS.get(name, ()) if _has(version, good)]
     if version[:2] < OLDEST.get(name, (0, 0)):
         oldest = ".".join(map(str, OLDEST[name]))
-        return broken(f"{shown}, too old: {oldest} is the oldest that is tested", f"install {name} {_newest(name)}")
+        return broken(f"{label}, too old: {oldest} is the oldest that is tested", f"install {name} {_newest(name)}")
     if flaws and not _THEIRS.search(match):
-        evidence = f"{shown}, whose makers have since fixed {', '.join(flaws)}"
+        evidence = f"{label}, whose makers have since fixed {', '.join(flaws)}"
         return warning(evidence, f"install {name} {_newest(name)}")
-    return ok(f"{shown}{', of a distribution, which fixes its own' if flaws else ''}")
+    return ok(f"{label}{', of a distribution, which fixes its own' if flaws else ''}")
 
 
 def _newest(name: str) -> str:
-    """Say which releases have none of the known flaws, the newest last."""
-    *others, last = [f"{branch[0]}.{branch[1]}.{patch}" for branch, patch in sorted(FLAWS[name][-1][1].items())]
-    return f"{', '.join(others)}{' or ' if others else ''}{last}, or newer"
+    """Return the releases without any of the known flaws, the newest last."""
+    *earlier, last = [f"{branch[0]}.{branch[1]}.{patch}" for branch, patch in sorted(FLAWS[name][-1][1].items())]
+    return f"{', '.join(earlier)}{' or ' if earlier else ''}{last}, or newer"
 
 
 def _has(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> bool:
@@ -133,8 +130,8 @@ def cgroups(host: Host) -> Iterator[Finding]:
     if os.path.exists(f"{folder}/cgroup.controllers"):
         yield ok("cgroup v2")
     elif os.path.isdir(f"{folder}/devices"):
-        both = os.path.isdir(f"{folder}/unified")
-        yield ok("cgroup v1 with v2 beside it (hybrid)" if both else "cgroup v1")
+        is_hybrid = os.path.isdir(f"{folder}/unified")
+        yield ok("cgroup v1 with v2 beside it (hybrid)" if is_hybrid else "cgroup v1")
     else:
         yield broken(
             f"{folder} has neither cgroup v2 nor the devices controller of v1",
@@ -160,45 +157,45 @@ def apparmor(host: Host) -> Iterator[Finding]:
 
 
 def old_config(host: Host) -> Iterator[Finding]:
-    """Check for settings of NVIDIA's toolkit that nobody has taken over."""
-    theirs = host.top + migrate.SYSTEM_CONFIG
+    """Check for settings of NVIDIA's toolkit that were not taken over."""
+    path = host.top + migrate.SYSTEM_CONFIG
     if host.problem:
         yield skipped(f"{host.config} is not valid, so nothing can be compared with it")
         return
     try:
-        # gpushim's package brings a config.toml; what counts is what NVIDIA's sets and gpushim's leaves out.
-        left = _left_behind(host, theirs) if seen.exists(theirs) else []
+        # gpushim's package brings a config.toml; only keys that NVIDIA's sets and gpushim's leaves out count.
+        rows = _left_behind(host, path) if seen.exists(path) else []
     except GpushimError as error:
-        yield warning(f"what {theirs} says cannot be taken over: {error}", f"{corrected(theirs)}; then {MIGRATE}")
+        yield warning(f"what {path} says cannot be taken over: {error}", f"{corrected(path)}; then {MIGRATE}")
         return
-    evidence = ", ".join(f"{row.key} = {json.dumps(row.value)}" for row in left)
-    lost = " ".join(shlex.quote(row.key) for row in left if row.left_out)
-    steps = [f"read what gpushim migrate says of {lost}, and take it out of {shlex.quote(theirs)}"] if lost else []
-    steps += [MIGRATE] if any(row.setting for row in left) else []
-    if any(_hardens(row) for row in left):
-        yield broken(f"{theirs} allows less than is in force: {evidence} has no effect here", "; then ".join(steps))
-    elif left:
-        yield warning(f"{theirs} is there, which gpushim does not read: {evidence}", "; then ".join(steps))
+    evidence = ", ".join(f"{row.key} = {json.dumps(row.value)}" for row in rows)
+    lost = " ".join(shlex.quote(row.key) for row in rows if row.left_out)
+    steps = [f"read what gpushim migrate says of {lost}, and take it out of {shlex.quote(path)}"] if lost else []
+    steps += [MIGRATE] if any(row.setting for row in rows) else []
+    if any(_hardens(row) for row in rows):
+        yield broken(f"{path} allows less than is in force: {evidence} has no effect here", "; then ".join(steps))
+    elif rows:
+        yield warning(f"{path} is there, which gpushim does not read: {evidence}", "; then ".join(steps))
     else:
         yield ok("no settings of NVIDIA's toolkit wait to be taken over")
 
 
-def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
-    given, settings = policy.given(host.config) or {}, cast(Any, host.settings)  # by names that are data
+def _left_behind(host: Host, path: str) -> list[migrate.Row]:
+    own_sections, settings = policy.given(host.config) or {}, cast(Any, host.settings)  # by names that are data
     return [
         row
-        for row in migrate.plan(theirs, host.config).rows
+        for row in migrate.plan(path, host.config).rows
         if row.left_out
         or (
             row.setting
-            and row.setting[1] not in given.get(row.setting[0], {})
+            and row.setting[1] not in own_sections.get(row.setting[0], {})
             and settings[row.setting[0]][row.setting[1]] != row.setting[2]
         )
     ]
 
 
 def _hardens(row: migrate.Row) -> bool:
-    """Say whether a setting takes rights from containers that the policy grants without it."""
+    """Return whether a setting takes rights from containers that the policy grants without it."""
     return row.setting in HARDENING or (row.left_out and row.key in WITHHOLDING)
 
 
@@ -217,13 +214,13 @@ def old_hook(host: Host) -> Iterator[Finding]:
 
 def old_hooks_d(host: Host) -> Iterator[Finding]:
     """Check for files in the hooks' directories of Podman and CRI-O that call NVIDIA's hook."""
-    hooks = [(path, hook_of(path)) for each in hooksd.DIRECTORIES for path in listing(host.top + each)]
-    theirs = [path for path, hook in hooks if "/nvidia-container" in hook and not ours(host.top + hook)]
-    for path in theirs:
+    hooks = [(path, hook_of(path)) for folder in hooksd.DIRECTORIES for path in listing(host.top + folder)]
+    nvidia_paths = [path for path, hook in hooks if "/nvidia-container" in hook and not ours(host.top + hook)]
+    for path in nvidia_paths:
         yield warning(
             f"{path} makes Podman and CRI-O call NVIDIA's hook for every container", f"rm {shlex.quote(path)}"
         )
-    if not theirs:
+    if not nvidia_paths:
         yield ok("no hooks directory names NVIDIA's hook")
 
 
@@ -232,11 +229,11 @@ def old_units(host: Host) -> Iterator[Finding]:
     folder = f"{host.top}/etc/systemd/system"
     # Their package's units stay installed; what is enabled has a link in the directory of a target.
     wants = [path for path in listing(folder) if path.endswith((".wants", ".requires"))]
-    found = [path for each in wants for path in listing(each) if os.path.basename(path).startswith(REFRESH)]
-    if found and os.path.isdir(host.top + system.SYSTEMD):
-        names = shlex.join(sorted({os.path.basename(path) for path in found}))
+    units = [path for directory in wants for path in listing(directory) if os.path.basename(path).startswith(REFRESH)]
+    if units and os.path.isdir(host.top + system.SYSTEMD):
+        names = shlex.join(sorted({os.path.basename(path) for path in units}))
         yield warning(
-            f"{found[0]} writes a CDI spec of the same devices, which engines then have twice",
+            f"{units[0]} writes a CDI spec of the same devices, which engines then have twice",
             f"systemctl disable --now {names}; rm -f /var/run/cdi/nvidia.yaml",
         )
     else:
@@ -245,16 +242,16 @@ def old_units(host: Host) -> Iterator[Finding]:
 
 def impostors(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, but that gpushim does not trust."""
-    hidden = [each for each in host.impostors if os.geteuid() and not each.uid]
+    hidden = [process for process in host.impostors if os.geteuid() and not process.uid]
     if hidden:
-        processes = [f"{each.name} (process {each.pid}), which is root's" for each in hidden[:SHOWN]]
+        processes = [f"{process.name} (process {process.pid}), which is root's" for process in hidden[:SHOWN]]
         yield warning(seen.sentence(processes), seen.AS_ROOT)
-    for each in sorted(host.impostors, key=lambda one: not one.why.startswith(origin.UNSAFE))[:SHOWN]:
-        evidence = f"process {each.pid} is named {each.name} but is ignored: {each.why}"
-        if each in hidden:
+    for process in sorted(host.impostors, key=lambda entry: not entry.why.startswith(origin.UNSAFE))[:SHOWN]:
+        evidence = f"process {process.pid} is named {process.name} but is ignored: {process.why}"
+        if process in hidden:
             continue
-        if each.why.startswith(origin.UNSAFE):
-            yield warning(evidence, untrusted.program(each.why[len(origin.UNSAFE) + 2 :]))
+        if process.why.startswith(origin.UNSAFE):
+            yield warning(evidence, untrusted.program(process.why[len(origin.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
     if len(host.impostors) > SHOWN:  # many processes must not bury the other findings

@@ -1,7 +1,4 @@
-"""Checks of the kubelet of this node: its directory, its socket, and what its checkpoint says it has given out.
-
-Out of scope: device plugins (check_device_plugin.py); the cluster (check_kubernetes.py).
-"""
+"""Checks of the kubelet of this node: its directory, its socket, and the devices in its checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from gpushim.doctor import Finding, Host
     from gpushim.ground.model import Snapshot
 
-# Where kubelet keeps its directory: as it comes, in k0s, in MicroK8s.
+# Kubelet's directory: the default, k0s's, MicroK8s's.
 PLACES = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
 # Units that run a kubelet, the usual one first.
 UNITS = ("kubelet", *services.RANCHER, "rke2-server", "rke2-agent", "k3s-agent", "k0sworker", "k0scontroller")
@@ -37,17 +34,17 @@ PREFIX = "nvidia.com/"  # of the resources that this host's GPUs are
 
 def node(host: Host) -> Iterator[Finding]:
     """Check that this is a node, whose kubelet has the directory that the device plugin looks into."""
-    elsewhere = next((place for place in _elsewhere(host) if os.path.isdir(host.top + place)), "")
-    there = os.path.isdir(host.kubelet)
-    if host.problem and not there:
+    elsewhere = next((folder for folder in _elsewhere(host) if os.path.isdir(host.top + folder)), "")
+    exists = os.path.isdir(host.kubelet)
+    if host.problem and not exists:
         yield skipped(f"not looked at while {host.config} is not valid, which may say where kubelet's directory is")
-    elif elsewhere and (not there or host.kubelet_root_dir):
+    elif elsewhere and (not exists or host.kubelet_root_dir):
         has = (
             f"has the directory {elsewhere}" if host.kubelet_root_dir else f"seems to have the directory {elsewhere}"
         )
         evidence = f"the kubelet of this node {has}, and kubelet-dir under [device-plugin] is {host.kubelet}"
         yield broken(evidence, then_plugin(host, setting(host, "device-plugin", f'kubelet-dir = "{elsewhere}"')))
-    elif there:
+    elif exists:
         yield ok(f"this is a Kubernetes node: {host.kubelet} is there")
     elif "kubernetes" in host.named:
         yield broken(f"there is no {host.kubelet}: this is no node", "run this on a node of the cluster")
@@ -60,7 +57,7 @@ def _elsewhere(host: Host) -> list[str]:
     folder = host.kubelet_root_dir
     if folder and os.path.realpath(host.top + folder) == os.path.realpath(host.kubelet):
         return []
-    return [folder] if folder else [place for place in PLACES if host.top + place != host.kubelet]
+    return [folder] if folder else [path for path in PLACES if host.top + path != host.kubelet]
 
 
 def listens(host: Host) -> Iterator[Finding]:
@@ -80,53 +77,57 @@ def listens(host: Host) -> Iterator[Finding]:
 
 
 def checkpoint(host: Host) -> Iterator[Finding]:
-    """Check that kubelet gives out, and has given out, what the snapshot has."""
+    """Check that the devices in kubelet's checkpoint are in the snapshot."""
     path = f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.CHECKPOINT}"
     if not os.path.isdir(host.kubelet):
         return
     inventory, stale = ensure.last(host.config, host.state)
     try:
-        found = kubelet.checkpoint(host.kubelet, host.top)
+        saved = kubelet.checkpoint(host.kubelet, host.top)
     except FileNotFoundError:
         yield skipped(f"kubelet has not written {path} yet: no device plugin has registered")
     except PermissionError:
         raise
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        evidence = f"{path} cannot be used: {why}; a kubelet that starts with it forgets which pod has which device"
+        reason = error.strerror if isinstance(error, OSError) else error
+        evidence = (
+            f"{path} cannot be used: {reason}; a kubelet that starts with it forgets which pod has which device"
+        )
         fix = f"drain this node with kubectl; then rm -f {shlex.quote(path)} && {again(host, 'restart')}"
         yield warning(evidence, fix)
     else:
         if stale == "policy" or inventory["platform"] != "native":
             yield skipped(f"there is no snapshot of GPUs to hold {path} against")
         else:
-            yield from _compared(host, found, inventory)
+            yield from _compared(host, saved, inventory)
 
 
-def _compared(host: Host, found: Checkpoint, inventory: Snapshot) -> Iterator[Finding]:
-    known = {one["uuid"] for one in (*inventory["gpus"], *inventory["mig"])}
-    ours = {name: ids for name, ids in found.registered.items() if name.startswith(PREFIX)}
-    others = sorted({*found.registered} - {*ours})
-    lost = sorted({_device(one) for ids in ours.values() for one in ids} - known)
+def _compared(host: Host, saved: Checkpoint, inventory: Snapshot) -> Iterator[Finding]:
+    uuids = {grant["uuid"] for grant in (*inventory["gpus"], *inventory["mig"])}
+    own_resources = {name: ids for name, ids in saved.registered.items() if name.startswith(PREFIX)}
+    other_resources = sorted({*saved.registered} - {*own_resources})
+    lost = sorted({_device(grant) for ids in own_resources.values() for grant in ids} - uuids)
     if lost:
         evidence = f"kubelet would give out what the snapshot does not have: {_shown(lost)}"
         yield warning(evidence, then(REFRESH, plugin_again(host)))
-    held = [
-        (one, {_device(each) for each in one.devices} - known)
-        for one in found.given
-        if one.resource.startswith(PREFIX)
+    grants = [
+        (grant, {_device(device) for device in grant.devices} - uuids)
+        for grant in saved.given
+        if grant.resource.startswith(PREFIX)
     ]
-    for one, gone in held:
-        if gone and not gone & {*lost}:
-            evidence = f"container {quote(one.container)} of the pod with the UID {quote(one.uid)} was given"
-            evidence = (
-                f"{evidence} {_shown(sorted(gone))} of {quote(one.resource)}, which this host does not have any more"
+    for grant, missing in grants:
+        if missing and not missing & {*lost}:
+            evidence = f"container {quote(grant.container)} of the pod with the UID {quote(grant.uid)} was given"
+            evidence += (
+                f" {_shown(sorted(missing))} of {quote(grant.resource)}, which this host does not have any more"
             )
             yield warning(evidence, "delete that pod with kubectl: its successor gets another device")
-    if not lost and not any(gone for _, gone in held):
-        counted = ", ".join(f"{len(ids)} of {quote(name)}" for name, ids in sorted(ours.items())) or "no GPU"
-        more = f"; others have {_shown(others)}" if others else ""
-        yield ok(f"kubelet gives out {counted}, and {sum(len(one.devices) for one, _ in held)} are given out{more}")
+    if not lost and not any(missing for _, missing in grants):
+        counted = ", ".join(f"{len(ids)} of {quote(name)}" for name, ids in sorted(own_resources.items())) or "no GPU"
+        suffix = f"; others have {_shown(other_resources)}" if other_resources else ""
+        yield ok(
+            f"kubelet gives out {counted}, and {sum(len(grant.devices) for grant, _ in grants)} are given out{suffix}"
+        )
 
 
 def _device(identity: str) -> str:
@@ -139,23 +140,23 @@ def _shown(names: list[str]) -> str:
 
 
 def again(host: Host, verb: str) -> str:
-    """Say how kubelet is started or restarted."""
-    name = next((each for each in (*UNITS, MICROK8S) if host.unit(f"{each}.service")), UNITS[0])
+    """Return the fix that starts or restarts kubelet."""
+    name = next((unit for unit in (*UNITS, MICROK8S) if host.unit(f"{unit}.service")), UNITS[0])
     return units.fix(verb, f"{name}.service", top=host.top)
 
 
 def setting(host: Host, section: str, line: str) -> str:
-    """Say which line config.toml needs."""
+    """Return the fix that sets a line of config.toml."""
     return f"set {shlex.quote(line)} under [{section}] in {shlex.quote(host.config)}"
 
 
 def plugin_again(host: Host) -> str:
-    """Say how gpushim's device plugin is restarted: by systemd, or by its pod."""
+    """Return the fix that restarts gpushim's device plugin: by systemd, or by its pod."""
     if host.unit(f"{PLUGIN_UNIT}.service"):
         return f"systemctl restart {PLUGIN_UNIT}"
     return POD_AGAIN
 
 
 def then_plugin(host: Host, fix: str) -> str:
-    """Say that the device plugin is restarted after something else was done."""
+    """Return a fix that is followed by a restart of the device plugin."""
     return f"{fix}; then {plugin_again(host)}"

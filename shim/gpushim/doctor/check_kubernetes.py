@@ -1,7 +1,4 @@
-"""Checks of what a Kubernetes node and its cluster need, as far as a node can tell.
-
-Out of scope: containerd's settings (check_containerd.py), which `gpushim doctor kubernetes` checks as well.
-"""
+"""Checks of a Kubernetes node and, as far as a node can tell, of its cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"n
 
 
 def runtime_class(host: Host) -> Iterator[Finding]:
-    """Check that the cluster has a RuntimeClass for a handler that the engines here have of gpushim's."""
+    """Check that the cluster has a RuntimeClass for a handler of gpushim's in this node's engines."""
     if not os.path.isdir(host.kubelet):
         return
     program = host.program("kubectl", "k3s")
@@ -52,9 +49,9 @@ def runtime_class(host: Host) -> Iterator[Finding]:
         yield skipped("the cluster cannot be asked from here: kubectl get runtimeclass nvidia")
         return
     config = host.top + path
-    theirs = _untrusted(config)
-    if theirs:
-        evidence = f"the cluster is not asked: users other than root can write to {theirs}, and {config} can name"
+    culprit = _untrusted(config)
+    if culprit:
+        evidence = f"the cluster is not asked: users other than root can write to {culprit}, and {config} can name"
         yield skipped(f"{evidence} programs to execute; run kubectl get runtimeclass nvidia")
         return
     words = [program, *(["kubectl"] if program.endswith("/k3s") else []), f"--kubeconfig={config}"]
@@ -64,19 +61,19 @@ def runtime_class(host: Host) -> Iterator[Finding]:
     except (ValueError, KeyError, TypeError, RecursionError):
         yield skipped(f"the cluster does not answer: {answer.last}")
         return
-    mine = sorted({*check_containerd.handlers(host), *check_crio.handlers(host)}) or ["nvidia"]
-    found = [name for name in mine if name in classes]
-    if found:
-        yield ok(f"the cluster has a RuntimeClass with the handler {found[0]}")
+    handlers = sorted({*check_containerd.handlers(host), *check_crio.handlers(host)}) or ["nvidia"]
+    served = [name for name in handlers if name in classes]
+    if served:
+        yield ok(f"the cluster has a RuntimeClass with the handler {served[0]}")
     else:
-        evidence = f"the cluster has no RuntimeClass with the handler {' or '.join(mine)}"
-        name = "nvidia" if "nvidia" in mine else mine[0]
+        evidence = f"the cluster has no RuntimeClass with the handler {' or '.join(handlers)}"
+        name = "nvidia" if "nvidia" in handlers else handlers[0]
         runtime_class = {**CLASS, "metadata": {"name": name}, "handler": name}
         yield warning(evidence, f"echo {shlex.quote(json.dumps(runtime_class))} | {shlex.join(words)} apply -f -")
 
 
 def _untrusted(config: str) -> str:
-    """Return by what others than root and this user could write, or put in place, a kubeconfig; "" for nothing."""
+    """Return the path by which others than root and this user could change or replace a kubeconfig, or ""."""
     return places.replaceable(config) or (config if trust.others_may(os.stat(config)) else "")
 
 
@@ -87,18 +84,20 @@ def template(host: Host) -> Iterator[Finding]:
         if not seen.exists(config):
             continue
         folder = os.path.dirname(config)
-        engine = next((each for each in host.running("containerd") if each.seen(each.config) == config), None)
-        again = units.fix("restart" if engine else "start", services.unit(service, host.top), engine, host.top)
+        engine = next(
+            (process for process in host.running("containerd") if process.seen(process.config) == config), None
+        )
+        restart = units.fix("restart" if engine else "start", services.unit(service, host.top), engine, host.top)
         command = shlex.join(["gpushim", "configure", "containerd", f"--config={config}"])
-        configure = restarting(command, again) if engine else then(command, again)
+        configure = restarting(command, restart) if engine else then(command, restart)
         imported = [f"{folder}/{name}" for name in IMPORTED if PROGRAM in text(f"{folder}/{name}")]
         templates = [f"{folder}/{name}" for name in TEMPLATES if PROGRAM in text(f"{folder}/{name}")] + imported
-        here = PROGRAM in text(config) or bool(imported)
-        if templates and here:
+        is_configured = PROGRAM in text(config) or bool(imported)
+        if templates and is_configured:
             yield ok(f"{templates[0]} has gpushim-runtime, and {config} too")
         elif templates:
-            yield warning(f"{config} does not have what {templates[0]} says", again)
-        elif here:
+            yield warning(f"{config} does not have what {templates[0]} says", restart)
+        elif is_configured:
             evidence = f"{config} has gpushim-runtime, and no template: the next start writes it without"
             yield broken(evidence, configure)
         else:

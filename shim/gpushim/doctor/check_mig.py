@@ -1,7 +1,4 @@
-"""The check of GPUs in MIG mode: what a container gets that names one, or asks for all.
-
-Out of scope: whether NVML knows instances (check_driver.py), their device nodes (check_device_nodes.py).
-"""
+"""The check of GPUs in MIG mode."""
 
 from __future__ import annotations
 
@@ -22,20 +19,20 @@ FIX = (
 
 def instances(host: Host) -> Iterator[Finding]:
     """Check that GPUs in MIG mode have instances for containers."""
-    found, stale = ensure.last(host.config, host.state)
-    if not found or stale or found["error"]:
+    snapshot, stale = ensure.last(host.config, host.state)
+    if not snapshot or stale or snapshot["error"]:
         yield skipped("there is no current snapshot")
         return
-    divided = [gpu["index"] for gpu in found["gpus"] if gpu["mig"]]
-    empty = selection.usable(found)[2]
+    divided = [gpu["index"] for gpu in snapshot["gpus"] if gpu["mig"]]
+    empty = selection.usable(snapshot)[2]
     for index in empty:
         yield warning(
             f"GPU {index} is in MIG mode and has no instance: all leaves it out, and where it is named CUDA finds "
             "nothing",
-            FIX.format(next(gpu["uuid"] for gpu in found["gpus"] if gpu["index"] == index)),
+            FIX.format(next(gpu["uuid"] for gpu in snapshot["gpus"] if gpu["index"] == index)),
         )
     if len(divided) > len(empty):
-        migs = some([f"{mig['gpu']}:{mig['index']}" for mig in found["mig"]])
+        migs = some([f"{mig['gpu']}:{mig['index']}" for mig in snapshot["mig"]])
         parents = some([str(index) for index in divided if index not in empty])
         yield ok(f"all gives the MIG instances {migs}; where GPU {parents} is named, no instance comes with it")
     elif not empty:

@@ -1,8 +1,7 @@
-"""SELinux: whether it lets containers open the GPUs and read what gpushim gives them.
+"""SELinux: whether it lets containers open the GPUs and read gpushim's files.
 
 gpushim-runtime and CDI of root's engines need no boolean: nodes are made in the container, and have its label. The
 hook alone, and rootless engines, mount the host's, which container-selinux opens by a boolean.
-Out of scope: giving files their labels (paths/selinux.py).
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ ENFORCING = "SELinux is enforcing"
 
 
 def labels(host: Host) -> Iterator[Finding]:
-    """Check the labels of what containers get, and the booleans for those that get the host's nodes."""
+    """Check the labels of containers' files, and the booleans for containers that get the host's nodes."""
     folder = f"{host.top}/sys/fs/selinux"
     enforce = text(f"{folder}/enforce").strip()
     if enforce != "1":
         yield ok("SELinux is permissive") if enforce else skipped("SELinux is off")
         return
     values = {name: text(f"{folder}/booleans/{name}") for name in BOOLEANS}
-    known = [name for name in BOOLEANS if values[name]]
-    on = [name for name in known if values[name].startswith("1")]
+    booleans = [name for name in BOOLEANS if values[name]]
+    on = [name for name in booleans if values[name].startswith("1")]
     needing = _mounting(host)
     closed = _closed(host)
-    if not known:
+    if not booleans:
         evidence = f"{ENFORCING}, and its policy has no {BOOLEANS[-1]}, so it knows nothing of containers"
         yield warning(evidence, "install container-selinux")
     elif closed:
@@ -45,15 +44,15 @@ def labels(host: Host) -> Iterator[Finding]:
     elif on:
         yield ok(f"{ENFORCING}, and {on[0]} is on")
     elif needing:
-        evidence = f"{ENFORCING}, and {known[0]} is off: {needing} may not open the GPUs"
-        yield warning(evidence, f"setsebool -P {known[0]} on")
+        evidence = f"{ENFORCING}, and {booleans[0]} is off: {needing} may not open the GPUs"
+        yield warning(evidence, f"setsebool -P {booleans[0]} on")
     else:
-        who = "rootless engines and the hook alone, as with docker run --gpus before 29.2"
-        yield ok(f"{ENFORCING}, and {known[0]} is off, which only {who}, need")
+        subjects = "rootless engines and the hook alone, as with docker run --gpus before 29.2"
+        yield ok(f"{ENFORCING}, and {booleans[0]} is off, which only {subjects}, need")
 
 
 def _closed(host: Host) -> tuple[str, str] | None:
-    """Name a file that containers get and may not read, and its type."""
+    """Return path and type of a file that containers get and may not read."""
     for path in (f"{host.state}/params", f"{host.state}/empty"):
         kind = selinux.type_of(path)
         if kind not in ("", selinux.READABLE, selinux.WRITABLE):
@@ -62,16 +61,16 @@ def _closed(host: Host) -> tuple[str, str] | None:
 
 
 def _mounting(host: Host) -> str:
-    """Name containers that get the host's nodes mounted; "" if none are known."""
+    """Return a text about the containers that get the host's nodes mounted; "" if none are known."""
     if os.geteuid() or any(engine.uid for engine in host.engines):
         return "containers of rootless engines"
-    found = []
+    engines = []
     for engine in host.running("dockerd"):
         if check_docker.hook_alone(host, engine) and check_docker.version_of(host, engine) < check_docker.CDI_GPUS:
-            found.append("Docker's")
+            engines.append("Docker's")
     for engine in host.running("crio"):
         if entries.calls_ours(crio.hook_directories(crio.settings(engine)), engine.seen):
-            found.append("CRI-O's")
+            engines.append("CRI-O's")
     if host.program("podman") and entries.calls_ours(check_podman.hook_directories(host), lambda at: host.top + at):
-        found.append("Podman's")
-    return f"containers with the hook alone ({', '.join(dict.fromkeys(found))})" if found else ""
+        engines.append("Podman's")
+    return f"containers with the hook alone ({', '.join(dict.fromkeys(engines))})" if engines else ""

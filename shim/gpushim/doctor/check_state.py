@@ -1,7 +1,4 @@
-"""Checks of gpushim's own things: configuration, snapshot, log, the files that are installed, Python.
-
-Out of scope: CDI specs (check_cdi.py).
-"""
+"""Checks of gpushim's own configuration, snapshot, log, installed files and Python."""
 
 from __future__ import annotations
 
@@ -42,12 +39,12 @@ if TYPE_CHECKING:
 
 THEN = f"do what it says, if that is not done yet; then {REFRESH}"
 UNSAID = f"look for it in docs/errors.md; then {REFRESH}"
-# What a sentence of ours has behind what is wrong.
+# The beginnings of the advice in a sentence of ours.
 ADVICE = re.compile(r"; |: (?:correct|install|load|make|reboot|set)\b|run gpushim")
 PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
-# What a fact of the stamp is about.
+# The subjects of the stamp's facts.
 FACTS = {
     "boot": "the boot",
     "config": "config.toml",
@@ -108,11 +105,11 @@ def directory(host: Host) -> Iterator[Finding]:
 def snapshot(host: Host) -> Iterator[Finding]:
     """Check that the snapshot exists, is current, and has GPUs."""
     path = f"{host.state}/{ensure.SNAPSHOT}"
-    found, stale = ensure.last(host.config, host.state)
+    inventory, stale = ensure.last(host.config, host.state)
     changed: list[str] = []
     if stale == "host":  # none, if it has only expired
-        then, now = dict(found["stamp"]), dict(ensure.current(found["inputs"]))
-        changed = [words for fact, words in FACTS.items() if then[fact] != now[fact]]
+        saved, host_stamp = dict(inventory["stamp"]), dict(ensure.current(inventory["inputs"]))
+        changed = [words for fact, words in FACTS.items() if saved[fact] != host_stamp[fact]]
     if os.path.lexists(host.state) and not trust.ours(host.state):
         yield skipped(f"{path} is not used, because state-directory is broken")
     elif not os.path.lexists(path):
@@ -120,15 +117,15 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif stale == "policy":
         yield warning(f"{path} is not used: {discounted.why(path, host.config)}", REFRESH)
     elif changed:
-        yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
-    elif found["error"]:
-        yield broken(found["error"]["sentence"], _then(found["error"]["sentence"]))
+        yield warning(f"{path} is stale: {some(changed)} changed since {inventory['written']}", REFRESH)
+    elif inventory["error"]:
+        yield broken(inventory["error"]["sentence"], _then(inventory["error"]["sentence"]))
     else:
-        for note in found["notes"]:
+        for note in inventory["notes"]:
             yield warning(f"the snapshot notes: {note}", _then(note))
-        if not found["notes"]:
-            old = f"; it is older than {found['life']} s, so the next GPU container lists again" if stale else ""
-            yield ok(f"{path} of {found['written']} matches the host: {len(found['gpus'])} GPUs{old}")
+        if not inventory["notes"]:
+            old = f"; it is older than {inventory['life']} s, so the next GPU container lists again" if stale else ""
+            yield ok(f"{path} of {inventory['written']} matches the host: {len(inventory['gpus'])} GPUs{old}")
 
 
 def _then(sentence: str) -> str:
@@ -138,7 +135,7 @@ def _then(sentence: str) -> str:
 def log(host: Host) -> Iterator[Finding]:
     """Check that the log can be written."""
     path = host.settings["log"]["file"]
-    folder, other = os.path.dirname(path), f"change file under [log] in {shlex.quote(host.config)}"
+    folder, fix = os.path.dirname(path), f"change file under [log] in {shlex.quote(host.config)}"
     if not path:
         yield skipped("no log is kept")
     elif not os.path.lexists(folder):
@@ -147,10 +144,10 @@ def log(host: Host) -> Iterator[Finding]:
         )
     elif logfile.refused(path):
         if logfile.refused(f"{path}.gpushim-doctor"):
-            why = (
+            reason = (
                 f"does not lie in a directory, or users other than root own or can write to {folder} or one above it"
             )
-            yield warning(f"the log {path} {why}: nothing is logged", other)
+            yield warning(f"the log {path} {reason}: nothing is logged", fix)
         else:
             yield warning(f"the log {path} {_no_log(os.lstat(path))}: nothing is logged", untrusted.away(path))
     elif os.path.isfile(path) and os.stat(path).st_mode & stat.S_IWOTH:
@@ -162,13 +159,13 @@ def log(host: Host) -> Iterator[Finding]:
         if os.geteuid():
             yield skipped(f"user {os.geteuid()} may not write {path}, so containers of that user are not logged")
         else:
-            yield warning(f"the log {path} cannot be written: its file system is read-only", other)
+            yield warning(f"the log {path} cannot be written: its file system is read-only", fix)
     else:
         yield ok(f"{path} can be written")
 
 
 def _no_log(status: os.stat_result) -> str:
-    """Say why logfile.py refuses to write a log."""
+    """Return why logfile.py refuses to write a log."""
     if stat.S_ISLNK(status.st_mode):
         return "is a link"
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
@@ -178,8 +175,8 @@ def _no_log(status: os.stat_result) -> str:
 
 def space(host: Host) -> Iterator[Finding]:
     """Check that there is room for config.json, the snapshot and the log."""
-    needed = (host.state, f"{host.top}/run")
-    full = [place for place in needed if _is_full(place)]
+    folders = (host.state, f"{host.top}/run")
+    full = [folder for folder in folders if _is_full(folder)]
     log = os.path.dirname(host.settings["log"]["file"])
     room = "remove what is not needed there, or make it larger"
     if full:
@@ -190,11 +187,11 @@ def space(host: Host) -> Iterator[Finding]:
     elif log and _is_full(log):
         yield warning(f"the file system of {log} is full (`df -h` or `df -i` shows it): nothing is logged", room)
     else:
-        yield ok(f"{' and '.join(needed)} have room")
+        yield ok(f"{' and '.join(folders)} have room")
 
 
 def _is_full(folder: str) -> bool:
-    """Return whether a directory, or the next one above it that is there, lies on a file system without room."""
+    """Return whether a directory, or the nearest existing one above it, lies on a file system without room."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     free = os.statvfs(folder)
@@ -234,8 +231,8 @@ def python(host: Host) -> Iterator[Finding]:
 
 def yaml(host: Host) -> Iterator[Finding]:
     """Check that CDI specs in YAML can be read, if there are any."""
-    found = [p for folder in host.settings["cdi"]["spec-dirs"] for p in listing(folder) if p.endswith(".yaml")]
-    if not found:
+    documents = [p for folder in host.settings["cdi"]["spec-dirs"] for p in listing(folder) if p.endswith(".yaml")]
+    if not documents:
         yield skipped("no CDI spec is in YAML")
         return
     root = os.path.dirname(os.path.dirname(os.path.abspath(gpushim.__file__)))
@@ -243,21 +240,23 @@ def yaml(host: Host) -> Iterator[Finding]:
     answer = ask.program([f"{host.top}{PYTHON}", "-IBS", "-c", script])
     system = ask.program([f"{host.top}{PYTHON}", "-IB", "-c", "import yaml"])
     if answer.code and system.code:
-        yield warning(f"PyYAML is missing, so {some(found)} cannot be read", "install PyYAML (package python3-yaml)")
+        yield warning(
+            f"PyYAML is missing, so {some(documents)} cannot be read", "install PyYAML (package python3-yaml)"
+        )
     else:
-        yield ok(f"PyYAML is there for {some(found)}")
+        yield ok(f"PyYAML is there for {some(documents)}")
 
 
 def units(host: Host) -> Iterator[Finding]:
     """Check that refreshes are run, by systemd or by `gpushim refresh --keep`."""
     if host.unit("gpushim-refresh.service"):
-        asked = f"{system.STATE_DIR}/{SOCKET}"
+        socket = f"{system.STATE_DIR}/{SOCKET}"
         unit = host.unit(UNIT)  # masked, it is not wanted
-        if os.path.realpath(unit or os.devnull) == os.devnull or os.path.lexists(host.top + asked):
+        if os.path.realpath(unit or os.devnull) == os.devnull or os.path.lexists(host.top + socket):
             yield ok("gpushim-refresh.service is installed")
         else:
             yield warning(
-                f"{UNIT} is installed, and {asked} is not there: a container that finds the list of GPUs out of "
+                f"{UNIT} is installed, and {socket} is not there: a container that finds the list of GPUs out of "
                 "date lists them itself, within the limits of its tenant",
                 f"systemctl enable {UNIT} && systemctl restart {UNIT}",
             )
@@ -282,10 +281,10 @@ def units(host: Host) -> Iterator[Finding]:
 
 
 def programs(host: Host) -> Iterator[Finding]:
-    """Check that the programs that engines call are there."""
+    """Check that the programs that engines call exist."""
     try:
         yield ok(" and ".join(setup.installed(name) for name in (setup.PROGRAM, setup.HOOK)) + " are there")
     except GpushimError as error:
-        # These write the same again before they are there.
+        # These commands need the programs.
         blocks = (("", "gpushim configure"), ("", "gpushim-hook"), ("cdi-paths", "gpushim refresh"))
         yield broken(str(error), host.install("them"), blocks)

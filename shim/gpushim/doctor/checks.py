@@ -1,7 +1,4 @@
-"""All checks by name, and running them: each in a thread of its own, so that none can block the doctor.
-
-Out of scope: what a check does.
-"""
+"""All checks by name, and running them: each in a thread of its own, so that none can block the doctor."""
 
 from __future__ import annotations
 
@@ -84,7 +81,7 @@ ENGINES: dict[str, dict[str, Check]] = {
     **{name: importlib.import_module(f"gpushim.doctor.check_{name}").CHECKS for name in engines.ENGINES},
     "kubernetes": {**check_kubernetes.CHECKS},
 }
-# What says something about the driver below its root; about what config.toml says; about the state directory.
+# Checks of the driver below its root; of config.toml's settings; of the state directory.
 OF_THE_DRIVER = (
     *("platform", "driver-module", "driver-libraries", "more-modules", "nvml", "fabric", "persistence"),
     *("library-cache", "device-nodes", "dev-char-links"),
@@ -98,67 +95,72 @@ SECONDS = 30.0  # for a check, on top of what NVML may take
 ORDER = (SKIPPED, OK, WARNING, BROKEN)  # the gravest last
 
 
-def table(named: tuple[str, ...]) -> dict[str, Check]:
+def table(engine_names: tuple[str, ...]) -> dict[str, Check]:
     """List the checks in order, for the engines that the user named, or for all."""
-    beside = {"kubernetes": ("containerd", "crio"), "crio": ("kubernetes",)}  # CRI-O has no other use
-    engines = {*named, *(each for name in named for each in beside.get(name, ()))} or set(ENGINES)
-    found = dict(GENERAL)
+    related = {"kubernetes": ("containerd", "crio"), "crio": ("kubernetes",)}  # CRI-O has no other use
+    engines = {
+        *engine_names,
+        *(other_engine for name in engine_names for other_engine in related.get(name, ())),
+    } or set(ENGINES)
+    checks_by_name = dict(GENERAL)
     for engine, checks in ENGINES.items():
-        found.update(checks if engine in engines else {})
-    return found
+        checks_by_name.update(checks if engine in engines else {})
+    return checks_by_name
 
 
 def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
-    """Run a check, unless what it needs of config.toml is not known."""
+    """Run a check, unless the settings that it needs are not known."""
     absent = policy.absent(look_at.driver) if name in OF_THE_DRIVER else ""
     if look_at.problem and name in OF_THE_POLICY:
-        found = [skipped(f"not looked at while {look_at.config} is not valid")]
+        findings = [skipped(f"not looked at while {look_at.config} is not valid")]
     elif absent:
-        found = [skipped(f"not looked at: {absent}")]
+        findings = [skipped(f"not looked at: {absent}")]
     else:
-        found = _within(SECONDS + look_at.settings["refresh"]["deadline-seconds"], check, look_at)
-    mine = look_at.state != system.STATE_DIR and name in OF_THE_STATE
-    as_root = "as root: " if os.geteuid() and name in GENERAL and not mine else ""
+        findings = _within(SECONDS + look_at.settings["refresh"]["deadline-seconds"], check, look_at)
+    is_own_state = look_at.state != system.STATE_DIR and name in OF_THE_STATE
+    as_root = "as root: " if os.geteuid() and name in GENERAL and not is_own_state else ""
     plain = ("", seen.AS_ROOT)
-    return [replace(one, check=name, fix=one.fix if one.fix in plain else as_root + one.fix) for one in found]
+    return [
+        replace(finding, check=name, fix=finding.fix if finding.fix in plain else as_root + finding.fix)
+        for finding in findings
+    ]
 
 
 def run(look_at: Host) -> list[Finding]:
-    """Run the checks of a host one after the other; those that do not concern this host may find nothing."""
-    found = [one for name, check in table(look_at.named).items() for one in judge(name, check, look_at)]
-    return [_after(one, found) for one in found]
+    """Run the checks of a host one after the other; checks that do not concern this host may find nothing."""
+    findings = [finding for name, check in table(look_at.named).items() for finding in judge(name, check, look_at)]
+    return [_after(finding, findings) for finding in findings]
 
 
-def _after(one: Finding, found: list[Finding]) -> Finding:
-    """Remove a fix that must wait for another finding's, and name that."""
-    for first in found if one.fix else ():
-        blocked = any(one.check.startswith(check) and command in one.fix for check, command in first.blocks)
-        if first.verdict == BROKEN and first.check != one.check and blocked:
-            return replace(one, evidence=f"{one.evidence}; {first.check} comes first", fix="")
-    return one
+def _after(finding: Finding, findings: list[Finding]) -> Finding:
+    """Remove a fix that must wait for another finding's, and name that finding."""
+    for blocker in findings if finding.fix else ():
+        blocked = any(finding.check.startswith(check) and command in finding.fix for check, command in blocker.blocks)
+        if blocker.verdict == BROKEN and blocker.check != finding.check and blocked:
+            return replace(finding, evidence=f"{finding.evidence}; {blocker.check} comes first", fix="")
+    return finding
 
 
-def worst(found: list[Finding]) -> str:
-    """Return the gravest verdict."""
-    return max((finding.verdict for finding in found), key=ORDER.index, default=OK)
+def worst(findings: list[Finding]) -> str:
+    return max((finding.verdict for finding in findings), key=ORDER.index, default=OK)
 
 
 def _within(seconds: float, check: Check, look_at: Host) -> list[Finding]:
     """Run a check, and give up after a time: a file system or a device may be stuck in the kernel."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def work() -> None:
         try:
-            found.extend(check(look_at))
+            findings.extend(check(look_at))
         except PermissionError as error:
-            found.append(warning(seen.sentence([str(error.filename)]), seen.AS_ROOT))
+            findings.append(warning(seen.sentence([str(error.filename)]), seen.AS_ROOT))
         except Exception as error:  # noqa: BLE001 - the other checks matter more than why this one fails
-            found.append(warning(f"the check itself failed: {type(error).__name__}: {error}", "report this"))
+            findings.append(warning(f"the check itself failed: {type(error).__name__}: {error}", "report this"))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
         stuck = broken(f"the check has not ended within {seconds:g} s", "see dmesg; a mount or a device may be stuck")
-        return [*found, stuck]
-    return found
+        return [*findings, stuck]
+    return findings

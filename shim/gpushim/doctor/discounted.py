@@ -1,7 +1,4 @@
-"""Why a saved snapshot does not count: the one reason of those that `ensure.last` knows.
-
-Out of scope: changes of the host, which `stamp` tells, and whether the state directory is ours.
-"""
+"""The reason why a saved snapshot does not count, of those that `ensure.last` knows."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from gpushim.paths import trust
 
 
 def why(path: str, config: str) -> str:
-    """Say, as the end of a sentence, why `ensure.last` has said "policy" of the snapshot at `path`."""
+    """Return, as the end of a sentence, why `ensure.last` has returned "policy" for the snapshot at `path`."""
     try:
         status = os.lstat(path)
     except OSError as error:
@@ -25,17 +22,17 @@ def why(path: str, config: str) -> str:
         return "users other than root own it, or can write to it"
     if status.st_size > ensure.SNAPSHOT_LIMIT:
         return f"it has more than {ensure.SNAPSHOT_LIMIT} bytes"
-    found = ensure.own(path)
-    if not found:
+    snapshot = ensure.own(path)
+    if not snapshot:
         return "it is damaged, or this user may not read it"
-    if found.get("form") != ensure.FORM or found.get("gpushim") != __version__:
-        return f"another version of gpushim wrote it ({found.get('gpushim')}; this is {__version__})"
+    if snapshot.get("form") != ensure.FORM or snapshot.get("gpushim") != __version__:
+        return f"another version of gpushim wrote it ({snapshot.get('gpushim')}; this is {__version__})"
     try:
-        if found["inputs"]["config"] != config:
-            return f"it was made with {found['inputs']['config']}"
-        if found["stamp"]["config"] != ensure.current(found["inputs"])["config"]:
+        if snapshot["inputs"]["config"] != config:
+            return f"it was made with {snapshot['inputs']['config']}"
+        if snapshot["stamp"]["config"] != ensure.current(snapshot["inputs"])["config"]:
             return f"{config} has changed since"
-        if found["told"] != ensure.launcher_facts(os.path.dirname(path)):
+        if snapshot["told"] != ensure.launcher_facts(os.path.dirname(path)):
             return "a file beside it, which launcher or hook read, has changed"
     except (KeyError, IndexError, TypeError, ValueError):
         pass

@@ -1,7 +1,7 @@
 """Ask NVML about the GPUs, in a process of its own: `python3 -IB listing.py DRIVER PROC VERSION STATE`.
 
-NVML can hang where nothing but the process's end helps, and a library once loaded stays. Prints one JSON object.
-Out of scope: the deadline, which is the caller's.
+NVML can hang where nothing but the process's end helps, and a library once loaded stays. Prints one JSON object. The
+caller has a deadline.
 """
 
 from __future__ import annotations
@@ -23,12 +23,6 @@ from_here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fi
 def ask(driver: DriverPolicy, proc: str, version: str, state: str) -> dict[str, Any]:
     """List the GPUs; those whose calls are known to hang are not asked.
 
-    Args:
-        driver: the policy's section about the driver.
-        proc: where the procfs that shows the driver is mounted.
-        version: of the loaded kernel module.
-        state: directory of the snapshot.
-
     Returns:
         "seconds" (that NVML took to initialise), "source", "gpus" and "notes" as inventory.gpus has them, and
         "persistence": true, false or null (not known) for each GPU.
@@ -39,23 +33,23 @@ def ask(driver: DriverPolicy, proc: str, version: str, state: str) -> dict[str, 
 
     notes: list[str] = []
     root, withheld = driver["root"], partial(nodes.withheld, driver=driver)
-    found: dict[str, Any] = {"seconds": 0.0, "error": "", "persistence": [], "notes": notes}
+    result: dict[str, Any] = {"seconds": 0.0, "error": "", "persistence": [], "notes": notes}
     path = driver_files.library(root, "libnvidia-ml.so", version)
     with contextlib.ExitStack() as stack:
         begin, session = time.monotonic(), None
         with contextlib.suppress(nvml.UnusableError):  # gpus.read says it
-            session = path and stack.enter_context(nvml.session(rooted.inside(root, path), lambda what: None))
-        found["seconds"] = time.monotonic() - begin
+            session = path and stack.enter_context(nvml.session(rooted.inside(root, path), lambda task: None))
+        result["seconds"] = time.monotonic() - begin
         try:  # initialised, it costs nothing
-            silent = earlier.hung_now(state, proc, modules.sys_dir(root))
-            settled = earlier.settled(state)
-            found.update(gpus.read(root, proc, version, notes, lambda what: None, settled, silent, withheld))
+            hung = earlier.hung_now(state, proc, modules.sys_dir(root))
+            indexed = earlier.settled(state)
+            result.update(gpus.read(root, proc, version, notes, lambda task: None, indexed, hung, withheld))
         except GpushimError as error:
-            found["error"] = str(error)
-            return found
-        if session and found["source"] == "nvml":
-            found["persistence"] = [_persistence(session, gpu) for gpu in found["gpus"]]
-    return found
+            result["error"] = str(error)
+            return result
+        if session and result["source"] == "nvml":
+            result["persistence"] = [_persistence(session, gpu) for gpu in result["gpus"]]
+    return result
 
 
 def _persistence(nvml: Any, gpu: Any) -> bool | None:

@@ -1,7 +1,7 @@
-"""One file for a bug report: what the doctor found, and what its readers will ask for.
+"""One file for a bug report: the doctor's findings, and the facts that its readers will ask for.
 
 Left out: engines' settings and environments, which hold secrets; and, from the rest, the host's name, users' names,
-and what looks like a password, a token or another program's variable. Out of scope: sending it.
+and text that looks like a password, a token or another program's variable.
 """
 
 from __future__ import annotations
@@ -43,40 +43,34 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\g<1>\g<2>{GONE}",
     ),
     (re.compile(r"\b(?:eyJ[\w-]+\.[\w-]+\.[\w-]*|gh[opsur]_\w+|glpat-[\w-]+|xox\w-[\w-]+|AKIA\w{12,})"), GONE),
-    # Variables: of others than NVIDIA's, ours and CUDA's only the name.
+    # Variables: only the name, but for NVIDIA's, ours and CUDA's.
     (re.compile(r"\b(?!NVIDIA_|GPUSHIM_|CUDA_|PATH=)([A-Z][A-Z0-9_]{2,}=)[^\"',\n]+"), rf"\g<1>{GONE}"),
     (re.compile(r"(/home/|/run/user/)[^/\s\"']+"), rf"\g<1>{GONE}"),
 )
 
 
 def check(path: str) -> None:
-    """Refuse a path at which `write` could write no report, before there is one."""
-    with _new(path) as place:
-        os.close(os.open(place.name, NEW, 0o600, dir_fd=place.folder))
-        os.unlink(place.name, dir_fd=place.folder)
+    """Raise for a path at which `write` could write no report, before there is one."""
+    with _new(path) as file:
+        os.close(os.open(file.name, NEW, 0o600, dir_fd=file.folder))
+        os.unlink(file.name, dir_fd=file.folder)
 
 
-def write(path: str, host: Host, found: list[Finding]) -> None:
-    """Write a report, which only its owner can read.
-
-    Args:
-        path: of the new file; a report is JSON if it ends with .json, else text.
-        host: that was looked at.
-        found: by the checks.
+def write(path: str, host: Host, findings: list[Finding]) -> None:
+    """Write a report, which only its owner can read, as JSON if its path ends with .json, else as text.
 
     Raises:
-        GpushimError: the file is there, or cannot be written, or somebody else could change what its path means.
+        GpushimError: the file exists, or cannot be written, or another user could change what its path means.
     """
-    shown = rendered(host, found, path.endswith(".json"))
-    with _new(path) as place:
-        fd = os.open(place.name, NEW, 0o600, dir_fd=place.folder)
+    content = rendered(host, findings, path.endswith(".json"))
+    with _new(path) as target:
+        fd = os.open(target.name, NEW, 0o600, dir_fd=target.folder)
     with open(fd, "w", encoding="utf-8") as file:
-        file.write(shown + "\n")
+        file.write(content + "\n")
 
 
-def rendered(host: Host, found: list[Finding], as_json: bool) -> str:
-    """Return a report, as JSON or as text."""
-    sections = gathered(host, found)
+def rendered(host: Host, findings: list[Finding], as_json: bool) -> str:
+    sections = gathered(host, findings)
     return json.dumps(sections, indent=2) if as_json else _text(sections)
 
 
@@ -84,25 +78,25 @@ def rendered(host: Host, found: list[Finding], as_json: bool) -> str:
 def _new(path: str) -> Iterator[places.Place]:
     """Open the directory of a file that is to be made."""
     try:
-        with places.place(os.path.abspath(path), output=True) as place:
-            if place.link:
+        with places.place(os.path.abspath(path), output=True) as file:
+            if file.link:
                 raise FileExistsError
-            yield place
+            yield file
     except FileExistsError:
         raise GpushimError(f"{path} is there already; name a file that is not, or - for stdout") from None
     except OSError as error:
         raise GpushimError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
-    """Gather a report's sections, without secrets."""
+def gathered(host: Host, findings: list[Finding]) -> dict[str, Any]:
+    """Return a report's sections, without secrets."""
     snapshot, stale = ensure.last(host.config, host.state)
     documents = specs.load(check_cdi.directories(host))[0]
     sections = {
         "gpushim": gpushim.__version__,
         "written": now(),
-        "verdict": checks.worst(found),
-        "findings": [finding.data() for finding in found],
+        "verdict": checks.worst(findings),
+        "findings": [finding.data() for finding in findings],
         "system": _system(host),
         "versions": _versions(host),
         "config.toml": _read(host.config).splitlines(),
@@ -117,12 +111,12 @@ def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
 
 def clean(words: str) -> str:
     """Remove secrets and names from a text."""
-    for pattern, instead in _RULES:
-        words = pattern.sub(instead, words)
+    for pattern, replacement in _RULES:
+        words = pattern.sub(replacement, words)
     name = platform.node()
-    for each in (name, name.partition(".")[0]):  # the longer one first
-        if len(each) > 2 and each != "localhost":
-            words = re.sub(rf"(?<![\w-]){re.escape(each)}(?![\w-])", "HOST", words)
+    for node_name in (name, name.partition(".")[0]):  # the longer one first
+        if len(node_name) > 2 and node_name != "localhost":
+            words = re.sub(rf"(?<![\w-]){re.escape(node_name)}(?![\w-])", "HOST", words)
     return words
 
 
@@ -179,11 +173,11 @@ def _text(sections: dict[str, Any]) -> str:
     for name, section in sections.items():
         lines.append(f"== {name} ==")
         if name == "findings":
-            for each in section:
-                lines.append(f"{each['verdict']:8} {each['check']}: {each['evidence']}")
-                lines += [f"         fix: {each['fix']}"] if each["fix"] else []
+            for finding in section:
+                lines.append(f"{finding['verdict']:8} {finding['check']}: {finding['evidence']}")
+                lines += [f"         fix: {finding['fix']}"] if finding["fix"] else []
         elif isinstance(section, list):
-            lines += [each if isinstance(each, str) else json.dumps(each) for each in section]
+            lines += [finding if isinstance(finding, str) else json.dumps(finding) for finding in section]
         else:
             lines += [section] if isinstance(section, str) else json.dumps(section, indent=1).split("\n")
         lines.append("")

@@ -1,7 +1,7 @@
-"""A real container with all GPUs under each engine found: do its nodes open, do the driver's libraries load?
+"""A container with all GPUs under each engine found: do its nodes open, do the driver's libraries load?
 
-Its rootfs is made from this host's own shell and C library, so that no image is needed; whatever an engine keeps of
-it is removed afterwards. Out of scope: computing something; pods.
+Its rootfs is made from this host's own shell and C library, so that no image is needed; an engine's remains of it are
+removed afterwards.
 """
 
 from __future__ import annotations
@@ -58,34 +58,34 @@ COMMAND = [SHELL, "-c", SCRIPT]
 
 def containers(host: Host) -> list[Finding]:
     """Run a container under each engine found, and one without an engine."""
-    found = []
+    findings = []
     try:
         with tempfile.TemporaryDirectory(prefix="gpushim-doctor-") as scratch:
             os.chmod(scratch, 0o755)  # noqa: S103 - the container of a rootless engine has another user
             root = f"{scratch}/root"
             make_root(root)
             for name, answer in _answers(host, installed(PROGRAM), scratch, root):
-                found += [replace(each, check=f"run-{name}") for each in judged(answer)]
+                findings += [replace(finding, check=f"run-{name}") for finding in judged(answer)]
     except (GpushimError, OSError) as error:
-        found.append(replace(broken(f"no test container can be made: {error}", "correct that"), check="run"))
-    return merged(found)
+        findings.append(replace(broken(f"no test container can be made: {error}", "correct that"), check="run"))
+    return merged(findings)
 
 
 def merged(findings: list[Finding]) -> list[Finding]:
-    """Return findings, of those that say the same under several engines one, which names the other engines."""
+    """Return findings, with one for all engines whose evidence is the same."""
     by_evidence: dict[str, list[Finding]] = {}
     for finding in findings:
         by_evidence.setdefault(f"{finding.verdict} {finding.evidence}", []).append(finding)
     rows = []
-    for first, *others in by_evidence.values():
-        checks = dict.fromkeys(other.check for other in others if other.check != first.check)
+    for first, *equals in by_evidence.values():
+        checks = dict.fromkeys(equal.check for equal in equals if equal.check != first.check)
         also = f"; {', '.join(checks)} the same" if checks else ""
         rows.append(replace(first, evidence=first.evidence + also))
     return rows
 
 
 def judged(answer: ask.Answer) -> Iterator[Finding]:
-    """Judge the answer of a test container, which has what SCRIPT printed."""
+    """Judge the answer of a test container, which has SCRIPT's output."""
     nodes = dict(re.findall(r"^node (\S+) (.*)$", answer.out, re.MULTILINE))
     libraries = dict(re.findall(r"^library (\S+) ?(.*)$", answer.out, re.MULTILINE))
     if answer.code != 0 or not libraries:
@@ -106,23 +106,23 @@ def judged(answer: ask.Answer) -> Iterator[Finding]:
         yield ok(f"{some(list(nodes), 8)} open in a container, and {' and '.join(libraries)} load")
 
 
-def _by_result(results: dict[str, str], well: str) -> dict[str, list[str]]:
-    """Return the names of nodes or libraries by what went wrong with them, each result without the name itself."""
+def _by_result(results: dict[str, str], good: str) -> dict[str, list[str]]:
+    """Return the names of nodes or libraries by their bad result, which has "it" for the name."""
     names: dict[str, list[str]] = {}
     for name, result in results.items():
-        if result != well:
+        if result != good:
             names.setdefault(result.replace(name, "it"), []).append(name)
     return names
 
 
 def _refused(answer: ask.Answer) -> Finding:
-    """Say why a container did not start, and what that names as fix, if it is gpushim that says it."""
+    """Return the finding about a container that did not start, with the fix that gpushim's sentence names."""
     lines = [line for line in answer.error.splitlines() if SENTENCE.search(line)]
     line = lines[-1] if lines else answer.last
     evidence = f"the container does not start: {line}"
-    found = SENTENCE.search(line)
-    if found and "; " in found[1]:
-        return broken(evidence, found[1].rpartition("; ")[2])
+    match = SENTENCE.search(line)
+    if match and "; " in match[1]:
+        return broken(evidence, match[1].rpartition("; ")[2])
     return broken(evidence, "look for these words in docs/symptoms.md and docs/errors.md")
 
 
@@ -192,8 +192,8 @@ def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> a
             made = ask.program([*words, "import", "-", f"{name}:test"], SECONDS, feed)
         if made.code != 0:
             return made
-        known = check_docker.names(host, engine)
-        gpus = [f"--runtime={known[0]}", f"--env={REQUEST}"] if known else ["--gpus=all"]
+        runtimes = check_docker.names(host, engine)
+        gpus = [f"--runtime={runtimes[0]}", f"--env={REQUEST}"] if runtimes else ["--gpus=all"]
         run = ["run", "--rm", f"--name={name}", "--network=none", *gpus, f"{name}:test", *COMMAND]
         return ask.program([*words, *run], SECONDS)
     finally:
@@ -215,9 +215,9 @@ def _containerd(host: Host, engine: Engine, program: str, root: str, name: str) 
 
 
 def _podman(host: Host, root: str, name: str) -> ask.Answer:
-    known = check_podman.names(host)
-    gpus = [f"--env={REQUEST}"] if known else [f"--device={host.settings['cdi']['kind']}=all"]
-    words = [host.program("podman"), *([f"--runtime={known[0]}"] if known else [])]
+    runtimes = check_podman.names(host)
+    gpus = [f"--env={REQUEST}"] if runtimes else [f"--device={host.settings['cdi']['kind']}=all"]
+    words = [host.program("podman"), *([f"--runtime={runtimes[0]}"] if runtimes else [])]
     run = ["run", "--rm", f"--name={name}", "--network=none", *gpus, "--rootfs", root, *COMMAND]
     try:
         return ask.program([*words, *run], SECONDS)

@@ -109,7 +109,7 @@ class _Wait:
 
 
 def _served(config: str, state: str, lock: int | None, wait: _Wait) -> _Wait:
-    """Let the service refresh, if there is one; returns the wait for a child.
+    """Ask the service for a refresh, if there is one; returns the wait for a child.
 
     That begins anew if the service hangs without the lock.
     """

@@ -247,7 +247,8 @@ def _watched(snapshot: Snapshot, system_platform: Platform | None, proc: str, bu
     driver = snapshot["driver"]
     if system_platform:
         return [*system_platform["watched"]]
-    watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
+    in_use = [gpu["node"] for gpu in snapshot["gpus"]] + [node for mig in snapshot["mig"] for node in mig["nodes"]]
+    watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), in_use)
     paths = []
     if not snapshot["error"]:  # which is looked at again soon
         files = driver_files.find(driver["root"], driver["version"], [])
@@ -262,10 +263,6 @@ def _mps_control(root: str, mps: MpsPolicy) -> list[str]:
     pipes = mps["pipe-directory"]
     watched = mps["enabled"] and not rooted.mistrust(root, pipes)
     return [rooted.inside(root, pipes) + "/control"] if watched else []
-
-
-def _nodes_in_use(snapshot: Snapshot) -> list[str]:
-    return [gpu["node"] for gpu in snapshot["gpus"]] + [node for mig in snapshot["mig"] for node in mig["nodes"]]
 
 
 def _drm(snapshot: Snapshot) -> list[str]:

@@ -106,7 +106,7 @@ def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[s
     variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != device_list.DEVICES]
     members = {
         "env": [*(env or []), *variables],
-        "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),
+        "deviceNodes": sorted(nodes, key=lambda node: (node["path"].count("/"), node["path"])),
         "hooks": [{"hookName": "prestart", **hook} for hook in values.get("hook", ())],
         "additionalGids": sorted({*values.get("gid", ())}),
     }
@@ -117,10 +117,6 @@ def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]
     permissions = access.get((node["type"], node["major"], node["minor"]), "rw")
     host = {} if root == "/" else {"hostPath": root + node["path"]}
     return {"path": node["path"], **host, **node, "permissions": permissions}
-
-
-def _by_depth(path: str) -> tuple[int, str]:
-    return path.count("/"), path
 
 
 def _chosen(inventory: Snapshot, kind: str, selected: Optional[list[str]], notes: list[str]) -> list[Device]:
