@@ -31,7 +31,6 @@ class FormError(Exception):
         return f"{self.path or 'it'} {self.predicate}"
 
     def below(self, key: str) -> FormError:
-        """Return the error with the key of the member's parent before its path."""
         between = "." if self.path and not self.path.startswith("[") else ""
         return FormError(self.predicate, key + between + self.path)
 

@@ -48,7 +48,6 @@ def root(spec: dict[str, Any], old: str, new: str, side: str) -> None:
 
 
 def moved(path: str, old: str, new: str) -> str:
-    """Return a path moved from `old` to `new`, both normal and absolute."""
     if path == old:
         return new
     top = old.rstrip("/") + "/"
@@ -78,6 +77,5 @@ def _arguments(args: list[str], host: Move, container: Move) -> list[str]:
 
 
 def _parts(value: str, moves: list[Move]) -> str:
-    """Return a value with its paths moved, between which is "::"."""
     texts = value.split("::", max(len(moves) - 1, 0))
     return "::".join([move(text) for move, text in zip(moves, texts)] or texts)

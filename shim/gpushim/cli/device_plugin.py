@@ -196,7 +196,6 @@ def _ask(do: str, name: str = plugin_socket.SOCKET, program: str = PLUGIN) -> di
 
 
 def _states(answer: dict[str, Any]) -> Iterator[str]:
-    """List the sentences about all devices."""
     if answer["released"]:
         closed = "" if answer["closed"] else ", though not all handles are closed yet"
         since = f"the GPUs have been released since {_when(answer['released'])}{closed}"

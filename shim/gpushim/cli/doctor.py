@@ -79,7 +79,6 @@ def doctor(
 
 
 def _print(findings: list[diagnosis.Finding], everything: bool) -> None:
-    """Print findings, the gravest first, and their number."""
     printed = [finding for kind in PROBLEMS for finding in findings if finding.verdict == kind]
     fine = [finding for finding in findings if finding.verdict not in PROBLEMS]
     printed += fine if everything else []

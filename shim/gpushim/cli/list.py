@@ -42,7 +42,6 @@ def list_gpus(form: str) -> None:
 
 
 def _gpu(gpu: Gpu, inventory: Snapshot, sys: str) -> dict[str, Any]:
-    """Return a GPU's row: members of the snapshot, its NUMA node, and its MIG instances."""
     names = ("index", "nvml", "model", "uuid", "pci", "minor", "node", "drm", "memory", "problem")
     migs = [mig for mig in inventory["mig"] if mig["gpu"] == gpu["index"]]
     members = dict(gpu)

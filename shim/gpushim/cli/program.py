@@ -36,7 +36,6 @@ class Program(click.Group):
     failure: int | None = None  # the exit code of every GpushimError; None for the error's own
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run as a process, and exit."""
         guard()
         try:
             return super().main(*args, **options)
@@ -76,7 +75,6 @@ def as_process(command: click.Command, words: list[str]) -> NoReturn:
 
 
 def _run(command: click.Command, words: list[str]) -> int:
-    """Run a command; returns the exit code."""
     try:
         try:
             command.main(words, command.name)
@@ -127,7 +125,6 @@ class _Output(io.FileIO):
 
 
 def _end(fd: int, error: OSError) -> NoReturn:
-    """End the process because of a failed write."""
     os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), fd)  # buffered output is not tried again
     if isinstance(error, BrokenPipeError):  # head(1) has seen enough
         raise SystemExit(128 + signal.SIGPIPE)

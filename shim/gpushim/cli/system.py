@@ -69,7 +69,6 @@ def create_dev_char_links(dev_root: str, dry_run: bool, form: str) -> None:
 
 
 def _places(dev_root: str) -> tuple[str, str]:
-    """Return the device root and the /proc that shows the driver."""
     if dev_root and not dev_root.startswith("/"):
         raise click.UsageError(f"--dev-root {dev_root} is a relative path; give the whole path")
     driver = policy.load(system.config_path())["driver"]

@@ -100,7 +100,6 @@ def which(claim: Claim, inventory: Snapshot) -> Which:
 
 
 def _called(name: str, inventory: Snapshot) -> Iterator[Device]:
-    """List the devices of a name in the host's own CDI spec."""
     if name in (selection.ALL, selection.ALL_USABLE):
         yield from inventory["gpus"]
         return

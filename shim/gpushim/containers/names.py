@@ -117,7 +117,6 @@ def users_docker_root(user: str) -> list[str]:
 
 
 def _listed(entries: Any) -> Iterator[tuple[str, str]]:
-    """List ids and names of a containers.json."""
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("id"), str) and isinstance(entry.get("names"), list):
             yield entry["id"], ", ".join(map(str, entry["names"]))

@@ -19,7 +19,6 @@ from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.oci.device_list import NAMES
 
 if TYPE_CHECKING:
-
     from gpushim.containers.kubelet import Claim
     from gpushim.containers.names import Pod
     from gpushim.ground.model import Snapshot
@@ -49,7 +48,6 @@ def pod_name(text: str) -> PodName | None:
 
 
 def kubelet_dir() -> str:
-    """Return kubelet's directory by the configuration, or the default if that cannot be read."""
     try:
         return policy.load(system.config_path())["device-plugin"]["kubelet-dir"]
     except GpushimError:
@@ -155,7 +153,6 @@ def claimed(rows: list[dict[str, Any]], inventory: Snapshot, kubelet_dir: str) -
 
 
 def called(claim: dict[str, Any]) -> str:
-    """Return the words for a claim of `claimed`."""
     return f"claim {quote(claim['namespace'])}/{quote(claim['name'])} of the DRA driver {quote(claim['driver'])}"
 
 

@@ -52,7 +52,6 @@ class Reader:
 
     @property
     def spent(self) -> bool:
-        """Whether no more of this user's states is read."""
         return bool(self.user) and self.remaining[self.user] <= 0
 
     def read(self, path: str) -> dict[str, Any] | None:
@@ -102,7 +101,6 @@ class Reader:
 
 
 def listing(folder: str, notes: list[str], unseen: list[str]) -> list[str]:
-    """List the names in a directory of states; notes and unseen are as in `Reader`."""
     try:
         return seen.listed(folder)
     except FileNotFoundError:
@@ -140,7 +138,6 @@ def state(folder: str, reader: Reader) -> dict[str, Any] | None:
 
 
 def _spec(config: dict[str, Any], labels: list[str]) -> dict[str, Any] | None:
-    """Return the part of a config.json that runc's state has."""
     if "devices" not in config:
         return None
     devices = [{**device, "type": "c"} for device in objects(config["devices"]) if device.get("type") == ord("c")]
@@ -185,5 +182,4 @@ def _regular(path: str, flags: int) -> int:
 
 
 def objects(members: Any) -> list[dict[str, Any]]:
-    """Return the objects of a value that should be a list of objects."""
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []

@@ -55,7 +55,6 @@ class Finding:
     blocks: tuple[tuple[str, str], ...] = ()
 
     def data(self) -> dict[str, str]:
-        """Return the members for JSON."""
         return {name: getattr(self, name) for name in ("verdict", "evidence", "fix", "check")}
 
 
@@ -107,16 +106,13 @@ class Host:
 
     @property
     def proc(self) -> str:
-        """The procfs that shows the driver."""
         return ensure.proc_dir(self.driver["root"])
 
     @property
     def sys(self) -> str:
-        """The sysfs that shows the GPUs."""
         return modules.sys_dir(self.driver["root"])
 
     def running(self, *names: str) -> list[running.Engine]:
-        """Return the running engines of these names."""
         return [engine for engine in self.engines if engine.name in names]
 
     def program(self, *names: str) -> str:
@@ -142,11 +138,9 @@ class Host:
         return f"install gpushim's package, which brings {files}"
 
     def start(self, name: str) -> str:
-        """Return the fix that starts an engine, by its name in table.ENGINES."""
         return units.fix("start", table.ENGINES[name].unit, top=self.top)
 
     def restart(self, engine: Engine) -> str:
-        """Return the fix that restarts a running engine."""
         return units.fix("restart", table.of(engine.name).unit, engine, self.top)
 
     def for_pods(self, name: str) -> bool:
@@ -170,7 +164,6 @@ class Host:
         return other_system["platform"] if other_system else "native"
 
     def platform_nodes(self) -> dict[str, Node]:
-        """Return the device nodes of WSL or of a Tegra; {} elsewhere."""
         other_system = platforms.find(self.driver, [])
         return other_system["nodes"] if other_system else {}
 

@@ -95,7 +95,6 @@ def _one(host: Host) -> str:
 
 
 def _resource(path: str) -> str:
-    """Return the resource in the name of a plugin's socket, NVIDIA's or gpushim's."""
     return os.path.basename(path).removeprefix(OURS).removeprefix(NVIDIAS).removesuffix(".sock")
 
 

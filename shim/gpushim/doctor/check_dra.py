@@ -99,14 +99,12 @@ def _listens(host: Host, is_ours: bool) -> str:
 
 
 def _absent(host: Host) -> str:
-    """Return the fix for a driver that does not run."""
     if host.unit(f"{UNIT}.service"):
         return f"see with `journalctl -u {UNIT}` why it does not run; then systemctl restart {UNIT}"
     return pods("dra-driver")
 
 
 def _again(host: Host) -> str:
-    """Return the restart of the driver: by systemd, or by its pod."""
     return f"systemctl restart {UNIT}" if host.unit(f"{UNIT}.service") else POD_AGAIN
 
 
@@ -136,7 +134,6 @@ def _asked(host: Host) -> Iterator[Finding]:
 
 
 def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> Iterator[Finding]:
-    """Yield the problems in the driver's answer."""
     version, problem = str(answer.get("version")), str(answer.get("problem") or "")
     if version != __version__:
         evidence = f"the gpushim-dra-driver that runs is version {quote(version)}, and this is {__version__}"
@@ -163,7 +160,6 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
 
 
 def _kubelet(host: Host) -> bool:
-    """Return whether a kubelet listens; check_kubelet.listens reports it if not."""
     return ask.listens(f"{kubelet.plugins(host.kubelet, host.top)}/{kubelet.KUBELET_SOCKET}")
 
 

@@ -49,7 +49,6 @@ def platform(host: Host) -> Iterator[Finding]:
 
 
 def module(host: Host) -> Iterator[Finding]:
-    """Check that the kernel module is loaded."""
     version = procfs.module_version(host.proc)
     loaded = modules.loaded(host.proc) or ()
     if host.platform([]) != "native":
@@ -245,7 +244,6 @@ def _load(host: Host, name: str) -> str:
 
 
 def _persist(host: Host) -> str:
-    """Return the command that keeps the GPUs initialised."""
     root = host.driver["root"]
     if root != (host.top or "/") or not host.unit("nvidia-persistenced.service"):
         return inside(host, "nvidia-smi -pm 1")

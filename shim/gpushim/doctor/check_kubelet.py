@@ -146,7 +146,6 @@ def again(host: Host, verb: str) -> str:
 
 
 def setting(host: Host, section: str, line: str) -> str:
-    """Return the fix that sets a line of config.toml."""
     return f"set {shlex.quote(line)} under [{section}] in {shlex.quote(host.config)}"
 
 
@@ -158,5 +157,4 @@ def plugin_again(host: Host) -> str:
 
 
 def then_plugin(host: Host, fix: str) -> str:
-    """Return a fix that is followed by a restart of the device plugin."""
     return f"{fix}; then {plugin_again(host)}"

@@ -58,7 +58,6 @@ FACTS = {
 
 
 def config(host: Host) -> Iterator[Finding]:
-    """Check that config.toml is valid."""
     absent = policy.absent(host.driver)
     if host.problem:
         yield broken(host.problem, _corrected(host.config))
@@ -133,7 +132,6 @@ def _then(sentence: str) -> str:
 
 
 def log(host: Host) -> Iterator[Finding]:
-    """Check that the log can be written."""
     path = host.settings["log"]["file"]
     folder, fix = os.path.dirname(path), f"change file under [log] in {shlex.quote(host.config)}"
     if not path:
@@ -217,7 +215,6 @@ def installed(host: Host) -> Iterator[Finding]:
 
 
 def python(host: Host) -> Iterator[Finding]:
-    """Check the Python of the create path."""
     path = f"{host.top}{PYTHON}"
     answer = ask.program([path, "-IBS", "-c", "import sys; print(*sys.version_info[:3], sep='.')"])
     version = answer.out.strip()

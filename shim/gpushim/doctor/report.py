@@ -76,7 +76,6 @@ def rendered(host: Host, findings: list[Finding], as_json: bool) -> str:
 
 @contextlib.contextmanager
 def _new(path: str) -> Iterator[places.Place]:
-    """Open the directory of a file that is to be made."""
     try:
         with places.place(os.path.abspath(path), output=True) as file:
             if file.link:
@@ -89,7 +88,6 @@ def _new(path: str) -> Iterator[places.Place]:
 
 
 def gathered(host: Host, findings: list[Finding]) -> dict[str, Any]:
-    """Return a report's sections, without secrets."""
     snapshot, stale = ensure.last(host.config, host.state)
     documents = specs.load(check_cdi.directories(host))[0]
     sections = {

@@ -94,7 +94,6 @@ def program(path: str) -> str:
 
 
 def _above(path: str) -> list[str]:
-    """List the directories that a path leads through, the root first."""
     names = path.split("/")
     return ["/".join(names[:count]) or "/" for count in range(1, len(names))]
 

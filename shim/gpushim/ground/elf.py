@@ -133,7 +133,6 @@ def _tags(read: Read, size: int, segments: list[tuple[int, int, int, int]], word
 
 
 def _section(read: Read, size: int, header: bytes, name: bytes) -> tuple[int, int] | None:
-    """Return offset and size of the section of notes with a name."""
     table, entry, count, names = (_number(header, *field) for field in ((40, 8), (58, 2), (60, 2), (62, 2)))
     if not count:
         return None

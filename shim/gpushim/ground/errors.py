@@ -51,7 +51,6 @@ class GpushimError(Exception):
 
 
 def shortened(text: str) -> str:
-    """Cut out the middle of text that is longer than LONGEST."""
     return text if len(text) <= LONGEST else f"{text[:700]} ... {text[-700:]}"
 
 

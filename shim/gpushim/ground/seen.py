@@ -78,7 +78,6 @@ def barrier(path: str) -> str:
 
 
 def sentence(paths: Iterable[str]) -> str:
-    """Return the sentence that these paths cannot be read."""
     listed = ", ".join(dict.fromkeys(paths))
     user = os.geteuid()
     return f"user {user} cannot read {listed}" if user else f"{listed} cannot be read, even by root"

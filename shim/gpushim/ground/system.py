@@ -28,7 +28,6 @@ def state_dir() -> str:
 
 
 def boot() -> str | None:
-    """Return the kernel's boot id."""
     return text(BOOT_ID, 64)
 
 

@@ -207,7 +207,6 @@ def entries(loader: Loader, capability: str, version: str, notes: list[str]) -> 
 
 
 def _unlisted(loader: Loader, version: str) -> list[str]:
-    """List the libraries of the driver's version in its directories that LISTED lacks."""
     names = {
         name for folder in loader.folders for name, endings in loader.versions(folder).items() if version in endings
     }
@@ -246,7 +245,6 @@ def _gbm_link(loader: Loader, allocator: File) -> str:
 
 
 def lacking(root: str, version: str) -> list[str]:
-    """Return a sentence for each library of LOST that is missing."""
     return [
         f"there is no {name}.{version} below {root}, so {lost}; install that part of the driver"
         for name, lost in LOST.items()

@@ -163,7 +163,6 @@ def deadline(
 
 
 def tail(fd: int, limit: int) -> str:
-    """Return the last bytes of a file as text."""
     size = os.fstat(fd).st_size
     return os.pread(fd, limit, max(0, size - limit)).decode("utf-8", "replace")
 

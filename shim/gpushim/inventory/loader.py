@@ -120,7 +120,6 @@ class Loader:
         return self._listed[folder]
 
     def names(self, name: str, path: str) -> list[str]:
-        """List the loader's and the linker's names for a library's file."""
         spellings = []
         store = rooted.resolve(self.root, NIXOS_DIRS.get(self.machine, NIXOS_DIR)) or ""  # a copy of all, in links
         for below in self._places(name):

@@ -82,7 +82,6 @@ def loaded(proc: str) -> dict[str, str] | None:
 
 
 def missing(proc: str) -> list[str]:
-    """List the modules to load."""
     present = loaded(proc)
     absent = [name for name in MODULES if present is not None and name not in present]
     majors = procfs.majors(proc) if absent else {}

@@ -105,7 +105,6 @@ def node(status: os.stat_result) -> Node:
 
 
 def features(nodes: dict[str, Node]) -> dict[str, list[str]]:
-    """Return the nodes of related drivers, by the feature that a container asks for."""
     return {feature: [path for path in nodes if pattern.fullmatch(path)] for feature, pattern in FEATURES.items()}
 
 
@@ -222,7 +221,6 @@ def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
 
 
 def link(dev_root: str, proc: str) -> list[str]:
-    """Make the missing links below /dev/char to the driver's nodes; returns notes."""
     notes = []
     for host, path, device in missing_links(dev_root, proc):
         try:
@@ -301,7 +299,6 @@ def _is_linked(host: str, path: str, device: int) -> bool:
 
 
 def _put(host: str, make: Callable[[str], None]) -> None:
-    """Make a file under a temporary name and rename it when it is complete."""
     folder, _, name = host.rpartition("/")
     if not os.path.isdir(folder):
         os.mkdir(folder)

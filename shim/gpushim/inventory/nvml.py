@@ -49,7 +49,6 @@ class UnusableError(Exception):
 
 
 def bindings() -> Any:
-    """Import pynvml; raise UnusableError if the host lacks it."""
     try:
         import pynvml
     except ImportError as error:
@@ -186,7 +185,6 @@ def placement(nvml: Any, parent: Any, gi: int) -> list[int]:
 
 
 def attributes(nvml: Any, handle: Any) -> dict[str, int]:
-    """Return what NVML counts in a MIG instance, by the names of ATTRIBUTES."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         counts = nvml.nvmlDeviceGetAttributes_v2(handle)
         return {name: int(getattr(counts, member)) for name, member in ATTRIBUTES.items()}

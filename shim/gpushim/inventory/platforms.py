@@ -83,7 +83,6 @@ def gpus(system: Platform, root: str, notes: list[str], waiting: Callable[[str],
 
 
 def wsl(root: str, dev_root: str, notes: list[str]) -> Platform | None:
-    """Return the node and the files of a WSL2 system; None if this is none."""
     path = rooted.inside(dev_root, NODE)
     try:
         status = os.lstat(path)
@@ -161,7 +160,6 @@ def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
 
 
 def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Platform | None:
-    """Return what containers get on a Tegra system; None if this is none."""
     if not is_tegra(root):
         return None
     lists = [path for path in (f"{csv_directory}/{name}" for name in LISTS) if is_file(root, path)]
@@ -198,7 +196,6 @@ def tegra_gpus(root: str, nodes: dict[str, Node], notes: list[str]) -> Listed:
 
 
 def tegra_problem(nodes: dict[str, Node]) -> str:
-    """Return why a Tegra system's GPU cannot be given out, or ""."""
     if any(word in path for path in nodes for word in _GPUS_OWN):
         return ""
     return (
@@ -233,7 +230,6 @@ def is_tegra(root: str) -> bool:
 
 
 def _text(root: str, path: str, limit: int) -> str:
-    """Read the beginning of a file; "" if there is none."""
     real = rooted.resolve(root, path)
     if real is None:
         return ""
@@ -294,7 +290,6 @@ def _add_node(dev_root: str, path: str, nodes: dict[str, Node], left_out: list[s
 
 
 def _add_file(root: str, path: str, files: dict[str, File], left_out: list[str]) -> None:
-    """Add a path's file, and the path as a link to it if it is one."""
     real = rooted.resolve(root, path)
     if real is None:
         return

@@ -86,12 +86,10 @@ def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> lis
 
 
 def listed_none(version: str = "") -> Listed:
-    """Return the listing of a host without a GPU."""
     return {"source": "proc", "version": version, "cuda": "", "gpus": [], "mig": [], "missing": [], "absent": []}
 
 
 def unknown(index: int, node: str) -> Gpu:
-    """Return a GPU's entry with all but index and node empty."""
     return {
         "index": index,
         "nvml": -1,

@@ -71,7 +71,6 @@ def is_given_more(spec: Mapping[str, object], policy: Policy) -> bool:
 
 
 def split(name: str, value: str) -> list[str]:
-    """Return the texts of a list, without blank ones; raise if it is too long."""
     if not value:
         return []
     texts = [text.strip() for text in value[: bounds.VALUE + 1].split(",")]
@@ -168,7 +167,6 @@ def _mount_name(name: str) -> str:
 
 
 def _listed(env: Mapping[str, str], gate: Gate) -> Optional[DeviceList]:
-    """Return the list that variables give, if they may."""
     rules, effects = gate.policy["requests"], gate.effects
     names = [name for name in rules["swarm-variables"] if name in env]
     if not names and DEVICES not in env:

@@ -47,5 +47,4 @@ OPTIONS: dict[str, tuple[str, str]] = {
 
 
 def words(option: str, *parts: str) -> list[str]:
-    """Return an option and its value, of which `parts` are those of the option's form."""
     return [option, ("=" if "=" in OPTIONS[option][0] else "::").join(parts)]

@@ -147,7 +147,6 @@ def _lets(item: Item, source: str, gate: Gate) -> bool:
 def _completed(
     source: str, text: str, devices: list[Item], env: Mapping[str, str], channels: list[str], gate: Gate
 ) -> Request:
-    """Read the other members of the request."""
     legacy, mps, effects = device_list.legacy(env), env.get(MPS_PIPES, ""), gate.effects
     naming = {**effects}
     if env.get("CUDA_VERSION"):

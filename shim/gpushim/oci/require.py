@@ -195,7 +195,6 @@ def _others(groups: list[str]) -> str:
 
 
 def _major_minor(text: str) -> str:
-    """Return the first two numbers of a version, "" if it is none."""
     # Semantic versions end with -pre-release or +build (semver.org, items 9 and 10).
     parts = text.strip().removeprefix("v").partition("-")[0].partition("+")[0].split(".")
     if len(parts) > 8 or any(not part or len(part) > 9 or part.strip("0123456789") for part in parts):

@@ -68,7 +68,6 @@ def held(pid: int, proc: str = "/proc") -> str:
 
 
 def read_proc(path: str, limit: int) -> bytes:
-    """Read a file of /proc whole; raises OSError as `read_all` does, or if it cannot be read."""
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     try:
         return read_all(fd, limit, path)
@@ -106,14 +105,12 @@ def parse(data: bytes) -> list[Mount]:
 
 
 def find(data: bytes, mount: bytes) -> Mount | None:
-    """Return one mount by its id, without parsing the others; None if it is not there."""
     start = b"%s " % mount
     at = 0 if data.startswith(start) else data.find(b"\n" + start) + 1
     return Mount(data[at : data.find(b"\n", at)]) if data.startswith(start, at) else None
 
 
 def escaped(path: bytes) -> bytes:
-    """Return a path as mountinfo spells it."""
     for byte, escape in _ESCAPED.items():
         path = path.replace(byte, escape)
     return path

@@ -51,7 +51,6 @@ class Place:
     link: str = ""
 
     def status(self) -> os.stat_result:
-        """Return the file's status; raises OSError if there is none."""
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
 
@@ -268,7 +267,6 @@ def found_at(fd: int, otherwise: str) -> str:
 
 
 def dangling(path: str, target: str) -> GpushimError:
-    """Return the refusal of a link to a missing file."""
     return GpushimError(f"{path} is a link to {target}, which does not exist; make that file, or remove the link")
 
 

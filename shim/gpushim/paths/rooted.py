@@ -88,7 +88,6 @@ def kind(root: str, path: str | None) -> int:
 
 
 def is_file(root: str, path: str) -> bool:
-    """Return whether a path leads to a regular file that is not empty."""
     return kind(root, resolve(root, path)) == stat.S_IFREG
 
 

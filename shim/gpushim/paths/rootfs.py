@@ -71,7 +71,6 @@ class Rootfs:
         return self._mounts
 
     def mounted(self, mount: bytes) -> mountinfo.Mount | None:
-        """Return a mount of the container's mount namespace; None if it is not there."""
         return mountinfo.find(self.mounts(), mount)
 
     def way(self, also: Collection[bytes] = ()) -> Allow:
@@ -123,7 +122,6 @@ class Rootfs:
             raise OtherMountError(path)
 
     def exists(self, path: str) -> bool:
-        """Return whether a path in the container, its last link followed, leads anywhere."""
         try:
             posix.close(self.reach(path))
         except OSError:

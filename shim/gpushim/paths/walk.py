@@ -30,7 +30,6 @@ PLACE = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
 
 
 def os_error(number: int, path: str) -> OSError:
-    """Return the error that a system call would have given for a path."""
     return OSError(number, posix.strerror(number), path)
 
 

@@ -69,8 +69,6 @@ def keep() -> None:
 
 
 class Keep:
-    """The snapshot, and the child that lists GPUs."""
-
     def __init__(self, config: str, state: str) -> None:
         self.config, self.state = config, state
         self._lock = Lock(state)
@@ -120,7 +118,6 @@ class Keep:
         return snapshot if snapshot and snapshot["looked"] > self._began else None
 
     def _allowed(self) -> bool:
-        """Return whether the host is worth another try."""
         if time.monotonic() >= self._again:
             return True
         if failure.facts(self.config) == self._failed_for and self._request() in (None, self._served):
@@ -171,8 +168,6 @@ def _has_spec(snapshot: Snapshot) -> bool:
 
 
 class _Child:
-    """A refresh in a session of its own, with its output in memory."""
-
     def __init__(self, words: list[str]) -> None:
         self.late, self._until = False, time.monotonic() + DEADLINE
         null, self._output = subprocess.DEVNULL, os.memfd_create("refresh")

@@ -50,7 +50,6 @@ def serve(state: str) -> bool:
 
 
 def _open(request: dict[str, Any], path: str, snapshot: str) -> bool:
-    """Return whether a request is newer than the last survey."""
     at, last = request.get("at"), ensure.own(snapshot)
     if isinstance(at, (int, float)) and "boot" in request:
         looked = last.get("looked", 0.0) if last.get("stamp", {}).get("boot") == system.boot() else 0.0

@@ -173,7 +173,6 @@ def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
 
 
 def saved(path: str) -> Optional[dict[str, Any]]:
-    """Return the valid spec in a file, or None."""
     try:
         spec, _ = spec_text.read(path, regular=True)
         form.check(spec)

@@ -34,7 +34,6 @@ def note(path: str, spec: str) -> str:
 
 
 def ours(path: str) -> bool:
-    """Return whether a file is as refresh has written it."""
     return is_ours(path, content(path, bounds.SPEC + 1))
 
 
@@ -44,7 +43,6 @@ def is_ours(path: str, data: bytes | None) -> bool:
 
 
 def others(path: str) -> list[str]:
-    """List the files that are as refresh has written them, except this path."""
     return [file for file in sorted(_known()) if file != path and ours(file)]
 
 
@@ -71,7 +69,6 @@ def remove(path: str) -> None:
 
 
 def in_folder(path: str, folder: int) -> exchange.File:
-    """Return a spec's file in its directory, whose fd is open for reading."""
     name = os.path.basename(path)
     return exchange.File(name, folder, folder, name)
 

@@ -27,7 +27,6 @@ def words(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) 
 
 
 def spec_dirs(folders: list[str]) -> list[str]:
-    """Return the directories of specs: these, or the policy's if there are none."""
     result: list[str] = folders or policy.load(system.config_path())["cdi"]["spec-dirs"]
     return result
 
