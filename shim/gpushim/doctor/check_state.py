@@ -16,7 +16,6 @@ from gpushim.doctor import (
     Host,
     broken,
     corrected,
-    discounted,
     listing,
     ok,
     pods,
@@ -114,7 +113,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container waits for a refresh", REFRESH)
     elif stale == "policy":
-        yield warning(f"{path} is not used: {discounted.why(path, host.config)}", REFRESH)
+        yield warning(f"{path} is not used: {_unused(path, host.config)}", REFRESH)
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {inventory['written']}", REFRESH)
     elif inventory["error"]:
@@ -125,6 +124,35 @@ def snapshot(host: Host) -> Iterator[Finding]:
         if not inventory["notes"]:
             old = f"; it is older than {inventory['life']} s, so the next GPU container lists again" if stale else ""
             yield ok(f"{path} of {inventory['written']} matches the host: {len(inventory['gpus'])} GPUs{old}")
+
+
+def _unused(path: str, config: str) -> str:
+    """Return, as the end of a sentence, why `ensure.last` has returned "policy" for the snapshot at `path`."""
+    try:
+        status = os.lstat(path)
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    if not stat.S_ISREG(status.st_mode):
+        return "it is not a regular file"
+    if trust.others_may(status):
+        return "users other than root own it, or can write to it"
+    if status.st_size > ensure.SNAPSHOT_LIMIT:
+        return f"it has more than {ensure.SNAPSHOT_LIMIT} bytes"
+    snapshot = ensure.own(path)
+    if not snapshot:
+        return "it is damaged, or this user may not read it"
+    if snapshot.get("form") != ensure.FORM or snapshot.get("gpushim") != gpushim.__version__:
+        return f"another version of gpushim wrote it ({snapshot.get('gpushim')}; this is {gpushim.__version__})"
+    try:
+        if snapshot["inputs"]["config"] != config:
+            return f"it was made with {snapshot['inputs']['config']}"
+        if snapshot["stamp"]["config"] != ensure.current(snapshot["inputs"])["config"]:
+            return f"{config} has changed since"
+        if snapshot["told"] != ensure.launcher_facts(os.path.dirname(path)):
+            return "a file beside it, which launcher or hook read, has changed"
+    except (KeyError, IndexError, TypeError, ValueError):
+        pass
+    return "it is damaged"
 
 
 def _then(sentence: str) -> str:
