@@ -1,1 +1,1 @@
-"""Say what a container would get, what not, and why."""
+"""Explain what a container would get, what not, and why."""

@@ -1,8 +1,7 @@
-"""What a container would get and why, or why it is refused, without doing it.
+"""The result for a container, or its refusal, and the reasons, without any change.
 
-The decision is the create's own (decide.py), with what it has noted of each variable, mount and annotation; its edits
-are applied to a copy.
-Out of scope: printing (cli/explain.py), what is not given (not_given.py), asking engines (engines/docker/inspect.py).
+The decision is the create's own (decide.py), with its notes on each variable, mount and annotation; its edits are
+applied to a copy.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ def explain(
     rootfs: str | None = None,
     by_hook: bool = False,
 ) -> dict[str, Any]:
-    """Say what a container would get.
+    """Return what a container would get.
 
     Args:
         spec: config.json as parsed; it is not changed.
         directory: of its bundle, absolute or relative; "" is the working directory.
-        origins: who set a variable (also by NAME=VALUE), a mount or an annotation, by its name; config.json says so
+        origins: the origin of a variable (also by NAME=VALUE), a mount or an annotation, by its name; "config.json"
             for the others.
         rootfs: absolute path of the rootfs where config.json does not name it; "" if it is not known.
         by_hook: the engine calls the hook and a runtime of its own, so that gpushim's low-level runtime is not used.
 
     Returns:
-        "asked"         [{"what", "value", "from", "effect"}]: all that was looked at
-        "source"        what names the devices, such as "env NVIDIA_VISIBLE_DEVICES"; null without a request
+        "asked"         [{"what", "value", "from", "effect"}]: all sources that were looked at
+        "source"        the one that names the devices, such as "env NVIDIA_VISIBLE_DEVICES"; null without a request
         "nothing"       null, or a sentence: why there is no request
         "devices"       [{"item", "means", "uuids"}]
         "requirements"  [{"variable", "expression"}], which hold if there is no refusal
-        "ignored"       sentences about what was asked for and left out
-        "not_given"     [{"what", "why"}]: what this host has, or the image could have, and was not asked for
+        "ignored"       sentences about requests that are left out
+        "not_given"     [{"what", "why"}]: parts that this host has, or the image could have, and were not asked for
         "cdi"           [{"name", "file"}]
         "edits"         [{"kind", "value", "why", "there"}]; there: it changes nothing in this config.json
         "refusal"       null, or {"sentence", "exit_code"}
@@ -78,12 +77,7 @@ def described(
 ) -> dict[str, Any]:
     """Return as much of a config.json as a request needs.
 
-    Args:
-        env: NAME=VALUE.
-        privileged: whether the container has CAP_SYS_ADMIN.
-        annotations: by key.
-        mounts: (source, destination).
-        rootfs: absolute path.
+    `privileged` stands for CAP_SYS_ADMIN; mounts are (source, destination); the rootfs is an absolute path.
     """
     capabilities = {"bounding": ["CAP_SYS_ADMIN"] if privileged else []}
     return {
@@ -104,19 +98,19 @@ def _tell(
 ) -> None:
     decision, otherwise = Decision(), "the request is refused"
     try:
-        asked = decision.ask(spec, present.snapshot)
-        otherwise = "there is no request" if asked is None else "it is empty"
+        request = decision.ask(spec, present.snapshot)
+        otherwise = "there is no request" if request is None else "it is empty"
     finally:
         report["ignored"] = decision.ignored
         settings = decision.inventory["policy"] if decision.inventory else policy.defaults()
         report["asked"] = [*_looked_at(spec, settings, decision, origins, f"does nothing: {otherwise}")]
-    if asked is None:
+    if request is None:
         report["nothing"] = _nothing(decision, report["asked"])
         return
-    report["source"], report["notes"] = asked.source, decision.inventory["notes"]
+    report["source"], report["notes"] = request.source, decision.inventory["notes"]
     if not by_hook and bundle.missing(low := decision.low_level()):
         raise gone(low)
-    conditions = () if asked.own is None else asked.requirements
+    conditions = () if request.own is None else request.requirements
     report["requirements"] = [{"variable": name, "expression": text} for name, text in conditions]
     facts = of_bundle(spec, directory)
     decision.plan(facts)
@@ -124,39 +118,39 @@ def _tell(
     report["not_given"] += not_given.programs(
         decision.edits, decision.inventory, facts["rootfs"] if rootfs is None else rootfs
     )
-    for item, found in decision.devices.items():
-        means, uuids = ", ".join(map(selection.called, found)), [device["uuid"] for device in found]
+    for item, matches in decision.devices.items():
+        means, uuids = ", ".join(map(selection.called, matches)), [device["uuid"] for device in matches]
         report["devices"].append({"item": item, "means": means, "uuids": uuids})
-    places = specs.find(asked.foreign, settings["cdi"]["spec-dirs"])
-    report["cdi"] = [{"name": name, "file": place[0]} for name, place in zip(asked.foreign, places)]
+    locations = specs.find(request.foreign, settings["cdi"]["spec-dirs"])
+    report["cdi"] = [{"name": name, "file": location[0]} for name, location in zip(request.foreign, locations)]
     report["edits"] = [*_edits(decision.edits, spec, facts["rootfs"])]
 
 
 def _edits(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> Iterator[dict[str, Any]]:
-    """List edits, of which equal ones have their reasons in common, as they land in a copy of config.json."""
+    """List edits as they land in a copy of config.json; equal ones have their reasons in common."""
     reasons: dict[str, dict[str, None]] = {}
     for edit in edits:
         reasons.setdefault(repr(edit), {}).update(dict.fromkeys(edit.why))
-    whole, planned = copy.deepcopy((spec, edits))
-    apply(planned, whole)
-    propagation.arrange(planned, whole, rootfs)
+    edited, planned = copy.deepcopy((spec, edits))
+    apply(planned, edited)
+    propagation.arrange(planned, edited, rootfs)
     after = copy.deepcopy(spec)
     for edit in copy.deepcopy(edits):
-        there, why = not apply([copy.deepcopy(edit)], after), "; ".join(reasons[repr(edit)])
+        is_present, reason = not apply([copy.deepcopy(edit)], after), "; ".join(reasons[repr(edit)])
         if edit.kind == "hook":
             args = edit.value["args"]
-            work = [f"{args.count(word)} {what}" for word, (_, what) in OPTIONS.items() if what and word in args]
-            why += f": {', '.join(work) or 'nothing to link or cover'}"
-        yield {"kind": edit.kind, "value": edit.value, "why": why, "there": there}
+            work = [f"{args.count(word)} {label}" for word, (_, label) in OPTIONS.items() if label and word in args]
+            reason += f": {', '.join(work) or 'nothing to link or cover'}"
+        yield {"kind": edit.kind, "value": edit.value, "why": reason, "there": is_present}
 
 
-def _nothing(decision: Decision, asked: list[dict[str, str]]) -> str:
-    """Say why there is no request, from what was looked at."""
+def _nothing(decision: Decision, rows: list[dict[str, str]]) -> str:
+    """Return why there is no request, from the sources that were looked at."""
     if decision.ignored:
         return "; ".join(decision.ignored)
     if decision.effects:
-        return _cut("; ".join(f"{quote(what)} {effect}" for what, effect in decision.effects.items()))
-    close = [row["what"] for row in asked if not_given.meant(row["what"]) == DEVICES]
+        return _cut("; ".join(f"{quote(source)} {effect}" for source, effect in decision.effects.items()))
+    close = [row["what"] for row in rows if not_given.meant(row["what"]) == DEVICES]
     instead = f" (but {close[0]} is)" if close else ""
     return f"{DEVICES} is not set{instead}, and no mount or annotation names a device"
 
@@ -190,15 +184,15 @@ def _looked_at(
 
 
 def _variables(env: list[tuple[str, str]], swarm: list[str]) -> Iterator[tuple[str, str, str]]:
-    """List variables with their values, of equal ones the last, and what those do that no decision has noted."""
-    final = {entry: place for place, entry in enumerate(env)}
-    last = {name: place for place, (name, _) in enumerate(env)}
-    for (name, value), place in sorted(final.items(), key=lambda each: each[1]):
-        meant = not_given.meant(name, swarm)
+    """List variables with their values, of equal ones the last, and the effects that no decision has noted."""
+    final = {entry: position for position, entry in enumerate(env)}
+    last = {name: position for position, (name, _) in enumerate(env)}
+    for (name, value), position in sorted(final.items(), key=lambda pair: pair[1]):
+        suggestion = not_given.meant(name, swarm)
         if name in authorization.VARIABLES or name in swarm or name.startswith(require.PREFIX):
-            yield name, value, "" if last[name] == place else "overridden below"
-        elif meant or name.startswith("NVIDIA_"):
-            yield name, value, "is unknown to gpushim" + (f"; is {meant} meant?" if meant else "")
+            yield name, value, "" if last[name] == position else "overridden below"
+        elif suggestion or name.startswith("NVIDIA_"):
+            yield name, value, "is unknown to gpushim" + (f"; is {suggestion} meant?" if suggestion else "")
 
 
 def _cut(text: str) -> str:

@@ -1,7 +1,6 @@
-"""What a container does not get, and why: capabilities that it does not ask for, programs that its image cannot run.
+"""The parts that a container does not get, and why: capabilities that it does not ask for, programs that cannot run.
 
-Also names of variables that are nearly one that counts. What the policy forbids stands in `Request.ignored`.
-Out of scope: what is given (decide.py).
+Also names of variables that are nearly one that counts. Parts that the policy forbids are in `Request.ignored`.
 """
 
 from __future__ import annotations
@@ -33,29 +32,24 @@ CLOSE = 0.9  # of difflib's 1: two names of nine letters with one that differs
 
 
 def capabilities(decision: Decision, bundle: Bundle) -> Rows:
-    """List the capabilities that would bring something of this host, if they were asked for.
+    """List {"what", "why"} of the capabilities that would bring something of this host, if they were asked for.
 
-    Args:
-        decision: made for the bundle.
-        bundle: what it was made for.
-
-    Returns:
-        {"what", "why"} of each.
+    `decision` was made for the bundle.
     """
-    asked, has = decision.request, {*_brought(decision.edits)}
+    own_request, has = decision.request, {*_brought(decision.edits)}
     for name in request.CAPABILITIES:
-        if asked is None or asked.own is None or name in asked.capabilities:
+        if own_request is None or own_request.own is None or name in own_request.capabilities:
             continue
-        other = copy.copy(asked)
-        other.capabilities, other.ignored = [*asked.capabilities, name], []
+        wider = copy.copy(own_request)
+        wider.capabilities, wider.ignored = [*own_request.capabilities, name], []
         try:
-            more = [path for path in _brought(plan.plan(other, decision.inventory, bundle)[0]) if path not in has]
+            added = [path for path in _brought(plan.plan(wider, decision.inventory, bundle)[0]) if path not in has]
         except GpushimError:  # with this it would be refused
             continue
-        if more:
-            some = f"{more[0]} and {len(more) - 1} more" if more[1:] else more[0]
-            why = f"NVIDIA_DRIVER_CAPABILITIES does not name it; it would bring {some}"
-            yield {"what": f"capability {name}", "why": why}
+        if added:
+            label = f"{added[0]} and {len(added) - 1} more" if added[1:] else added[0]
+            reason = f"NVIDIA_DRIVER_CAPABILITIES does not name it; it would bring {label}"
+            yield {"what": f"capability {name}", "why": reason}
 
 
 def _brought(edits: list[Edit]) -> list[str]:
@@ -65,26 +59,20 @@ def _brought(edits: list[Edit]) -> list[str]:
 
 
 def programs(edits: list[Edit], inventory: Snapshot, rootfs: str) -> Rows:
-    """List the driver's programs of a plan, if the image cannot run them: they need glibc.
+    """List {"what", "why"} for the driver's programs of a plan, if the image cannot run them: they need glibc.
 
-    Args:
-        edits: of the plan.
-        inventory: the snapshot.
-        rootfs: absolute path of all of it; one that is not there says nothing.
-
-    Returns:
-        {"what", "why"} for all of them together, or nothing.
+    `rootfs` is an absolute path; a missing one means that nothing is known.
     """
-    known = {file["path"] for files in inventory["files"].values() for file in files if file["kind"] == "binary"}
+    binaries = {file["path"] for files in inventory["files"].values() for file in files if file["kind"] == "binary"}
     mounts = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
-    mounted = [path for path in mounts if path in known]
-    why = _no_glibc(rootfs) if mounted and rootfs else ""
-    if why:
-        yield {"what": "programs of the driver", "why": f"{', '.join(mounted)}: mounted, but cannot run: {why}"}
+    mounted = [path for path in mounts if path in binaries]
+    reason = _no_glibc(rootfs) if mounted and rootfs else ""
+    if reason:
+        yield {"what": "programs of the driver", "why": f"{', '.join(mounted)}: mounted, but cannot run: {reason}"}
 
 
 def _no_glibc(rootfs: str) -> str:
-    """Say why an image cannot run what is linked with glibc; "" if it can, or is not there to be looked at."""
+    """Return why an image cannot run programs that are linked with glibc; "" if it can, or is not there."""
     machine = posix.uname().machine
     musl = f"/lib/ld-musl-{machine}.so.1"
     loader = LOADERS.get(machine, musl)
@@ -93,29 +81,25 @@ def _no_glibc(rootfs: str) -> str:
     except (OSError, ValueError):
         return ""
     try:
-        seen = {each for each in (loader, musl, "/etc") if root.exists(each)}
+        present = {path for path in (loader, musl, "/etc") if root.exists(path)}
     finally:
         posix.close(root.fd)
-    if loader in seen or not seen:
+    if loader in present or not present:
         return ""
-    other = f"it has musl's ({musl})" if musl in seen else "its programs are static"
-    return f"the image lacks glibc's loader {loader}; {other}"
+    libc = f"it has musl's ({musl})" if musl in present else "its programs are static"
+    return f"the image lacks glibc's loader {loader}; {libc}"
 
 
 def meant(name: str, swarm: Iterable[str] = ()) -> str:
-    """Name the variable that one may have meant who set one that does not count.
+    """Return the variable that was probably meant by one that does not count.
 
-    Args:
-        name: of a variable.
-        swarm: variables that count beside those of the table.
-
-    Returns:
-        one that differs little, as by a letter, or by case and hyphens; "" if none does, or the name counts itself.
+    It differs little, as by a letter, or by case and hyphens; "" if none does, or the name counts itself. `swarm` are
+    variables that count beside those of the table.
     """
-    known = [*authorization.VARIABLES, *swarm]
-    if name in known or name.startswith(PREFIX) or len(name) > bounds.MEANT:
+    names = [*authorization.VARIABLES, *swarm]
+    if name in names or name.startswith(PREFIX) or len(name) > bounds.MEANT:
         return ""
     plain = name.upper().replace("-", "_")
-    found = difflib.get_close_matches(plain, known, 1, CLOSE)
-    ends = [plain[: len(PREFIX) + more] for more in (-1, 0, 1)]
-    return found[0] if found else PREFIX + "*" if difflib.get_close_matches(PREFIX, ends, 1, CLOSE) else ""
+    matches = difflib.get_close_matches(plain, names, 1, CLOSE)
+    ends = [plain[: len(PREFIX) + excess] for excess in (-1, 0, 1)]
+    return matches[0] if matches else PREFIX + "*" if difflib.get_close_matches(PREFIX, ends, 1, CLOSE) else ""
