@@ -65,19 +65,24 @@ def _edits(path: str, members: dict[str, Any], bundle: Bundle, reasons: list[str
     pairs += [("set-mount", _mount(path, mount)) for mount in members.get("mounts") or ()]
     pairs += [("stage-hook", _hook(path, hook, bundle["hook"])) for hook in members.get("hooks") or ()]
     if members.get("intelRdt"):
-        pairs.append(("rdt", _given(members["intelRdt"])))
+        pairs.append(("rdt", _present_members(members["intelRdt"])))
     pairs += [("gid", gid) for gid in members.get("additionalGids") or () if gid]
     return [Edit(kind, value, reasons) for kind, value in pairs]
 
 
-def _given(members: dict[str, Any], *names: str) -> dict[str, Any]:
+def _present_members(members: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in members.items() if value is not None and (not names or key in names)}
 
 
 def _node(spec: str, entry: dict[str, Any], userns: bool) -> list[tuple[str, Any]]:
     host = entry.get("hostPath") or entry["path"]
     kind, major, minor, mode = _facts(spec, entry, host)
-    node = {"path": entry["path"], "type": kind, "fileMode": mode, **_given(entry, "fileMode", "uid", "gid")}
+    node = {
+        "path": entry["path"],
+        "type": kind,
+        "fileMode": mode,
+        **_present_members(entry, "fileMode", "uid", "gid"),
+    }
     if mode is None and "fileMode" not in entry:
         del node["fileMode"]
     if kind != "p":
@@ -130,7 +135,7 @@ def _mount(spec: str, entry: dict[str, Any]) -> dict[str, Any]:
     if not kind and not bound:
         options.append("rbind")  # engines would ask the kernel for a file system without a name
     if not kind or bound or kind == "bind":
-        _exists(spec, entry["hostPath"])
+        _require_file(spec, entry["hostPath"])
     mount = {"destination": entry["containerPath"], "source": entry["hostPath"], "options": options}
     if kind or not bound:
         mount["type"] = kind or "bind"
@@ -139,7 +144,7 @@ def _mount(spec: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 def _hook(spec: str, entry: dict[str, Any], gpushim_hook: str) -> tuple[str, dict[str, Any]]:
     stage = entry["hookName"]
-    hook = _given(entry, "path", "args", "timeout")
+    hook = _present_members(entry, "path", "args", "timeout")
     hook["env"] = list(entry.get("env") or HOOK_ENV)
     name = hook["path"].rpartition("/")[2]
     args = hook.get("args") or [name]
@@ -148,11 +153,11 @@ def _hook(spec: str, entry: dict[str, Any], gpushim_hook: str) -> tuple[str, dic
         if name != SAFE_HOOK:
             hook["args"] = [SAFE_HOOK, *args[args.index("hook") + 1 :]]
     if stage != INSIDE:
-        _exists(spec, hook["path"])
+        _require_file(spec, hook["path"])
     return stage, hook
 
 
-def _exists(spec: str, path: str) -> None:
+def _require_file(spec: str, path: str) -> None:
     """Raise for a file that the host lacks; the runtime reports any other trouble with it."""
     try:
         posix.stat(path)

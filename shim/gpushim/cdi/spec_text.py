@@ -29,7 +29,7 @@ def read(path: str, regular: bool = False) -> tuple[Any, str]:
     """
     name = "stdin" if path == "-" else path
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb", opener=_opened) as file:
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb", opener=_open_file) as file:
             if regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise GpushimError(f"{name} is not a regular file", FAILED)
             data = file.read(bounds.SPEC + 1)
@@ -40,7 +40,7 @@ def read(path: str, regular: bool = False) -> tuple[Any, str]:
     return parse(data, name)
 
 
-def _opened(path: str, flags: int) -> int:
+def _open_file(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us
     os.set_blocking(fd, True)  # a shell's <(command) may not have written yet
     return fd

@@ -37,7 +37,7 @@ def find(names: Sequence[str], directories: Sequence[str]) -> list[Found]:
     """
     kinds = [name.partition("=")[0] for name in names]
     specs, problems = load(directories, kinds)
-    return [_device(name, specs, problems, directories) for name in names]
+    return [_find_device(name, specs, problems, directories) for name in names]
 
 
 def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Spec], list[str]]:
@@ -66,7 +66,7 @@ def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Sp
     return specs, problems
 
 
-def _device(name: str, specs: list[Spec], problems: list[str], directories: Sequence[str]) -> Found:
+def _find_device(name: str, specs: list[Spec], problems: list[str], directories: Sequence[str]) -> Found:
     kind, _, device_name = name.partition("=")
     hits = []
     for path, priority, document in specs:
@@ -88,11 +88,11 @@ def _unknown(name: str, problems: list[str], directories: Sequence[str]) -> Gpus
     folders = " and ".join(directories) or "no directory, for [cdi] spec-dirs is empty,"
     sentence = f'no CDI spec in {folders} has the device "{quote(name)}"; gpushim cdi list shows what there is'
     if problems:
-        sentence += f"; and these cannot be used: {_listed(problems)}"
+        sentence += f"; and these cannot be used: {_join(problems)}"
     return GpushimError(sentence, INVENTORY if problems else REQUEST)
 
 
-def _listed(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     count = len(names) - bounds.LISTED
     return (", ".join(names[: bounds.LISTED]) or "none") + (f" and {count} more" if count > 0 else "")
 

@@ -73,10 +73,10 @@ def status(form: str) -> None:
         suffix = f" in {answer['kubelet_dir']}" if answer.get("kubelet_dir") else ""
         show.say(f"nothing is registered at kubelet{suffix}")
     for head, rows in (
-        (DEVICES, [*_devices(answer["resources"])]),
-        (PODS, [*_pods(answer["pods"] or []), *_claims(answer.get("claims", []))]),
-        (CONTAINERS, [*_held(answer["containers"])]),
-        (LAST, [*_last(answer["resources"])]),
+        (DEVICES, [*_device_rows(answer["resources"])]),
+        (PODS, [*_pod_rows(answer["pods"] or []), *_claim_rows(answer.get("claims", []))]),
+        (CONTAINERS, [*_holder_rows(answer["containers"])]),
+        (LAST, [*_last_rows(answer["resources"])]),
     ):
         if rows:
             show.table(head, rows)
@@ -96,7 +96,7 @@ def release(form: str) -> None:
         show.emit("json", answer)
         return
     show.say("all GPUs are released; gpushim device-plugin take ends that")
-    rows = [*_pods(answer["pods"] or []), *_claims(answer.get("claims", []))]
+    rows = [*_pod_rows(answer["pods"] or []), *_claim_rows(answer.get("claims", []))]
     if answer["pods"] is None:
         show.say("kubelet does not report which pods hold GPUs", first="note: ", error=True)
     elif rows:
@@ -133,12 +133,12 @@ def _ask_plugin() -> dict[str, Any]:
             raise
         absent = str(error)
     see = f"see gpushim ps and {DRIVER} --check"
-    if _started():
+    if _is_enabled():
         raise GpushimError(f"{absent}; beside it {DRIVER} gives out GPUs by claims: {see}", FAILED)
     raise GpushimError(f"no {PLUGIN} runs here: {DRIVER} gives out the GPUs of this node by claims; {see}", FAILED)
 
 
-def _started() -> bool:
+def _is_enabled() -> bool:
     """Return whether systemd is to start the plugin: its unit is there, and neither disabled nor masked."""
     program = programs.find("systemctl")
     answer = ask.program([program, "is-enabled", f"{PLUGIN}.service"]) if program else None
@@ -216,7 +216,7 @@ def _containers(notes: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _devices(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
+def _device_rows(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
     for resource in resources:
         for device in resource["devices"]:
             since = min((reason["since"] for reason in device["reasons"]), default=device.get("since"))
@@ -225,12 +225,12 @@ def _devices(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
             yield [*first, health, since and _when(since), device["problem"]]
 
 
-def _pods(pods: list[dict[str, Any]]) -> Iterator[list[object]]:
+def _pod_rows(pods: list[dict[str, Any]]) -> Iterator[list[object]]:
     for pod in pods:
         yield [pod["namespace"], pod["pod"], pod["container"], pod["resource"], _ids(pod["devices"])]
 
 
-def _claims(claims: list[dict[str, Any]]) -> Iterator[list[object]]:
+def _claim_rows(claims: list[dict[str, Any]]) -> Iterator[list[object]]:
     for claim in claims:
         yield [
             claim["namespace"],
@@ -241,7 +241,7 @@ def _claims(claims: list[dict[str, Any]]) -> Iterator[list[object]]:
         ]
 
 
-def _held(containers: list[dict[str, Any]]) -> Iterator[list[object]]:
+def _holder_rows(containers: list[dict[str, Any]]) -> Iterator[list[object]]:
     for holder in containers:
         yield [
             holder["id"][:12],
@@ -252,7 +252,7 @@ def _held(containers: list[dict[str, Any]]) -> Iterator[list[object]]:
         ]
 
 
-def _last(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
+def _last_rows(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
     for resource in resources:
         for allocation in resource["allocated"][:1]:
             yield [_when(allocation["at"]), resource["name"], _ids(allocation["devices"])]

@@ -41,19 +41,19 @@ def explain(text: str, states: list[str] | None, form: str, print_report: Callab
         show.emit(form, rows)
     else:
         for row in rows:
-            _tell(row)
+            _print(row)
             print_report(row["explain"])
     for row in rows:
         if refusal := row["explain"]["refusal"]:
             raise GpushimError(refusal["sentence"], refusal["exit_code"])
 
 
-def _tell(row: dict[str, Any]) -> None:
+def _print(row: dict[str, Any]) -> None:
     show.table(("CONTAINER", "IS"), [*_rows(row)])
     show.say()
     if row["kubelet"]:
         show.say("Kubelet gave it, and the device plugin answered:")
-        show.table(("RESOURCE", "DEVICES", "ANSWER"), [*_given(row["kubelet"])])
+        show.table(("RESOURCE", "DEVICES", "ANSWER"), [*_grant_rows(row["kubelet"])])
         show.say()
 
 
@@ -72,7 +72,7 @@ def _rows(row: dict[str, Any]) -> Iterator[list[str]]:
         yield ["kubelet", "gave it no device of a device plugin" if row["claims"] else "gave it no device"]
 
 
-def _given(kubelet: list[dict[str, Any]]) -> Iterator[list[str]]:
+def _grant_rows(kubelet: list[dict[str, Any]]) -> Iterator[list[str]]:
     for grant in kubelet:
         head = [grant["resource"], ",".join(grant["devices"])]
         for answer in grant["answer"] or [""]:

@@ -42,12 +42,12 @@ class Program(click.Group):
         except GpushimError as error:
             refusal = error
         except OSError as error:
-            refusal = _refused(error)
+            refusal = _refusal(error)
         show.say(f"{options.get('prog_name') or self.name}: {refusal}", error=True)
         sys.exit(refusal.exit_code if self.failure is None else self.failure)
 
 
-def _refused(error: OSError) -> GpushimError:
+def _refusal(error: OSError) -> GpushimError:
     """Return the refusal for an OSError that no other code has caught, as of os.path.abspath."""
     if error.filename is None:
         try:

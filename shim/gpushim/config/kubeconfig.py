@@ -55,7 +55,7 @@ class Kubeconfig:
                 raise
             except ValueError as error:  # of an address, or of a name of a file
                 self._identities = {}
-                raise _wrong(path, quote(str(error))) from None
+                raise _error(path, quote(str(error))) from None
         return self._access
 
     def _file(self, path: str) -> str:
@@ -72,12 +72,12 @@ class Kubeconfig:
         except GpushimError as error:  # whose code is that of a CDI spec
             raise GpushimError(str(error), CONFIG) from error.__cause__
         if not (current := _member(content, "current-context")):
-            raise _wrong(path, "it has no current-context")
-        context = _named(content, "contexts", current, path)
-        parts = [_named(content, f"{part}s", _member(context, part), path) for part in ("cluster", "user")]
+            raise _error(path, "it has no current-context")
+        context = _find_row(content, "contexts", current, path)
+        parts = [_find_row(content, f"{part}s", _member(context, part), path) for part in ("cluster", "user")]
         for part, refused in zip(parts, _REFUSED):
             for key in (key for key in refused if part.get(key)):
-                raise _wrong(path, f"it has {key}; {_TAKEN}")
+                raise _error(path, f"it has {key}; {_TAKEN}")
         cluster, user = parts
         access = {
             "path": path,
@@ -90,11 +90,11 @@ class Kubeconfig:
         }
         server = urlsplit(access["server"])
         if server.scheme != "https" or not server.hostname or server.port == 0 or not access["ca"]:
-            raise _wrong(path, "it names no server with https:// and its certificate-authority")
+            raise _error(path, "it names no server with https:// and its certificate-authority")
         if CERTIFICATE not in access["ca"]:
-            raise _wrong(path, f"its certificate-authority has no {CERTIFICATE}")
+            raise _error(path, f"its certificate-authority has no {CERTIFICATE}")
         if not access["token"] and not (access["cert"] and access["key"]):
-            raise _wrong(path, "it has neither a token nor a client-certificate with its client-key")
+            raise _error(path, "it has neither a token nor a client-certificate with its client-key")
         return access
 
     def _data(self, part: dict[str, Any], key: str, path: str) -> str:
@@ -104,14 +104,14 @@ class Kubeconfig:
             if data:
                 return base64.b64decode(data, validate=True).decode()
         except ValueError:
-            raise _wrong(path, f"its {key}-data is no text in base64") from None
+            raise _error(path, f"its {key}-data is no text in base64") from None
         return self._file(os.path.join(os.path.dirname(path), file)) if file else ""
 
     def _token(self, user: dict[str, Any], path: str) -> str:
         file = _text(user, "tokenFile")
         token = self._file(os.path.join(os.path.dirname(path), file)) if file else _text(user, "token")
         if not token.strip().isascii() or not token.strip().isprintable():
-            raise _wrong(path, "its token is no word")
+            raise _error(path, "its token is no word")
         return token.strip()
 
 
@@ -124,14 +124,14 @@ def _text(part: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _named(document: Any, rows: str, name: Any, path: str) -> dict[str, Any]:
+def _find_row(document: Any, rows: str, name: Any, path: str) -> dict[str, Any]:
     """Return the member `cluster`, `user` or `context` of the row that has a name."""
     listed = _member(document, rows)
     for row in listed if isinstance(listed, list) else ():
         if _member(row, "name") == name and isinstance(_member(row, rows[:-1]), dict):
             return dict(row[rows[:-1]])
-    raise _wrong(path, f'it has nothing named "{quote(str(name))}" below {rows}')
+    raise _error(path, f'it has nothing named "{quote(str(name))}" below {rows}')
 
 
-def _wrong(path: str, reason: str) -> GpushimError:
+def _error(path: str, reason: str) -> GpushimError:
     return GpushimError(f"the kubeconfig {path} cannot be used: {reason}", CONFIG)

@@ -70,7 +70,7 @@ def schema() -> dict[str, Any]:
 
 def defaults() -> Config:
     """Return the policy of a host without a config.toml, new objects each time."""
-    return _completed({})
+    return _complete({})
 
 
 def load(path: str) -> Config:
@@ -82,7 +82,7 @@ def load(path: str) -> Config:
     Raises:
         GpushimError: the file cannot be read or trusted, is not TOML, or has what the schema does not allow.
     """
-    return _completed(given(path) or {})
+    return _complete(given(path) or {})
 
 
 def usable(path: str) -> Config:
@@ -98,7 +98,7 @@ def usable(path: str) -> Config:
         right[section] = {
             key: value for key, value in pairs if key in rules and not [*problems(value, rules[key], key)]
         }
-    return _completed(right)
+    return _complete(right)
 
 
 def of_containers(config: Policy) -> Policy:
@@ -194,8 +194,8 @@ def problems(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
     """
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool)):
-        line = f"; write {name.rpartition('.')[2]} = [{_shown(value)}]" if _alone(value, rule) else ""
-        yield f"{name} is {_shown(value)}, not {_TOML_NAMES[kind]}{line}"
+        line = f"; write {name.rpartition('.')[2]} = [{_shorten(value)}]" if _needs_brackets(value, rule) else ""
+        yield f"{name} is {_shorten(value)}, not {_TOML_NAMES[kind]}{line}"
     elif kind == "object":
         for key, member in value.items():
             if key in rule["properties"]:
@@ -208,11 +208,11 @@ def problems(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
         for number, member in enumerate(value):
             yield from problems(member, rule["items"], f"{name}[{number}]")
     elif "enum" in rule and value not in rule["enum"]:
-        yield f"{name} is {_shown(value)}, not one of {', '.join(rule['enum'])}"
+        yield f"{name} is {_shorten(value)}, not one of {', '.join(rule['enum'])}"
     elif "pattern" in rule and not re.search(rule["pattern"], value):
-        yield f"{name} is {_shown(value)}, which is not allowed there: {rule.get('description', 'see the schema')}"
+        yield f"{name} is {_shorten(value)}, which is not allowed there: {rule.get('description', 'see the schema')}"
     elif "minimum" in rule and not rule["minimum"] <= value <= rule["maximum"]:
-        yield f"{name} is {_shown(value)}, not between {rule['minimum']} and {rule['maximum']}"
+        yield f"{name} is {_shorten(value)}, not between {rule['minimum']} and {rule['maximum']}"
 
 
 def trusted(path: str, kind: str, mounted: bool = False) -> bytes:
@@ -260,11 +260,11 @@ def _folders() -> Iterator[list[str]]:
     yield [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
     folders = []
     for pattern in ENGINES_PATH:
-        folders += sorted(glob(pattern), key=_changed, reverse=True) if "*" in pattern else [pattern]
+        folders += sorted(glob(pattern), key=_modification_time, reverse=True) if "*" in pattern else [pattern]
     yield [*filter(_is_safe, folders)]
 
 
-def _changed(path: str) -> float:
+def _modification_time(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:  # a link that leads nowhere, or a version that is being removed
@@ -322,9 +322,9 @@ def _toml(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _alone(value: Any, rule: dict[str, Any]) -> bool:
+def _needs_brackets(value: Any, rule: dict[str, Any]) -> bool:
     """Return whether a string should be in brackets: a list of it would be right."""
-    if rule["type"] != "array" or not isinstance(value, str) or _shown(value)[1:-1] != value:
+    if rule["type"] != "array" or not isinstance(value, str) or _shorten(value)[1:-1] != value:
         return False
     return not [*problems(value, rule["items"], "")]
 
@@ -332,7 +332,7 @@ def _alone(value: Any, rule: dict[str, Any]) -> bool:
 def _unknown(name: str) -> str:
     sections = schema()["properties"]
     keys = [f"{section}.{key}" for section, rule in sections.items() for key in rule["properties"]]
-    near = _meant(name, [*sections, *keys])
+    near = _most_similar(name, [*sections, *keys])
     section = name.partition(".")[0]
     hint = f"the sections are {', '.join(sections)}"
     if near or section in sections:
@@ -341,10 +341,10 @@ def _unknown(name: str) -> str:
             if near
             else f"the keys of [{section}] are {', '.join(sections[section]['properties'])}"
         )
-    return f"{_shown(name).strip(_QUOTES)} is not a known key; {hint}"
+    return f"{_shorten(name).strip(_QUOTES)} is not a known key; {hint}"
 
 
-def _meant(name: str, keys: list[str]) -> str:
+def _most_similar(name: str, keys: list[str]) -> str:
     """Return the most similar key, preferring its own section; "" if none is similar."""
     from difflib import SequenceMatcher  # only for a config.toml that is wrong
 
@@ -359,7 +359,7 @@ def _meant(name: str, keys: list[str]) -> str:
     return path if likeness >= 0.85 else ""
 
 
-def _completed(sections: dict[str, Any]) -> Config:
+def _complete(sections: dict[str, Any]) -> Config:
     profile = PROFILES[sections.get("requests", {}).get("profile", "default")]
     policy: Any = {
         section: {
@@ -371,12 +371,12 @@ def _completed(sections: dict[str, Any]) -> Config:
     }
     completed: Config = policy
     driver = completed["driver"]
-    driver["root"] = _cleaned(driver["root"])
-    driver["dev-root"] = _cleaned(driver["dev-root"] or driver["root"])
+    driver["root"] = _clean_path(driver["root"])
+    driver["dev-root"] = _clean_path(driver["dev-root"] or driver["root"])
     return completed
 
 
-def _cleaned(path: str) -> str:
+def _clean_path(path: str) -> str:
     return "/" + posixpath.normpath(path).lstrip("/")  # normpath keeps two leading slashes
 
 
@@ -384,6 +384,6 @@ def _dotted(section: str, key: str) -> str:
     return f"{section}.{key}" if section else key
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -109,7 +109,7 @@ def containers(notes: list[str], states: list[str] | None = None, proc: str = "/
     folders = (
         [(state_folder, _docker(state_folder), "") for state_folder in states]
         if states is not None
-        else _places(unseen, lookup)
+        else _state_folders(unseen, lookup)
     )
     allowances = {user: runtime_state.ALLOWANCE for _, _, user in folders if user}
     spent: set[str] = set()
@@ -130,7 +130,7 @@ def containers(notes: list[str], states: list[str] | None = None, proc: str = "/
         notes.append(f"{seen.sentence(unseen)}, so containers there are not listed; {seen.AS_ROOT}")
 
 
-def _places(unseen: list[str], lookup: names.Names) -> list[tuple[str, str, str]]:
+def _state_folders(unseen: list[str], lookup: names.Names) -> list[tuple[str, str, str]]:
     """List the state directories, each once, with their engine, and the user if not root.
 
     `unseen` gets directories that this user may not look into, and that may have more of them.
@@ -142,14 +142,14 @@ def _places(unseen: list[str], lookup: names.Names) -> list[tuple[str, str, str]
         queries += [(f"{glob.escape(user)}/{below}", engine_name, user) for below, engine_name in USERS_STATES]
     owners: dict[str, tuple[str, str]] = {}
     for pattern, engine_name, user in queries:
-        matches = _matches(pattern) if user else glob.glob(pattern)
+        matches = _expand(pattern) if user else glob.glob(pattern)
         unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
             owners.setdefault(os.path.realpath(path), (_docker(path) or engine_name, user))
     return [(path, *owner) for path, owner in owners.items()]
 
 
-def _matches(pattern: str) -> list[str]:
+def _expand(pattern: str) -> list[str]:
     """List the existing paths of an absolute `glob` pattern below a user's directory, PLACES at most.
 
     There may be any number of names, and by links a directory may appear any number of times.
@@ -201,10 +201,10 @@ def _holder(container: Container, inventory: Snapshot) -> dict[str, Any] | None:
 
 def held(container: Container, spec: dict[str, Any] | None, inventory: Snapshot) -> tuple[list[str], str]:
     """Return the devices of a living container, and their source; both as in `holders`."""
-    spec_paths = set(_given(spec or {}, inventory))
+    spec_paths = set(_spec_nodes(spec or {}, inventory))
     outer = "mount" if spec is None else "hook"  # without a config.json, nothing tells who added it
     try:
-        bound = set(_bound(container, inventory)) - spec_paths
+        bound = set(_mounted_nodes(container, inventory)) - spec_paths
     except PermissionError:
         bound = set()
         container.reader.unseen.append(f"/proc/{container.state['pid']}")
@@ -223,7 +223,7 @@ def called(holder: dict[str, Any]) -> str:
     return "/".join(filter(None, (holder["namespace"], holder["pod"], holder["name"])))
 
 
-def _given(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
+def _spec_nodes(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
     """List the inventory's nodes in a config.json: as devices or, in a user namespace, as mounts."""
     linux = spec.get("linux")
     numbers = {(str(node[0]), str(node[1])): path for path, node in inventory["nodes"].items()}
@@ -236,7 +236,7 @@ def _given(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
             yield str(mount["destination"])
 
 
-def _bound(container: Container, inventory: Snapshot) -> Iterator[str]:
+def _mounted_nodes(container: Container, inventory: Snapshot) -> Iterator[str]:
     """List the inventory's nodes that a container has as mounts; raises PermissionError if this user may not look."""
     try:
         data = container.reader.mounts(container.process)

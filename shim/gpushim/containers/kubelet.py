@@ -89,7 +89,7 @@ def which(claim: Claim, inventory: Snapshot) -> Which:
     """Return the host's GPUs of a claim of any driver."""
     kind = inventory["policy"]["cdi"]["kind"]
     own_names = [name.partition("=")[2] for name in claim.cdi if name.partition("=")[0] == kind]
-    uuids = {device["uuid"] for name in own_names for device in _called(name, inventory)}
+    uuids = {device["uuid"] for name in own_names for device in _find_devices(name, inventory)}
     for text in (*claim.cdi, claim.device):
         uuids.update(device["uuid"] for device in _by_uuid(text, inventory))
     if uuids or not (own_names or claim.driver in DRIVERS):
@@ -99,7 +99,7 @@ def which(claim: Claim, inventory: Snapshot) -> Which:
     return frozenset(gpus) if len(gpus) == 1 else None
 
 
-def _called(name: str, inventory: Snapshot) -> Iterator[Device]:
+def _find_devices(name: str, inventory: Snapshot) -> Iterator[Device]:
     if name in (selection.ALL, selection.ALL_USABLE):
         yield from inventory["gpus"]
         return
@@ -180,9 +180,9 @@ def checkpoint(folder: str, top: str = "") -> Checkpoint:
     try:
         data = _json(f"{plugins(folder, top)}/{CHECKPOINT}")["Data"]
         registered = {str(name): _texts(ids) for name, ids in (data["RegisteredDevices"] or {}).items()}
-        return Checkpoint(registered, [_given(entry) for entry in data["PodDeviceEntries"] or ()])
+        return Checkpoint(registered, [_parse_grant(entry) for entry in data["PodDeviceEntries"] or ()])
     except _UNLIKE as error:
-        raise _unlike(error) from None
+        raise _format_error(error) from None
 
 
 def claims(folder: str) -> list[Claim]:
@@ -197,7 +197,7 @@ def claims(folder: str) -> list[Claim]:
     except FileNotFoundError:
         return []
     except _UNLIKE as error:
-        raise _unlike(error) from None
+        raise _format_error(error) from None
 
 
 def claim_uids(folder: str) -> frozenset[str]:
@@ -211,7 +211,7 @@ def claim_uids(folder: str) -> frozenset[str]:
     try:
         return frozenset(_texts(entry["ClaimUID"] for entry in _entries(folder)))
     except _UNLIKE as error:
-        raise _unlike(error) from None
+        raise _format_error(error) from None
 
 
 def _entries(folder: str) -> list[Any]:
@@ -241,25 +241,25 @@ def _json(path: str) -> Any:
     return json.loads(data)
 
 
-def _unlike(error: Exception) -> ValueError:
+def _format_error(error: Exception) -> ValueError:
     if isinstance(error, RecursionError):
         return ValueError("it is nested too deeply")
     return ValueError(f"it is not as kubelet writes it ({type(error).__name__})")
 
 
-def _given(entry: Any) -> Given:
+def _parse_grant(entry: Any) -> Given:
     ids = entry["DeviceIDs"] or {}
     rows = ids.values() if isinstance(ids, dict) else [ids]  # by NUMA node since Kubernetes 1.20
     listed = [device for row in rows for device in _texts(row)]
     uid, container, resource = (str(entry[key]) for key in ("PodUID", "ContainerName", "ResourceName"))
-    return Given(uid, container, resource, listed, [*_answer(entry.get("AllocResp"))])
+    return Given(uid, container, resource, listed, [*_parse_answer(entry.get("AllocResp"))])
 
 
 def _texts(values: Any) -> list[str]:
     return [str(value) for value in values or ()]
 
 
-def _answer(encoded: Any) -> Iterator[str]:
+def _parse_answer(encoded: Any) -> Iterator[str]:
     """List the parts of a ContainerAllocateResponse; nothing if it is damaged."""
     try:
         answer = protobuf.decode(_ANSWER, "answer", base64.b64decode(encoded or "", validate=True))

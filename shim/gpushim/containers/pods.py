@@ -76,7 +76,7 @@ def report(
         GpushimError: no such container runs here.
     """
     notes: list[str] = []
-    grants, prepared = _given(kubelet_dir, notes), _claims(kubelet_dir, notes)
+    grants, prepared = _read_grants(kubelet_dir, notes), _read_claims(kubelet_dir, notes)
     rows, ended, siblings = [], [], set()
     for container in holders.containers(notes, states, proc):
         spec = None if container.reader.user else container.spec()
@@ -84,12 +84,12 @@ def report(
         engine = container.engine(annotations)
         pod = names.pod(annotations, engine)
         if spec is not None and query.has(pod) and container.process:
-            rows.append(_one(container, spec, pod, engine, inventory, grants, prepared))
+            rows.append(_row(container, spec, pod, engine, inventory, grants, prepared))
         elif query.has(pod):
             ended.append(pod.container)
         elif container.process and query._replace(container="").has(pod):
             siblings.add(pod.container)
-    notes += [_ended(query, name) for name in sorted({*ended} - {row["container"] for row in rows})]
+    notes += [_ended_note(query, name) for name in sorted({*ended} - {row["container"] for row in rows})]
     if not rows:
         raise _missing(query, notes, sorted(siblings), bool(ended))
     uids = sorted({row["uid"] for row in rows})
@@ -98,7 +98,7 @@ def report(
     return sorted(rows, key=lambda row: (row["container"], row["id"])), notes
 
 
-def _one(
+def _row(
     container: holders.Container,
     spec: dict[str, Any],
     pod: Pod,
@@ -108,13 +108,13 @@ def _one(
     prepared: list[Claim] | None,
 ) -> dict[str, Any]:
     has, source = holders.held(container, spec, inventory)
-    by_claim = _claimed(pod.uid, has, prepared, inventory)
+    by_claim = _claims_of(pod.uid, has, prepared, inventory)
     bundle = str(container.state["bundle"] or "")
     story = explain.explain(spec, bundle)
     requests = [f"{row['what']}={row['value']}" for row in story["asked"] if row["effect"] == NAMES]
     requests += [f"{called(grant)}, which kubelet has prepared" for grant in by_claim or ()]
     if has and not requests:
-        requests = [f"nothing that gpushim-runtime reads: {_behind(source)}"]
+        requests = [f"nothing that gpushim-runtime reads: {_source_text(source)}"]
     pod_grants = grants if pod.uid else None
     own_grants = [grant for grant in pod_grants or () if (grant.uid, grant.container) == (pod.uid, pod.container)]
     return {
@@ -146,9 +146,9 @@ def claimed(rows: list[dict[str, Any]], inventory: Snapshot, kubelet_dir: str) -
         sentences about unreadable files.
     """
     notes: list[str] = []
-    prepared = _claims(kubelet_dir, notes) if any(row["uid"] for row in rows) else []
+    prepared = _read_claims(kubelet_dir, notes) if any(row["uid"] for row in rows) else []
     for row in rows:
-        row["claims"] = _claimed(row["uid"], row["devices"], prepared, inventory)
+        row["claims"] = _claims_of(row["uid"], row["devices"], prepared, inventory)
     return notes
 
 
@@ -156,7 +156,7 @@ def called(claim: dict[str, Any]) -> str:
     return f"claim {quote(claim['namespace'])}/{quote(claim['name'])} of the DRA driver {quote(claim['driver'])}"
 
 
-def _claimed(
+def _claims_of(
     uid: str, devices: list[str], prepared: list[Claim] | None, inventory: Snapshot
 ) -> list[dict[str, Any]] | None:
     if prepared is None:
@@ -174,7 +174,7 @@ def _claimed(
     return rows
 
 
-def _claims(folder: str, notes: list[str]) -> list[Claim] | None:
+def _read_claims(folder: str, notes: list[str]) -> list[Claim] | None:
     try:
         return saved_claims(folder)
     except OSError as error:
@@ -185,13 +185,13 @@ def _claims(folder: str, notes: list[str]) -> list[Claim] | None:
     return None
 
 
-def _behind(source: str) -> str:
+def _source_text(source: str) -> str:
     if source == "spec":
         return "the engine gave them, by CDI or as devices"
     return "a hook, or somebody behind the runtime, gave them"
 
 
-def _given(folder: str, notes: list[str]) -> list[Given] | None:
+def _read_grants(folder: str, notes: list[str]) -> list[Given] | None:
     path = f"kubelet's checkpoint in {plugins(folder)}"
     try:
         return checkpoint(folder).given
@@ -204,7 +204,7 @@ def _given(folder: str, notes: list[str]) -> list[Given] | None:
     return None
 
 
-def _ended(query: PodName, container: str) -> str:
+def _ended_note(query: PodName, container: str) -> str:
     label = quote(container)
     return (
         f"container {label} of pod {query.namespace}/{query.pod} has ended; "

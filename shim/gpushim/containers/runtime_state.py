@@ -63,7 +63,7 @@ class Reader:
         """Read a JSON file; None if there is none (any more), or it is not JSON."""
         data = b""
         try:
-            with open(path, "rb", opener=_regular) as file:
+            with open(path, "rb", opener=_open_regular) as file:
                 data = file.read(USERS_LIMIT if self.user else SIZE_LIMIT)
             document = json.loads(data)
         except (FileNotFoundError, NotADirectoryError):
@@ -158,12 +158,12 @@ def process(state: dict[str, Any] | None, proc: str) -> Iterator[str]:
         yield ""
         return
     try:
-        yield process if state and _lives(state, process) else ""
+        yield process if state and _is_alive(state, process) else ""
     finally:
         os.close(int(os.path.basename(process)))
 
 
-def _lives(state: dict[str, Any], process: str) -> bool:
+def _is_alive(state: dict[str, Any], process: str) -> bool:
     try:
         fields = read_proc(f"{process}/stat", STAT_LIMIT).rpartition(b")")[2].split()
     except OSError:
@@ -172,7 +172,7 @@ def _lives(state: dict[str, Any], process: str) -> bool:
     return len(fields) > 19 and fields[0] not in b"ZX" and (not state["start"] or int(fields[19]) == state["start"])
 
 
-def _regular(path: str, flags: int) -> int:
+def _open_regular(path: str, flags: int) -> int:
     """Open a regular file: a user's FIFO or device must not hang us."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -59,18 +59,19 @@ def spec(host: Host) -> Iterator[Finding]:
         yield _without_gpus(host, path, bool(snapshot))
     elif (expected := _expected(host, snapshot)) is None:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
-    elif _nowhere(host):
+    elif _is_unread(host):
         evidence = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
         yield warning(evidence, entries.moved(host, output.DEFAULT_DIRECTORY))
     elif saved is None and (file := publish.conflicting(path, expected)[0]):
         yield ok(f"{path} is not there, for {file} has its devices")
     elif saved is None:
-        yield warning(f"{path} is missing or unusable: engines find no CDI device of gpushim", _again(host))
+        yield warning(f"{path} is missing or unusable: engines find no CDI device of gpushim", _rewrite_fix(host))
     elif saved != expected and (reason := publish.emptier(path, expected, snapshot["source"])):
         yield warning(reason, f"do what nvml says; then {REFRESH}")
     elif saved != expected:
         yield broken(
-            f"{path} is not of this driver and these GPUs: engines give containers what is not there", _again(host)
+            f"{path} is not of this driver and these GPUs: engines give containers what is not there",
+            _rewrite_fix(host),
         )
     else:
         yield ok(f"{path} is that of the snapshot")
@@ -85,16 +86,16 @@ def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
             f"{path} is not there while no GPU can be given out, and returns with the next successful refresh"
         )
     evidence = f"{path} is there, though no GPU can be given out: engines use it"
-    return broken(evidence, f"do what snapshot says; then {_again(host)}")
+    return broken(evidence, f"do what snapshot says; then {_rewrite_fix(host)}")
 
 
-def _nowhere(host: Host) -> bool:
+def _is_unread(host: Host) -> bool:
     """Return whether refresh writes its spec to a configured directory that no engine reads."""
     folders = (*host.settings["cdi"]["spec-dirs"], *specs.DIRECTORIES)
     return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, folders)
 
 
-def _again(host: Host) -> str:
+def _rewrite_fix(host: Host) -> str:
     """Return the fix by which refresh writes its spec as a file in a directory of root's alone."""
     path = output.path_of(host.settings)
     folder = os.path.dirname(path)
@@ -102,17 +103,17 @@ def _again(host: Host) -> str:
     while not os.path.lexists(above):
         above = os.path.dirname(above)
     if not os.path.isdir(above):
-        return _elsewhere(host)
+        return _move_fix(host)
     if os.path.isdir(path) and not os.path.islink(path):
         return f"{untrusted.away(path)} && {REFRESH}"
     if above != folder or not trust.others_may(os.stat(folder)):
         edited = os.path.lexists(path) and not written.ours(path)  # which refresh leaves alone
         return f"{untrusted.away(path)} && {REFRESH}" if edited else REFRESH
     command = untrusted.directory(folder)
-    return f"{command} && {REFRESH}" if command else _elsewhere(host)
+    return f"{command} && {REFRESH}" if command else _move_fix(host)
 
 
-def _elsewhere(host: Host) -> str:
+def _move_fix(host: Host) -> str:
     return f"change output-directory under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
 
 
@@ -131,18 +132,18 @@ def files(host: Host) -> Iterator[Finding]:
         path = problem.partition(": ")[0]
         is_foreign = os.path.exists(path) and trust.others_may(os.stat(path))
         if path == output.path_of(host.settings) and not is_foreign:
-            fix = _again(host)
+            fix = _rewrite_fix(host)
         else:
             fix = f"{corrected(path)} or remove it: see `gpushim cdi validate`"
         if is_foreign:
             take = untrusted.directory if os.path.isdir(path) else untrusted.file
-            fix = take(path) or _avoided(host, path)
+            fix = take(path) or _avoid_fix(host, path)
         yield (broken if is_foreign else warning)(f"{problem}; its devices are ignored", fix)
     if not problems:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(documents)})")
 
 
-def _avoided(host: Host, folder: str) -> str:
+def _avoid_fix(host: Host, folder: str) -> str:
     """Return how a directory where everybody makes files, as /tmp, is no longer read for specs."""
     listed = [
         directory
@@ -153,7 +154,7 @@ def _avoided(host: Host, folder: str) -> str:
         f"take {shlex.quote(directory)} out of spec-dirs under [cdi] in {shlex.quote(host.config)}"
         for directory in listed
     ]
-    steps += [_elsewhere(host)] if entries.looks_there(host, [folder]) else []
+    steps += [_move_fix(host)] if entries.looks_there(host, [folder]) else []
     return "; then ".join(steps)
 
 
@@ -195,7 +196,7 @@ def paths(host: Host) -> Iterator[Finding]:
         if absent:
             own_one = path == output.path_of(host.settings)
             fix = (
-                _again(host)
+                _rewrite_fix(host)
                 if own_one
                 else f"let the program that wrote {shlex.quote(path)} write it again, or remove it"
             )
@@ -218,7 +219,7 @@ def hooks(host: Host) -> Iterator[Finding]:
                 f"let a newer version of the program that wrote {shlex.quote(path)} write it again, or remove it",
             )
         for program in sorted({edit for edit in _hooks(edits) if edit.rpartition("/")[2] == HOOK_NAME}):
-            fix = _again(host)
+            fix = _rewrite_fix(host)
             if path != output.path_of(host.settings):
                 fix = f"let gpushim cdi generate write {shlex.quote(path)} again, or remove it"
             if finding := entries.foreign(f"{path} names {program}", program, fix):

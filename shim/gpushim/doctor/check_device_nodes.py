@@ -21,7 +21,7 @@ def existing(host: Host) -> Iterator[Finding]:
     if not host.has_driver():
         yield skipped(NO_DRIVER)
         return
-    wrong = list(_wrong(host))
+    wrong = list(_check_nodes(host))
     yield from wrong
     if not wrong:
         yield ok(f"{len(_expected(host))} nodes of the driver are there and right")
@@ -40,23 +40,25 @@ def _expected(host: Host) -> list[nodes.Expected]:
     return [entry for entry in expected if not nodes.withheld(entry[0], host.driver)]
 
 
-def _wrong(host: Host) -> Iterator[Finding]:
+def _check_nodes(host: Host) -> Iterator[Finding]:
     for path, major, minor, mode, _, _ in _expected(host):
         node = inside(host.driver["dev-root"], path)
         try:
             status = os.lstat(node)
         except (FileNotFoundError, NotADirectoryError):
-            yield broken(f"{node} is not there", _made(host, node, major, minor))
+            yield broken(f"{node} is not there", _make_fix(host, node, major, minor))
             continue
         numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
         if not stat.S_ISCHR(status.st_mode):
             yield broken(
                 f"{node} is not a character device",
-                f"rm -r {shlex.quote(node)} && {_made(host, node, major, minor)}",
+                f"rm -r {shlex.quote(node)} && {_make_fix(host, node, major, minor)}",
             )
         elif numbers != (major, minor):
             difference = f"{numbers[0]}:{numbers[1]}, but the kernel has {major}:{minor} for it"
-            yield broken(f"{node} is {difference}", f"rm {shlex.quote(node)} && {_made(host, node, major, minor)}")
+            yield broken(
+                f"{node} is {difference}", f"rm {shlex.quote(node)} && {_make_fix(host, node, major, minor)}"
+            )
         elif status.st_mode & mode != mode:
             yield warning(
                 f"{node} has mode {status.st_mode & 0o777:04o}, and the driver wants {mode:04o}: "
@@ -65,7 +67,7 @@ def _wrong(host: Host) -> Iterator[Finding]:
             )
 
 
-def _made(host: Host, node: str, major: int, minor: int) -> str:
+def _make_fix(host: Host, node: str, major: int, minor: int) -> str:
     """Return the command that makes a node: not a refresh where settings or the driver forbid that to make nodes."""
     if procfs.device_files(host.proc) and host.driver["load-kernel-modules"]:
         return REFRESH

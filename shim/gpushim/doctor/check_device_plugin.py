@@ -57,27 +57,27 @@ def registered(host: Host) -> Iterator[Finding]:
     elif not sockets:
         yield warning(
             f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
-            _absent(host)
+            _start_fix(host)
             or "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says "
             "whether one of NVIDIA's runs on this node",
         )
     for path in sockets if alive else sockets[:1]:
         if path not in alive:
-            yield _ended(host, path, bool(alive))
+            yield _ended_finding(host, path, bool(alive))
     shared = sorted(
         {_resource(path) for path in own_sockets} & {_resource(path) for path in {*alive} - {*own_sockets}}
     )
     if shared:
         evidence = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(shared)}: kubelet takes the one that "
         evidence += "registered last, and two pods may get one GPU"
-        yield broken(evidence, _one(host))
+        yield broken(evidence, _keep_one_fix(host))
     if own_sockets:
-        yield from _asked(host)
+        yield from _ask_plugin(host)
     elif alive:
         yield ok("a device plugin for GPUs listens")
 
 
-def _absent(host: Host) -> str:
+def _start_fix(host: Host) -> str:
     """Return the fix for gpushim's plugin that is installed and has no socket; "" if it is not installed."""
     if host.by_node:
         return pods("device-plugin")
@@ -86,7 +86,7 @@ def _absent(host: Host) -> str:
     return ""
 
 
-def _one(host: Host) -> str:
+def _keep_one_fix(host: Host) -> str:
     """Return the fix that ends one of two plugins for the same GPUs."""
     stop = f"systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
     if not host.unit(f"{PLUGIN_UNIT}.service"):
@@ -98,14 +98,14 @@ def _resource(path: str) -> str:
     return os.path.basename(path).removeprefix(OURS).removeprefix(NVIDIAS).removesuffix(".sock")
 
 
-def _ended(host: Host, path: str, has_others: bool) -> Finding:
+def _ended_finding(host: Host, path: str, has_others: bool) -> Finding:
     evidence = f"nobody listens on {path}: the device plugin that made it has ended"
     if has_others:
         return warning(evidence, f"rm {shlex.quote(path)}")
     return warning(evidence, plugin_again(host) if os.path.basename(path).startswith(OURS) else POD_AGAIN)
 
 
-def _asked(host: Host) -> Iterator[Finding]:
+def _ask_plugin(host: Host) -> Iterator[Finding]:
     """Ask gpushim's own plugin, which may run in a pod that shares the state directory."""
     path = f"{host.state}/{plugin_socket.SOCKET}"
     try:
@@ -130,14 +130,14 @@ def _asked(host: Host) -> Iterator[Finding]:
     except (ValueError, KeyError, TypeError, RecursionError):
         yield warning(f"what gpushim-device-plugin answers at {path} is not understood", plugin_again(host))
         return
-    yield from _answered(host, answer, [name for name, at, _ in names if not at])
+    yield from _check_answer(host, answer, [name for name, at, _ in names if not at])
     if answer.get("version", __version__) == __version__ and all(at for _, at, _ in names):
         detail = f", {sick} unhealthy: gpushim device-plugin status says why" if sick else ""
         counted = ", ".join(f"{len(devices)} of {quote(name)}" for name, _, devices in names) or "nothing"
         yield ok(f"gpushim-device-plugin listens, and kubelet knows {counted}{detail}")
 
 
-def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Finding]:
+def _check_answer(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Finding]:
     version = str(answer.get("version", __version__))
     if version != __version__:
         evidence = f"the gpushim-device-plugin that runs is version {quote(version)}, and this is {__version__}"
@@ -147,7 +147,7 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
     for owner in answer.get("givers") or ():
         serves = host.settings["device-plugin"]["other-givers"] == "serve"
         then_what = "two pods may get one GPU" if serves else "gpushim-device-plugin gives out none beside it"
-        yield (warning if serves else broken)(f"{visible(str(owner))}: {then_what}", _one(host))
+        yield (warning if serves else broken)(f"{visible(str(owner))}: {then_what}", _keep_one_fix(host))
     if missing and ask.listens(f"{plugins(host.kubelet, host.top)}/{KUBELET_SOCKET}"):  # else that is what to mend
         evidence = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
         yield warning(evidence, plugin_again(host))
@@ -173,30 +173,30 @@ def strategy(host: Host) -> Iterator[Finding]:
         evidence = (
             "device-list-strategy is envvar, and accept-env-when-unprivileged is false: unprivileged pods get no GPU"
         )
-        yield broken(evidence, _otherwise(host))
+        yield broken(evidence, _strategy_fix(host))
     else:
-        problem = next(_deaf(host, strategies), None)
+        problem = next(_check_cdi(host, strategies), None)
         yield problem or ok(f"pods get their devices by {' and '.join(strategies)}, which is understood here")
 
 
-def _deaf(host: Host, strategies: list[str]) -> Iterator[Finding]:
+def _check_cdi(host: Host, strategies: list[str]) -> Iterator[Finding]:
     """List the engines and kubelets without CDI, where containers are told by nothing else."""
     by_cdi = [strategy for strategy in strategies if strategy.startswith("cdi-")]
     if not by_cdi or len(by_cdi) < len(strategies):
         return
     for engine, finding in check_dra.without_cdi(host):
         evidence = f"device-list-strategy is {by_cdi[0]}, and {engine} does not serve it: {finding.evidence}"
-        yield broken(evidence, finding.fix or _otherwise(host))
+        yield broken(evidence, finding.fix or _strategy_fix(host))
     version = _kubelet(host)
     if by_cdi == ["cdi-cri"] and version and version < LEAST:
         evidence = (
             f"device-list-strategy is cdi-cri, which kubelet hands on since {LEAST[0]}.{LEAST[1]}, and this one is "
         )
         evidence += ".".join(map(str, version))
-        yield broken(evidence, _otherwise(host))
+        yield broken(evidence, _strategy_fix(host))
 
 
-def _otherwise(host: Host) -> str:
+def _strategy_fix(host: Host) -> str:
     """Return the setting by which containers are told without CDI, in a way that the policy accepts."""
     if host.settings["requests"]["accept-env-when-unprivileged"]:
         return then_plugin(host, setting(host, "device-plugin", BY.format("envvar")))

@@ -55,17 +55,17 @@ def driver(host: Host) -> Iterator[Finding]:
         return
     yield from _kubeconfig(host)
     if runs(host):
-        yield from _asked(host)
+        yield from _ask_driver(host)
         return
     try:
-        names = sorted({_name(claim) for claim in _own(host)})
+        names = sorted({_name(claim) for claim in _own_claims(host)})
     except ValueError:  # of which `claims` tells
         names = []
-    if socket_path := _listens(host, is_ours=False):
+    if socket_path := _listening_socket(host, is_ours=False):
         yield skipped(f"a driver named {OWN_DRIVER} that is not gpushim's listens at {socket_path}")
     elif names:
         evidence = f"claims have GPUs here, such as {names[0]}, and no gpushim-dra-driver runs: kubelet cannot end "
-        yield broken(f"{evidence}their pods", _absent(host))
+        yield broken(f"{evidence}their pods", _start_fix(host))
     else:
         yield skipped("no gpushim-dra-driver gives out GPUs by claim here")
 
@@ -88,27 +88,27 @@ def _kubeconfig(host: Host) -> Iterator[Finding]:
 
 def runs(host: Host) -> bool:
     """Return whether gpushim's DRA driver listens, for kubelet or, beside another of its name, for root alone."""
-    return bool(_listens(host, is_ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
+    return bool(_listening_socket(host, is_ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
 
 
-def _listens(host: Host, is_ours: bool) -> str:
+def _listening_socket(host: Host, is_ours: bool) -> str:
     """Return a socket at which gpushim's driver listens, or another of its name; "" if none does."""
     paths = listing(f"{host.kubelet}/plugins/{OWN_DRIVER}")
     sockets = (path for path in paths if os.path.basename(path).startswith("gpushim-") == is_ours)
     return next((path for path in sockets if ask.listens(path)), "")
 
 
-def _absent(host: Host) -> str:
+def _start_fix(host: Host) -> str:
     if host.unit(f"{UNIT}.service"):
         return f"see with `journalctl -u {UNIT}` why it does not run; then systemctl restart {UNIT}"
     return pods("dra-driver")
 
 
-def _again(host: Host) -> str:
+def _restart_fix(host: Host) -> str:
     return f"systemctl restart {UNIT}" if host.unit(f"{UNIT}.service") else POD_AGAIN
 
 
-def _asked(host: Host) -> Iterator[Finding]:
+def _ask_driver(host: Host) -> Iterator[Finding]:
     path = f"{host.state}/{plugin_socket.DRIVERS}"
     try:
         data = plugin_socket.exchange(host.state, plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
@@ -117,27 +117,27 @@ def _asked(host: Host) -> Iterator[Finding]:
     except PermissionError:
         raise
     except socket.timeout:
-        yield warning(f"gpushim-dra-driver does not answer at {path} within {SECONDS:g} s", _again(host))
+        yield warning(f"gpushim-dra-driver does not answer at {path} within {SECONDS:g} s", _restart_fix(host))
         return
     except OSError as error:
         reason = error.strerror or error
-        yield warning(f"gpushim-dra-driver runs, and cannot be asked at {path}: {reason}", _again(host))
+        yield warning(f"gpushim-dra-driver runs, and cannot be asked at {path}: {reason}", _restart_fix(host))
         return
     except (ValueError, KeyError, TypeError, RecursionError):
-        yield warning(f"what gpushim-dra-driver answers at {path} is not understood", _again(host))
+        yield warning(f"what gpushim-dra-driver answers at {path} is not understood", _restart_fix(host))
         return
-    findings = [*_answered(host, answer, published)]
+    findings = [*_check_answer(host, answer, published)]
     yield from findings
     if not findings:
         suffix = ", beside gpushim-device-plugin" if os.path.exists(f"{host.state}/{plugin_socket.SOCKET}") else ""
         yield ok(f"kubelet has gpushim-dra-driver{suffix}, and {number} devices are offered to claims")
 
 
-def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> Iterator[Finding]:
+def _check_answer(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> Iterator[Finding]:
     version, problem = str(answer.get("version")), str(answer.get("problem") or "")
     if version != __version__:
         evidence = f"the gpushim-dra-driver that runs is version {quote(version)}, and this is {__version__}"
-        yield warning(evidence, _again(host))
+        yield warning(evidence, _restart_fix(host))
     if answer.get("rival"):
         path = quote(str(answer["rival"]))
         yield broken(f"{ANOTHER}, at {path}, so gpushim-dra-driver gives out none", REMOVE)
@@ -145,16 +145,16 @@ def _answered(host: Host, answer: dict[str, Any], published: dict[str, Any]) -> 
         yield skipped("gpushim-dra-driver waits for kubelet, which does not listen")
     elif not answer.get("registered"):
         reason = f": {visible(str(answer['refused']))}" if answer.get("refused") else ""
-        yield broken(f"kubelet has not registered gpushim-dra-driver{reason}", _again(host))
+        yield broken(f"kubelet has not registered gpushim-dra-driver{reason}", _restart_fix(host))
     elif answer.get("publishes") and (published.get("problem") or not published.get("generation")):
         reason = visible(str(published.get("problem") or "its container cluster does not say that they are"))
-        yield broken(f"the ResourceSlices of this node are not published: {reason}", _logs(host))
+        yield broken(f"the ResourceSlices of this node are not published: {reason}", _log_fix(host))
     if answer.get("released"):
         yield warning("gpushim-dra-driver has released the GPUs", "gpushim device-plugin take")
     elif problem:
         yield broken(f"gpushim-dra-driver gives nothing out: {visible(problem)}", REFRESH)
     elif answer.get("lacks"):
-        yield broken(visible(str(answer["lacks"])), _with_spec(host))
+        yield broken(visible(str(answer["lacks"])), _spec_fix(host))
     elif answer.get("unhealthy"):
         yield _unhealthy(host, answer["unhealthy"], answer["devices"])
 
@@ -180,7 +180,7 @@ def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Fi
     return warning(evidence, fixes.get(device["cure"], "reboot"))
 
 
-def _with_spec(host: Host) -> str:
+def _spec_fix(host: Host) -> str:
     """Return the fix by which the CDI spec gets all devices, by their UUIDs."""
     cdi = host.settings["cdi"]
     lines = ["write-spec = true"] * (not cdi["write-spec"])
@@ -189,7 +189,7 @@ def _with_spec(host: Host) -> str:
     return "; then ".join([*(setting(host, "cdi", line) for line in lines), REFRESH])
 
 
-def _logs(host: Host) -> str:
+def _log_fix(host: Host) -> str:
     """Return where the log of the half that asks the API server is."""
     if host.unit(f"{UNIT}.service"):
         return f"see with `journalctl -u '{UNIT}*'` why, and mend that; then systemctl restart {UNIT}"
@@ -203,7 +203,7 @@ def claims(host: Host) -> Iterator[Finding]:
         return
     inventory, stale = ensure.last(host.config, host.state)
     try:
-        own_claims = _own(host)
+        own_claims = _own_claims(host)
     except PermissionError:
         raise
     except (OSError, ValueError) as error:
@@ -229,7 +229,7 @@ def claims(host: Host) -> Iterator[Finding]:
         yield ok(f"what the claims of {OWN_DRIVER} here have is there: {some(sorted({*map(_name, own_claims)}))}")
 
 
-def _own(host: Host) -> list[kubelet.Claim]:
+def _own_claims(host: Host) -> list[kubelet.Claim]:
     return [claim for claim in kubelet.claims(host.kubelet) if claim.driver == OWN_DRIVER]
 
 

@@ -69,7 +69,7 @@ def module(host: Host) -> Iterator[Finding]:
         )
     else:
         yield broken(
-            f"{NO_DRIVER}, though there is a GPU (dmesg may say why it is not loaded)", _load(host, "nvidia")
+            f"{NO_DRIVER}, though there is a GPU (dmesg may say why it is not loaded)", _load_fix(host, "nvidia")
         )
 
 
@@ -80,9 +80,11 @@ def more_modules(host: Host) -> Iterator[Finding]:
     if not host.has_driver():
         yield skipped(NO_DRIVER)
     elif "nvidia-uvm" not in majors:
-        yield broken("nvidia_uvm is not loaded: CUDA cannot start", _load(host, "nvidia_uvm"))
+        yield broken("nvidia_uvm is not loaded: CUDA cannot start", _load_fix(host, "nvidia_uvm"))
     elif loaded is not None and "nvidia_modeset" not in loaded and "nvidia-modeset" not in majors:
-        yield warning("nvidia_modeset is not loaded: graphics and display do not work", _load(host, "nvidia_modeset"))
+        yield warning(
+            "nvidia_modeset is not loaded: graphics and display do not work", _load_fix(host, "nvidia_modeset")
+        )
     else:
         yield ok("nvidia_uvm and nvidia_modeset are loaded")
 
@@ -129,8 +131,8 @@ def nvml(host: Host) -> Iterator[Finding]:
     if listing.get("late"):
         yield broken(
             listing["error"],
-            f"if `nvidia-smi` ends after a while, the GPUs are only slow: {_persist(host)}; if it does not, reboot; "
-            f"then {REFRESH}",
+            f"if `nvidia-smi` ends after a while, the GPUs are only slow: {_persistence_fix(host)}; if it does not, "
+            f"reboot; then {REFRESH}",
         )
     elif listing["error"]:
         yield broken(listing["error"], f"reboot (look for Xid messages in dmesg); then {REFRESH}")
@@ -139,7 +141,9 @@ def nvml(host: Host) -> Iterator[Finding]:
         fix = host.install("nvidia-ml-py") if missing else "make `nvidia-smi` work"
         yield (warning if missing else broken)("; ".join(listing["notes"]), f"{fix}; then {REFRESH}")
     elif listing["seconds"] > SLOW:
-        yield warning(f"NVML takes {listing['seconds']:.1f} s to initialise: so does each refresh", _persist(host))
+        yield warning(
+            f"NVML takes {listing['seconds']:.1f} s to initialise: so does each refresh", _persistence_fix(host)
+        )
     elif not sick:
         yield ok(f"NVML knows {len(listing['gpus'])} GPUs and {len(listing['mig'])} MIG instances")
     for name, problem in sick:  # nvidia-smi may have other indices
@@ -180,7 +184,7 @@ def persistence(host: Host) -> Iterator[Finding]:
         label = f" (GPU {some(off)})" if off else ""
         yield warning(
             f"persistence mode is off{label}{dead}: each use of an idle GPU begins with seconds of waiting",
-            _persist(host),
+            _persistence_fix(host),
         )
 
 
@@ -195,7 +199,7 @@ def cache(host: Host) -> Iterator[Finding]:
     loader = Loader(root, "", data, notes)
     paths = [rooted.resolve(root, path) or "" for name in TELLTALES for path in loader.cached.get(name, ())]
     if notes:
-        yield from (warning(note, _cached(host, "")) for note in notes)
+        yield from (warning(note, _cache_fix(host, "")) for note in notes)
     elif not data:
         yield skipped(f"{rooted.inside(root, CACHE)} is not there; known directories are searched instead")
     elif any(path.endswith("." + version) for path in paths):
@@ -208,16 +212,16 @@ def cache(host: Host) -> Iterator[Finding]:
         )  # merged or not
         yield warning(
             f"{rooted.inside(root, CACHE)} has no libcuda.so of {version}",
-            _cached(host, "" if searched else folder),
+            _cache_fix(host, "" if searched else folder),
         )
 
 
 def asked(host: Host) -> dict[str, Any]:
     """Return NVML's answer as listing.py prints it; it is asked once."""
-    return host.once("nvml", lambda: _asked(host))
+    return host.once("nvml", lambda: _ask_nvml(host))
 
 
-def _asked(host: Host) -> dict[str, Any]:
+def _ask_nvml(host: Host) -> dict[str, Any]:
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "listing.py")
     python = sys.executable or "/usr/bin/python3"
     seconds = host.settings["refresh"]["deadline-seconds"] + GRACE
@@ -239,11 +243,11 @@ def inside(host: Host, command: str) -> str:
     return command if root == "/" else f"chroot {shlex.quote(root)} {command}"
 
 
-def _load(host: Host, name: str) -> str:
+def _load_fix(host: Host, name: str) -> str:
     return f"{inside(host, f'modprobe {name}')} && {REFRESH}"
 
 
-def _persist(host: Host) -> str:
+def _persistence_fix(host: Host) -> str:
     root = host.driver["root"]
     if root != (host.top or "/") or not host.unit("nvidia-persistenced.service"):
         return inside(host, "nvidia-smi -pm 1")
@@ -251,7 +255,7 @@ def _persist(host: Host) -> str:
     return f"systemctl {'restart' if dead else 'enable --now'} nvidia-persistenced"
 
 
-def _cached(host: Host, folder: str) -> str:
+def _cache_fix(host: Host, folder: str) -> str:
     """Return the command that renews the loader's cache, with `folder` added to its directories unless that is ""."""
     root = host.driver["root"]
     command = "ldconfig" if root == "/" else f"ldconfig -r {shlex.quote(root)}"

@@ -26,7 +26,7 @@ def images(host: Host) -> Iterator[Finding]:
         by.setdefault(" or ".join(sources), []).append(text)
     clauses = [f"by {sources} {', '.join(texts)}" for sources, texts in by.items()]
     profile = host.settings["requests"]["profile"]
-    changed = _changed(host.settings, profile)
+    changed = _overridden_switches(host.settings, profile)
     label = f"{profile}, but for {', '.join(changed)}" if changed else profile
     evidence = f"profile {label}: of itself an image can get {'; '.join(clauses) or 'nothing'}"
     devices = any(
@@ -68,7 +68,7 @@ def reach(settings: Policy) -> list[tuple[str, list[str]]]:
     return grants
 
 
-def _changed(settings: Any, profile: str) -> list[str]:
+def _overridden_switches(settings: Any, profile: str) -> list[str]:
     """List the profile's switches that config.toml overrides."""
     switches = policy.PROFILES["multi-tenant"]
     defaults: Any = policy.defaults()

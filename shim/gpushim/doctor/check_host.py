@@ -64,7 +64,7 @@ def low_level(host: Host) -> Iterator[Finding]:
     try:
         path = policy.low_level(names)
     except GpushimError as error:
-        yield broken(str(error), _found(host, names, setting))
+        yield broken(str(error), _runtime_fix(host, names, setting))
         return
     real = os.path.realpath(path)
     if ours(real):
@@ -86,10 +86,10 @@ def low_level(host: Host) -> Iterator[Finding]:
         )
     else:
         version = (int(match[2]), int(match[3]), int(match[4] or 0))
-        yield _judged(path, match[1], version, answer.out)
+        yield _judge(path, match[1], version, answer.out)
 
 
-def _found(host: Host, names: list[str], setting: str) -> str:
+def _runtime_fix(host: Host, names: list[str], setting: str) -> str:
     """Return the fix for a missing low-level runtime: a setting for an installed one, or a package."""
     runtime = host.program(*OLDEST)
     if runtime:
@@ -101,9 +101,9 @@ def _found(host: Host, names: list[str], setting: str) -> str:
     return f"install runc (package runc), and set {setting} to {shlex.quote(json.dumps(['runc']))}"
 
 
-def _judged(path: str, name: str, version: tuple[int, int, int], match: str) -> Finding:
+def _judge(path: str, name: str, version: tuple[int, int, int], match: str) -> Finding:
     label = f"{path} is {name} {'.'.join(map(str, version))}"
-    flaws = [flaw for flaw, good in FLAWS.get(name, ()) if _has(version, good)]
+    flaws = [flaw for flaw, good in FLAWS.get(name, ()) if _has_flaw(version, good)]
     if version[:2] < OLDEST.get(name, (0, 0)):
         oldest = ".".join(map(str, OLDEST[name]))
         return broken(f"{label}, too old: {oldest} is the oldest that is tested", f"install {name} {_newest(name)}")
@@ -119,7 +119,7 @@ def _newest(name: str) -> str:
     return f"{', '.join(earlier)}{' or ' if earlier else ''}{last}, or newer"
 
 
-def _has(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> bool:
+def _has_flaw(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> bool:
     branch = version[:2]
     return version[2] < good[branch] if branch in good else branch < max(good)
 
@@ -164,7 +164,7 @@ def old_config(host: Host) -> Iterator[Finding]:
         return
     try:
         # gpushim's package brings a config.toml; only keys that NVIDIA's sets and gpushim's leaves out count.
-        rows = _left_behind(host, path) if seen.exists(path) else []
+        rows = _unmigrated_rows(host, path) if seen.exists(path) else []
     except GpushimError as error:
         yield warning(f"what {path} says cannot be taken over: {error}", f"{corrected(path)}; then {MIGRATE}")
         return
@@ -180,7 +180,7 @@ def old_config(host: Host) -> Iterator[Finding]:
         yield ok("no settings of NVIDIA's toolkit wait to be taken over")
 
 
-def _left_behind(host: Host, path: str) -> list[migrate.Row]:
+def _unmigrated_rows(host: Host, path: str) -> list[migrate.Row]:
     own_sections, settings = policy.given(host.config) or {}, cast(Any, host.settings)  # by names that are data
     return [
         row

@@ -34,7 +34,7 @@ PREFIX = "nvidia.com/"  # of the resources that this host's GPUs are
 
 def node(host: Host) -> Iterator[Finding]:
     """Check that this is a node, whose kubelet has the directory that the device plugin looks into."""
-    elsewhere = next((folder for folder in _elsewhere(host) if os.path.isdir(host.top + folder)), "")
+    elsewhere = next((folder for folder in _other_directories(host) if os.path.isdir(host.top + folder)), "")
     exists = os.path.isdir(host.kubelet)
     if host.problem and not exists:
         yield skipped(f"not looked at while {host.config} is not valid, which may say where kubelet's directory is")
@@ -52,7 +52,7 @@ def node(host: Host) -> Iterator[Finding]:
         yield skipped("this is not a Kubernetes node")
 
 
-def _elsewhere(host: Host) -> list[str]:
+def _other_directories(host: Host) -> list[str]:
     """List the directories that kubelet may have instead of the one in config.toml, the surest first."""
     folder = host.kubelet_root_dir
     if folder and os.path.realpath(host.top + folder) == os.path.realpath(host.kubelet):
@@ -99,16 +99,16 @@ def checkpoint(host: Host) -> Iterator[Finding]:
         if stale == "policy" or inventory["platform"] != "native":
             yield skipped(f"there is no snapshot of GPUs to hold {path} against")
         else:
-            yield from _compared(host, saved, inventory)
+            yield from _compare(host, saved, inventory)
 
 
-def _compared(host: Host, saved: Checkpoint, inventory: Snapshot) -> Iterator[Finding]:
+def _compare(host: Host, saved: Checkpoint, inventory: Snapshot) -> Iterator[Finding]:
     uuids = {grant["uuid"] for grant in (*inventory["gpus"], *inventory["mig"])}
     own_resources = {name: ids for name, ids in saved.registered.items() if name.startswith(PREFIX)}
     other_resources = sorted({*saved.registered} - {*own_resources})
     lost = sorted({_device(grant) for ids in own_resources.values() for grant in ids} - uuids)
     if lost:
-        evidence = f"kubelet would give out what the snapshot does not have: {_shown(lost)}"
+        evidence = f"kubelet would give out what the snapshot does not have: {_join(lost)}"
         yield warning(evidence, then(REFRESH, plugin_again(host)))
     grants = [
         (grant, {_device(device) for device in grant.devices} - uuids)
@@ -119,12 +119,12 @@ def _compared(host: Host, saved: Checkpoint, inventory: Snapshot) -> Iterator[Fi
         if missing and not missing & {*lost}:
             evidence = f"container {quote(grant.container)} of the pod with the UID {quote(grant.uid)} was given"
             evidence += (
-                f" {_shown(sorted(missing))} of {quote(grant.resource)}, which this host does not have any more"
+                f" {_join(sorted(missing))} of {quote(grant.resource)}, which this host does not have any more"
             )
             yield warning(evidence, "delete that pod with kubectl: its successor gets another device")
     if not lost and not any(missing for _, missing in grants):
         counted = ", ".join(f"{len(ids)} of {quote(name)}" for name, ids in sorted(own_resources.items())) or "no GPU"
-        suffix = f"; others have {_shown(other_resources)}" if other_resources else ""
+        suffix = f"; others have {_join(other_resources)}" if other_resources else ""
         yield ok(
             f"kubelet gives out {counted}, and {sum(len(grant.devices) for grant, _ in grants)} are given out{suffix}"
         )
@@ -135,7 +135,7 @@ def _device(identity: str) -> str:
     return identity.partition("::")[0]
 
 
-def _shown(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     return some([quote(name) for name in names])
 
 

@@ -30,8 +30,8 @@ def labels(host: Host) -> Iterator[Finding]:
     values = {name: text(f"{folder}/booleans/{name}") for name in BOOLEANS}
     booleans = [name for name in BOOLEANS if values[name]]
     on = [name for name in booleans if values[name].startswith("1")]
-    needing = _mounting(host)
-    closed = _closed(host)
+    needing = _mounting_engines(host)
+    closed = _unreadable_file(host)
     if not booleans:
         evidence = f"{ENFORCING}, and its policy has no {BOOLEANS[-1]}, so it knows nothing of containers"
         yield warning(evidence, "install container-selinux")
@@ -51,7 +51,7 @@ def labels(host: Host) -> Iterator[Finding]:
         yield ok(f"{ENFORCING}, and {booleans[0]} is off, which only {subjects}, need")
 
 
-def _closed(host: Host) -> tuple[str, str] | None:
+def _unreadable_file(host: Host) -> tuple[str, str] | None:
     """Return path and type of a file that containers get and may not read."""
     for path in (f"{host.state}/params", f"{host.state}/empty"):
         kind = selinux.type_of(path)
@@ -60,7 +60,7 @@ def _closed(host: Host) -> tuple[str, str] | None:
     return None
 
 
-def _mounting(host: Host) -> str:
+def _mounting_engines(host: Host) -> str:
     """Return a text about the containers that get the host's nodes mounted; "" if none are known."""
     if os.geteuid() or any(engine.uid for engine in host.engines):
         return "containers of rootless engines"

@@ -59,7 +59,7 @@ FACTS = {
 def config(host: Host) -> Iterator[Finding]:
     absent = policy.absent(host.driver)
     if host.problem:
-        yield broken(host.problem, _corrected(host.config))
+        yield broken(host.problem, _config_fix(host.config))
     elif absent:
         for path in (host.driver["root"], host.driver["dev-root"]):
             seen.exists(path)  # checks.py warns of what this user may not look up
@@ -70,7 +70,7 @@ def config(host: Host) -> Iterator[Finding]:
         yield ok(f"there is no {host.config}: all settings have their defaults")
 
 
-def _corrected(config: str) -> str:
+def _config_fix(config: str) -> str:
     try:
         if os.geteuid() and not os.access(config, os.R_OK):
             return "gpushim doctor"  # this user may not read it; root may
@@ -113,20 +113,20 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container waits for a refresh", REFRESH)
     elif stale == "policy":
-        yield warning(f"{path} is not used: {_unused(path, host.config)}", REFRESH)
+        yield warning(f"{path} is not used: {_unused_reason(path, host.config)}", REFRESH)
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {inventory['written']}", REFRESH)
     elif inventory["error"]:
-        yield broken(inventory["error"]["sentence"], _then(inventory["error"]["sentence"]))
+        yield broken(inventory["error"]["sentence"], _refresh_fix(inventory["error"]["sentence"]))
     else:
         for note in inventory["notes"]:
-            yield warning(f"the snapshot notes: {note}", _then(note))
+            yield warning(f"the snapshot notes: {note}", _refresh_fix(note))
         if not inventory["notes"]:
             old = f"; it is older than {inventory['life']} s, so the next GPU container lists again" if stale else ""
             yield ok(f"{path} of {inventory['written']} matches the host: {len(inventory['gpus'])} GPUs{old}")
 
 
-def _unused(path: str, config: str) -> str:
+def _unused_reason(path: str, config: str) -> str:
     """Return, as the end of a sentence, why `ensure.last` has returned "policy" for the snapshot at `path`."""
     try:
         status = os.lstat(path)
@@ -155,7 +155,7 @@ def _unused(path: str, config: str) -> str:
     return "it is damaged"
 
 
-def _then(sentence: str) -> str:
+def _refresh_fix(sentence: str) -> str:
     return THEN if ADVICE.search(sentence) else UNSAID
 
 
@@ -175,7 +175,7 @@ def log(host: Host) -> Iterator[Finding]:
             )
             yield warning(f"the log {path} {reason}: nothing is logged", fix)
         else:
-            yield warning(f"the log {path} {_no_log(os.lstat(path))}: nothing is logged", untrusted.away(path))
+            yield warning(f"the log {path} {_log_problem(os.lstat(path))}: nothing is logged", untrusted.away(path))
     elif os.path.isfile(path) and os.stat(path).st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         yield warning(
@@ -190,7 +190,7 @@ def log(host: Host) -> Iterator[Finding]:
         yield ok(f"{path} can be written")
 
 
-def _no_log(status: os.stat_result) -> str:
+def _log_problem(status: os.stat_result) -> str:
     """Return why logfile.py refuses to write a log."""
     if stat.S_ISLNK(status.st_mode):
         return "is a link"

@@ -116,7 +116,7 @@ def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
     elif absent:
         findings = [skipped(f"not looked at: {absent}")]
     else:
-        findings = _within(SECONDS + look_at.settings["refresh"]["deadline-seconds"], check, look_at)
+        findings = _run_within(SECONDS + look_at.settings["refresh"]["deadline-seconds"], check, look_at)
     is_own_state = look_at.state != system.STATE_DIR and name in OF_THE_STATE
     as_root = "as root: " if os.geteuid() and name in GENERAL and not is_own_state else ""
     plain = ("", seen.AS_ROOT)
@@ -129,10 +129,10 @@ def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
 def run(look_at: Host) -> list[Finding]:
     """Run the checks of a host one after the other; checks that do not concern this host may find nothing."""
     findings = [finding for name, check in table(look_at.named).items() for finding in judge(name, check, look_at)]
-    return [_after(finding, findings) for finding in findings]
+    return [_defer_fix(finding, findings) for finding in findings]
 
 
-def _after(finding: Finding, findings: list[Finding]) -> Finding:
+def _defer_fix(finding: Finding, findings: list[Finding]) -> Finding:
     """Remove a fix that must wait for another finding's, and name that finding."""
     for blocker in findings if finding.fix else ():
         blocked = any(finding.check.startswith(check) and command in finding.fix for check, command in blocker.blocks)
@@ -145,7 +145,7 @@ def worst(findings: list[Finding]) -> str:
     return max((finding.verdict for finding in findings), key=ORDER.index, default=OK)
 
 
-def _within(seconds: float, check: Check, look_at: Host) -> list[Finding]:
+def _run_within(seconds: float, check: Check, look_at: Host) -> list[Finding]:
     """Run a check, and give up after a time: a file system or a device may be stuck in the kernel."""
     findings: list[Finding] = []
 

@@ -51,7 +51,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 def check(path: str) -> None:
     """Raise for a path at which `write` could write no report, before there is one."""
-    with _new(path) as file:
+    with _open_directory(path) as file:
         os.close(os.open(file.name, NEW, 0o600, dir_fd=file.folder))
         os.unlink(file.name, dir_fd=file.folder)
 
@@ -63,7 +63,7 @@ def write(path: str, host: Host, findings: list[Finding]) -> None:
         GpushimError: the file exists, or cannot be written, or another user could change what its path means.
     """
     content = rendered(host, findings, path.endswith(".json"))
-    with _new(path) as target:
+    with _open_directory(path) as target:
         fd = os.open(target.name, NEW, 0o600, dir_fd=target.folder)
     with open(fd, "w", encoding="utf-8") as file:
         file.write(content + "\n")
@@ -75,7 +75,7 @@ def rendered(host: Host, findings: list[Finding], as_json: bool) -> str:
 
 
 @contextlib.contextmanager
-def _new(path: str) -> Iterator[places.Place]:
+def _open_directory(path: str) -> Iterator[places.Place]:
     try:
         with places.place(os.path.abspath(path), output=True) as file:
             if file.link:
@@ -99,11 +99,11 @@ def gathered(host: Host, findings: list[Finding]) -> dict[str, Any]:
         "versions": _versions(host),
         "config.toml": _read(host.config).splitlines(),
         "snapshot": {"stale": stale, **snapshot},
-        "cdi": {path: _described(document) for path, _, document in documents},
+        "cdi": {path: _describe(document) for path, _, document in documents},
         "engines": [{"name": e.name, "started": e.started, "uid": e.uid, "root": e.root} for e in host.engines],
         "log": _log(host.settings["log"]["file"]),
     }
-    cleaned: dict[str, Any] = _cleaned(sections)
+    cleaned: dict[str, Any] = _clean_all(sections)
     return cleaned
 
 
@@ -118,11 +118,11 @@ def clean(words: str) -> str:
     return words
 
 
-def _cleaned(value: Any) -> Any:
+def _clean_all(value: Any) -> Any:
     if isinstance(value, dict):
-        return {clean(key): _cleaned(member) for key, member in value.items()}
+        return {clean(key): _clean_all(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_cleaned(member) for member in value]
+        return [_clean_all(member) for member in value]
     return clean(value) if isinstance(value, str) else value
 
 
@@ -150,7 +150,7 @@ def _read(path: str) -> str:
         return seen.sentence([path])
 
 
-def _described(document: dict[str, Any]) -> dict[str, Any]:
+def _describe(document: dict[str, Any]) -> dict[str, Any]:
     names = [device["name"] for device in document["devices"]]
     return {"kind": document["kind"], "cdiVersion": document["cdiVersion"], "devices": names}
 

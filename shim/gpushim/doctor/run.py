@@ -64,7 +64,7 @@ def containers(host: Host) -> list[Finding]:
             os.chmod(scratch, 0o755)  # noqa: S103 - the container of a rootless engine has another user
             root = f"{scratch}/root"
             make_root(root)
-            for name, answer in _answers(host, installed(PROGRAM), scratch, root):
+            for name, answer in _run_all(host, installed(PROGRAM), scratch, root):
                 findings += [replace(finding, check=f"run-{name}") for finding in judged(answer)]
     except (GpushimError, OSError) as error:
         findings.append(replace(broken(f"no test container can be made: {error}", "correct that"), check="run"))
@@ -89,7 +89,7 @@ def judged(answer: ask.Answer) -> Iterator[Finding]:
     nodes = dict(re.findall(r"^node (\S+) (.*)$", answer.out, re.MULTILINE))
     libraries = dict(re.findall(r"^library (\S+) ?(.*)$", answer.out, re.MULTILINE))
     if answer.code != 0 or not libraries:
-        yield _refused(answer)
+        yield _refusal(answer)
         return
     if not nodes:
         yield broken(f"a container with {REQUEST} gets no device node", f"gpushim explain --env {REQUEST}")
@@ -115,7 +115,7 @@ def _by_result(results: dict[str, str], good: str) -> dict[str, list[str]]:
     return names
 
 
-def _refused(answer: ask.Answer) -> Finding:
+def _refusal(answer: ask.Answer) -> Finding:
     """Return the finding about a container that did not start, with the fix that gpushim's sentence names."""
     lines = [line for line in answer.error.splitlines() if SENTENCE.search(line)]
     line = lines[-1] if lines else answer.last
@@ -146,20 +146,20 @@ def make_root(root: str) -> None:
         os.makedirs(f"{root}/{name}", exist_ok=True)
 
 
-def _answers(host: Host, program: str, scratch: str, root: str) -> Iterator[tuple[str, ask.Answer]]:
+def _run_all(host: Host, program: str, scratch: str, root: str) -> Iterator[tuple[str, ask.Answer]]:
     name = f"gpushim-doctor-{uuid.uuid4().hex[:12]}"
     chosen = {*host.named} or {"", "docker", "containerd", "podman"}
     if "" in chosen:
-        yield "runc", _alone(host, program, scratch, root, name)
+        yield "runc", _run_runtime(host, program, scratch, root, name)
     for engine in host.running("dockerd") if "docker" in chosen else ():
-        yield "docker", _docker(host, engine, scratch, root, name)
+        yield "docker", _run_docker(host, engine, scratch, root, name)
     for engine in check_containerd.engines(host) if chosen & {"containerd", "kubernetes"} else ():
-        yield "containerd", _containerd(host, engine, program, root, name)
+        yield "containerd", _run_containerd(host, engine, program, root, name)
     if "podman" in chosen and host.program("podman"):
-        yield "podman", _podman(host, root, name)
+        yield "podman", _run_podman(host, root, name)
 
 
-def _alone(host: Host, program: str, scratch: str, root: str, name: str) -> ask.Answer:
+def _run_runtime(host: Host, program: str, scratch: str, root: str, name: str) -> ask.Answer:
     """Call gpushim-runtime as an engine does, with a config.json that the low-level runtime wrote."""
     low = policy.low_level(host.settings["runtime"]["low-level"])
     made = ask.program([low, "spec", "--bundle", scratch])
@@ -179,7 +179,7 @@ def _alone(host: Host, program: str, scratch: str, root: str, name: str) -> ask.
         ask.program([*state, "delete", "--force", name])
 
 
-def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> ask.Answer:
+def _run_docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> ask.Answer:
     client = host.program("docker")
     if not client:
         return ask.Answer(None, "", programs.absent("docker", host.top))
@@ -201,7 +201,7 @@ def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> a
         ask.program([*words, "rmi", "--force", f"{name}:test"])
 
 
-def _containerd(host: Host, engine: Engine, program: str, root: str, name: str) -> ask.Answer:
+def _run_containerd(host: Host, engine: Engine, program: str, root: str, name: str) -> ask.Answer:
     client = host.program("ctr")
     if not client:
         return ask.Answer(None, "", programs.absent("ctr", host.top))
@@ -214,7 +214,7 @@ def _containerd(host: Host, engine: Engine, program: str, root: str, name: str) 
         ask.program([*words, "containers", "rm", name])
 
 
-def _podman(host: Host, root: str, name: str) -> ask.Answer:
+def _run_podman(host: Host, root: str, name: str) -> ask.Answer:
     runtimes = check_podman.names(host)
     gpus = [f"--env={REQUEST}"] if runtimes else [f"--device={host.settings['cdi']['kind']}=all"]
     words = [host.program("podman"), *([f"--runtime={runtimes[0]}"] if runtimes else [])]

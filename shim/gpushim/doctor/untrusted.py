@@ -20,20 +20,19 @@ REINSTALL = "install the program from its package, where root alone may write, a
 
 def away(path: str) -> str:
     """Return the command that moves a file or directory into a new directory where no other user can make a name."""
-    folder = _moved()
-    return (
-        f'{shlex.join(_made(folder))} && mv -t "$(mktemp -d {shlex.quote(f"{folder}/XXXXXX")})" {shlex.quote(path)}'
-    )
+    folder = _moved_folder()
+    fresh = f'"$(mktemp -d {shlex.quote(f"{folder}/XXXXXX")})"'
+    return f"{shlex.join(_make_folder(folder))} && mv -t {fresh} {shlex.quote(path)}"
 
 
-def _moved() -> str:
+def _moved_folder() -> str:
     """Return the directory for files that are moved away: only root, or this user, can write above it."""
     state = system.state_dir()
     lasting = os.path.expanduser("~/.local/state/gpushim") if os.geteuid() else system.LASTING_DIR
     return f"{lasting if state == system.STATE_DIR else state}/moved"
 
 
-def _made(folder: str) -> list[str]:
+def _make_folder(folder: str) -> list[str]:
     return ["install", "-d", "-m", "700", folder]
 
 
@@ -45,9 +44,11 @@ def file(path: str) -> str:
     status = os.lstat(path)
     if not trust.trusted(status.st_uid) or not stat.S_ISREG(status.st_mode):
         return away(path)
-    copy = f"{_moved()}/{os.path.basename(path)}.copy"  # who has the file open goes on writing into the old one
+    copy = (
+        f"{_moved_folder()}/{os.path.basename(path)}.copy"  # who has the file open goes on writing into the old one
+    )
     commands = (
-        _made(_moved()),
+        _make_folder(_moved_folder()),
         ["install", "-T", "-m", "644", path, copy],
         ["cat", "-v", copy],
         ["mv", "-iT", copy, path],
@@ -63,7 +64,7 @@ def directory(path: str) -> str:
     """
     status = os.stat(path)
     if not trust.trusted(status.st_uid):
-        return "" if _home(os.path.realpath(path), status.st_uid) else away(path)
+        return "" if _is_near_home(os.path.realpath(path), status.st_uid) else away(path)
     return "" if status.st_mode & stat.S_ISVTX else closed(path)
 
 
@@ -98,7 +99,7 @@ def _above(path: str) -> list[str]:
     return ["/".join(names[:count]) or "/" for count in range(1, len(names))]
 
 
-def _home(path: str, user: int) -> bool:
+def _is_near_home(path: str, user: int) -> bool:
     """Return whether a path is a user's home, or above or below it."""
     try:
         home_folder = os.path.realpath(pwd.getpwuid(user).pw_dir)

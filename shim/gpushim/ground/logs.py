@@ -30,7 +30,7 @@ def start(form: str, level: str, people: bool = False) -> None:
 
 
 def _json_formatter() -> logging.Formatter | None:
-    json_formatter = _imported()
+    json_formatter = _import_formatter()
     if json_formatter is None:
         return None
 
@@ -46,7 +46,7 @@ def _json_formatter() -> logging.Formatter | None:
     return RuncFormatter("%(levelname)s %(message)s %(asctime)s", "%Y-%m-%dT%H:%M:%SZ", rename_fields=names)
 
 
-def _imported() -> type[logging.Formatter] | None:
+def _import_formatter() -> type[logging.Formatter] | None:
     """Import python-json-logger late, as a host may lack it; its module has had two names."""
     for name in ("pythonjsonlogger.json", "pythonjsonlogger.jsonlogger"):
         try:

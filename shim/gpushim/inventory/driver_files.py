@@ -162,13 +162,13 @@ def usable(files: dict[str, list[File]], notes: list[str], root: str = "") -> di
     """
     spelled: dict[str, list[File]] = {}
     for capability, entries in files.items():
-        problems = [_unspelled(entry) or (root and _mistrust(root, entry)) for entry in entries]
+        problems = [_spelling_problem(entry) or (root and _trust_problem(root, entry)) for entry in entries]
         spelled[capability] = [entry for entry, problem in zip(entries, problems) if not problem]
         notes += [problem for problem in dict.fromkeys(problems) if problem and problem not in notes]
     return spelled
 
 
-def _unspelled(entry: File) -> str:
+def _spelling_problem(entry: File) -> str:
     try:
         "\0".join([entry["path"], entry.get("soname", ""), *entry.get("links", [])]).encode()
     except UnicodeEncodeError:
@@ -176,7 +176,7 @@ def _unspelled(entry: File) -> str:
     return ""
 
 
-def _mistrust(root: str, entry: File) -> str:
+def _trust_problem(root: str, entry: File) -> str:
     if entry["kind"] not in WRITTEN:
         return ""
     real = rooted.resolve(root, entry["path"]) or entry["path"]
@@ -190,7 +190,7 @@ def _mistrust(root: str, entry: File) -> str:
 def entries(loader: Loader, capability: str, version: str, notes: list[str]) -> list[File]:
     libraries = [(name, version) for name in LIBRARIES.get(capability, ())]
     libraries += [(name, "") for name in OWN_VERSION.get(capability, ())]
-    libraries += [(name, version) for name in _unlisted(loader, version) if capability in UNLISTED]
+    libraries += [(name, version) for name in _unlisted_names(loader, version) if capability in UNLISTED]
     files: dict[str, File] = {}
     for name, ending in libraries:
         chosen = None if name in files else loader.first(name, ending, notes)
@@ -206,7 +206,7 @@ def entries(loader: Loader, capability: str, version: str, notes: list[str]) -> 
     return list(files.values())
 
 
-def _unlisted(loader: Loader, version: str) -> list[str]:
+def _unlisted_names(loader: Loader, version: str) -> list[str]:
     names = {
         name for folder in loader.folders for name, endings in loader.versions(folder).items() if version in endings
     }
@@ -224,11 +224,11 @@ def _links(loader: Loader, name: str, path: str, soname: str) -> list[str]:
     for spelling in loader.names(name, path):
         if spelling not in made:
             is_beside = os.path.dirname(spelling) == folder
-            links.append(f"{soname if is_beside else _from(spelling, path)}::{spelling}")
+            links.append(f"{soname if is_beside else _relative(spelling, path)}::{spelling}")
     return links
 
 
-def _from(link: str, path: str) -> str:
+def _relative(link: str, path: str) -> str:
     """Return a path relative to a link's directory if it lies there, else as it is."""
     above = os.path.dirname(link) + "/"
     return path[len(above) :] if path.startswith(above) else path

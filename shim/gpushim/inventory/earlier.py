@@ -67,7 +67,7 @@ class Indices:
 def settled(state: str) -> list[Known]:
     """Return the GPUs that have an index since this boot; none before NVML has first listed them."""
     names = (INDICES, ensure.SNAPSHOT) if trust.ours(state) else ()
-    return next(filter(None, (_indices(ensure.own(f"{state}/{name}")) for name in names)), [])
+    return next(filter(None, (_read_indices(ensure.own(f"{state}/{name}")) for name in names)), [])
 
 
 def save_indices(state: str, snapshot: Snapshot) -> None:
@@ -76,12 +76,12 @@ def save_indices(state: str, snapshot: Snapshot) -> None:
         return
     gpus = _rows([*snapshot["gpus"], *snapshot["absent"]])
     path = f"{state}/{INDICES}"
-    if gpus and gpus != _indices(ensure.own(path)):
+    if gpus and gpus != _read_indices(ensure.own(path)):
         indices = {"boot": system.boot(), "gpus": gpus}
         replace(path, json.dumps(indices, separators=(",", ":")).encode() + b"\n")
 
 
-def _indices(data: Any) -> list[Known]:
+def _read_indices(data: Any) -> list[Known]:
     """Read the rows of the indices file or a snapshot; none if it is of another boot, not NVML's, or damaged."""
     try:
         if data.get("stamp", data)["boot"] != system.boot() or data.get("source", "nvml") != "nvml":
@@ -117,7 +117,7 @@ class HungGpus:
     def read(self) -> list[Hung]:
         """Return the GPUs that hang as the survey begins."""
         self._uuids = {*hanging(self._state)}
-        return _last(self._state, self._uuids)
+        return _read_last(self._state, self._uuids)
 
     def added(self) -> GpushimError | None:
         """Return the refusal for a survey during which another GPU began to hang, which it may wait for."""
@@ -162,10 +162,10 @@ def still(hung: Sequence[Hung], facts: DriverFacts) -> list[Hung]:
 
 def instead(hung: Sequence[Hung]) -> dict[str, Gpu]:
     """Return, by PCI address, what a listing has of such GPUs: their last state, and why none is given out."""
-    return {entry["gpu"]["pci"]: _problem(entry["gpu"]) for entry in hung}
+    return {entry["gpu"]["pci"]: _with_problem(entry["gpu"]) for entry in hung}
 
 
-def _problem(gpu: Gpu) -> Gpu:
+def _with_problem(gpu: Gpu) -> Gpu:
     problem = (
         f"GPU {gpu['index']} ({gpu['pci']}) {HANGS}; gpushim-device-plugin tries it again and again, and a reset may "
         "help"
@@ -173,7 +173,7 @@ def _problem(gpu: Gpu) -> Gpu:
     return {**gpu, "peers": [], "drm": [], "links": [], "problem": problem}
 
 
-def _last(state: str, uuids: set[str]) -> list[Hung]:
+def _read_last(state: str, uuids: set[str]) -> list[Hung]:
     """Return what the last snapshot of this boot has of some GPUs."""
     data: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if uuids and trust.ours(state) else {}
     try:

@@ -93,13 +93,13 @@ def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
 def own(path: str, limit: int = SNAPSHOT_LIMIT) -> Any:
     """Read a JSON object of the state directory; {} if there is none, or another user may have written it."""
     try:
-        data = fastjson.loads(_trusted(path, limit) or b"{}", SNAPSHOT, is_own=True)
+        data = fastjson.loads(_read_trusted(path, limit) or b"{}", SNAPSHOT, is_own=True)
     except GpushimError:
         return {}
     return data if isinstance(data, dict) else {}
 
 
-def _trusted(path: str, limit: int) -> bytes | None:
+def _read_trusted(path: str, limit: int) -> bytes | None:
     """Read a file that only root or this user can have written; None if there is none."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK)
@@ -149,14 +149,14 @@ def driver(proc: str, sys: str, times: bool) -> DriverFacts:
 
     Returns:
         "module": text of the version file or null; "majors": lines of /proc/devices; "gpus": inode number of the
-        binding or null, by GPU; "mig": what `_made` returns, by GPU, GPU instance and compute instance.
+        binding or null, by GPU; "mig": what `_entry_identity` returns, by GPU, GPU instance and compute instance.
     """
     nvidia = proc + "/driver/nvidia"
     return {
         "module": system.text(nvidia + "/version", VERSION_LIMIT),
         "majors": _majors(proc),
         "gpus": {name: _inode(f"{sys}/bus/pci/drivers/nvidia/{name}") for name in _names(nvidia + "/gpus")},
-        "mig": _mig(nvidia + "/capabilities", times),
+        "mig": _mig_instances(nvidia + "/capabilities", times),
     }
 
 
@@ -190,10 +190,10 @@ def node(path: str) -> NodeFacts | None:
 
 def same_from_here(saved: Stamp, host: Stamp) -> bool:
     """Return whether two stamps differ only in the owners of nodes, as seen from a user namespace."""
-    return trust.in_user_namespace() and _ownerless(saved) == _ownerless(host)
+    return trust.in_user_namespace() and _without_owners(saved) == _without_owners(host)
 
 
-def _ownerless(facts: Stamp) -> Stamp:
+def _without_owners(facts: Stamp) -> Stamp:
     return {**facts, "nodes": [node and [*node[:2], *node[4:]] for node in facts["nodes"]]}
 
 
@@ -216,18 +216,18 @@ def _inode(path: str) -> int | None:
         return None
 
 
-def _mig(capabilities: str, times: bool) -> Mig:
+def _mig_instances(capabilities: str, times: bool) -> Mig:
     """Return the instances of each GPU in MIG mode; other GPUs have no gi directory."""
     gpus: Mig = {}
     for gpu in _names(capabilities, "gpu"):
         mig = f"{capabilities}/{gpu}/mig"
-        instances = {gi: _computes(f"{mig}/{gi}", times) for gi in _names(mig, "gi")}
+        instances = {gi: _compute_instances(f"{mig}/{gi}", times) for gi in _names(mig, "gi")}
         if instances:
             gpus[gpu] = instances
     return gpus
 
 
-def _computes(gi: str, times: bool) -> dict[str, list[int] | None]:
+def _compute_instances(gi: str, times: bool) -> dict[str, list[int] | None]:
     """Return the facts about a GPU instance's compute instances.
 
     A single one, as is usual, costs two stats instead of a listing: a directory's link count in /proc counts its
@@ -235,19 +235,19 @@ def _computes(gi: str, times: bool) -> dict[str, list[int] | None]:
     """
     try:
         if posix.lstat(gi).st_nlink == 3:
-            return {"ci0": _made(posix.lstat(gi + "/ci0"), times)}
+            return {"ci0": _entry_identity(posix.lstat(gi + "/ci0"), times)}
     except OSError:
         pass
     instances: dict[str, list[int] | None] = {}
     for ci in _names(gi, "ci"):
         try:
-            instances[ci] = _made(posix.lstat(f"{gi}/{ci}"), times)
+            instances[ci] = _entry_identity(posix.lstat(f"{gi}/{ci}"), times)
         except OSError:
             instances[ci] = None
     return instances
 
 
-def _made(status: posix.stat_result, times: bool) -> list[int] | None:
+def _entry_identity(status: posix.stat_result, times: bool) -> list[int] | None:
     """Return the facts that tell an entry of /proc from a later one of the same name.
 
     The inode number alone does not: the kernel reuses the lowest free one. The time is that of the kernel's first

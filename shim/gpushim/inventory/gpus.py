@@ -48,23 +48,23 @@ def read(
             raise nvml.UnusableError(f"there is no libnvidia-ml.so.{version} below {root}")
         libcuda = driver_files.library(root, "libcuda.so", version)
         with nvml.session(rooted.inside(root, path), waiting) as session:
-            listed = _ask(session, proc, proc_gpus, indices, version, notes, waiting, hung)
+            listed = _list_by_nvml(session, proc, proc_gpus, indices, version, notes, waiting, hung)
             listed["cuda"] = nvml.cuda(session, libcuda and rooted.inside(root, libcuda))
-            return _without(withheld, listed)
+            return _drop_withheld(withheld, listed)
     except nvml.UnusableError as error:
         if error.mismatch:
             raise mismatch(version, (driver_files.versions(root) or [""])[0]) from None
         # Fresh indices, as NVML may have failed after it listed some GPUs.
-        return _by_proc(proc_gpus, Indices(indexed), version, str(error), notes, missing)
+        return _list_by_proc(proc_gpus, Indices(indexed), version, str(error), notes, missing)
 
 
-def _without(withheld: Callable[[str], bool], listed: Listed) -> Listed:
+def _drop_withheld(withheld: Callable[[str], bool], listed: Listed) -> Listed:
     gpus = [gpu for gpu in listed["gpus"] if not withheld(gpu["node"])]
     numbers = {gpu["index"] for gpu in gpus}
     return {**listed, "gpus": gpus, "mig": [mig for mig in listed["mig"] if mig["gpu"] in numbers]}
 
 
-def _by_proc(
+def _list_by_proc(
     proc_gpus: list[Gpu], indices: Indices, version: str, reason: str, notes: list[str], missing: list[str]
 ) -> Listed:
     for gpu in proc_gpus:
@@ -91,7 +91,7 @@ def mismatch(module: str, libraries: str) -> GpushimError:
     )
 
 
-def _ask(
+def _list_by_nvml(
     session: Any,
     proc: str,
     proc_gpus: list[Gpu],
@@ -102,15 +102,15 @@ def _ask(
     hung: Sequence[Hung],
 ) -> Listed:
     missing: list[str] = []
-    hung_gpus, migs = _spared(hung, indices, notes)
+    hung_gpus, migs = _list_hung(hung, indices, notes)
     gpus: list[Gpu] = []
     sick: dict[int, str] = {}
     handles: dict[int, Any] = {}
-    for index, look_up in _each(session, proc_gpus, {gpu["pci"] for gpu in hung_gpus}):
+    for index, look_up in _gpus_to_ask(session, proc_gpus, {gpu["pci"] for gpu in hung_gpus}):
         waiting(f"GPU {index} to answer NVML")
         try:
             handle = look_up()
-            gpu = _gpu(session, session.nvmlDeviceGetIndex(handle) if hung else index, handle)
+            gpu = _read_gpu(session, session.nvmlDeviceGetIndex(handle) if hung else index, handle)
             instances = list(_mig_instances(session, proc, handle, gpu, missing)) if gpu["mig"] else []
             indices.settle(gpu)
             handles[gpu["index"]] = handle
@@ -135,7 +135,7 @@ def _ask(
     }
 
 
-def _each(session: Any, proc_gpus: list[Gpu], hung: set[str]) -> Iterator[tuple[int, Callable[[], Any]]]:
+def _gpus_to_ask(session: Any, proc_gpus: list[Gpu], hung: set[str]) -> Iterator[tuple[int, Callable[[], Any]]]:
     """List the GPUs to ask by NVML's number or, where some hang, by address, which touches no other GPU."""
     if not hung:
         for index in range(session.nvmlDeviceGetCount()):
@@ -146,7 +146,7 @@ def _each(session: Any, proc_gpus: list[Gpu], hung: set[str]) -> Iterator[tuple[
             yield index, partial(session.nvmlDeviceGetHandleByPciBusId, gpu["pci"].encode())
 
 
-def _spared(hung: Sequence[Hung], indices: Indices, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
+def _list_hung(hung: Sequence[Hung], indices: Indices, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
     """List the hung GPUs and their MIG instances as they were."""
     gpus: list[Gpu] = []
     migs: list[MigInstance] = []
@@ -158,7 +158,7 @@ def _spared(hung: Sequence[Hung], indices: Indices, notes: list[str]) -> tuple[l
     return gpus, migs
 
 
-def _gpu(session: Any, index: int, handle: Any) -> Gpu:
+def _read_gpu(session: Any, index: int, handle: Any) -> Gpu:
     minor = session.nvmlDeviceGetMinorNumber(handle)
     mode = _mig_mode(session, handle)
     return {

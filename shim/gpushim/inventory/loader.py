@@ -61,7 +61,7 @@ class Loader:
             for key, path in libraries(data, self.machine, beginnings) if data else ():
                 self.cached.setdefault(key[: key.find(".so") + 3], []).append(path)
         except ValueError as error:
-            _note(notes, rooted.inside(root, CACHE), f"is not used: {error}")
+            _add_note(notes, rooted.inside(root, CACHE), f"is not used: {error}")
         self._listed: dict[str, dict[str, list[str]]] = {}  # of directories: libraries, versions
         self._real: dict[str, str | None] = {}  # directories without links
         resolved = (rooted.resolve(root, folder) for folder in directories(self.machine))
@@ -75,11 +75,11 @@ class Loader:
     def candidates(self, name: str, version: str) -> Iterator[str]:
         """List the files of a library, links followed, the loader's choice first; version "" for any."""
         for path in self._spellings(name, version):
-            real = self._file(path)
+            real = self._regular_file(path)
             if real and (not version or real.endswith("." + version)):
                 yield real
 
-    def _file(self, path: str) -> str | None:
+    def _regular_file(self, path: str) -> str | None:
         """Return a path's regular file, links followed, or None; a directory's links are followed only once."""
         folder, name = os.path.split(path)
         if folder not in self._real:
@@ -140,7 +140,7 @@ class Loader:
                 continue  # RHEL has 32-bit libraries in /usr/lib, others have the 64-bit ones there
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or error
-                _note(notes, rooted.inside(self.root, path), f"is left out: {reason}")
+                _add_note(notes, rooted.inside(self.root, path), f"is left out: {reason}")
         return None
 
 
@@ -172,11 +172,11 @@ def read_cache(root: str, notes: list[str]) -> bytes:
             raise ValueError("it is empty")
         return data
     except (OSError, ValueError) as error:
-        _note(notes, rooted.inside(root, path), f"is not used: {getattr(error, 'strerror', None) or error}")
+        _add_note(notes, rooted.inside(root, path), f"is not used: {getattr(error, 'strerror', None) or error}")
         return b""
 
 
-def _note(notes: list[str], path: str, predicate: str) -> None:
+def _add_note(notes: list[str], path: str, predicate: str) -> None:
     if f"{path} {predicate}" not in notes:  # the 32-bit libraries are sought in some of the same places
         notes.append(f"{path} {predicate}")
 

@@ -47,7 +47,7 @@ def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
     absent = missing(proc)
     if not absent or os.geteuid() != 0 or trust.in_user_namespace() or not has_gpu(sys_dir(root)):
         return []
-    program = _program()
+    program = _modprobe_path()
     for name in absent:
         waiting(f"{program} {name}")
         problem = _modprobe(root, program, name)
@@ -88,7 +88,7 @@ def missing(proc: str) -> list[str]:
     return [name for name in absent if not any(device in majors for device in MODULES[name])]
 
 
-def _program() -> str:
+def _modprobe_path() -> str:
     path = (procfs.text(HELPER) or "").strip()
     return path if path.startswith("/") else USUAL_HELPER
 
@@ -131,9 +131,9 @@ def wait(root: str, proc: str) -> None:
     while (clock := time.monotonic()) - since < REST and clock - began < LIMIT:
         time.sleep(PAUSE)
         facts = _facts(root, proc)
-        if facts != last_facts or _change(facts[0]):
+        if facts != last_facts or _is_changing(facts[0]):
             last_facts, since = facts, time.monotonic()
-    if _change(last_facts[0]):
+    if _is_changing(last_facts[0]):
         raise GpushimError(
             "the driver's kernel module is being loaded or unloaded, for a minute now; run gpushim refresh later",
             INVENTORY,
@@ -145,7 +145,7 @@ def untouched(snapshot: Snapshot, proc: str) -> bool:
 
     An upgrade takes modules away first, and with them lines of /proc/devices and the nodes in /dev/dri.
     """
-    if not snapshot or _change(_states(proc)):
+    if not snapshot or _is_changing(_module_states(proc)):
         return False
     paths, saved, host = snapshot["inputs"]["nodes"], snapshot["stamp"], ensure.current(snapshot["inputs"])
     facts = zip(paths, saved["nodes"], host["nodes"])
@@ -165,12 +165,12 @@ def untouched(snapshot: Snapshot, proc: str) -> bool:
 
 def _facts(root: str, proc: str) -> tuple[dict[str, str], object]:
     caches = {loader.CACHE, rooted.inside(root, loader.CACHE)}
-    return _states(proc), (procfs.module_version(proc), [ensure.node(path) for path in sorted(caches)])
+    return _module_states(proc), (procfs.module_version(proc), [ensure.node(path) for path in sorted(caches)])
 
 
-def _change(states: dict[str, str]) -> bool:
+def _is_changing(states: dict[str, str]) -> bool:
     return any(state != LIVE for state in states.values())
 
 
-def _states(proc: str) -> dict[str, str]:
+def _module_states(proc: str) -> dict[str, str]:
     return {name: state for name, state in (loaded(proc) or {}).items() if name.startswith("nvidia")}

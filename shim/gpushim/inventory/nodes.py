@@ -83,7 +83,7 @@ def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) ->
     """List the device nodes, by path in a container, with these DRM nodes of the GPUs."""
     majors = procfs.majors(proc)
     nodes: dict[str, Node] = {}
-    for path in [*_listed(dev_root, notes), *drm]:
+    for path in [*_list_paths(dev_root, notes), *drm]:
         host = path if dev_root == "/" else dev_root + path
         try:
             status = os.lstat(host)
@@ -122,7 +122,7 @@ def watched(nodes: dict[str, Node], in_use: list[str]) -> list[str]:
     return list(dict.fromkeys([*EXPECTED, *plain, *in_use]))
 
 
-def _listed(dev_root: str, notes: list[str]) -> list[str]:
+def _list_paths(dev_root: str, notes: list[str]) -> list[str]:
     paths: list[str] = []
     for folder, pattern in PLACES:
         try:
@@ -209,7 +209,7 @@ def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
         host = inside(dev_root, path)
         try:
             if not _is_device(host, device):
-                _put(host, functools.partial(_mknod, device, mode, uid, gid))
+                _replace(host, functools.partial(_mknod, device, mode, uid, gid))
             if links:
                 _put_link(inside(dev_root, f"/dev/char/{major}:{minor}"), path, device)
         except OSError as error:
@@ -282,7 +282,7 @@ def _mknod(device: int, mode: int, uid: int, gid: int, path: str) -> None:
 def _put_link(host: str, path: str, device: int) -> None:
     """Make the link by number that systemd before 240 and some releases of runc look for."""
     if not _is_linked(host, path, device):
-        _put(host, functools.partial(os.symlink, _target(path)))
+        _replace(host, functools.partial(os.symlink, _target(path)))
 
 
 def _target(path: str) -> str:
@@ -298,7 +298,7 @@ def _is_linked(host: str, path: str, device: int) -> bool:
         return _is_device(host, device)
 
 
-def _put(host: str, make: Callable[[str], None]) -> None:
+def _replace(host: str, make: Callable[[str], None]) -> None:
     folder, _, name = host.rpartition("/")
     if not os.path.isdir(folder):
         os.mkdir(folder)

@@ -110,7 +110,7 @@ def wsl_gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Lis
     try:
         with nvml.session(rooted.inside(root, f"{LIB}/{NVML}"), waiting) as session:
             version, cuda = session.nvmlSystemGetDriverVersion(), nvml.cuda(session, None)
-            entries = [_gpu(session, index, waiting) for index in range(session.nvmlDeviceGetCount())]
+            entries = [_read_gpu(session, index, waiting) for index in range(session.nvmlDeviceGetCount())]
             return {**listed, "source": "nvml", "version": version, "cuda": cuda, "gpus": entries}
     except nvml.UnusableError as error:
         notes.append(f"{error}: this system's GPUs are listed as one")
@@ -119,7 +119,7 @@ def wsl_gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Lis
 
 def _wsl_files(root: str, notes: list[str]) -> dict[str, list[File]]:
     files: dict[str, list[File]] = {
-        capability: [entry for name in names for entry in _library(root, f"{LIB}/{name}", notes)]
+        capability: [entry for name in names for entry in _library_entry(root, f"{LIB}/{name}", notes)]
         for capability, names in LIBRARIES.items()
     }
     stores = [f"{STORE}/{name}" for name in rooted.listing(root, STORE)[:STORE_LIMIT]]
@@ -140,7 +140,7 @@ def _wsl_files(root: str, notes: list[str]) -> dict[str, list[File]]:
     return files
 
 
-def _library(root: str, path: str, notes: list[str]) -> Iterator[File]:
+def _library_entry(root: str, path: str, notes: list[str]) -> Iterator[File]:
     real = rooted.resolve(root, path)
     if real is None or rooted.kind(root, real) != stat.S_IFREG:
         return
@@ -154,7 +154,7 @@ def _library(root: str, path: str, notes: list[str]) -> Iterator[File]:
     yield {"path": real, "kind": "library", "soname": soname, "links": links}
 
 
-def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
+def _read_gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
     waiting(f"GPU {index} to answer NVML")
     return nvml.gpu(session, index, session.nvmlDeviceGetHandleByIndex(index), NODE)
 
@@ -167,7 +167,7 @@ def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Pla
         notes.append(f"this is a Tegra system, but none of {', '.join(LISTS)} is in {csv_directory}")
         return None
     left_out: list[str] = []
-    lines = dict.fromkeys(line for path in lists for line in _lines(root, path, left_out))
+    lines = dict.fromkeys(line for path in lists for line in _read_lines(root, path, left_out))
     absent: list[str] = []
     nodes, files = _tegra_listed(root, dev_root, list(lines), left_out, absent)
     if absent:
@@ -187,7 +187,7 @@ def tegra(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Pla
 
 def tegra_gpus(root: str, nodes: dict[str, Node], notes: list[str]) -> Listed:
     """List the one GPU of a Tegra system, which is named after its model."""
-    model = _text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
+    model = _read_text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
     gpu: Gpu = {**procfs.unknown(0, next(iter(nodes), "")), "model": model}
     if problem := tegra_problem(nodes):
         gpu["problem"] = problem
@@ -226,10 +226,10 @@ def _tegra_listed(
 
 
 def is_tegra(root: str) -> bool:
-    return is_file(root, RELEASE) or _text(root, FAMILY, 64).lower().startswith("tegra")
+    return is_file(root, RELEASE) or _read_text(root, FAMILY, 64).lower().startswith("tegra")
 
 
-def _text(root: str, path: str, limit: int) -> str:
+def _read_text(root: str, path: str, limit: int) -> str:
     real = rooted.resolve(root, path)
     if real is None:
         return ""
@@ -240,8 +240,8 @@ def _text(root: str, path: str, limit: int) -> str:
         return ""
 
 
-def _lines(root: str, path: str, left_out: list[str]) -> Iterator[tuple[str, str]]:
-    text = _text(root, path, LIST_LIMIT + 1)
+def _read_lines(root: str, path: str, left_out: list[str]) -> Iterator[tuple[str, str]]:
+    text = _read_text(root, path, LIST_LIMIT + 1)
     if len(text) > LIST_LIMIT:
         left_out.append(f"{path}: it is larger than {LIST_LIMIT >> 20} MiB")
         return
@@ -298,7 +298,7 @@ def _add_file(root: str, path: str, files: dict[str, File], left_out: list[str])
         if kind == stat.S_IFDIR and real != "/":
             files[real] = {"path": real, "kind": "directory"}
         elif kind == stat.S_IFREG:
-            files[real] = _file(root, real)
+            files[real] = _file_entry(root, real)
         else:
             left_out.append(f"{path}: it is neither a file nor a directory")
             return
@@ -306,7 +306,7 @@ def _add_file(root: str, path: str, files: dict[str, File], left_out: list[str])
         files[real].setdefault("links", []).append(f"{real}::{path}")
 
 
-def _file(root: str, path: str) -> File:
+def _file_entry(root: str, path: str) -> File:
     """Return a file's entry: a library if it is one for this machine, else data, as lib lines name both."""
     host = rooted.inside(root, path)
     name = os.path.basename(host)

@@ -63,7 +63,7 @@ def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> lis
         if pci_address(name) in instead:
             rows.append(instead[pci_address(name)])
             continue
-        fields = _fields(f"{folder}/{name}/information")
+        fields = _read_fields(f"{folder}/{name}/information")
         if fields.get("GPU Excluded") == "Yes":
             continue  # by an administrator (NVreg_ExcludedGpus); NVML does not list it either
         minor = fields.get("Device Minor", "")
@@ -161,10 +161,10 @@ def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:
     gpu = f"gpu{minor}"
     numbers = []
     for capability in (f"gi{gi}/access", f"gi{gi}/ci{ci}/access"):
-        fields = _fields(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{capability}")
+        fields = _read_fields(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{capability}")
         number = fields.get("DeviceFileMinor") or _listed_minor(proc, f"{gpu}/{capability}")
-        if _number(number) >= 0:
-            numbers.append(_number(number))
+        if _parse_number(number) >= 0:
+            numbers.append(_parse_number(number))
     return [f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers] if len(numbers) == 2 else []
 
 
@@ -176,20 +176,20 @@ def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
     """
     base = proc + "/driver/nvidia/capabilities"
     for capability in ("mig/config", "mig/monitor", *_accesses(base)):
-        fields = _fields(f"{base}/{capability}")
+        fields = _read_fields(f"{base}/{capability}")
         minor, mode = fields.get("DeviceFileMinor", ""), fields.get("DeviceFileMode", "")
-        if _number(minor) >= 0:
-            bits = _number(mode) & 0o777 if _number(mode) >= 0 else DEFAULT_MODE
-            yield _number(minor), bits, fields.get("DeviceFileModify", "1") != "0"
+        if _parse_number(minor) >= 0:
+            bits = _parse_number(mode) & 0o777 if _parse_number(mode) >= 0 else DEFAULT_MODE
+            yield _parse_number(minor), bits, fields.get("DeviceFileModify", "1") != "0"
 
 
 def device_files(proc: str) -> tuple[int, int, int] | None:
     """Return mode bits, uid and gid that the module wants its nodes to have; None if it forbids changes."""
-    fields = _fields(proc + "/driver/nvidia/params")
+    fields = _read_fields(proc + "/driver/nvidia/params")
     if fields.get("ModifyDeviceFiles", "1") == "0":
         return None
     keys = (("DeviceFileMode", DEFAULT_MODE), ("DeviceFileUID", 0), ("DeviceFileGID", 0))
-    numbers = [(_number(fields.get(key, "")), usual) for key, usual in keys]
+    numbers = [(_parse_number(fields.get(key, "")), usual) for key, usual in keys]
     mode, uid, gid = (number if number >= 0 else usual for number, usual in numbers)
     return mode & 0o777, uid, gid
 
@@ -234,13 +234,13 @@ def _names(folder: str, prefix: str = "") -> list[str]:
         return []
 
 
-def _number(word: str) -> int:
+def _parse_number(word: str) -> int:
     """Return an unsigned number of 32 bits, -1 if the word is none."""
     plain = word.isascii() and word.isdigit() and len(word) <= 10  # isdigit() alone takes superscripts
     return int(word) if plain and int(word) < 1 << 32 else -1
 
 
-def _fields(path: str) -> dict[str, str]:
+def _read_fields(path: str) -> dict[str, str]:
     """Read lines of "Key: value" from a file; {} if it cannot be read."""
     pairs = (line.partition(":") for line in (text(path) or "").splitlines())
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}

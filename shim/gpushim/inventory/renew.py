@@ -51,14 +51,16 @@ def snapshot(config: str, state: str) -> Snapshot:
     saved = ensure.read(config, state)
     if saved is not None:
         return saved
-    wait, lock = _Wait(config), _opened(state)
+    wait, lock = _Wait(config), _open_lock(state)
     try:
         for _ in range(ATTEMPTS):
-            wait = _served(config, state, lock, wait)
-            saved = _outcome(config, state, wait)  # before the lock, which a create that is slow or frozen would keep
-            while saved is None and lock is not None and not _taken(lock):
-                wait.a_moment(lock)
-            saved = saved or _outcome(config, state, wait)
+            wait = _ask_service(config, state, lock, wait)
+            saved = _read_outcome(
+                config, state, wait
+            )  # before the lock, which a create that is slow or frozen would keep
+            while saved is None and lock is not None and not _take_lock(lock):
+                wait.pause(lock)
+            saved = saved or _read_outcome(config, state, wait)
             if saved is not None:
                 return saved
             _refresh(config, state, lock, wait)
@@ -77,7 +79,7 @@ def command() -> list[str]:
     return [sys.executable or "/usr/bin/python3", "-IB", stub, "refresh"]
 
 
-def _outcome(config: str, state: str, wait: _Wait) -> Snapshot | None:
+def _read_outcome(config: str, state: str, wait: _Wait) -> Snapshot | None:
     """Return the snapshot that another refresh has made, None if there was none; raise the error of a failed one."""
     saved = ensure.read(config, state)
     if saved is None:
@@ -91,11 +93,11 @@ class _Wait:
     def __init__(self, config: str) -> None:
         self.config, self.began, self.seconds = config, failure.now(), 0
 
-    def a_moment(self, lock: int | None) -> None:
+    def pause(self, lock: int | None) -> None:
         """Sleep; raise after too long, with what the refresh is waiting for."""
         waited = (failure.now() - self.began) / 1e9
         if waited > LEAST and not self.seconds:
-            self.seconds = _seconds(self.config)
+            self.seconds = _deadline(self.config)
         if self.seconds and waited > self.seconds:
             task = b"" if lock is None else os.pread(lock, WHAT_LIMIT, 0)
             raise GpushimError(
@@ -108,28 +110,28 @@ class _Wait:
         time.sleep(PAUSE)
 
 
-def _served(config: str, state: str, lock: int | None, wait: _Wait) -> _Wait:
+def _ask_service(config: str, state: str, lock: int | None, wait: _Wait) -> _Wait:
     """Ask the service for a refresh, if there is one; returns the wait for a child.
 
     That begins anew if the service hangs without the lock.
     """
     try:
-        served(config, state, lambda: wait.a_moment(lock))
+        served(config, state, lambda: wait.pause(lock))
     except GpushimError:
-        if lock is None or not _taken(lock):
+        if lock is None or not _take_lock(lock):
             raise
         return _Wait(config)
     return wait
 
 
-def _seconds(config: str) -> int:
+def _deadline(config: str) -> int:
     try:
         return int(policy.load(config)["refresh"]["deadline-seconds"])
     except GpushimError:  # the refresh reports it
         return int(policy.defaults()["refresh"]["deadline-seconds"])
 
 
-def _opened(state: str) -> int | None:
+def _open_lock(state: str) -> int | None:
     """Open the lock; None for a user who may not renew the snapshot, which the child reports."""
     try:
         try:
@@ -143,7 +145,7 @@ def _opened(state: str) -> int | None:
         return None
 
 
-def _taken(lock: int) -> bool:
+def _take_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -155,10 +157,10 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
     """Run a refresh in a process of its own, and wait for its end."""
     # Not a pipe: nobody would read it after the create gives up.
     with open(os.memfd_create("refresh"), "r+b") as output:
-        child = _started(config, state, lock, output)
+        child = _start_child(config, state, lock, output)
         try:
             while child.poll() is None:
-                wait.a_moment(lock)
+                wait.pause(lock)
         except GpushimError:
             child.returncode = 0  # it runs on; `subprocess` would warn, and wait for it
             raise
@@ -166,10 +168,10 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
             return
         failure.pass_on(state, config, wait.began)  # recorded by the child
         last = failure.tail(output.fileno(), STDERR_LIMIT).strip().rpartition("\n")[2]
-        raise _why(child.returncode, last.removeprefix(failure.PREFIX))
+        raise _child_error(child.returncode, last.removeprefix(failure.PREFIX))
 
 
-def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> subprocess.Popen[bytes]:
+def _start_child(config: str, state: str, lock: int | None, output: BinaryIO) -> subprocess.Popen[bytes]:
     null = subprocess.DEVNULL
     words, stdin = (command(), null) if lock is None else ([*command(), "--locked"], lock)
     environment = {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
@@ -184,7 +186,7 @@ def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> sub
         ) from None
 
 
-def _why(code: int, output: str) -> GpushimError:
+def _child_error(code: int, output: str) -> GpushimError:
     if code < 0:
         return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
     if output:

@@ -78,12 +78,12 @@ def for_hook(snapshot: Snapshot) -> None:
 
 def save(state: str, snapshot: Snapshot) -> None:
     """Save a snapshot, after the files that the launcher reads: if it is true, so are they."""
-    _tell_launcher(state, snapshot)
+    _write_launcher_files(state, snapshot)
     _remove(f"{state}/{failure.FAILURE}")
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
 
 
-def _tell_launcher(state: str, snapshot: Snapshot) -> None:
+def _write_launcher_files(state: str, snapshot: Snapshot) -> None:
     """Write the launcher's files: `triggers`; `config`, a link to the configuration, if there is one; `runtime`.
 
     `runtime` has the configuration's mtime, which the shell compares: then all three are up to date. It is removed
@@ -97,7 +97,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
     if trust.identity(target) != identity:  # replaced since it was read, maybe with the same time
         target, time = "", None
-    low = snapshot["runtime"] or _stand_in(runtime)
+    low = snapshot["runtime"] or _find_stand_in(runtime)
     if _launcher_files(state) != (text, target):
         _remove(runtime)
         _remove(state + "/config")
@@ -113,7 +113,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
     snapshot["told"] = ensure.launcher_facts(state)
 
 
-def _stand_in(path: str) -> str:
+def _find_stand_in(path: str) -> str:
     """Return a runtime for running containers where the configured one is missing."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:

@@ -86,7 +86,7 @@ def survey(
     busy: set[str] = set()
     for _ in range(ATTEMPTS):
         before, started = ensure.driver(proc, sys, times), system.clock()
-        snapshot, system_platform = _begun(settings, proc, waiting, indexed, still(hung, before))
+        snapshot, system_platform = _list_devices(settings, proc, waiting, indexed, still(hung, before))
         paths = _watched(snapshot, system_platform, proc, busy)
         paths += [*_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
         inputs: Inputs = {"config": config, "root": root, "sys": sys, "times": times, "nodes": paths}
@@ -102,11 +102,11 @@ def survey(
         after = ensure.current(inputs)
         if stamp == after:
             break
-        busy |= _busy(paths, stamp["nodes"], after["nodes"])
+        busy |= _busy_directories(paths, stamp["nodes"], after["nodes"])
     return snapshot
 
 
-def _busy(paths: list[str], saved: list[NodeFacts | None], current: list[NodeFacts | None]) -> set[str]:
+def _busy_directories(paths: list[str], saved: list[NodeFacts | None], current: list[NodeFacts | None]) -> set[str]:
     """List the directories that changed during a survey, as a package manager's do, and may go on changing."""
     facts = zip(paths, saved, current)
     return {
@@ -146,7 +146,7 @@ def is_passing(snapshot: Snapshot) -> bool:
     )
 
 
-def _begun(
+def _list_devices(
     settings: Policy,
     proc: str,
     waiting: Callable[[str], None],

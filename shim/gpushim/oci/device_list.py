@@ -48,15 +48,15 @@ def find(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> tupl
     if "void" in split(DEVICES, env.get(DEVICES, "")) and not has_more:
         gate.effects[DEVICES] = VOID
         return None, []
-    device_list = _annotated(spec, gate)
-    mounted = _mounted(spec, gate, _beaten(device_list[0]) if device_list else NAMES)
+    device_list = _read_annotations(spec, gate)
+    mounted = _read_mounts(spec, gate, _ignored_for(device_list[0]) if device_list else NAMES)
     names = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
     if device_list is None and names:
         device_list = ("mounts", ",".join(names), names)
     if device_list:
         variables = [name for name in (DEVICES, *gate.policy["requests"]["swarm-variables"]) if name in env]
-        gate.effects.update(dict.fromkeys(variables, _beaten(device_list[0])))
-    return device_list or _listed(env, gate), [name[5:] for name in mounted if name.startswith("imex/")]
+        gate.effects.update(dict.fromkeys(variables, _ignored_for(device_list[0])))
+    return device_list or _read_variables(env, gate), [name[5:] for name in mounted if name.startswith("imex/")]
 
 
 def is_given_more(spec: Mapping[str, object], policy: Policy) -> bool:
@@ -80,11 +80,11 @@ def split(name: str, value: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def _beaten(source: str) -> str:
+def _ignored_for(source: str) -> str:
     return f"is ignored: the devices are named by {source}"
 
 
-def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[DeviceList]:
+def _read_annotations(spec: Mapping[str, object], gate: Gate) -> Optional[DeviceList]:
     annotations = member(spec, "annotations", dict)
     names: list[str] = []
     keys = sorted(key for key in annotations if key.startswith(tuple(gate.policy["cdi"]["annotation-prefixes"])))
@@ -109,7 +109,7 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[DeviceList]:
     return ("annotations", ",".join(names), names) if names else None
 
 
-def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
+def _read_mounts(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
     """Return the names below DEVICE_LIST of mounts of /dev/null, by which Kubernetes names devices.
 
     `effect` is that of mounts that do not name IMEX channels.
@@ -166,7 +166,7 @@ def _mount_name(name: str) -> str:
     return qualified
 
 
-def _listed(env: Mapping[str, str], gate: Gate) -> Optional[DeviceList]:
+def _read_variables(env: Mapping[str, str], gate: Gate) -> Optional[DeviceList]:
     rules, effects = gate.policy["requests"], gate.effects
     names = [name for name in rules["swarm-variables"] if name in env]
     if not names and DEVICES not in env:
@@ -179,7 +179,7 @@ def _listed(env: Mapping[str, str], gate: Gate) -> Optional[DeviceList]:
         texts = split(names[0], value)
     source = "env " + ", ".join(names)
     if DEVICES in env and DEVICES not in names:
-        effects[DEVICES] = _beaten(source)
+        effects[DEVICES] = _ignored_for(source)
     if not texts:
         effects.update(dict.fromkeys(names, "is empty"))
         return None

@@ -72,9 +72,9 @@ def arrange(edits: Sequence[Edit], spec: dict[str, Any], rootfs: str) -> None:
     _check_rootfs(rootfs)
     if not any(map(can_propagate, mounts)):
         return
-    mounts[:] = _merged(sorted(own_mounts, key=can_propagate), user_mounts)
+    mounts[:] = _insert(sorted(own_mounts, key=can_propagate), user_mounts)
     _check(mounts, edit_ids)
-    _tell_hook(edits, [mount for mount in own_mounts if not can_propagate(mount)])
+    _add_hook_options(edits, [mount for mount in own_mounts if not can_propagate(mount)])
 
 
 def _check_rootfs(path: str) -> None:
@@ -107,7 +107,7 @@ def _check_rootfs(path: str) -> None:
             )
 
 
-def _merged(own_mounts: list[dict[str, Any]], user_mounts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _insert(own_mounts: list[dict[str, Any]], user_mounts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Insert our mounts: before the first that can propagate or lies below them, but after those above them."""
     paths = [words(mount) for mount in user_mounts]
     first = next((at for at, mount in enumerate(user_mounts) if can_propagate(mount)), len(user_mounts))
@@ -164,7 +164,7 @@ def words(mount: dict[str, Any]) -> list[str]:
     return parts
 
 
-def _tell_hook(edits: Sequence[Edit], mounts: list[dict[str, Any]]) -> None:
+def _add_hook_options(edits: Sequence[Edit], mounts: list[dict[str, Any]]) -> None:
     for edit in edits:
         if edit.kind == "hook":
             for mount in mounts:

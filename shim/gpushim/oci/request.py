@@ -120,11 +120,11 @@ def read(
         return None
     if not devices:
         effects.update({source: NO_GPU for source, effect in effects.items() if effect == NAMES})
-    devices = [item for item in devices if _lets(item, listed[0], gate)]
-    return _completed(listed[0], listed[1], devices, env, channels, gate)
+    devices = [item for item in devices if _is_granted(item, listed[0], gate)]
+    return _complete(listed[0], listed[1], devices, env, channels, gate)
 
 
-def _lets(item: Item, source: str, gate: Gate) -> bool:
+def _is_granted(item: Item, source: str, gate: Gate) -> bool:
     """Return whether an item other than a GPU may be granted; raise for a CDI kind that may not be named."""
     form, value, text = item
     if form not in BESIDE:
@@ -144,7 +144,7 @@ def _lets(item: Item, source: str, gate: Gate) -> bool:
     return True
 
 
-def _completed(
+def _complete(
     source: str, text: str, devices: list[Item], env: Mapping[str, str], channels: list[str], gate: Gate
 ) -> Request:
     legacy, mps, effects = device_list.legacy(env), env.get(MPS_PIPES, ""), gate.effects

@@ -100,7 +100,7 @@ def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, 
             different.append(fact)
     for variable, expression in requirements:
         for fact in different:
-            if not _holds(variable, expression, fact):
+            if not _is_satisfied(variable, expression, fact):
                 raise GpushimError(_unsatisfied(variable, expression.split(), fact), REQUIREMENT)
 
 
@@ -121,14 +121,14 @@ def _version(text: str) -> Version:
     return [(len(part), part) for part in digits]
 
 
-def _holds(variable: str, expression: str, fact: Mapping[str, Optional[str]]) -> bool:
+def _is_satisfied(variable: str, expression: str, fact: Mapping[str, Optional[str]]) -> bool:
     results: dict[str, bool] = {}  # images repeat the same driver terms for every brand
     empty = True
     for group in expression.split():
         terms = [text for text in group.split(",") if text]
         for text in terms:
             if text not in results:
-                results[text] = _true(_term(variable, text), fact)
+                results[text] = _is_true(_term(variable, text), fact)
         if terms and all(results[text] for text in terms):
             return True
         empty = empty and not terms
@@ -154,7 +154,7 @@ def _term(variable: str, text: str) -> Term:
     return (name, operator, value)
 
 
-def _true(term: Term, fact: Mapping[str, Optional[str]]) -> bool:
+def _is_true(term: Term, fact: Mapping[str, Optional[str]]) -> bool:
     name, operator, value = term
     actual = fact.get(name) or ""
     if name == "brand":

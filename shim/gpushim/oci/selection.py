@@ -217,16 +217,16 @@ def select(
         reason = disclosed(inventory, _notes(inventory))
         found_none = f"no GPU was found on this host{reason}; check the driver with nvidia-smi"
         raise GpushimError(f"the container asks for a GPU, but {found_none}", INVENTORY)
-    return _selected(
+    return _select(
         devices,
         inventory,
-        _who(source),
+        _subject(source),
         [] if notes is None else notes,
         {} if devices_by_item is None else devices_by_item,
     )
 
 
-def _selected(
+def _select(
     devices: Sequence[Item],
     inventory: Snapshot,
     subject: str,
@@ -245,7 +245,7 @@ def _selected(
             continue  # what follows is beside the GPUs
         matches = find(item, inventory)
         if len(matches) != 1:
-            _refuse(_as_counted(subject, devices, inventory), item, matches, inventory)
+            _refuse(_counted_subject(subject, devices, inventory), item, matches, inventory)
         (device,) = devices_by_item[item[2]] = matches
         _require_healthy(subject, item, device, inventory)
         if "gi" in device:
@@ -278,11 +278,11 @@ def disclosed(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
     return devices if inventory["policy"]["requests"]["list-devices-in-refusals"] else otherwise
 
 
-def _who(source: str) -> str:
+def _subject(source: str) -> str:
     return source[4:] + " asks for" if source.startswith("env ") else f"the container asks in its {source} for"
 
 
-def _as_counted(subject: str, devices: Sequence[Item], inventory: Snapshot) -> str:
+def _counted_subject(subject: str, devices: Sequence[Item], inventory: Snapshot) -> str:
     """Return the subject as the user may have written it: `docker run --gpus N` makes the indices from 0 on."""
     count, variable = len(devices), "NVIDIA_VISIBLE_DEVICES"
     enough = len(inventory["gpus"]) + len(inventory.get("absent", ())) >= count
@@ -386,7 +386,7 @@ def _require_healthy(subject: str, item: Item, device: Device, inventory: Snapsh
 def _refuse(subject: str, item: Item, matches: list[Device], inventory: Snapshot) -> NoReturn:
     text = quote(item[2])
     if matches:
-        candidates = disclosed(inventory, f"{len(matches)} GPUs: {_shown(matches)}", "more than one GPU")
+        candidates = disclosed(inventory, f"{len(matches)} GPUs: {_list_devices(matches)}", "more than one GPU")
         raise GpushimError(f'{subject} GPU "{text}", which fits {candidates}; write more of the UUID', REQUEST)
     digits = item[2][4:].lower() if item[2][:4].upper() == "GPU-" else "-"
     if len(digits) < _UUID_GROUPS[0] and not digits.strip(_HEX):
@@ -398,10 +398,12 @@ def _refuse(subject: str, item: Item, matches: list[Device], inventory: Snapshot
         raise GpushimError(f'{subject} {noun} "{text}", which this host does not have; use one that it has', REQUEST)
     gpus, migs, fix = inventory["gpus"], inventory["mig"], f"use one of them{_or_all(inventory)}"
     if noun == "GPU":
-        raise GpushimError(f'{subject} GPU "{text}", but this host has {len(gpus)}: {_shown(gpus)}; {fix}', REQUEST)
+        raise GpushimError(
+            f'{subject} GPU "{text}", but this host has {len(gpus)}: {_list_devices(gpus)}; {fix}', REQUEST
+        )
     have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
     if migs:
-        have = f"has {len(migs)}: {_shown(migs)}; {fix}"
+        have = f"has {len(migs)}: {_list_devices(migs)}; {fix}"
     elif inventory["notes"]:  # as without NVML, which alone lists them
         have = f"has none{_notes(inventory)}; fix that, then run gpushim refresh"
     raise GpushimError(f'{subject} MIG instance "{text}", but this host {have}', REQUEST)
@@ -425,7 +427,7 @@ def _or_all(inventory: Snapshot) -> str:
     return ", or all" if (gpus or migs) and not unusable(inventory) else ""
 
 
-def _shown(devices: Sequence[Device]) -> str:
+def _list_devices(devices: Sequence[Device]) -> str:
     return listed([f"{_index(device)} ({device['uuid']})" for device in devices])
 
 

@@ -30,10 +30,10 @@ def by(program: str) -> str:
     """Return the file, directory or link by which others could change a program that is there; "" for none."""
     if not os.path.exists(program):
         return ""
-    if culprit := _on_the_way(program):  # before anything of it is read
+    if culprit := _culprit_on_path(program):  # before anything of it is read
         return culprit
     code = _code(program)
-    culprit = next(filter(None, map(_on_the_way, (*_interpreters(program), *code))), "")
+    culprit = next(filter(None, map(_culprit_on_path, (*_interpreters(program), *code))), "")
     visited: set[tuple[int, int]] = set()
     return culprit or next(filter(None, (_in_tree(path, visited) for path in code)), "")
 
@@ -58,7 +58,7 @@ def fix(program: str, arguments: str = "") -> str:
     `arguments` are words for gpushim to be run with from there; "" for the same as now.
     """
     top = _checkout(program)
-    folder = next(filter(_free, [os.path.expanduser(OWN_COPY)] if os.geteuid() else COPIES), "")
+    folder = next(filter(_is_free, [os.path.expanduser(OWN_COPY)] if os.geteuid() else COPIES), "")
     if not top or not folder or not HERE.startswith(f"{top}/"):  # another checkout's code is not vouched for
         suffix = f"; then gpushim {arguments}" if arguments else ""
         return f"install gpushim's package, and use the programs that it brings{suffix}"
@@ -74,11 +74,11 @@ def fix(program: str, arguments: str = "") -> str:
     return f"{command} && {copy} {arguments}" if arguments else f"copy it with `{command}`, and use {copy}"
 
 
-def _free(folder: str) -> bool:
+def _is_free(folder: str) -> bool:
     """Return whether a copy may go to a directory: only root or this user can change it, and those above it."""
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
-    return os.path.isdir(folder) and not _on_the_way(folder)
+    return os.path.isdir(folder) and not _culprit_on_path(folder)
 
 
 def _checkout(program: str) -> str:
@@ -121,7 +121,7 @@ def _in_tree(top: str, visited: set[tuple[int, int]]) -> str:
                 FileNotFoundError
             ):  # a link leads nowhere, or it has gone: its directory is judged
                 if entry.is_symlink():
-                    path = _on_the_way(entry.path)
+                    path = _culprit_on_path(entry.path)
                 elif places.others_change(entry.stat(follow_symlinks=False)):
                     path = entry.path
                 if not path and entry.is_dir():
@@ -131,7 +131,7 @@ def _in_tree(top: str, visited: set[tuple[int, int]]) -> str:
     return ""
 
 
-def _on_the_way(path: str) -> str:
+def _culprit_on_path(path: str) -> str:
     """Return the first directory, link or file by which others could change what a path means; "" for none.
 
     Raises:

@@ -34,9 +34,9 @@ def held(path: str, seconds: float = SECONDS) -> Iterator[None]:
     """
     end = time.monotonic() + seconds
     while True:
-        fd = _opened(path)
+        fd = _open_lock(path)
         try:
-            if _taken(fd, path):
+            if _take(fd, path):
                 yield
                 return
             if time.monotonic() > end:
@@ -82,7 +82,7 @@ def private(status: os.stat_result) -> bool:
     return regular and trust.trusted(status.st_uid) and not status.st_mode & 0o077
 
 
-def _opened(path: str) -> int:
+def _open_lock(path: str) -> int:
     folder = os.path.dirname(path)
     try:
         fd = os.open(path, _OPEN, 0o600)
@@ -94,7 +94,7 @@ def _opened(path: str) -> int:
     return fd
 
 
-def _taken(fd: int, path: str) -> bool:
+def _take(fd: int, path: str) -> bool:
     """Lock the file; return False if it is locked, or no longer the one at its path."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -69,7 +69,7 @@ def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place
         GpushimError: another user could change what is there, or a link leads nowhere or in circles.
         OSError: the path cannot be walked for another reason.
     """
-    result = _found(path, make, output)
+    result = _open_place(path, make, output)
     try:
         yield result
     finally:
@@ -87,7 +87,7 @@ def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> N
     if not trust.trusted(status.st_uid):
         culprit = found_at(fd, path)
         raise GpushimError(
-            f"{path} is not touched: {culprit} belongs to user {status.st_uid}; {_whose(culprit, status.st_uid)}"
+            f"{path} is not touched: {culprit} belongs to user {status.st_uid}; {_owner_fix(culprit, status.st_uid)}"
         )
     if not _others_write(status):
         return
@@ -106,7 +106,7 @@ def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> N
 def check_file(path: str, status: os.stat_result) -> None:
     """Raise if another user owns or may write a file, whose directory has been checked."""
     if not trust.trusted(status.st_uid):
-        raise GpushimError(f"{path} belongs to user {status.st_uid}; {_whose(path, status.st_uid)}")
+        raise GpushimError(f"{path} belongs to user {status.st_uid}; {_owner_fix(path, status.st_uid)}")
     if not stat.S_ISSOCK(status.st_mode) and _others_write(status):
         raise GpushimError(
             f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):o}); look at a copy, and put that "
@@ -114,7 +114,7 @@ def check_file(path: str, status: os.stat_result) -> None:
         )
 
 
-def _whose(path: str, user: int) -> str:
+def _owner_fix(path: str, user: int) -> str:
     """Return what to do about another user's file or directory, which is right in that user's home."""
     try:
         home_folder = pwd.getpwuid(user).pw_dir.rstrip("/")
@@ -171,11 +171,15 @@ def replaceable(path: str) -> str:
 
     def allow(fd: int, status: os.stat_result, _words: int) -> None:
         is_ours = trust.trusted(status.st_uid)
-        if not is_ours and _anybodys(os.path.dirname(found_at(fd, path))):
+        if not is_ours and _others_make_names(os.path.dirname(found_at(fd, path))):
             paths.append(os.path.dirname(found_at(fd, path)))
         if stat.S_ISLNK(status.st_mode):
             paths.extend([] if is_ours else [found_at(fd, path)])
-        elif stat.S_ISDIR(status.st_mode) and not (is_ours and status.st_mode & stat.S_ISVTX) and _anybodys(fd):
+        elif (
+            stat.S_ISDIR(status.st_mode)
+            and not (is_ours and status.st_mode & stat.S_ISVTX)
+            and _others_make_names(fd)
+        ):
             paths.append(found_at(fd, path))
 
     os.close(walk_from("/", path, allow))
@@ -187,7 +191,7 @@ def others_change(status: os.stat_result) -> bool:
     return not trust.trusted(status.st_uid) or _others_write(status)
 
 
-def _anybodys(folder: int | str) -> bool:
+def _others_make_names(folder: int | str) -> bool:
     """Return whether another user may make names in a directory (fd or path), sticky or not."""
     return trust.others_may(os.stat(folder)) and not os.statvfs(folder).f_flag & os.ST_RDONLY
 
@@ -205,7 +209,7 @@ def folders(path: str) -> list[str]:
     return [*dict.fromkeys(paths)]
 
 
-def _found(path: str, make: bool, output: bool) -> Place:
+def _open_place(path: str, make: bool, output: bool) -> Place:
     process_root = _ROOT.fullmatch(path)
     top, below = (process_root[1], process_root[2] or "/") if process_root else ("/", path)
     make = make and os.path.basename(below) not in ("", ".", "..")
@@ -270,7 +274,7 @@ def dangling(path: str, target: str) -> GpushimError:
     return GpushimError(f"{path} is a link to {target}, which does not exist; make that file, or remove the link")
 
 
-def _alone(user: int, group: int) -> bool:
+def _is_one_user(user: int, group: int) -> bool:
     """Return whether a group is one user alone: it has that name, or number, and lists no other member."""
     try:
         name, entry = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
@@ -288,6 +292,6 @@ def _others_write(status: os.stat_result) -> bool:
         return False
     user = os.geteuid()
     is_own_group = (
-        user != 0 and status.st_uid == user and status.st_mode & GROUP_WRITES and _alone(user, status.st_gid)
+        user != 0 and status.st_uid == user and status.st_mode & GROUP_WRITES and _is_one_user(user, status.st_gid)
     )
     return bool(status.st_mode & (OTHERS_WRITE if is_own_group else OTHERS_WRITE | GROUP_WRITES))

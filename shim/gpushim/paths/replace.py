@@ -44,7 +44,7 @@ def replace(
     """
     top, name = os.path.split(path)
     sweep(top, name, folder)
-    fresh, fd = _made(top, name, folder)
+    fresh, fd = _make_temporary(top, name, folder)
     try:
         with open(fd, "wb") as file:  # closing it, after the rename, releases the lock
             file.write(data)
@@ -72,7 +72,7 @@ def content(path: str, limit: int = -1) -> bytes | None:
         return None
 
 
-def _made(top: str, name: str, folder: int | None) -> tuple[str, int]:
+def _make_temporary(top: str, name: str, folder: int | None) -> tuple[str, int]:
     """Make and lock a new file: the lock tells `sweep`, in any PID namespace, that it is in use."""
     while True:
         # With a leading dot, and neither .json nor .yaml at the end: engines take it for no spec.

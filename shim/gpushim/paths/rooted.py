@@ -41,7 +41,7 @@ def resolve(root: str, path: str) -> str | None:
             except ValueError:  # a NUL in it
                 return None
             except OSError as error:
-                _missing(error)
+                _raise_if_unknown(error)
                 return None
             if not is_link:
                 parts.append(part)
@@ -80,7 +80,7 @@ def kind(root: str, path: str | None) -> int:
     try:
         status = os.lstat(inside(root, path)) if path else None
     except OSError as error:
-        _missing(error)
+        _raise_if_unknown(error)
         status = None
     if status is None or (stat.S_ISREG(status.st_mode) and not status.st_size):
         return 0
@@ -121,11 +121,11 @@ def listing(root: str, folder: str) -> list[str]:
     try:
         return sorted(os.listdir(inside(root, real))) if real else []
     except OSError as error:
-        _missing(error)
+        _raise_if_unknown(error)
         return []
 
 
-def _missing(error: OSError) -> None:
+def _raise_if_unknown(error: OSError) -> None:
     if error.errno in UNKNOWN:
         raise error
 

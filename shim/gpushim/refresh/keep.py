@@ -87,8 +87,8 @@ class Keep:
             code = self._child.ended()
             if code is None:
                 return
-            self._over(code, self._child)
-        if self._needed() and self._allowed():
+            self._finish(code, self._child)
+        if self._is_needed() and self._is_allowed():
             self._start()
 
     def stop(self) -> None:
@@ -99,12 +99,12 @@ class Keep:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.process.wait(GRACE)
 
-    def _needed(self) -> bool:
+    def _is_needed(self) -> bool:
         if os.path.lexists(f"{self.state}/{plugin_requests.RELEASED}"):
             return False  # a refresh opens all GPUs
         if self._request() not in (None, self._served):
             return True
-        snapshot = ensure.read(self.config, self.state) or self._newer()
+        snapshot = ensure.read(self.config, self.state) or self._read_newer()
         if snapshot is None or not ensure.alive(snapshot, min(AHEAD, snapshot["life"] / 2)):
             return True
         has_spec = _has_spec(snapshot)
@@ -112,12 +112,12 @@ class Keep:
             self._spec = True
         return self._spec and not has_spec
 
-    def _newer(self) -> Snapshot | None:
+    def _read_newer(self) -> Snapshot | None:
         """Return a true snapshot that another version has made since: two that renew each other's never end."""
         snapshot = save.of_another(self.config, self.state)
         return snapshot if snapshot and snapshot["looked"] > self._began else None
 
-    def _allowed(self) -> bool:
+    def _is_allowed(self) -> bool:
         if time.monotonic() >= self._again:
             return True
         if failure.facts(self.config) == self._failed_for and self._request() in (None, self._served):
@@ -134,9 +134,9 @@ class Keep:
             self._child = _Child([*renew.command(), "--unattended"])
         except OSError as error:
             self._tell([f"gpushim: gpushim refresh cannot be started: {error.strerror}"])
-            self._wait()
+            self._delay()
 
-    def _over(self, code: int, child: _Child) -> None:
+    def _finish(self, code: int, child: _Child) -> None:
         """Log a child's output that is new, and note its result."""
         self._child, lines = None, child.lines()
         if code < 0 and not child.late:
@@ -147,11 +147,11 @@ class Keep:
             snapshot
         )  # where refresh writes none, the next one does not either
         if code < 0 or snapshot is None:
-            self._wait()
+            self._delay()
         else:
             self._pause, self._again = FIRST, 0.0
 
-    def _wait(self) -> None:
+    def _delay(self) -> None:
         self._again = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST)
 
@@ -226,7 +226,7 @@ class Lock:
     def take(self) -> None:
         """Take the lock if it can be had: another keeper may hold it, or there is no directory yet."""
         if self._fd >= 0:
-            if _same(self._fd, self._path):
+            if _is_same(self._fd, self._path):
                 return
             self.leave()
         if not trust.ours(self._state):
@@ -254,7 +254,7 @@ def runs(state: str) -> bool:
     return lock.is_held(f"{state}/{LOCK}", unreadable_is_free=False)
 
 
-def _same(fd: int, path: str) -> bool:
+def _is_same(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except OSError:

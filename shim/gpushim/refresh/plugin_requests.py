@@ -38,10 +38,10 @@ def serve(state: str) -> bool:
     if not trust.ours(state) or not trust.ours(os.path.dirname(path)) or not os.path.lexists(path):
         return False
     request = ensure.own(path, LIMIT)
-    if not _open(request, path, f"{state}/{ensure.SNAPSHOT}"):
+    if not _is_open(request, path, f"{state}/{ensure.SNAPSHOT}"):
         return False
     units = request.get("units", [])
-    if not request or not isinstance(request.get("refresh", False), bool) or not _well_formed(units):
+    if not request or not isinstance(request.get("refresh", False), bool) or not _is_well_formed(units):
         logger.warning("%s is ignored: it is no request of gpushim-device-plugin's that root alone has written", path)
         return False
     if units:
@@ -49,7 +49,7 @@ def serve(state: str) -> bool:
     return bool(request.get("refresh", False))
 
 
-def _open(request: dict[str, Any], path: str, snapshot: str) -> bool:
+def _is_open(request: dict[str, Any], path: str, snapshot: str) -> bool:
     at, last = request.get("at"), ensure.own(snapshot)
     if isinstance(at, (int, float)) and "boot" in request:
         looked = last.get("looked", 0.0) if last.get("stamp", {}).get("boot") == system.boot() else 0.0
@@ -60,7 +60,7 @@ def _open(request: dict[str, Any], path: str, snapshot: str) -> bool:
         return True
 
 
-def _well_formed(units: Any) -> bool:
+def _is_well_formed(units: Any) -> bool:
     return (
         isinstance(units, list)
         and len(units) <= UNITS

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> NoReturn:
         if "--unattended" in argv:
             snapshot = unattended(True)
         else:
-            snapshot = refresh("--force" in argv, lock=_handed_over() if "--locked" in argv else None)
+            snapshot = refresh("--force" in argv, lock=_take_stdin() if "--locked" in argv else None)
     except GpushimError as error:
         say(str(error))
         sys.exit(error.exit_code)
@@ -102,11 +102,11 @@ def refresh(
             for _ in range(ATTEMPTS):
                 # The directory was removed, and maybe made again.
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
-                    return _renewed(
+                    return _renew(
                         config, identity, settings, waiting, lock, load, ahead, hung_unless_accepted, yielding
                     )
                 lock = None  # it is gone with the directory
-            return _renewed(config, identity, settings, waiting, lock, load, ahead, hung_unless_accepted, yielding)
+            return _renew(config, identity, settings, waiting, lock, load, ahead, hung_unless_accepted, yielding)
 
 
 def unattended(load: bool) -> Snapshot | None:
@@ -129,7 +129,7 @@ def unattended(load: bool) -> Snapshot | None:
     for _ in range(ROUNDS):
         root = policy.load(config)["driver"]["root"]
         proc = ensure.proc_dir(root)
-        true = _saved(config, state, AHEAD) or modules.untouched(ensure.last(config, state)[0], proc)
+        true = _read_saved(config, state, AHEAD) or modules.untouched(ensure.last(config, state)[0], proc)
         if not true or (load and modules.missing(proc)):
             modules.wait(root, proc)
         try:
@@ -147,13 +147,13 @@ def problem(snapshot: Snapshot) -> str:
     return next(iter([*unusable(snapshot), *failed]), "")
 
 
-def _saved(config: str, state: str, ahead: float) -> Snapshot | None:
+def _read_saved(config: str, state: str, ahead: float) -> Snapshot | None:
     """Return the saved snapshot if it is true for `ahead` more seconds."""
     snapshot = ensure.read(config, state)
     return snapshot if snapshot is not None and ensure.alive(snapshot, ahead) else None
 
 
-def _renewed(
+def _renew(
     config: str,
     identity: Identity | None,
     settings: Policy,
@@ -171,18 +171,18 @@ def _renewed(
     state = system.state_dir()
     save.prepare(state, config)
     waiting(f"another refresh, which holds {state}/{renew.LOCK}")
-    with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
+    with _hold_lock(f"{state}/{renew.LOCK}", lock, waiting) as telling:
         # Under the lock, for which the releasing plugin waits: an earlier refresh may still have GPUs to open.
         if yielding and os.path.lexists(f"{state}/{plugin_requests.RELEASED}"):
             raise ReleasedError
         hung_gpus = hung.read() if hung else []
         notes = _complete(settings["driver"], load, telling, hung_gpus)
-        saved = None if ahead is None else _saved(config, state, ahead)
+        saved = None if ahead is None else _read_saved(config, state, ahead)
         if saved is not None:  # the other refresh did it
             _warn(notes)
             _publish(saved)  # its spec may have been removed since, or another refresh killed before it removed one
             return saved
-        snapshot = _surveyed(config, settings, _discreet(telling, settings), hung_gpus, hung is None)
+        snapshot = _survey(config, settings, _hide_gpus(telling, settings), hung_gpus, hung is None)
         if lock is not None and (lack := failure.among(snapshot["notes"])):
             raise lack  # rather than have it be everybody's
         snapshot["stamp"]["config"] = identity
@@ -226,7 +226,7 @@ def _publish(snapshot: Snapshot) -> list[str]:
     return [*late, *(note for note in snapshot["notes"] if note not in before)]
 
 
-def _surveyed(
+def _survey(
     config: str, settings: Policy, waiting: Callable[[str], None], hung: list[earlier.Hung], accept: bool
 ) -> Snapshot:
     """Survey the host with the settled indices, or with NVML's order if that is to be accepted."""
@@ -236,7 +236,7 @@ def _surveyed(
     return snapshot
 
 
-def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str], None]:
+def _hide_gpus(telling: Callable[[str], None], settings: Policy) -> Callable[[str], None]:
     """Return `telling` without the GPU's name where refusals must not name devices of the host."""
     if settings["requests"]["list-devices-in-refusals"]:
         return telling
@@ -261,7 +261,7 @@ def _warn(notes: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+def _hold_lock(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
     """Hold the lock in the body; yields a `waiting` that also writes into the lock's file, for others."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600) if lock is None else lock
 
@@ -280,7 +280,7 @@ def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iter
         os.close(fd)
 
 
-def _handed_over() -> int:
+def _take_stdin() -> int:
     """Take the lock from standard input, where children would inherit and keep it."""
     lock = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

@@ -111,7 +111,7 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
         spec = write.gpu_spec(snapshot, policy["kind"], policy["device-names"], notes)
     except GpushimError as error:
         old = saved(path)
-        if old and not _withdrawn(path, old, notes):
+        if old and not _withdraw(path, old, notes):
             notes.append(f"{path} stays as it was, for there is nothing to put in its place: {error}")
         elif not old:
             raise
@@ -120,10 +120,10 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
         with _directory(path) as fd:
             file = written.in_folder(path, fd)
             notes += [f"the change made to {path} meanwhile is saved in {copy}" for copy in exchange.settle(file)]
-            if _withdrawn(path, spec, notes):
+            if _withdraw(path, spec, notes):
                 return True
             there, expected = exchange.content(file.name, fd), spec_text.render(spec, "json")
-            reason = _theirs(path, there, expected) or emptier(path, spec, snapshot["source"])
+            reason = _foreign_reason(path, there, expected) or emptier(path, spec, snapshot["source"])
             if reason:
                 notes.append(reason)
                 return False
@@ -136,7 +136,7 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
         raise
 
 
-def _theirs(path: str, data: bytes | None, spec: str) -> str:
+def _foreign_reason(path: str, data: bytes | None, spec: str) -> str:
     """Return why a file stays, a spec or not: refresh has not written it; "" if it has."""
     if data is None or written.is_ours(path, data) or data == spec.encode():
         return ""
@@ -150,12 +150,12 @@ def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
     """Remove specs of refresh's that cannot be replaced and would give another GPU than they name."""
     for path in written.others(""):
         old = saved(path)
-        if old and _contradict(old, spec):
+        if old and _has_contradiction(old, spec):
             written.remove(path)
             notes.append(f"{path}, which refresh had written, is removed: the nodes in it are of other devices now")
 
 
-def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
+def _withdraw(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
     """Return whether another file has the same devices; then refresh's goes, as engines would accept neither."""
     file, device, unreadable = conflicting(path, spec)
     notes += [f"{problem}; an engine that can read it may find a device of {path} twice" for problem in unreadable]
@@ -188,7 +188,7 @@ def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     has changed its nodes: after GPUs were bound in another order it would give the wrong ones.
     """
     old = saved(path) if source == "proc" else None
-    if old is None or old["kind"] != spec["kind"] or _contradict(old, spec):
+    if old is None or old["kind"] != spec["kind"] or _has_contradiction(old, spec):
         return ""
     kind = spec["kind"]
     removed = sorted(_names(old) - _names(spec))  # what is beside GPUs is listed without NVML
@@ -219,7 +219,7 @@ def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str, list[str]]:
     return "", "", unreadable
 
 
-def _contradict(old: dict[str, Any], new: dict[str, Any]) -> bool:
+def _has_contradiction(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Return whether a device of both specs, or their common edits, have nodes that the other spec lacks."""
     before, after = _nodes(old), _nodes(new)
     return any(before[name] - after[name] and after[name] - before[name] for name in before.keys() & after.keys())

@@ -60,26 +60,26 @@ def gpu_spec(
     """
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    chosen = _chosen(inventory, kind, selected, notes)
-    described = [device for device in chosen if _named(device, names, kind)]
+    chosen = _choose(inventory, kind, selected, notes)
+    described = [device for device in chosen if _device_names(device, names, kind)]
     nameless = [selection.called(device) for device in chosen if device not in described]
     notes += [f"{label} is left out of the CDI spec: it has no UUID" for label in nameless]
     hook = hook or hook_program()
-    plans = _plans(described, inventory, hook, notes)
-    shared = _shared(plans, inventory, hook)
+    plans = _plan_each(described, inventory, hook, notes)
+    shared = _shared_edits(plans, inventory, hook)
     devices = []
     for device, edits in plans:
         device_edits = container_edits(_without(shared, edits), inventory)
-        devices += [{"name": name, "containerEdits": device_edits} for name in _named(device, names, kind)]
+        devices += [{"name": name, "containerEdits": device_edits} for name in _device_names(device, names, kind)]
     lost = [] if selected is not None else selection.unusable(inventory)
     # An edit that several devices have comes once.
-    of_all = [edits for device, edits in plans if selected is not None or not _divided(device)]
+    of_all = [edits for device, edits in plans if selected is not None or not _is_divided(device)]
     union = {key: edit for edits in of_all for key, edit in edits.items()}
     if merged and (lost or len(plans) < len(described)):  # a request for all never gets fewer
         notes.append(f"the device {ALL} is left out of the CDI spec: not all GPUs can be used")
     elif merged and union:
         devices.append({"name": ALL, "containerEdits": container_edits(_without(shared, union), inventory)})
-    for name, edits in _beside(inventory, hook) if selected is None else ():
+    for name, edits in _plan_others(inventory, hook) if selected is None else ():
         devices.append({"name": name, "containerEdits": container_edits(_without(shared, edits), inventory)})
     common = [edit for key, edit in plans[0][1].items() if key in shared]
     return finished(kind, devices, container_edits(common, inventory, [INJECTED]))
@@ -119,7 +119,7 @@ def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]
     return {"path": node["path"], **host, **node, "permissions": permissions}
 
 
-def _chosen(inventory: Snapshot, kind: str, selected: Optional[list[str]], notes: list[str]) -> list[Device]:
+def _choose(inventory: Snapshot, kind: str, selected: Optional[list[str]], notes: list[str]) -> list[Device]:
     """List the devices to describe: the GPUs, those in MIG mode among them, then the MIG instances."""
     if selected is not None:
         items = selection.parse(selected, (kind,)) or []
@@ -135,12 +135,12 @@ def _chosen(inventory: Snapshot, kind: str, selected: Optional[list[str]], notes
     return [*sorted([*undivided, *divided], key=lambda gpu: gpu["index"]), *migs]
 
 
-def _divided(device: Device) -> bool:
+def _is_divided(device: Device) -> bool:
     """Return whether this is a whole GPU in MIG mode, which a request for all does not give."""
     return "gi" not in device and device["mig"]
 
 
-def _beside(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
+def _plan_others(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
     """Plan for the devices beside GPUs; yields their names and edits."""
     items: list[Item] = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
     items += [(selection.CHANNEL, number, f"{selection.CHANNEL}-{number}") for number in inventory["imex"]]
@@ -149,7 +149,9 @@ def _beside(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
         yield item[2], {repr(edit): edit for edit in edits}
 
 
-def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]) -> list[tuple[Device, Planned]]:
+def _plan_each(
+    devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]
+) -> list[tuple[Device, Planned]]:
     """Plan for each device alone; leave out one that cannot be given, unless none remains."""
     plans = []
     problem: Optional[GpushimError] = None
@@ -168,7 +170,7 @@ def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[st
     return plans
 
 
-def _shared(plans: list[tuple[Device, Planned]], inventory: Snapshot, hook: str) -> set[str]:
+def _shared_edits(plans: list[tuple[Device, Planned]], inventory: Snapshot, hook: str) -> set[str]:
     """Return the edits that all devices share; of nodes, only those that a container without a GPU gets too.
 
     On WSL and Tegra all nodes stay with the devices: a device must edit something (CDI specification).
@@ -185,7 +187,7 @@ def _without(shared: set[str], edits: Planned) -> list[Edit]:
     return [edit for key, edit in edits.items() if key not in shared]
 
 
-def _named(device: Device, strategies: list[str], kind: str) -> list[str]:
+def _device_names(device: Device, strategies: list[str], kind: str) -> list[str]:
     """List a device's names; MIG instances have the UUIDs of old drivers too, which name an instance of a GPU."""
     part = f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
     uuids = [device["uuid"], *([device["legacy"]] if "gi" in device else [])]

@@ -28,7 +28,7 @@ def note(path: str, spec: str) -> str:
     Raises:
         OSError: it is in no record, and no later refresh would know it.
     """
-    records, digest = _known(), _hash(spec.encode())
+    records, digest = _read_records(), _hash(spec.encode())
     present = {file: hashes for file, hashes in records.items() if os.path.lexists(file)}
     return _save({**present, path: [digest, *(old for old in records.get(path, []) if old != digest)][:CONTENTS]})
 
@@ -39,11 +39,11 @@ def ours(path: str) -> bool:
 
 def is_ours(path: str, data: bytes | None) -> bool:
     """Return whether refresh has written this content to a path; None is no file."""
-    return data is not None and _hash(data) in _known().get(path, [])
+    return data is not None and _hash(data) in _read_records().get(path, [])
 
 
 def others(path: str) -> list[str]:
-    return [file for file in sorted(_known()) if file != path and ours(file)]
+    return [file for file in sorted(_read_records()) if file != path and ours(file)]
 
 
 def remove(path: str) -> None:
@@ -65,7 +65,7 @@ def remove(path: str) -> None:
     finally:
         os.close(folder)
     with contextlib.suppress(OSError):  # a record of a file that is gone does no harm
-        _save({other: hashes for other, hashes in _known().items() if other != path})
+        _save({other: hashes for other, hashes in _read_records().items() if other != path})
 
 
 def in_folder(path: str, folder: int) -> exchange.File:
@@ -73,15 +73,15 @@ def in_folder(path: str, folder: int) -> exchange.File:
     return exchange.File(name, folder, folder, name)
 
 
-def _places() -> list[str]:
+def _record_paths() -> list[str]:
     """List the records: one that outlives a boot, and one that a full disk does not affect until then."""
     state = system.state_dir()
     return [f"{folder}/{NAME}" for folder in ((DIRECTORY, state) if state == system.STATE_DIR else (state,))]
 
 
-def _known() -> dict[str, list[str]]:
+def _read_records() -> dict[str, list[str]]:
     records: dict[str, list[str]] = {}
-    for record_path in _places():
+    for record_path in _record_paths():
         for path, hashes in ensure.own(record_path).items():
             if path.startswith("/") and isinstance(hashes, list):
                 records[path] = [
@@ -94,14 +94,14 @@ def _known() -> dict[str, list[str]]:
 def _save(records: dict[str, list[str]]) -> str:
     """Write the records; as `note` returns and raises."""
     data, wrong = json.dumps(records, sort_keys=True).encode(), ""
-    for target in _places():
+    for target in _record_paths():
         if content(target) == data:
             continue
         try:
             os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
             replace(target, data, 0o600)
         except OSError as error:
-            if target == _places()[-1]:
+            if target == _record_paths()[-1]:
                 raise
             wrong = (
                 f"{target} cannot be written ({error.strerror}), so after the next boot, and when the package is "

@@ -29,7 +29,7 @@ _THEIRS = ("nvidia-cdi-hook", "nvidia-ctk")  # the programs of NVIDIA's specs, w
 _FORMAT = "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT"
 
 
-def _without_meaning(command: Callable[..., None]) -> Callable[..., None]:
+def _ignored_options(command: Callable[..., None]) -> Callable[..., None]:
     def warn(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value:
             show.say(f"warning: {option.opts[0]} is ignored: gpushim decides that itself", error=True)
@@ -112,7 +112,7 @@ def _without_meaning(command: Callable[..., None]) -> Callable[..., None]:
     help="gpushim-hook, where it is on the host that the spec is for.",
 )
 @click.option("--force", is_flag=True, help="Replace even a spec that has devices which cannot be listed now.")
-@_without_meaning
+@_ignored_options
 def generate(
     target: str, form: Optional[str], mode: str, driver_root: Optional[str], dev_root: Optional[str],
     strategies: list[str], ids: list[str], no_all_device: bool, vendor: str, category: str,
@@ -124,7 +124,7 @@ def generate(
     host is listed again, and what gpushim-runtime works with stays as it is.
     """
     settings = _settings(driver_root, dev_root, strategies)
-    snapshot = _listed(settings)
+    snapshot = _survey(settings)
     kind = write.kind(mode, settings["cdi"]["kind"], vendor, category)
     if not is_qualified(kind + "=x"):
         raise click.UsageError(f"{kind} is not vendor/class, as CDI writes them")
@@ -164,7 +164,7 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
     return settings
 
 
-def _listed(settings: Policy) -> Any:
+def _survey(settings: Policy) -> Any:
     logs.start(settings["log"]["format"], settings["log"]["level"], people=True)
     return present.look(settings)
 

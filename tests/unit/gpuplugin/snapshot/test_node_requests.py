@@ -78,7 +78,7 @@ def test_of_more_than_are_served_the_last_are_asked_for(file: Path, monkeypatch:
     units = asked(file)["units"]
     assert len(units) == plugin_requests.UNITS
     assert units[-1] == UNIT.format(plugin_requests.UNITS + 9)
-    assert plugin_requests._well_formed(units)
+    assert plugin_requests._is_well_formed(units)
     assert file.stat().st_size < plugin_requests.LIMIT
 
 

@@ -21,8 +21,10 @@ BIN = "/opt/gpushim/bin"
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of specs; hooks and mount sources count as there, whatever their path."""
-    exists = resolve._exists
-    monkeypatch.setattr(resolve, "_exists", lambda spec, path: exists(spec, path) if "/missing/" in path else None)
+    exists = resolve._require_file
+    monkeypatch.setattr(
+        resolve, "_require_file", lambda spec, path: exists(spec, path) if "/missing/" in path else None
+    )
     return tmp_path
 
 

@@ -139,7 +139,7 @@ def test_a_mount_whose_name_looks_like_a_line(machine: Machine, name: str) -> No
 def test_another_process_with_the_number(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the number between one look and the next; what it has is not the container's."""
     pid, other = machine.process(), machine.process(mounts="30 29 0:5 /nvidia1 /dev/nvidia1 rw - devtmpfs dev rw")
-    lives = runtime_state._lives
+    lives = runtime_state._is_alive
 
     def then_ends(state: dict[str, Any], process: str) -> bool:
         said = lives(state, process)
@@ -147,7 +147,7 @@ def test_another_process_with_the_number(machine: Machine, monkeypatch: pytest.M
         (machine.proc / str(other)).rename(machine.proc / str(pid))
         return said
 
-    monkeypatch.setattr(runtime_state, "_lives", then_ends)
+    monkeypatch.setattr(runtime_state, "_is_alive", then_ends)
     machine.runc("a", {}, pid)
     assert machine.held() == {}
 
@@ -311,7 +311,7 @@ def test_of_a_users_states_no_more_is_read_than_the_allowance(user: Path, monkey
         looked.append(path)
         return os.open(os.devnull, os.O_RDONLY)
 
-    monkeypatch.setattr(runtime_state, "_regular", opened)
+    monkeypatch.setattr(runtime_state, "_open_regular", opened)
     _, notes = holders.holders(test_plan.snapshot())
     assert len(looked) < 9
     assert notes == [f"{user}/runc has more than is read of one user's states, so not all there is listed"]
@@ -408,4 +408,4 @@ def test_of_a_users_names_no_more_are_looked_at_than_containers_have(
     monkeypatch.setattr(runtime_state.Reader, "json", lambda self, path: looked.append(path))
     assert list(holders.containers([])) == []
     assert len(looked) == 5 * len(runtime_state.FILES)
-    assert len(holders._matches(f"{user}/docker/runtime-*/*")) == 5
+    assert len(holders._expand(f"{user}/docker/runtime-*/*")) == 5

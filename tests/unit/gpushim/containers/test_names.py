@@ -111,7 +111,7 @@ def test_names_are_looked_up_within_a_users_allowance(machine: Machine, monkeypa
 def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of all files that are read, from now on, and the processes that are listed."""
     paths: list[str] = []
-    regular = runtime_state._regular
+    regular = runtime_state._open_regular
 
     def opens(path: str, flags: int) -> int:
         paths.append(path)
@@ -121,7 +121,7 @@ def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         paths.append("/proc")
         return []
 
-    monkeypatch.setattr(runtime_state, "_regular", opens)
+    monkeypatch.setattr(runtime_state, "_open_regular", opens)
     monkeypatch.setattr(running, "find", finds)
     return paths
 

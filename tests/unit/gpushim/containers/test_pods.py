@@ -139,7 +139,7 @@ def test_a_users_container_is_no_pods(machine: Machine, monkeypatch: pytest.Monk
     """Anybody can call theirs kube-system/etcd."""
     box(machine, "1")
     monkeypatch.setattr(
-        "gpushim.containers.holders._places", lambda *_: [(str(machine.states), "runc", "/run/user/1000")]
+        "gpushim.containers.holders._state_folders", lambda *_: [(str(machine.states), "runc", "/run/user/1000")]
     )
     asked = pods.pod_name("ns/p")
     assert asked is not None

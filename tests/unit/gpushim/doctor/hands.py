@@ -94,7 +94,7 @@ def persistenced(patient: Patient) -> None:
 
 def persistent(patient: Patient) -> None:
     answer = {**check_driver.asked(patient.host), "persistence": [True, True]}
-    patient.patch.setattr("gpushim.doctor.check_driver._asked", lambda host: answer)
+    patient.patch.setattr("gpushim.doctor.check_driver._ask_nvml", lambda host: answer)
 
 
 def correct_the_root(patient: Patient) -> None:

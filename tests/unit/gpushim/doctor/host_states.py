@@ -284,7 +284,7 @@ def nvml_of_another_version(patient: Patient) -> None:
 @fault("nvml", "warning", "nvidia-ml-py", by=hands.with_pynvml)
 def no_pynvml(patient: Patient) -> None:
     answer = {"error": "", "source": "proc", "notes": ["Python's nvidia-ml-py cannot be used"], "gpus": []}
-    patient.patch.setattr("gpushim.doctor.check_driver._asked", lambda host: answer)
+    patient.patch.setattr("gpushim.doctor.check_driver._ask_nvml", lambda host: answer)
 
 
 @fault("persistence", "warning", "persistence mode is off", effect=hands.persistent)

@@ -141,7 +141,7 @@ def test_what_writes_that_programs_are_missing_again_waits_for_them(monkeypatch:
         "cdi-paths": "gpushim refresh",
         "docker-restarted": "systemctl restart docker",
     }
-    found = [checks._after(replace(warning("x", fix), check=name), first).fix for name, fix in fixes.items()]
+    found = [checks._defer_fix(replace(warning("x", fix), check=name), first).fix for name, fix in fixes.items()]
     assert found == ["", "", "systemctl restart docker"]
 
 

@@ -104,7 +104,7 @@ def test_a_create_that_was_served_takes_no_lock(
     """Frozen with its tenant, it would keep it."""
     machine.build(1)
     serve()
-    monkeypatch.setattr(renew, "_taken", lambda lock: pytest.fail("it has taken the lock"))
+    monkeypatch.setattr(renew, "_take_lock", lambda lock: pytest.fail("it has taken the lock"))
     assert snapshot(machine) == machine.saved()
 
 

@@ -274,6 +274,6 @@ def test_no_descriptors_are_left_open(machine: Machine, monkeypatch: pytest.Monk
 def test_a_user_who_may_not_renew_it_starts_a_refresh_that_says_so(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renew, "_opened", lambda state: None)
+    monkeypatch.setattr(renew, "_open_lock", lambda state: None)
     script(monkeypatch, 'echo "$@" >&2; exit 1')
     assert str(refusal(machine)).endswith("stub.py refresh")

@@ -58,7 +58,7 @@ def test_a_kernel_that_keeps_no_times(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "driver/nvidia/capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
     assert procfs.keeps_times(str(tmp_path), str(tmp_path))
     looks = itertools.count()
-    monkeypatch.setattr(ensure, "_made", lambda status, times: [1, next(looks)])
+    monkeypatch.setattr(ensure, "_entry_identity", lambda status, times: [1, next(looks)])
     assert not procfs.keeps_times(str(tmp_path), str(tmp_path))
 
 
@@ -68,5 +68,5 @@ def test_mig_instances_that_are_made_meanwhile_are_no_old_kernel(
 ) -> None:
     (tmp_path / "driver/nvidia/capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
     looks = itertools.count()
-    monkeypatch.setattr(ensure, "_made", lambda status, times: [1, min(next(looks), changes)])
+    monkeypatch.setattr(ensure, "_entry_identity", lambda status, times: [1, min(next(looks), changes)])
     assert procfs.keeps_times(str(tmp_path), str(tmp_path))

@@ -285,7 +285,7 @@ def test_a_record_that_others_may_have_written(directory: Path, state: Path) -> 
 
 def test_the_systems_record_outlives_a_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", b"/run/gpushim")
-    assert record._places()[0] == "/var/lib/gpushim/specs"
+    assert record._record_paths()[0] == "/var/lib/gpushim/specs"
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_a_full_disk_makes_no_spec_a_strangers(
     (tmp_path / "full").unlink()
     assert refresh(directory, hosts.mixed()) == []
     assert record.ours(str(directory / OURS))
-    assert json.loads((tmp_path / "full/specs").read_text()) == record._known()
+    assert json.loads((tmp_path / "full/specs").read_text()) == record._read_records()
 
 
 @pytest.mark.slow
