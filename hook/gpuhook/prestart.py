@@ -136,8 +136,9 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
 
 
 def _make_ready(options: Options, state: dict[str, Any]) -> None:
+    spec: dict[str, Any] = {}  # where no runtime of ours has seen it
     if not options.rootfs:
-        options.rootfs = roots.rootfs_of(state)
+        options.rootfs, spec = roots.read_bundle(state)
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
     work = Work(root, options.log)
     if roots.is_host_root(root):
@@ -156,7 +157,21 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
         from gpuhook.live import leaks  # for containers with a volume that can carry mounts to the host
 
         leaks.check(root, options.mounted)
+    if options.memory or (spec and (options.memory_limits or _names_limit(spec))):
+        from gpuhook import memory  # most containers have no limit
+
+        if spec:
+            memory.add_limits(options, spec, root)
+        memory.limit(options, root.process, work.warn)
     finish(work, options)
+
+
+def _names_limit(spec: dict[str, Any]) -> bool:
+    """Return whether a config.json names a limit of GPU memory, be it allowed or not."""
+    process, annotations = spec.get("process"), spec.get("annotations")
+    env = process.get("env") if isinstance(process, dict) else None
+    named = any(isinstance(entry, str) and entry.startswith("GPUSHIM_MEMORY_LIMIT=") for entry in env or ())
+    return named or (isinstance(annotations, dict) and "gpushim/memory-limit" in annotations)
 
 
 def isolate() -> dict[bytes, bytes]:

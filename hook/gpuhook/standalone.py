@@ -123,4 +123,8 @@ def land(planned: list[Edit], options: Options, pid: int, dev_root: str) -> None
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     work = Work(root, options.log)
     live.apply(planned, work.root, dev_root, work.warn)
+    if options.memory:
+        from gpuhook import memory  # most containers have no limit
+
+        memory.limit(options, root.process, work.warn)
     finish(work, options)
