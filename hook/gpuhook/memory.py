@@ -15,6 +15,7 @@ import posix
 from errno import ENOENT
 
 from gpuhook.finish.dev_links import has_gpu
+from gpuhook.finish.options import Options
 from gpuhook.live import devices
 from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError, visible
@@ -23,7 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from gpuhook.finish.options import Options
+    from gpushim.decision.decide import Decision
+    from gpushim.ground.model import Snapshot
     from gpushim.paths.rootfs import Rootfs
 
     Sizes = dict[str, int]  # bytes, by PCI address as the kernel writes it
@@ -55,6 +57,12 @@ def limit(options: Options, process: str, warn: Callable[[str, Exception], None]
         if options.memory_limits != WANTED:
             raise refusal from None
         warn("the limit of GPU memory", refusal)
+
+
+def limit_decided(decision: Decision, process: str) -> None:
+    """Set the limits of a decision, as `limit` does; `process` is "" if the container's is not known."""
+    (hook,) = [edit.value for edit in decision.edits if edit.kind == "hook"]
+    limit(Options(hook["args"][2:]), process, lambda what, error: decision.ignored.append(str(error)))
 
 
 def _set(sizes: Sizes, nvml: str, process: str) -> None:
@@ -197,12 +205,13 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs) -> None:
         GpushimError: a limit cannot be understood, or cannot be kept here.
     """
     from gpushim.decision import memory, plan
-    from gpushim.ground import system
     from gpushim.inventory import ensure
     from gpushim.oci import request
+    from gpushim.paths import trust
 
-    inventory, stale = ensure.last(system.config_path(), system.state_dir())
-    if stale == "policy":
+    state = options.empty.rpartition("/")[0]  # of the refresh that wrote the spec
+    inventory: Snapshot = ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else ensure.NONE
+    if inventory.get("form") != ensure.FORM:
         raise GpushimError(
             "the container's GPU memory is limited, and no snapshot tells how; run gpushim refresh, start it again",
             INVENTORY,

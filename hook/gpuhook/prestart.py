@@ -122,9 +122,16 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         standalone.inject(state)
         return
     options = Options(argv)
-    confine(options.log)
+    spec: dict[str, Any] = {}  # where no runtime of ours has seen it
+    if options.rootfs and not options.memory:
+        confine(options.log)
     try:
         state = read_state(0)
+        if not options.rootfs:
+            options.rootfs, spec = roots.read_bundle(state)
+        if options.memory or spec:
+            _limit(options, state["pid"], spec)
+            confine(options.log)
         if not roots.is_restored(state):  # else CRIU has mounted what was mounted, and the rest is in the rootfs
             _make_ready(options, state)
     except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
@@ -135,10 +142,19 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         raise
 
 
+def _limit(options: Options, pid: int, spec: dict[str, Any]) -> None:
+    """Limit GPU memory; before the process confines itself, for NVML's child needs more than a hook."""
+    if options.memory or options.memory_limits or _names_limit(spec):
+        from gpuhook import memory  # most containers have no limit
+
+        process = roots.process_of(pid)
+        root = roots.open_root(process, options.rootfs)
+        if spec:
+            memory.add_limits(options, spec, root)
+        memory.limit(options, process, Work(root, options.log).warn)
+
+
 def _make_ready(options: Options, state: dict[str, Any]) -> None:
-    spec: dict[str, Any] = {}  # where no runtime of ours has seen it
-    if not options.rootfs:
-        options.rootfs, spec = roots.read_bundle(state)
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
     work = Work(root, options.log)
     if roots.is_host_root(root):
@@ -157,12 +173,6 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
         from gpuhook.live import leaks  # for containers with a volume that can carry mounts to the host
 
         leaks.check(root, options.mounted)
-    if options.memory or (spec and (options.memory_limits or _names_limit(spec))):
-        from gpuhook import memory  # most containers have no limit
-
-        if spec:
-            memory.add_limits(options, spec, root)
-        memory.limit(options, root.process, work.warn)
     finish(work, options)
 
 

@@ -64,7 +64,11 @@ def _give(decision: Decision, state: dict[str, Any]) -> None:
     if not host["policy"]["hook"]["device-rules"]:
         planned = [edit for edit in planned if edit.kind != "rule"]
         decision.ignored.append("no device rules are written while [hook] device-rules is false")
-    confine(host["policy"]["log"]["file"])  # not before: a refresh needs more than a hook
+    if decision.limits:
+        from gpuhook import memory  # most containers have no limit
+
+        memory.limit_decided(decision, roots.process_of(state["pid"]))
+    confine(host["policy"]["log"]["file"])  # not before: a refresh, and NVML's child, need more than a hook
     put(planned, spec, state["pid"], host["driver"]["dev-root"])
 
 
@@ -123,8 +127,4 @@ def land(planned: list[Edit], options: Options, pid: int, dev_root: str) -> None
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     work = Work(root, options.log)
     live.apply(planned, work.root, dev_root, work.warn)
-    if options.memory:
-        from gpuhook import memory  # most containers have no limit
-
-        memory.limit(options, root.process, work.warn)
     finish(work, options)
