@@ -217,7 +217,7 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs) -> None:
             INVENTORY,
         )
     gpus = [gpu for gpu in inventory["gpus"] if has_gpu(root, gpu["minor"])]
-    limits = memory.decide(request.limits_of(spec, inventory["policy"]), gpus, [], inventory, [])
+    limits = memory.decide(request.limits_of(spec, inventory["policy"], state), gpus, [], inventory, [])
     options.take(plan.memory_words(limits, inventory, root.path))
 
 

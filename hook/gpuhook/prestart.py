@@ -181,7 +181,9 @@ def _names_limit(spec: dict[str, Any]) -> bool:
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
     named = any(isinstance(entry, str) and entry.startswith("GPUSHIM_MEMORY_LIMIT=") for entry in env or ())
-    return named or (isinstance(annotations, dict) and "gpushim/memory-limit" in annotations)
+    named = named or (isinstance(annotations, dict) and "gpushim/memory-limit" in annotations)
+    mounts = spec.get("mounts")
+    return named or any(isinstance(mount, dict) and "/limits/" in str(mount.get("source")) for mount in mounts or ())
 
 
 def isolate() -> dict[bytes, bytes]:

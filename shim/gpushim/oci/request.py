@@ -9,6 +9,7 @@ request and about 0.1 ms with one, and time grows only with its size.
 from __future__ import annotations
 
 from gpushim.ground.errors import BUNDLE, REQUEST, GpushimError, quote
+from gpushim.ground.system import state_dir
 from gpushim.oci import authorization, device_list
 from gpushim.oci.authorization import FEATURES, Gate, privileged
 from gpushim.oci.bundle import member
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from gpushim.oci.selection import Item
 
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+# Files of root's below the state directory, named UUID=BYTES: a mount of one limits a container.
+LIMITS = "limits"
 MEMORY_VARIABLE, MEMORY_ANNOTATION = "GPUSHIM_MEMORY_LIMIT", "gpushim/memory-limit"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 LAST_CHANNEL = 2**20 - 1
@@ -128,13 +131,17 @@ def read(
     devices = [item for item in devices if _lets(item, asked[0], gate)]
     found = _completed(asked[0], asked[1], devices, env, channels, gate)
     if found.own:
-        found.memory = memory_limits(spec, env, gate)
+        found.memory = _memory_limits(spec, env, gate, state_dir())
     return found
 
 
-def memory_limits(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate) -> list[tuple[str, str]]:
-    """List the limits of GPU memory that a container asks for and may: where each stands, and its text."""
-    limits: list[tuple[str, str]] = []
+def _memory_limits(
+    spec: Mapping[str, object], env: Mapping[str, str], gate: Gate, state: str
+) -> list[tuple[str, str]]:
+    """List the limits of GPU memory that a container has, or asks for and may: where each stands, and its text."""
+    folder = f"{state}/{LIMITS}/"
+    sources = [str(mount.get("source")) for mount in member(spec, "mounts", list) if isinstance(mount, dict)]
+    limits = [("mount " + source, source[len(folder) :]) for source in sources if source.startswith(folder)]
     annotations = member(spec, "annotations", dict)
     for source, what, text in (
         ("variable", MEMORY_VARIABLE, env.get(MEMORY_VARIABLE)),
@@ -146,11 +153,11 @@ def memory_limits(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate
     return limits
 
 
-def limits_of(spec: Mapping[str, object], policy: Policy) -> list[tuple[str, str]]:
-    """List the limits of GPU memory that any container asks for and may, as one that got its GPUs by CDI."""
+def limits_of(spec: Mapping[str, object], policy: Policy, state: str) -> list[tuple[str, str]]:
+    """List the limits of GPU memory of any container, as one that got its GPUs by CDI; `state` is the directory."""
     process = member(spec, "process", dict)
     gate = Gate(lambda: privileged(spec, process), policy, [], {})
-    return memory_limits(spec, _environment(process, ()), gate)
+    return _memory_limits(spec, _environment(process, ()), gate, state)
 
 
 def _lets(item: Item, source: str, gate: Gate) -> bool:

@@ -84,6 +84,21 @@ def test_of_several_the_smallest_counts() -> None:
     assert decided(host(), "GPUSHIM_MEMORY_LIMIT=7Gi", annotations=annotation) == {0: 7 * GIB, 1: 7 * GIB}
 
 
+def test_what_root_mounts_counts_whatever_a_pod_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", "/srv/state")
+    inventory = host(**{"accept-env-when-unprivileged": False, "accept-volume-mounts": True})
+    mounts = [f"/srv/state/limits/{UUIDS[0]}={2 * GIB}", "/elsewhere/limits/x=1", "/dev/null"]
+    folders = ["/run/gpushim/limits/a", "/b", "/var/run/nvidia-container-devices/0"]
+    spec = {
+        "process": {"env": ["GPUSHIM_MEMORY_LIMIT=30Gi"]},
+        "mounts": [{"source": source, "destination": path} for source, path in zip(mounts, folders)],
+    }
+    asked = request.read(spec, inventory["policy"])
+    assert asked is not None
+    (limit,) = plan(asked, inventory, {"rootfs": "/r", "userns": False, "hook": "/h"})[2]
+    assert (limit.size, limit.source) == (2 * GIB, f"mount {mounts[0]}")
+
+
 @pytest.mark.parametrize(
     ("asked", "size"), [((), 4), (("GPUSHIM_MEMORY_LIMIT=6Gi",), 6), (("GPUSHIM_MEMORY_LIMIT=60Gi",), 10)]
 )
