@@ -40,13 +40,13 @@ def _set(session: Any, cgroup: str, pci: str, size: int) -> str:
         # Nothing is promised: the soft limit is memory that others cannot have.
         limits.nameSpace, limits.softLimit, limits.hardLimit = cgroup.encode(), 0, size
         session.nvmlDeviceSetMemoryLimits_v1(handle, limits)
-        kept = session.c_nvmlGetMemoryLimits_v1_t()
-        kept.nameSpace = cgroup.encode()
-        session.nvmlDeviceGetMemoryLimits_v1(handle, kept)
+        answer = session.c_nvmlGetMemoryLimits_v1_t()
+        answer.nameSpace = cgroup.encode()
+        session.nvmlDeviceGetMemoryLimits_v1(handle, answer)
     except session.NVMLError_FunctionNotFound:
         return f"{NEEDS} driver 615 or newer"
     except session.NVMLError_NotSupported:
         return f"{NEEDS} a GPU that is not in MIG mode: GPU {pci}"
     except session.NVMLError as error:
         return f"NVML refuses the limit of GPU {pci}: {error}"
-    return "" if kept.hardLimit <= size else f"NVML keeps {kept.hardLimit} bytes for GPU {pci}, not {size}"
+    return "" if answer.hardLimit <= size else f"NVML keeps {answer.hardLimit} bytes for GPU {pci}, not {size}"

@@ -145,13 +145,13 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
 def _limit(options: Options, pid: int, spec: dict[str, Any]) -> None:
     """Limit GPU memory; before the process confines itself, for NVML's child needs more than a hook."""
     if options.memory or options.memory_limits or _names_limit(spec):
-        from gpuhook import memory  # most containers have no limit
+        from gpuhook import cgroup_limits  # most containers have no limit
 
         process = roots.process_of(pid)
         root = roots.open_root(process, options.rootfs)
         if spec:
-            memory.add_limits(options, spec, root)
-        memory.limit(options, process, Work(root, options.log).warn)
+            cgroup_limits.add_limits(options, spec, root)
+        cgroup_limits.limit(options, process, Work(root, options.log).warn)
 
 
 def _make_ready(options: Options, state: dict[str, Any]) -> None:

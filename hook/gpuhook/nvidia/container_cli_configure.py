@@ -74,10 +74,10 @@ def configure(words: list[str]) -> None:
             named.add("no-cgroups")
         finishing = _options(decision.edits, options, given)
         if decision.limits:
-            from gpuhook import memory  # most containers have no limit
+            from gpuhook import cgroup_limits  # most containers have no limit
             from gpuhook.live import roots
 
-            memory.limit_decided(decision, roots.process_of(pid) if pid else "")
+            cgroup_limits.limit_decided(decision, roots.process_of(pid) if pid else "")
         confine(host["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
         _land(decision.edits, named, finishing, pid, host["driver"]["dev-root"])
     except GpushimError as error:

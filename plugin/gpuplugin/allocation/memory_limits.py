@@ -2,7 +2,7 @@
 
 A container's limit is a mount whose source is named for it, in a directory of root's: LIMITS/<UUID>=<bytes>. Neither
 an image nor a pod's variable can say another; a pod that may mount files of the host can only add a lower one.
-Out of scope: how much a share has (division.py), and setting it (gpuhook/memory.py).
+Out of scope: how much a share has (division.py), and setting it (gpuhook/cgroup_limits.py).
 """
 
 from __future__ import annotations

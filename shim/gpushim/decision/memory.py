@@ -2,7 +2,7 @@
 
 A container asks by GPUSHIM_MEMORY_LIMIT or the annotation gpushim/memory-limit: "20Gi" for each GPU, or for GPUs by
 index, UUID or PCI address, "0=20Gi,GPU-...=8Gi". [requests] of config.toml has a limit for who asks for none, and one
-that nobody passes. Of several the smallest counts. The hook sets them (gpuhook/memory.py).
+that nobody passes. Of several the smallest counts. The hook sets them (gpuhook/cgroup_limits.py).
 Imported where there is a limit alone.
 """
 

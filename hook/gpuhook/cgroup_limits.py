@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     Sizes = dict[str, int]  # bytes, by PCI address as the kernel writes it
 
-WANTED = "wanted"  # of [requests] memory-limits
 CONTROLLER = "dmem"
 NVML_SECONDS = 20.0  # for a child that opens NVML, which takes seconds without nvidia-persistenced
 DEPTH = 64  # cgroups above one another that are looked at
@@ -54,7 +53,7 @@ def limit(options: Options, process: str, warn: Callable[[str, Exception], None]
             _set(sizes, options.nvml, process)
     except GpushimError as error:
         refusal = GpushimError(f"the limit of the container's GPU memory is not in force: {error}", error.exit_code)
-        if options.memory_limits != WANTED:
+        if options.memory_limits != "wanted":  # of config.toml
             raise refusal from None
         warn("the limit of GPU memory", refusal)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from gpuhook import memory
+from gpuhook import cgroup_limits
 from gpuhook.finish.options import Options
 from gpuhook.live import devices
 from gpushim.ground.errors import GpushimError
@@ -40,7 +40,7 @@ class Host:
 
     def limit(self, *words: str, how: str = "required") -> None:
         options = Options(["--memory-limits", how, *words])
-        memory.limit(options, "/proc/self", lambda what, error: self.warned.append(f"{what}: {error}"))
+        cgroup_limits.limit(options, "/proc/self", lambda what, error: self.warned.append(f"{what}: {error}"))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(devices, "find", lambda process, versions: cgroup)
     monkeypatch.setattr(devices, "is_shared", lambda cgroup: False)
     monkeypatch.setattr(devices, "is_in", lambda process, cgroup: True)
-    monkeypatch.setattr(memory, "DEPTH", 2)
+    monkeypatch.setattr(cgroup_limits, "DEPTH", 2)
     return made
 
 
@@ -65,9 +65,9 @@ def test_the_kernel_keeps_the_limit_of_the_leaf(host: Host) -> None:
 
 def test_what_the_kernel_does_not_keep_is_no_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.give_dmem(REGION)
-    write = memory._write
+    write = cgroup_limits._write
     monkeypatch.setattr(
-        memory, "_write", lambda directory, name, text: name == "dmem.max" or write(directory, name, text)
+        cgroup_limits, "_write", lambda directory, name, text: name == "dmem.max" or write(directory, name, text)
     )
     with pytest.raises(GpushimError, match=f"the kernel says max where {GIB} bytes of GPU 0000:07:00.0"):
         host.limit("--memory", f"00000000:07:00.0={GIB}")
@@ -78,7 +78,7 @@ def test_what_the_kernel_does_not_keep_is_no_limit(host: Host, monkeypatch: pyte
 @pytest.mark.parametrize("missing", ["controllers", "region"])
 def test_without_the_kernel_nvml_is_asked(host: Host, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(memory, "_set_by_nvml", lambda *words: asked.append(words[:2]))
+    monkeypatch.setattr(cgroup_limits, "_set_by_nvml", lambda *words: asked.append(words[:2]))
     if missing == "region":
         host.give_dmem("other/region")
     host.limit("--memory", f"00000000:07:00.0={GIB}", "--nvml", "/lib/nvml")
@@ -137,6 +137,6 @@ class TestNvml:
     def test_an_nvml_that_hangs_is_given_up(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         made, words = self.build(host)
         made.behave(hang=True)
-        monkeypatch.setattr(memory, "NVML_SECONDS", 0.5)
+        monkeypatch.setattr(cgroup_limits, "NVML_SECONDS", 0.5)
         with pytest.raises(GpushimError, match="NVML has not answered"):
             host.limit(*words)
