@@ -32,6 +32,8 @@ SYMPTOMS = pages.TOP / "docs/symptoms.md"
 LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"]
 SOURCES = ("shim", "hook", "plugin", "tests", "packaging", "tools", "bench")
 STATE = {"claims.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
+LAID = {".toml", ".yaml", ".service", ".sh"}
+OTHERS = {("cri", "")}  # containerd's
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
 PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 5}  # how many
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).
@@ -43,6 +45,18 @@ EDGE = re.compile(rf'^  ({NODE}) -->(?:\|(?:"[^"]+"|[a-z]+)\|)? ({NODE})$')
 def test_links_lead_somewhere(page: Path) -> None:
     """In the checkout; e2e/test_deb_build and test_rpm_build follow those of what packages lay down."""
     assert pages.broken(page) == []
+
+
+def test_what_the_code_says_of_pages_leads_somewhere() -> None:
+    """As `docs/errors.md#exit-codes`: in messages, comments and what packages lay down."""
+    texts = {path: path.read_text() for top in SOURCES[:3] for path in (pages.TOP / top).rglob("*.py")}
+    texts |= {path: path.read_text() for path in (pages.TOP / "packaging").rglob("*") if path.suffix in LAID}
+    named = {pair for text in texts.values() for pair in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text)}
+    assert len(named) > 5
+    for name, anchor in named - OTHERS:
+        page = pages.TOP / "docs" / name
+        assert page.is_file(), name
+        assert not anchor or anchor in pages.anchors(page), (name, anchor)
 
 
 @pytest.mark.parametrize("page", [pages.TOP / "docs/architecture.md", *LINKED[-2:]], ids=lambda page: page.name)

@@ -1,0 +1,103 @@
+"""Exit codes and refusals for docs/errors.md, from the sources that raise them.
+
+A sentence says what is wrong and, behind its last semicolon or colon, what to do. What varies in it is "..." here.
+Commands print theirs on the terminal; listed is what reaches people through an engine or a log (LISTED).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+ERRORS = TOP / "shim/gpushim/ground/errors.py"
+SHELLS = ("shim/gpushim/launcher", "packaging/removed")
+LISTED = range(10, 128)
+CODE = re.compile(r"^([A-Z_]+) = (\d+)  # (.+)$", re.MULTILINE)
+PAGE = re.compile(r" \((\w[\w-]*\.md(?:#[\w-]+)?)\)$")
+
+
+def meanings() -> dict[int, tuple[str, str]]:
+    """Return what each exit code means, and the page about it or "", in order."""
+    found = {}
+    for _, number, text in CODE.findall(_table()):
+        page = PAGE.search(text)
+        found[int(number)] = (PAGE.sub("", text), page[1] if page else "")
+    return dict(sorted(found.items()))
+
+
+def codes() -> str:
+    """Return the table of exit codes."""
+    rows = ["| code | meaning | more |", "| --- | --- | --- |"]
+    for code, (text, page) in meanings().items():
+        rows.append(f"| `{code}` | {text} | {f'[{page}]({page})' if page else ''} |")
+    return "\n".join(rows)
+
+
+def sentences() -> str:
+    """Return the refusals, by code: what is wrong, and what to do where the sentence says it at its end."""
+    by_code: dict[int, dict[str, str]] = {code: {} for code in meanings() if code in LISTED}
+    for code, sentence in (*_raised(), *_of_shells()):
+        wrong, _, fix = sentence.partition(";")
+        wrong, fix = (re.sub(r"[:,]? ?\.\.\.$", "", text.strip()) for text in (wrong, fix))
+        if code in by_code and len(re.findall("[A-Za-z]{2,}", wrong)) > 1:
+            by_code[code].setdefault(wrong, fix)
+    blocks = []
+    for code, texts in by_code.items():
+        lines = [f"### {code}\n"] if texts else []
+        lines += [
+            f"- `{_quoted(wrong)}`{fix and f': {_plain(fix)}'}" for wrong, fix in sorted(texts.items(), key=_key)
+        ]
+        blocks += ["\n".join(lines)] if lines else []
+    return "\n\n".join(blocks)
+
+
+def _table() -> str:
+    """Return the source of the exit codes: what stands above the first blank lines behind them."""
+    return ERRORS.read_text(encoding="utf-8").partition("# Exit codes")[2].partition("\n\n\n")[0]
+
+
+def _raised() -> Iterator[tuple[int, str]]:
+    numbers = {name: int(number) for name, number, _ in CODE.findall(_table())}
+    for root in ("shim", "hook", "plugin"):
+        for path in sorted((TOP / root).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Error"):
+                    code = numbers.get(ast.unparse(node.args[1]), 0) if len(node.args) > 1 else 0
+                    if code:
+                        yield code, re.sub(r"(?:\.\.\. ?)+(?=\.\.\.)", "", _text(node.args[0]))
+
+
+def _of_shells() -> Iterator[tuple[int, str]]:
+    for name in SHELLS:
+        text = (TOP / name).read_text(encoding="utf-8") if (TOP / name).exists() else ""
+        for code, sentence in re.findall(r"\|\| fail (\d+) '([^']*)'", text):
+            yield int(code), sentence
+        for sentence in re.findall(r"\{ log '([^']*)'", text):
+            yield 127, sentence
+
+
+def _text(node: ast.AST) -> str:
+    """Return a text of the source, with "..." for what varies."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_text, node.values))
+    return "..."
+
+
+def _key(row: tuple[str, str]) -> str:
+    return re.sub("[^a-z]", "", row[0].lower())
+
+
+def _quoted(text: str) -> str:
+    return text.replace("`", "'").strip()
+
+
+def _plain(text: str) -> str:
+    """Return a fix as text of Markdown, in which nothing is emphasised or a tag."""
+    return re.sub(r"([*_<>])", r"\\\1", text)
