@@ -1,6 +1,6 @@
 """Exit codes and refusals for docs/errors.md, from the sources that raise them.
 
-A sentence says what is wrong and, behind its last semicolon or colon, what to do. What varies in it is "..." here.
+What varies in a sentence is "..." here.
 Commands print theirs on the terminal; listed is what reaches people through an engine or a log (LISTED).
 """
 
@@ -37,21 +37,18 @@ def codes() -> str:
 
 
 def sentences() -> str:
-    """Return the refusals, by code: what is wrong, and what to do where the sentence says it at its end."""
+    """Return the refusals by code, each once, by what is wrong."""
     by_code: dict[int, dict[str, str]] = {code: {} for code in meanings() if code in LISTED}
     for code, sentence in (*_raised(), *_of_shells()):
-        wrong, _, fix = sentence.partition(";")
-        wrong, fix = (re.sub(r"[:,]? ?\.\.\.$", "", text.strip()) for text in (wrong, fix))
+        wrong = sentence.partition(";")[0]
         if code in by_code and len(re.findall("[A-Za-z]{2,}", wrong)) > 1:
-            by_code[code].setdefault(wrong, fix)
-    blocks = []
-    for code, texts in by_code.items():
-        lines = [f"### {code}\n"] if texts else []
-        lines += [
-            f"- `{_quoted(wrong)}`{fix and f': {_plain(fix)}'}" for wrong, fix in sorted(texts.items(), key=_key)
-        ]
-        blocks += ["\n".join(lines)] if lines else []
-    return "\n\n".join(blocks)
+            by_code[code].setdefault(wrong, re.sub(r"[:;,]? ?\.\.\.$", "", sentence.strip()))
+    parts = [
+        "\n".join((f"### {code}", "", "```text", *sorted(texts.values(), key=_key), "```"))
+        for code, texts in by_code.items()
+        if texts
+    ]
+    return "\n\n".join(parts)
 
 
 def _table() -> str:
@@ -90,14 +87,5 @@ def _text(node: ast.AST) -> str:
     return "..."
 
 
-def _key(row: tuple[str, str]) -> str:
-    return re.sub("[^a-z]", "", row[0].lower())
-
-
-def _quoted(text: str) -> str:
-    return text.replace("`", "'").strip()
-
-
-def _plain(text: str) -> str:
-    """Return a fix as text of Markdown, in which nothing is emphasised or a tag."""
-    return re.sub(r"([*_<>])", r"\\\1", text)
+def _key(sentence: str) -> str:
+    return re.sub("[^a-z]", "", sentence.lower())

@@ -1,4 +1,4 @@
-"""Which module imports which, and the table of rooms in docs/architecture.md.
+"""Which module imports which, and the list of rooms in docs/architecture.md.
 
 A room is a folder with an __init__.py. An import inside a function counts, for it only hides what stands on what, and
 so does one for the type checker. Out of scope: which imports there may be (tests/unit/test_import_rules.py).
@@ -12,7 +12,6 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 PACKAGES = {"gpushim": TOP / "shim", "gpuhook": TOP / "hook", "gpuplugin": TOP / "plugin"}
-EVERYWHERE = {"gpushim", "gpushim.ground", "gpushim.paths"}  # the version is in gpushim/__init__.py
 FOLDERS = {
     ".".join(path.parent.relative_to(base).parts)
     for package, base in PACKAGES.items()
@@ -71,17 +70,11 @@ def purpose(name: str) -> str:
 
 
 def table() -> str:
-    """Return the rooms, each below those that it imports if they are of its package."""
-    imported = rooms()
-    rows = ["| room | what it is for | imports |", "| --- | --- | --- |"]
-    for name in _ordered(imported):
-        others = sorted(_shown(other, name) for other in imported[name] - EVERYWHERE)
-        rows.append(f"| `{name.replace('.', '/')}/` | {purpose(name)} | {' '.join(others)} |")
-    return "\n".join(rows)
+    """Return the rooms of each package, each below those that it imports."""
+    return "\n".join(f"- `{name.replace('.', '/')}/`: {purpose(name)}" for name in _ordered(rooms()))
 
 
 def _ordered(imported: dict[str, set[str]]) -> list[str]:
-    """Return the rooms by package, in each those first that import the fewest, a room before what imports it."""
     names: list[str] = []
     for package in PACKAGES:
         left = {name for name in imported if name.partition(".")[0] == package}
@@ -90,8 +83,3 @@ def _ordered(imported: dict[str, set[str]]) -> list[str]:
             names += sorted(ready)
             left -= {*ready}
     return names
-
-
-def _shown(other: str, name: str) -> str:
-    package, _, rest = other.partition(".")
-    return rest.replace(".", "/") if package in ("gpushim", name.partition(".")[0]) and rest else other

@@ -29,8 +29,8 @@ def keys() -> str:
     """Return the keys of each section, with default and sentence."""
     parts = []
     for section, rule in policy.schema()["properties"].items():
-        rows = ((f"`{key}`", f"`{_toml(entry['default'])}`", _told(entry)) for key, entry in _entries(rule))
-        parts.append(f"### [{section}]\n\n" + table(("key", "default", "what it is"), rows))
+        lines = [f"- `{key} = {_toml(entry['default'])}`: {_told(entry)}" for key, entry in _entries(rule)]
+        parts.append("\n".join((f"### [{section}]", "", *lines)))
     return "\n\n".join(parts)
 
 

@@ -31,7 +31,7 @@ def engine_checks() -> str:
 
 def _checks(named: Mapping[str, object]) -> str:
     """Return checks by name, with what each function says that it does."""
-    return table(("check", "what it looks at"), ((f"`{name}`", _sentence(check)) for name, check in named.items()))
+    return "\n".join(f"- `{name}`: {_sentence(check)}" for name, check in named.items())
 
 
 def _sentence(check: object) -> str:
@@ -70,10 +70,10 @@ def _ranges(numbers: list[int]) -> list[str]:
 
 def labels() -> str:
     """Return the labels of GPUs, and those of MIG instances by an example of a profile."""
-    rows: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     for name, text in label_names.TEXTS.items():
-        rows.setdefault(text, []).append(f"`{name}`")
-    return table(("label", "value"), ((", ".join(names), text) for text, names in rows.items()))
+        by_text.setdefault(text, []).append(f"`{name}`")
+    return "\n".join(f"- {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
 def gpu_metrics() -> str:
@@ -93,16 +93,14 @@ def dra_metrics() -> str:
 
 
 def _metrics(rows: Iterable[metrics.Row]) -> str:
-    cells = (
-        (
-            f"`{row.name}`{' *' if row.mig else ''}",
-            ", ".join(word for word in (row.kind, row.unit) if word),
-            ", ".join(f"`{label}`" for label in row.labels),
-            row.text.rstrip("."),
-        )
-        for row in rows
-    )
-    return table(("metric", "type, unit", "labels", "what it is"), cells)
+    """Return metrics with their labels, what they are, and kind and unit but for gauges of a number."""
+    lines = []
+    for row in rows:
+        labels = f"{{{', '.join(row.labels)}}}" if row.labels else ""
+        kind = ", ".join(word for word in (row.kind if row.kind != "gauge" else "", row.unit) if word)
+        own = ", also a MIG instance's own" if row.mig else ""
+        lines.append(f"- `{row.name}{labels}`: {row.text.rstrip('.')}{own}{kind and f' ({kind})'}")
+    return "\n".join(lines)
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
