@@ -68,6 +68,13 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
     assert missing <= STATE
 
 
+def test_tests_that_security_names_are_there() -> None:
+    named = set(re.findall(r"`((?:unit|e2e|fuzz)/[\w/]+)(?:::(\w+))?`", LINKED[-2].read_text()))
+    assert len(named) > 100
+    for path, function in named:
+        assert f"def {function or 'test_'}" in (pages.TOP / "tests" / f"{path}.py").read_text(), path
+
+
 def test_what_docstrings_name_of_modules_and_classes_is_there() -> None:
     """As `book.claimed.read` and `Status.prepare`; other languages have names, too."""
     texts = {path: path.read_text() for top in SOURCES[:3] for path in (pages.TOP / top).rglob("*.py")}
