@@ -1,7 +1,8 @@
 """Exit codes and refusals for docs/errors.md, from the sources that raise them.
 
 What varies in a sentence is "..." here.
-Commands print theirs on the terminal; listed is what reaches people through an engine or a log (LISTED).
+Listed is what engines print of a container (LISTED, ROOTS): commands print theirs on the terminal, the device plugin
+and the DRA driver in events and logs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 ERRORS = TOP / "shim/gpushim/ground/errors.py"
+ROOTS = ("shim", "hook")
 SHELLS = ("shim/gpushim/launcher", "packaging/removed")
 LISTED = range(10, 128)
 CODE = re.compile(r"^([A-Z_]+) = (\d+)  # (.+)$", re.MULTILINE)
@@ -58,7 +60,7 @@ def _table() -> str:
 
 def _raised() -> Iterator[tuple[int, str]]:
     numbers = {name: int(number) for name, number, _ in CODE.findall(_table())}
-    for root in ("shim", "hook", "plugin"):
+    for root in ROOTS:
         for path in sorted((TOP / root).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Error"):
