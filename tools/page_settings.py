@@ -13,7 +13,6 @@ from typing import Any
 
 from gpushim.config import policy
 from gpushim.nvidia.migrate.device_plugin_keys import SECTION, SETTINGS
-from page_tables import table
 
 WIDTH = 118
 # The chart's own, with rules of its own: pods have no /run but gpushim's, and no port below 1000.
@@ -36,23 +35,21 @@ def keys() -> str:
 
 def profiles() -> str:
     """Return the keys that the profile for several tenants sets."""
-    defaults: Any = policy.defaults()
-    rows = [
-        (f"`[{section}] {key}`", f"`{_toml(defaults[section][key])}`", f"`{_toml(value)}`")
-        for section, entries in policy.PROFILES["multi-tenant"].items()
-        for key, value in entries.items()
-    ]
-    return table(("key", "default", "multi-tenant"), rows)
+    entries = policy.PROFILES["multi-tenant"].items()
+    return "\n".join(
+        f"- `[{section}] {key} = {_toml(value)}`" for section, keys in entries for key, value in keys.items()
+    )
 
 
 def names() -> str:
-    """Return NVIDIA's names of settings of the device plugin, where there are such."""
-    rows = (
-        (f"`{one.key}`", f"`--{one.flags[0]}`", f"`{one.variables[0]}`", f"`{one.file}`" if one.file else "")
-        for one in SETTINGS
-        if one.key and one.variables
-    )
-    return table(("key", "flag", "variable", "NVIDIA's file"), rows)
+    """Return NVIDIA's names of settings of the device plugin, where there are such; a flag, if it is not the key."""
+    lines = []
+    for setting in SETTINGS:
+        if setting.key and setting.variables:
+            flag = "" if setting.flags[0] == setting.key else f"--{setting.flags[0]}"
+            others = [f"`{name}`" for name in (flag, setting.variables[0], setting.file) if name]
+            lines.append(f"- `{setting.key}`: {', '.join(others)}")
+    return "\n".join(lines)
 
 
 def config_toml(_: str) -> str:
