@@ -35,7 +35,7 @@ STATE = {"claims.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  
 LAID = {".toml", ".yaml", ".service", ".sh"}
 OTHERS = {("cri", "")}  # containerd's
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
-PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 3}  # how many
+PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 2}  # how many
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).
 NODE = r'[a-z]+(?:\["[^"]+"\]|\{"[^"]+"\}|\(\["[^"]+"\]\))?'
 EDGE = re.compile(rf'^  ({NODE}) -->(?:\|(?:"[^"]+"|[a-z]+)\|)? ({NODE})$')
