@@ -48,7 +48,8 @@ def names() -> str:
         if setting.key and setting.variables:
             flag = "" if setting.flags[0] == setting.key else f"--{setting.flags[0]}"
             others = [f"`{name}`" for name in (flag, setting.variables[0], setting.file) if name]
-            lines.append(f"- `{setting.key}`: {', '.join(others)}")
+            why = f": {setting.why.rstrip('.')}" if setting.why else ""
+            lines.append(f"- `{setting.key}`: {', '.join(others)}{why}")
     return "\n".join(lines)
 
 
