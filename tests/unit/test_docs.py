@@ -33,7 +33,6 @@ LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"
 SOURCES = ("shim", "hook", "plugin", "tests", "packaging", "tools", "bench")
 STATE = {"claims.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
 LAID = {".toml", ".yaml", ".service", ".sh"}
-OTHERS = {("cri", "")}  # containerd's
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
 PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 2}  # how many
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).
@@ -53,7 +52,7 @@ def test_what_the_code_says_of_pages_leads_somewhere() -> None:
     texts |= {path: path.read_text() for path in (pages.TOP / "packaging").rglob("*") if path.suffix in LAID}
     named = {pair for text in texts.values() for pair in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text)}
     assert len(named) > 5
-    for name, anchor in named - OTHERS:
+    for name, anchor in named:
         page = pages.TOP / "docs" / name
         assert page.is_file(), name
         assert not anchor or anchor in pages.anchors(page), (name, anchor)
