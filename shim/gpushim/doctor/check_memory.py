@@ -29,7 +29,7 @@ def limits(host: Host) -> Iterator[Finding]:
     sizes = {memory.DEFAULT: requests["memory-limit-default"], memory.MOST: requests["memory-limit-most"]}
     keys = [key for key, size in sizes.items() if size and requests["memory-limits"] == "required"]
     if not missing:
-        yield ok(f"limits of GPU memory are kept by {_keeper()}")
+        yield ok(f"limits of GPU memory are kept by {_name_kernel_or_driver()}")
     elif keys:
         yield broken(
             f"containers with a whole GPU are refused: {' and '.join(keys)} under [requests] of config.toml limit "
@@ -51,7 +51,7 @@ def _missing(snapshot: Snapshot) -> str:
     return "" if _read("cgroup.controllers") else f"{CGROUPS} is not cgroup v2 alone"
 
 
-def _keeper() -> str:
+def _name_kernel_or_driver() -> str:
     if "dmem" in _read("cgroup.controllers").split():
         return "the kernel (dmem)"
     return "the driver itself, as this kernel has no CONFIG_CGROUP_DMEM"
