@@ -59,7 +59,7 @@ def spec(host: Host) -> Iterator[Finding]:
         yield _without_gpus(host, path, bool(snapshot))
     elif (expected := _expected(host, snapshot)) is None:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
-    elif _is_unread(host):
+    elif _is_unused_directory(host):
         evidence = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
         yield warning(evidence, entries.moved(host, output.DEFAULT_DIRECTORY))
     elif saved is None and (file := publish.conflicting(path, expected)[0]):
@@ -89,7 +89,7 @@ def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
     return broken(evidence, f"do what snapshot says; then {_rewrite_fix(host)}")
 
 
-def _is_unread(host: Host) -> bool:
+def _is_unused_directory(host: Host) -> bool:
     """Return whether refresh writes its spec to a configured directory that no engine reads."""
     folders = (*host.settings["cdi"]["spec-dirs"], *specs.DIRECTORIES)
     return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, folders)

@@ -49,6 +49,7 @@ def platform(host: Host) -> Iterator[Finding]:
 
 
 def module(host: Host) -> Iterator[Finding]:
+    """Check that the kernel module is loaded."""
     version = procfs.module_version(host.proc)
     loaded = modules.loaded(host.proc) or ()
     if host.platform([]) != "native":

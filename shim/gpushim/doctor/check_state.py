@@ -57,6 +57,7 @@ FACTS = {
 
 
 def config(host: Host) -> Iterator[Finding]:
+    """Check that config.toml is valid."""
     absent = policy.absent(host.driver)
     if host.problem:
         yield broken(host.problem, _config_fix(host.config))
@@ -160,6 +161,7 @@ def _refresh_fix(sentence: str) -> str:
 
 
 def log(host: Host) -> Iterator[Finding]:
+    """Check that the log can be written."""
     path = host.settings["log"]["file"]
     folder, fix = os.path.dirname(path), f"change file under [log] in {shlex.quote(host.config)}"
     if not path:
@@ -243,6 +245,7 @@ def installed(host: Host) -> Iterator[Finding]:
 
 
 def python(host: Host) -> Iterator[Finding]:
+    """Check the Python of the create path."""
     path = f"{host.top}{PYTHON}"
     answer = ask.program([path, "-IBS", "-c", "import sys; print(*sys.version_info[:3], sep='.')"])
     version = answer.out.strip()

@@ -155,8 +155,8 @@ def completed(data: Any) -> Snapshot:
     """Add the members that forms since OLDEST have added to a snapshot."""
     gpus = [{"nvml": gpu["index"], "addressing": "", "fabric_problem": "", **gpu} for gpu in data["gpus"]]
     migs = [{"placement": [], **mig} for mig in data["mig"]]
-    policy = {**data["policy"], "requests": {"cuda-compat": True, **data["policy"]["requests"]}}
-    members = {"gpus": gpus, "mig": migs, "policy": policy}
+    requests = {**policy.defaults()["requests"], **data["policy"]["requests"]}
+    members = {"gpus": gpus, "mig": migs, "policy": {**data["policy"], "requests": requests}}
     return {"form": data["version"], "absent": [], **data, **members}  # type: ignore[typeddict-item]
 
 
