@@ -208,8 +208,13 @@ def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
             asked = claims.pod(name, *[name] * (what != "nothing"))
             asked["spec"]["containers"][0]["command"] = ["/bin/sh", "-c", "echo; exec sleep 100000"]
             cluster.apply(claims.claim(name), asked)
-            written.append(stamp(logged(cluster, name)))
+
+            def runs(kind: str, one: dict[str, Any], name: str = name) -> bool:
+                return (one["metadata"]["name"], one["status"].get("phase")) == (name, "Running")
+
+            pods.first(runs)
             began.append(pods.first(lambda kind, one, name=name: one["metadata"]["name"] == name))  # type: ignore[misc]
+            written.append(stamp(logged(cluster, name)))
             claims.remove(cluster, name)
         spent = [after - before for before, after in zip(began, written)][1:]  # the first warms the caches
         say(f"pod with {what}: created until it runs", spread(spent))
@@ -223,7 +228,7 @@ def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
 
 def logged(cluster: Cluster, name: str) -> str:
     """Return what a pod has written, once it has."""
-    while not (text := cluster.kubectl("logs", name, "--timestamps", check=False)):
+    while not (text := cluster.kubectl("logs", name, "--timestamps")):
         time.sleep(0.1)
     return text
 
