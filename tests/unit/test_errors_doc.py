@@ -20,7 +20,7 @@ TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs/errors.md").read_text()
 # A row: a code, sentences with one cause, and that with its fix.
 ROW = re.compile(r"^\| (\d+) \| (`.*?`(?:<br>`.*?`)*) \| ([^|]+) \|$", re.MULTILINE)
-LAUNCHER = (TOP / "shim/gpushim/launcher").read_text() + (TOP / "packaging/removed").read_text()
+LAUNCHER = (TOP / "shim/gpushim/launcher").read_text() + (TOP / "shim/gpushim/removed").read_text()
 ERRORS = ("GpushimError", "OutdatedError", "_NobodyError")
 SOURCES = [path for root in ("shim", "hook", "plugin") for path in sorted((TOP / root).rglob("*.py"))]
 
@@ -65,7 +65,7 @@ def raised() -> Iterator[tuple[int | None, str, str]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS:
             name = ast.unparse(node.args[1]) if len(node.args) > 1 else "FAILED"
             yield getattr(errors, name, None), text(node.args[0]), f"{path.relative_to(TOP)}:{node.lineno}"
-    for code, sentence in re.findall(r"\|\| fail (\d+) '([^']*)'", LAUNCHER):
+    for code, sentence in re.findall(r"\bfail (\d+) '([^']*)'", LAUNCHER):
         yield int(code), sentence, "launcher"
     for sentence in re.findall(r"\{ log '([^']*)'", LAUNCHER):
         yield 127, sentence, "launcher"
