@@ -7,7 +7,7 @@ leave_script() (
   # What a refresh has found out: the low-level runtime of the containers, and words of the configuration.
   mkdir -p "$DPKG_ROOT$KEPT" "$DPKG_ROOT/etc/tmpfiles.d"
   for name in runtime triggers; do
-    if [ -f "$DPKG_ROOT/run/gpushim/$name" ]; then mv -f "$DPKG_ROOT/run/gpushim/$name" "$DPKG_ROOT$KEPT/$name"; fi
+    if [ -f "$DPKG_ROOT/run/gpushim/$name" ]; then cp "$DPKG_ROOT/run/gpushim/$name" "$DPKG_ROOT$KEPT/$name"; fi
   done
   runtime=$DPKG_ROOT/usr/bin/gpushim-runtime hook=$DPKG_ROOT/usr/bin/gpushim-hook
   cat >"$runtime.new" && chmod 755 "$runtime.new" && cp -p "$runtime.new" "$hook.new" &&

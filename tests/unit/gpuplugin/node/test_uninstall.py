@@ -14,7 +14,7 @@ from gpushim.ground.errors import GpushimError
 
 def test_programs_stay_where_nothing_can_be_left_in_their_place(capsys: pytest.CaptureFixture[str]) -> None:
     programs = record.Record(dict.fromkeys([*uninstall.PROGRAMS, "/usr/bin/gpushim"], ""))
-    with pytest.raises(GpushimError, match="could not be left: .*; nothing was removed"):
+    with pytest.raises(GpushimError, match=r"could not be left: .*; nothing was removed"):
         uninstall._leave(programs, "leave() { return 3; }\n")
     assert len(programs.files) == 3
     uninstall._leave(programs, "leave() { echo 'gpushim: it stays'; }\n")
