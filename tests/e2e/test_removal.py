@@ -19,7 +19,7 @@ from e2e.podman import store
 from fakehost import Host
 
 SUITE = "trixie"
-LEFT = "/usr/bin/gpushim-hook /usr/bin/gpushim-runtime"
+PROGRAMS = "/usr/bin/gpushim-hook /usr/bin/gpushim-runtime"
 KEPT = "/etc/tmpfiles.d/gpushim-removed.conf /run/gpushim-removed"
 REFUSED = "gpushim was removed, and this container may ask for a GPU"
 ASKS = "--env=NVIDIA_VISIBLE_DEVICES=0"
@@ -75,7 +75,7 @@ def there(engine: Machine) -> Iterator[Machine]:
         install(engine)
     yield engine
     engine.run("docker ps --all --quiet | xargs --no-run-if-empty docker rm --force", check=False)
-    engine.run(f"dpkg --purge {MAIN}; rm -rf {LEFT} {KEPT}", check=False)
+    engine.run(f"dpkg --purge {MAIN}; rm -rf {PROGRAMS} {KEPT}", check=False)
 
 
 def install(there: Machine) -> None:
@@ -106,7 +106,7 @@ def test_running_containers_go_on(there: Machine) -> None:
         there.run("docker restart --time=0 plain; docker start old; docker stop --time=0 old")
         assert there.run("docker exec plain echo here").stdout == "here\n"
     assert REFUSED in there.run("docker restart --time=0 gpu", check=False).stderr
-    assert there.run(f"dpkg --search {LEFT}", check=False).stdout == ""
+    assert there.run(f"dpkg --search {PROGRAMS}", check=False).stdout == ""
     install(there)
     assert there.run(f"ls -d {KEPT}; dpkg --verify {MAIN} | grep /bin/", check=False).stdout == ""
     there.run("docker restart --time=0 gpu plain")

@@ -20,12 +20,6 @@ CONFIG, DAEMON_JSON = "/etc/gpushim/config.toml", "/etc/docker/daemon.json"
 CHANGED = f"S.5....T.  c {CONFIG}\n"  # by its owner, as it may be
 BYTECODE = f"find {LIB} -name '*.pyc' -o -name '*.precompiled'"
 SYSTEMCTL = '#!/bin/sh\necho "$*" >>/run/systemctl\n'
-# What an erasure leaves for containers that run.
-LEFT = [
-    *("/etc/tmpfiles.d", "/etc/tmpfiles.d/gpushim-removed.conf", "/run/gpushim-removed"),
-    *("/run/gpushim-removed/runtime", "/run/gpushim-removed/triggers"),
-    *("/usr/bin/gpushim-hook", "/usr/bin/gpushim-runtime", "/usr/bin/nvidia-container-runtime"),
-]
 NVIDIAS = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools")
 
 
@@ -54,7 +48,7 @@ def bare(place: RpmMachine) -> RpmMachine:
     """A machine without gpushim."""
     for name in place.rpm(r"-qa --queryformat '%{NAME}\n' 'gpushim*'").stdout.split():
         place.rpm(f"-e --nodeps {name}")
-    place.there.run(f"rm -rf /etc/gpushim /etc/docker/* {' '.join(LEFT)}; [ ! -e /usr/lib/gpushim ]")
+    place.there.run(f"rm -rf /etc/gpushim /etc/docker/* {' '.join(packages.LEFT)}; [ ! -e /usr/lib/gpushim ]")
     return place
 
 
@@ -192,7 +186,7 @@ def test_erasing_leaves_nothing_but_what_running_containers_need(
     assert "nvidia.com/gpu: 3" in bare.there.run("gpushim-device-plugin --check").stdout
     bare.there.write(CONFIG, original)
     bare.rpm("-e gpushim gpushim-nvidia-compat gpushim-device-plugin")
-    assert {line.split(" ")[0] for line in packages.traces(bare.there, before)} == {*LEFT}
+    assert {line.split(" ")[0] for line in packages.traces(bare.there, before)} == packages.LEFT
     assert bundle.state() == "running"
     sees_exactly(bundle.call("exec", bundle.id, *probe(bare.there.host, [0])).stdout, bare.there.host, [0])
     bundle.call("delete", "--force", bundle.id)

@@ -14,7 +14,7 @@ from e2e import built, packages, rpm_packages
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.rpm_packages import COMPAT, MAIN, RpmMachine
-from e2e.test_removal import KEPT, LEFT, REFUSED
+from e2e.test_removal import KEPT, PROGRAMS, REFUSED
 
 # As NVIDIA's documentation has them: they were there before gpushim, and stay.
 DAEMON_JSON = json.dumps({"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}})
@@ -79,7 +79,7 @@ def test_running_containers_go_on_when_it_is_erased(docker: Machine, rpm: RpmMac
     assert REFUSED in docker.run("docker restart --time=0 gpu", check=False).stderr
     docker.run("docker restart --time=0 plain")
     assert docker.run("docker exec plain echo here").stdout == "here\n"
-    assert rpm.rpm(f"-qf {LEFT}", check=False).stdout.count("is not owned by any package") == 2
+    assert rpm.rpm(f"-qf {PROGRAMS}", check=False).stdout.count("is not owned by any package") == 2
     install(rpm)
     verified = rpm.rpm(f"--verify {MAIN} {COMPAT}", check=False).stdout
     assert docker.run(f"ls -d {KEPT}", check=False).stdout + "".join(re.findall("/usr/bin/.*", verified)) == ""
