@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim.config import policy
-from gpushim.engines.settings import files, records
+from gpushim.engines.settings import files, toml
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.text import Toml
 from gpushim.ground import seen
 from gpushim.ground.errors import CONFIG, LEFT_OUT, GpushimError, quote
 from gpushim.nvidia.migrate.migrate_keys import GIVEN_UP, KEYS, KINDS, Setting
@@ -109,7 +108,7 @@ def plan(path: str, ours: str, plugin: Sequence[Row] = ()) -> Plan:
     data = files.read(path) if path else b""
     if data is None:
         raise GpushimError(f"{path} is not there; name the toolkit's config.toml with --from")
-    found = rows(Toml.parse(data, path).get())
+    found = rows(toml.parse(data, path))
     return Plan(path, found, changes([*found, *plugin], ours), warnings(found, ours), [*plugin])
 
 
@@ -176,16 +175,17 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     """
     policy.given(ours)  # says what is wrong with it
     old = files.read(ours)
-    text = before = Toml.parse(old or b"", ours)
+    text = before = toml.decoded(old or b"", ours)
     defaults: Any = policy.defaults()  # by names that are data
     for section, key, value in [row.setting for row in found if row.setting]:
-        if text.get((section, key), defaults[section][key]) != value:
-            text = text.put((section, key), value)
-    problem = _problem(text.text)
+        settings = toml.table(toml.parse(text.encode(), ours), section)
+        if settings.get(key, defaults[section][key]) != value:
+            text = toml.put(text, section, key, value, ours)
+    problem = _problem(text)
     if problem:
         raise GpushimError(f"{ours} would be wrong: {problem}", CONFIG)
-    first = old if records.after(ours) != old else records.before(ours)
-    return [Change(ours, old, text.encode(), before=first)] if text.text != before.text else []
+    copy = files.BEFORE if files.read(files.copy_path(ours, files.BEFORE)) is None else ""
+    return [Change(ours, old, text.encode(), copy)] if text != before else []
 
 
 def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
@@ -211,7 +211,7 @@ def _row(key: str, value: Any) -> Row:
         return Row(key, value, answer)
     section, name, ours = answer
     becomes = written(name, ours)
-    problem = _problem(Toml("").put((section, name), ours).text)
+    problem = _problem(toml.written({section: {name: ours}}))
     if problem:
         return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({problem})")
     defaults: Any = policy.defaults()
@@ -222,7 +222,7 @@ def _row(key: str, value: Any) -> Row:
 
 def written(key: str, value: Any) -> str:
     """Write a setting as a line of TOML."""
-    return Toml("").put((key,), value).text.strip()
+    return toml.written({key: value}).strip()
 
 
 def _problem(text: str) -> str:

@@ -15,9 +15,8 @@ from gpushim.engines import crio, hooksd
 from gpushim.engines.containerd.process import SYSTEM_CONFIG
 from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import running
-from gpushim.engines.settings import files, records
-from gpushim.engines.settings.dropin import table
-from gpushim.engines.settings.text import Toml
+from gpushim.engines.settings import files, toml
+from gpushim.engines.settings.toml import table
 from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.migrate.migrate import Row
 from gpushim.oci.edits import OTHER_HOOKS
@@ -25,7 +24,7 @@ from gpushim.oci.edits import OTHER_HOOKS
 RUNTIME = "nvidia-container-runtime"  # also with .cdi and .legacy behind it
 CONTAINERD = (SYSTEM_CONFIG, f"{os.path.dirname(SYSTEM_CONFIG)}/conf.d/*.toml")
 HOOK_FILES = tuple(f"{folder}/*.json" for folder in hooksd.DIRECTORIES)
-_SAVED = (records.BEFORE, records.AFTER)
+_SAVED = (files.BEFORE, ".after-gpushim")
 _Found = Iterator[tuple[str, object, str]]  # a place in a file, what stands there, a command
 
 
@@ -75,7 +74,7 @@ def _json(data: bytes, path: str) -> Any:
 
 
 def _toml(data: bytes, path: str) -> Any:
-    return Toml.parse(data, path).get()
+    return toml.parse(data, path)
 
 
 def _docker(data: dict[str, Any]) -> _Found:
