@@ -100,14 +100,13 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         _check_reader(row, options, plan)
         _check_programs(options, plan)
         plan.check()
-        report["notes"] += files.apply(plan.changes, undo=options.remove)
+        report["notes"] += files.apply(plan.changes)
         links, notes = on_path.apply(plan.links)
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         if report["changed"]:
             time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
             report["notes"] += _of_pip(name, options)
-        report["notes"] += _copies(plan, report["notes"]) if options.remove else []
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, row, options, plan, restart and not verify)
     elif report["changed"] and row.unit:
@@ -131,18 +130,16 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
-    """Say how to take gpushim out of settings once it is gone, and keep what that needs."""
+    """Print how to take gpushim out of settings once it is gone."""
     if not options.remove:
         raise click.UsageError("--by-hand goes with --remove")
     plan = engine.plan(options)
-    commands = [*files.prepare(plan.changes), *(link.command for link in plan.links)]
+    removed = [shlex.join(["rm", change.path]) for change in plan.changed if change.new is None]
+    commands = [*(plan.by_hand or removed), *(link.command for link in plan.links)]
     if commands and row.unit:
         arguments = _restarting(row, options, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
-    for line in [
-        *commands,
-        *(f"# note: {sentence}" for sentence in [*_refusal(row, plan, options), *_copies(plan, [])]),
-    ]:
+    for line in [*commands, *(f"# note: {sentence}" for sentence in _refusal(row, plan, options))]:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
@@ -189,14 +186,6 @@ def _refusal(row: table.Row, plan: Plan, options: Options) -> list[str]:
     except GpushimError as error:
         return [str(error)]
     return []
-
-
-def _copies(plan: Plan, notes: list[str]) -> list[str]:
-    """Name the copies of what somebody wrote into gpushim's entry, but for those that notes are about."""
-    paths = dict.fromkeys([plan.config, *(change.path for change in plan.changes)])
-    copies = [copy for path in paths for copy in files.copies(path)]
-    unnamed = [copy for copy in copies if not any(note.startswith(f"{copy} ") for note in notes)]
-    return [f"the change made to gpushim's entry is saved in {copy}" for copy in unnamed]
 
 
 def _change(change: files.Change) -> dict[str, str]:

@@ -38,12 +38,12 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def found(engine: Engine | None, name: str) -> str:
-    """Return where a dockerd finds HOOK or CDI_HOOK, as this process opens it; "" if nowhere.
+    """Return where a dockerd finds a program, as this process opens it; "" if nowhere.
 
     `engine` is None for one that systemd is going to start.
     """
     for folder in _on_path(engine):
-        path = f"{folder}/{name}"
+        path = os.path.join(folder, name)
         place = engine.seen(path) if engine else path
         if os.path.isfile(place) and os.access(place, os.X_OK):
             return place
