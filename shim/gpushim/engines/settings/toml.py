@@ -172,7 +172,9 @@ def put(text: str, section: str, key: str, value: Any, path: str) -> str:
             return new
     except ValueError:
         pass
-    raise GpushimError(f"{section + '.' if section else ''}{key} cannot be changed in {path} without risk; do it by hand")
+    raise GpushimError(
+        f"{section + '.' if section else ''}{key} cannot be changed in {path} without risk; do it by hand"
+    )
 
 
 def _section(lines: list[str], section: str) -> tuple[int, int]:
