@@ -101,7 +101,7 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         _check_programs(options, plan)
         plan.check()
         report["notes"] += files.apply(plan.changes)
-        links, notes = on_path.apply(plan.links)
+        links, notes = on_path.apply(plan.links) if plan.links else ([], [])
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         if report["changed"]:

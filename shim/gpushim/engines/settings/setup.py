@@ -141,6 +141,14 @@ def check_entry(path: str, name: str, program: object, ours: bool, force: bool) 
         )
 
 
+def goes_with(path: str, default: str, name: str, title: str) -> GpushimError:
+    """Return the refusal to take back a runtime that a line of others names as the default."""
+    return GpushimError(
+        f"{path}: {default} is {quote(name)}, which goes with gpushim's entry, and {title} does not start without "
+        "it; remove that line, then try again"
+    )
+
+
 def executes_ours(program: str, engine: Engine | None = None) -> bool:
     """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks."""
     return is_ours(program) or leads_to_ours(engine.executable(program) if engine else program)

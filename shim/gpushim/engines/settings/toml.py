@@ -133,7 +133,7 @@ def value_text(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)  # a date, a number
 
 
-def put(text: str, section: str, key: str, value: Any, path: str) -> str:
+def put(text: str, section: str, key: str, value: Any, path: str, comment: str = "") -> str:
     """Return TOML with one key set, and all other lines as they are.
 
     Args:
@@ -142,6 +142,7 @@ def put(text: str, section: str, key: str, value: Any, path: str) -> str:
         key: without a need for quotation marks.
         value: what it is to be; None to take the key's line out.
         path: of the file, for the message.
+        comment: behind a line that is new.
 
     Raises:
         GpushimError: the text is of a form in which this cannot be done safely.
@@ -159,13 +160,12 @@ def put(text: str, section: str, key: str, value: Any, path: str) -> str:
     there = [place for place in range(first, last) if re.match(rf"\s*{key}\s*=", lines[place])]
     line = "" if value is None else f"{key} = {value_text(value)}"
     if there:
-        comment = _comment(lines[there[0]]) if line else ""
-        lines[there[0]] = f"{line}{comment}{end}" if line else ""
+        lines[there[0]] = f"{line}{_comment(lines[there[0]])}{end}" if line else ""
     elif section and not first:
-        lines.append(f"{end if text.endswith(end) or not text else end * 2}[{section}]{end}{line}{end}")
+        lines.append(f"{end if text.endswith(end) or not text else end * 2}[{section}]{end}{line}{comment}{end}")
     else:
         version = [place + 1 for place in range(first, last) if re.match(r"version\s*=", lines[place])]
-        lines.insert((version or [first])[0], f"{line}{end}")
+        lines.insert((version or [first])[0], f"{line}{comment}{end}")
     new = "".join(lines)
     try:
         if _loads(new) == expected:
