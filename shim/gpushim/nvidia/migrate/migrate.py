@@ -157,10 +157,10 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     policy.given(ours)  # says what is wrong with it
     old = files.read(ours)
     text = before = toml.decoded(old or b"", ours)
-    data = toml.parse(old or b"", ours)
     defaults: Any = policy.defaults()  # by names that are data
     for section, key, value in [row.setting for row in found if row.setting]:
-        if {**defaults[section], **toml.table(data, section)}[key] != value:
+        settings = toml.table(toml.parse(text.encode(), ours), section)
+        if settings.get(key, defaults[section][key]) != value:
             text = toml.put(text, section, key, value, ours)
     problem = _problem(text)
     if problem:
