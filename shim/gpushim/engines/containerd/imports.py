@@ -122,9 +122,10 @@ def effective(tree: list[File], merges: bool) -> dict[str, Any]:
 def directories(daemon: Daemon, file: File) -> list[str]:
     """Return the directories, within containerd's root, in which a file named OURS is imported."""
     found = []
-    for pattern in _patterns(daemon, file):
+    for pattern, given in zip(_patterns(daemon, file), file.data.get("imports", [])):
         folder, last = os.path.split(pattern)
-        if "*" in last and not glob.has_magic(folder) and fnmatch.fnmatchcase(OURS, last):
+        in_root = _from_root(daemon) and not given.startswith("/")  # where nobody meant it to be
+        if "*" in last and not glob.has_magic(folder) and not in_root and fnmatch.fnmatchcase(OURS, last):
             found.append(folder)
     return found
 
@@ -197,7 +198,7 @@ def without_import(old: bytes | None, place: str, pattern: str) -> bytes | None:
         return old
     text = toml.decoded(old or b"", place)
     left = [each for each in listed if each != pattern]
-    if re.fullmatch(r"version = \d\nimports = [^\n]*\n", text) and not left:
+    if re.fullmatch(rf"version = \d\nimports = .*{re.escape(MARK)}\n", text) and not left:
         return None
     new = toml.put(text, "", "imports", (left or None) if MARK in text else left, place)
     return new.replace(MARK, "").encode()
@@ -230,8 +231,14 @@ def _patterns(daemon: Daemon, file: File) -> list[str]:
     if not isinstance(imports, list) or not all(isinstance(each, str) for each in imports):
         raise GpushimError(f"{daemon.seen(file.path)}: imports is not a list of paths; correct it first")
     here = os.path.dirname(file.path)
-    old = (0, 0) < daemon.version < (1, 7)
-    return [os.path.normpath(os.path.join("/" if old and "*" in each else here, each)) for each in imports]
+    return [
+        os.path.normpath(os.path.join("/" if _from_root(daemon) and "*" in each else here, each)) for each in imports
+    ]
+
+
+def _from_root(daemon: Daemon) -> bool:
+    """Return whether patterns with a star are relative to the working directory."""
+    return (0, 0) < daemon.version < (1, 7)
 
 
 def _imports(daemon: Daemon, file: File, draft: Draft) -> list[str]:

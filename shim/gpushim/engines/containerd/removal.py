@@ -31,7 +31,7 @@ def changes(daemon: Daemon, config: str) -> list[Change]:
         old = files.read(place)
         new = imports.without_import(former.without(place, old), place, imports.own_pattern(config))
         copy = files.copy_path(place, files.BEFORE)
-        kept = [Change(copy, files.read(copy), None)] if new != old else []
+        kept = [Change(copy, files.read(copy), None)]
         changes += [Change(place, old, new), *(former.records(place) or kept)]
     return changes
 

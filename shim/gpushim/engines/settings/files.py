@@ -128,14 +128,7 @@ def _put(change: Change) -> list[str]:
                 )
             _check(change, place)
             copy = _copied(change, place, beside)
-            fresh = f".{place.name}.gpushim"
-            if change.new is not None:
-                replace(fresh, change.new, PRIVATE, folder=beside, finish=partial(_take_after, place=place))
-            _check(change, place)  # again, as late as can be
-            if change.new is not None:
-                _move(fresh, place.name, beside, folder)
-            else:
-                os.unlink(place.name, dir_fd=folder)
+            _replace(change, place, folder, beside)
             os.fsync(folder)
             return [f"{path} as it was is kept as {copy}"] if copy else []
     except OSError as error:
@@ -143,22 +136,29 @@ def _put(change: Change) -> list[str]:
         raise GpushimError(f"{path} {reason}") from None
 
 
+def _replace(change: Change, place: Place, folder: int, beside: int) -> None:
+    """Put a file in its place, or remove it, if what is there is still as it was."""
+    fresh, finish = f".{place.name}.gpushim", partial(_take_after, place=place)
+    try:
+        if change.new is not None:
+            replace(fresh, change.new, PRIVATE, folder=beside, finish=finish)
+        _check(change, place)
+        if change.new is None:
+            os.unlink(place.name, dir_fd=folder)
+        else:
+            os.rename(fresh, place.name, src_dir_fd=beside, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.EXDEV or change.new is None:
+            raise
+        replace(place.name, change.new, PRIVATE, folder=folder, finish=finish)  # something is mounted on DIR.d
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=beside)
+
+
 def _check(change: Change, place: Place) -> None:
     if _content(change.path, place) != change.old:
         raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
-
-
-def _move(fresh: str, name: str, beside: int, folder: int) -> None:
-    """Rename a new file into its place."""
-    try:
-        os.rename(fresh, name, src_dir_fd=beside, dst_dir_fd=folder)
-    except OSError as error:
-        with open(fresh, "rb", opener=partial(os.open, dir_fd=beside)) as file:
-            data, mode = file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        os.unlink(fresh, dir_fd=beside)
-        if error.errno != errno.EXDEV:
-            raise
-        replace(name, data, mode, folder=folder)  # something is mounted on DIR.d
 
 
 def _content(path: str, place: Place) -> bytes | None:
@@ -171,12 +171,14 @@ def _content(path: str, place: Place) -> bytes | None:
         fd = os.open(place.name, _READ, dir_fd=place.folder)
     except FileNotFoundError:
         return None
-    with open(fd, "rb") as file:
+    try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
         places.check_file(path, facts)
-        data = file.read(LIMIT + 1)
+        data = os.read(fd, LIMIT + 1)
+    finally:
+        os.close(fd)
     if len(data) > LIMIT:
         raise GpushimError(f"{path} is larger than {LIMIT >> 20} MiB; no engine has such settings")
     return data

@@ -162,8 +162,8 @@ def put(text: str, section: str, key: str, value: Any, path: str, comment: str =
     if there:
         lines[there[0]] = f"{line}{_comment(lines[there[0]])}{end}" if line else ""
     elif section and not first:
-        gap = "" if not text else end if text.endswith(end) else end * 2
-        lines.append(f"{gap}[{section}]{end}{line}{comment}{end}")
+        gap = end if text.endswith(end) else end * 2
+        lines.append(f"{gap if text else ''}[{section}]{end}{line}{comment}{end}")
     else:
         version = [place + 1 for place in range(first, last) if re.match(r"version\s*=", lines[place])]
         lines.insert((version or [first])[0], f"{line}{comment}{end}")
