@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.dockerd import PROGRAM, added
 from gpushim.engines.processes import programs, running
-from gpushim.engines.settings import files
+from gpushim.engines.settings import files, former
 from gpushim.engines.settings.files import BEFORE, KEPT, Change
 from gpushim.engines.settings.setup import (
     HOOK,
@@ -51,6 +51,7 @@ def plan(options: Options) -> Plan:
     path = options.config or dockerd.config(engine)
     if options.remove:
         changes, names = take_out(path, engine)
+        changes += former.after(path)
         # The names on PATH are this host's dockerd's, not those of a file that somebody named.
         links = on_path.made()
         if options.config:
@@ -103,14 +104,14 @@ def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]
     left = daemon_json.take_out(settings, names, added(engine))
     if not names:
         return [Change(path, old, old)], []
+    copy = KEPT if daemon_json.lost(settings, left) else ""
     kept, before = files.copy_path(path, BEFORE), None
     with contextlib.suppress(GpushimError):
         before = files.read(kept)
-        if before is not None and daemon_json.parse(before, kept) == left:
-            return [Change(path, old, before), Change(kept, before, None)], names
-    copy = KEPT if daemon_json.lost(settings, left) else ""
-    new = None if not left and before is None else daemon_json.write(left, old)
-    return [Change(path, old, new, copy)], names
+        if before is not None and daemon_json.is_same(daemon_json.parse(before, kept), left):
+            return [Change(path, old, before, copy), Change(kept, before, None)], names
+    is_made = not left and before is None and not os.path.islink(path)
+    return [Change(path, old, None if is_made else daemon_json.write(left, old), copy)], names
 
 
 def _runs_ours(entry: dict[str, Any], engine: Engine | None) -> bool:

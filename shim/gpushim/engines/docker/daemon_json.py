@@ -157,6 +157,12 @@ def take_out(settings: dict[str, Any], names: list[str], others: Container[str] 
     return settings
 
 
+def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two daemon.json say the same; no runtimes are the same as none."""
+    first, second = ({**settings, "runtimes": settings.get("runtimes") or {}} for settings in (one, other))
+    return first == second
+
+
 def by_hand(path: str, names: list[str]) -> str:
     """Return the command that does what `take_out` does to a file, where there is no gpushim."""
     return shlex.join(["python3", "-c", _BY_HAND, path, *names])

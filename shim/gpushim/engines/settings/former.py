@@ -39,6 +39,13 @@ def records(path: str) -> list[Change]:
     return [Change(each, files.read(each), None) for each in (after, files.copy_path(path, files.BEFORE))]
 
 
+def after(path: str) -> list[Change]:
+    """Return the change that removes the record of a daemon.json with gpushim, if there is one."""
+    record = files.copy_path(path, AFTER)
+    content = files.read(record)
+    return [] if content is None else [Change(record, content, None)]
+
+
 def _taken_back(path: str, text: str, made: list[str], first: list[str]) -> str:
     """Return a text in which each run of lines that gpushim wrote is again what it was."""
     if "gpushim" not in text:

@@ -137,7 +137,7 @@ def check_entry(path: str, name: str, program: object, ours: bool, force: bool) 
     if program is not None and not ours and not force:
         raise GpushimError(
             f"{path}: the runtime {name} is {quote(str(program))}; take another --runtime-name, or replace it with "
-            "--force, which --remove undoes"
+            "--force"
         )
 
 
