@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpushim.paths.places import Place
 
 BEFORE = ".before-gpushim"  # behind the name of a copy of a file as it was without gpushim; there is one at most
-KEPT = ".kept-gpushim"  # of what somebody wrote into a file, or an entry, of gpushim's; older ones stay
+EDITED = ".kept-gpushim"  # of what somebody wrote into a file, or an entry, of gpushim's; older ones stay
 NEW_MODE, PRIVATE = 0o644, 0o600
 LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
 _REASONS = {
@@ -48,7 +48,7 @@ class Change:
         path: absolute; a link is followed to its target.
         old: bytes that are there now; None if there is no file.
         new: bytes that are to be there; None to delete it.
-        copy: BEFORE or KEPT, to keep `old` beside the file; "" for no copy.
+        copy: BEFORE or EDITED, to keep `old` beside the file; "" for no copy.
     """
 
     path: str
@@ -77,7 +77,7 @@ def read(path: str) -> bytes | None:
 
 
 def copy_path(path: str, suffix: str) -> str:
-    """Return where the copy of a file is, or would be; of KEPT, the first."""
+    """Return where the copy of a file is, or would be; of EDITED, the first."""
     with contextlib.suppress(FileNotFoundError), places.place(path) as place:
         return _base(place) + suffix
     return path + suffix
@@ -218,7 +218,7 @@ def _copied(change: Change, place: Place, beside: int) -> str:
         return ""
     base = copy = _base(place) + change.copy
     number = 1
-    while change.copy == KEPT and read(copy) not in (None, change.old):
+    while change.copy == EDITED and read(copy) not in (None, change.old):
         number += 1
         copy = f"{base}.{number}"
     name = os.path.basename(copy)
