@@ -21,7 +21,7 @@ from gpushim.decision.decide import Decision
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
-from gpushim.nvidia.container_cli import options as cli
+from gpushim.nvidia.container_cli import cli_options as cli
 from gpushim.nvidia.container_cli.getopt import parse
 from gpushim.oci import selection
 from gpushim.oci.authorization import Gate

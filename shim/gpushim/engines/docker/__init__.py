@@ -105,11 +105,11 @@ def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]
     if not names:
         return [Change(path, old, old)], []
     copy = EDITED if daemon_json.lost(settings, left) else ""
-    kept, before = files.copy_path(path, BEFORE), None
+    backup, before = files.copy_path(path, BEFORE), None
     with contextlib.suppress(GpushimError):
-        before = files.read(kept)
-        if before is not None and daemon_json.is_same(daemon_json.parse(before, kept), left):
-            return [Change(path, old, before, copy), Change(kept, before, None)], names
+        before = files.read(backup)
+        if before is not None and daemon_json.is_same(daemon_json.parse(before, backup), left):
+            return [Change(path, old, before, copy), Change(backup, before, None)], names
     is_made = not left and before is None and not os.path.islink(path)
     return [Change(path, old, None if is_made else daemon_json.write(left, old), copy)], names
 

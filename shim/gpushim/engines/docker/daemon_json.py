@@ -170,11 +170,11 @@ def by_hand(path: str, names: list[str]) -> str:
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Return whether `old` has a setting that gpushim has not written and `new` does not have."""
-    kept, names = dict(_leaves(new)), [name for name, entry in entries(old).items() if is_ours(program_of(entry))]
+    left, names = dict(_leaves(new)), [name for name, entry in entries(old).items() if is_ours(program_of(entry))]
     for keys, value in _leaves(old):
         is_own = (keys[:1], keys[2:]) == (("runtimes",), ("path",)) and is_ours(value)
         is_own = is_own or (keys == ("default-runtime",) and value in names)
-        if kept.get(keys) != value and value not in (None, {}) and not is_own:
+        if left.get(keys) != value and value not in (None, {}) and not is_own:
             return True
     return False
 

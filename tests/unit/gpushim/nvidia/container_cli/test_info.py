@@ -11,7 +11,7 @@ import pytest
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import present
 from gpushim.nvidia.container_cli import getopt, info
-from gpushim.nvidia.container_cli.options import COMMANDS
+from gpushim.nvidia.container_cli.cli_options import COMMANDS
 from unit.gpushim.cdi import hosts
 from unit.gpushim.decision.test_plan import UUIDS
 

@@ -15,7 +15,7 @@ from gpushim.ground.errors import (
     USAGE,
     GpushimError,
 )
-from gpushim.nvidia.container_cli import options as cli
+from gpushim.nvidia.container_cli import cli_options as cli
 from gpushim.nvidia.container_cli.getopt import parse
 
 
