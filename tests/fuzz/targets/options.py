@@ -9,8 +9,8 @@ from fuzz.oracles import host, refused
 from gpuhook.finish.options import Options
 from gpuhook.nvidia import cdi_hook, container_cli_configure
 from gpushim.ground.errors import GpushimError
-from gpushim.nvidia.container_cli import getopt
 from gpushim.nvidia.container_cli import cli_options as cli
+from gpushim.nvidia.container_cli import getopt
 
 LENGTH = 512
 POLICY = host()["policy"]
