@@ -21,6 +21,7 @@ import checkout
 import sample
 import scratch
 from gpushim.engines.docker import on_path
+from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Link
 from unit.gpuhook.sandbox import container, own_mounts
 
@@ -135,6 +136,14 @@ def no_links_on_this_machine() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(on_path, "_apply", guarded)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def lock_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep `configure` of a test's own process off this machine's lock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "RUN", str(tmp_path_factory.mktemp("lock")))
         yield
 
 

@@ -42,7 +42,7 @@ def change(path: str, engine: str, program: str) -> Change:
     left = engines | {engine} if program else engines - {engine}
     edited = old is not None and old != content(ours, engines)
     new = content(program or ours, left) if left else None
-    return Change(path, old, new, files.KEPT if edited else "")
+    return Change(path, old, new, files.EDITED if edited else "")
 
 
 def named(data: object) -> str:

@@ -102,11 +102,11 @@ def _others_changes(draft: dict[str, bytes | None], records: list[Change]) -> li
     """Return the changes of files of others, of which a copy stays beside them: what was there without gpushim."""
     changes = [Change(path, files.read(path), new) for path, new in draft.items()]
     recorded = {change.path for change in records}
-    kept = {files.copy_path(change.path, files.BEFORE) for change in changes}
+    backups = {files.copy_path(change.path, files.BEFORE) for change in changes}
     for place, change in enumerate(changes):
         if files.copy_path(change.path, former.AFTER) not in recorded and imports.PATTERN not in str(change.old):
             changes[place] = replace(change, copy=files.BEFORE)
-    return [*changes, *(record for record in records if record.path not in kept)]
+    return [*changes, *(record for record in records if record.path not in backups)]
 
 
 def _former(daemon: Daemon, config: str) -> tuple[dict[str, bytes | None], list[Change]]:

@@ -31,8 +31,8 @@ def changes(daemon: Daemon, config: str) -> list[Change]:
         old = files.read(place)
         new = imports.without_import(former.without(place, old), place, imports.own_pattern(config))
         copy = files.copy_path(place, files.BEFORE)
-        kept = [Change(copy, files.read(copy), None)]
-        changes += [Change(place, old, new), *(former.records(place) or kept)]
+        backup = [Change(copy, files.read(copy), None)]
+        changes += [Change(place, old, new), *(former.records(place) or backup)]
     return changes
 
 

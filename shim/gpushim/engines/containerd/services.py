@@ -192,4 +192,4 @@ def take_out(path: str) -> Change:
         raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; remove the runtime by hand")
     edited = any(digest and digest != own.digest(block) for block, digest in blocks)
     new = without_ours(text)
-    return Change(path, old, None if blocks and new == BASE else new.encode(), files.KEPT if edited else "")
+    return Change(path, old, None if blocks and new == BASE else new.encode(), files.EDITED if edited else "")

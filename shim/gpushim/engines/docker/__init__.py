@@ -18,7 +18,7 @@ from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.dockerd import PROGRAM, added
 from gpushim.engines.processes import programs, running
 from gpushim.engines.settings import files, former
-from gpushim.engines.settings.files import BEFORE, KEPT, Change
+from gpushim.engines.settings.files import BEFORE, EDITED, Change
 from gpushim.engines.settings.setup import (
     HOOK,
     Options,
@@ -104,7 +104,7 @@ def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]
     left = daemon_json.take_out(settings, names, added(engine))
     if not names:
         return [Change(path, old, old)], []
-    copy = KEPT if daemon_json.lost(settings, left) else ""
+    copy = EDITED if daemon_json.lost(settings, left) else ""
     backup, before = files.copy_path(path, BEFORE), None
     with contextlib.suppress(GpushimError):
         before = files.read(backup)
@@ -135,7 +135,7 @@ def _added(options: Options, path: str) -> Change:
     if new == settings:
         return Change(path, old, old)
     copy = BEFORE if files.read(files.copy_path(path, BEFORE)) is None else ""
-    return Change(path, old, daemon_json.write(new, old), KEPT if daemon_json.lost(settings, new) else copy)
+    return Change(path, old, daemon_json.write(new, old), EDITED if daemon_json.lost(settings, new) else copy)
 
 
 def verify(options: Options, found: Plan) -> list[str]:

@@ -17,17 +17,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places
+from gpushim.paths import lock, places
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from gpushim.paths.places import Place
 
 BEFORE = ".before-gpushim"  # behind the name of a copy of a file as it was without gpushim; there is one at most
-KEPT = ".kept-gpushim"  # of what somebody wrote into a file, or an entry, of gpushim's; older ones stay
+EDITED = ".kept-gpushim"  # of what somebody wrote into a file, or an entry, of gpushim's; older ones stay
+RUN = system.STATE_DIR  # where root's lock is
 NEW_MODE, PRIVATE = 0o644, 0o600
 LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
 _REASONS = {
@@ -49,7 +52,7 @@ class Change:
         path: absolute; a link is followed to its target.
         old: bytes that are there now; None if there is no file.
         new: bytes that are to be there; None to delete it.
-        copy: BEFORE or KEPT, to keep `old` beside the file; "" for no copy.
+        copy: BEFORE or EDITED, to keep `old` beside the file; "" for no copy.
     """
 
     path: str
@@ -78,7 +81,7 @@ def read(path: str) -> bytes | None:
 
 
 def copy_path(path: str, suffix: str) -> str:
-    """Return where the copy of a file is, or would be; of KEPT, the first."""
+    """Return where the copy of a file is, or would be; of EDITED, the first."""
     with contextlib.suppress(FileNotFoundError), places.place(path) as place:
         return _base(place) + suffix
     return path + suffix
@@ -100,22 +103,36 @@ def apply(changes: list[Change]) -> list[str]:
     """
     notes: list[str] = []
     done: list[Change] = []
-    try:
-        for change in changes:
-            if change.new != change.old:
-                notes += _put(change)
-                done.append(change)
-    except GpushimError as error:
-        stays = []
-        for change in reversed(done):
-            try:
-                _put(Change(change.path, change.new, change.old))
-            except GpushimError as reason:
-                stays.append(str(reason))
-        if stays:
-            raise GpushimError(f"{error}; what gpushim had changed before that stays: {'; '.join(stays)}") from None
-        raise
+    with _locked():
+        try:
+            for change in changes:
+                if change.new != change.old:
+                    notes += _put(change)
+                    done.append(change)
+        except GpushimError as error:
+            stays = []
+            for change in reversed(done):
+                try:
+                    _put(Change(change.path, change.new, change.old))
+                except GpushimError as reason:
+                    stays.append(str(reason))
+            if stays:
+                raise GpushimError(
+                    f"{error}; what gpushim had changed before that stays: {'; '.join(stays)}"
+                ) from None
+            raise
     return notes
+
+
+def _locked() -> AbstractContextManager[None]:
+    """Hold off other `gpushim configure` of the same user."""
+    folder = system.state_dir()
+    if folder == system.STATE_DIR:
+        home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        folder = f"{home}/gpushim" if os.geteuid() else RUN
+    with contextlib.suppress(OSError):  # of which the lock tells
+        os.makedirs(folder, 0o755, exist_ok=True)
+    return lock.held(f"{folder}/configure.lock")
 
 
 def _put(change: Change) -> list[str]:
@@ -221,7 +238,7 @@ def _copied(change: Change, place: Place, beside: int) -> str:
         return ""
     base = copy = _base(place) + change.copy
     number = 1
-    while change.copy == KEPT and read(copy) not in (None, change.old):
+    while change.copy == EDITED and read(copy) not in (None, change.old):
         number += 1
         copy = f"{base}.{number}"
     name = os.path.basename(copy)

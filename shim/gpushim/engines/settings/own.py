@@ -88,7 +88,7 @@ def digest(text: str) -> str:
 
 
 def _copy(path: str, old: bytes | None) -> str:
-    return files.KEPT if old is not None and _is_edited(path, old) else ""
+    return files.EDITED if old is not None and _is_edited(path, old) else ""
 
 
 def _is_edited(path: str, content: bytes) -> bool:

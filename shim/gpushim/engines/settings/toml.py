@@ -30,7 +30,7 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
     """
     text = decoded(data, path)
     if text.startswith(BOM):
-        raise GpushimError(f"{path}, line 1: begins with a byte order mark; save it as UTF-8 without one")
+        raise GpushimError(f"{path}, line {1}: begins with a byte order mark; save it as UTF-8 without one")
     try:
         return _loads(text)
     except RecursionError:

@@ -399,7 +399,10 @@ def containerds_file_is_gone(patient: Patient) -> None:
     (patient.top / CONTAINERD).unlink()
     config = f"{patient.top}/{CONTAINERD}"
     built_in = '[ "$*" = "config default" ] && echo version = 2'  # a file that is named must be there
-    patient.script("usr/bin/containerd", f"cat '{config}' 2>/dev/null || {{ {built_in}; }}")
+    ours = f"{patient.top}/conf.d/99-gpushim.toml"
+    patient.script(
+        "usr/bin/containerd", f"cat '{ours}' 2>/dev/null || cat '{config}' 2>/dev/null || {{ {built_in}; }}"
+    )
     patient.patch.setattr("gpushim.engines.processes.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
 
 

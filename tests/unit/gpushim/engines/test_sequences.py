@@ -122,7 +122,7 @@ class Place:
         if self.step(changes):
             assert not [path for path in self.folder.rglob(self.ours) if "Made by `gpushim" in path.read_text()]
             assert not (self.folder / "hooks.d" / hooksd.FILE).exists()
-            assert self.path.is_symlink() or not [*self.folder.rglob("*.before-gpushim")]
+            assert (self.folder / "elsewhere").exists() or not [*self.folder.rglob("*.before-gpushim")]
             assert self.engine.plan(self.options(remove=True)).changed == []
 
     def edit(self) -> None:

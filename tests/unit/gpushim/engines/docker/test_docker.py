@@ -16,7 +16,7 @@ from gpushim.cli.configure import configure
 from gpushim.engines import docker
 from gpushim.engines.docker import dockerd
 from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings.files import BEFORE, KEPT
+from gpushim.engines.settings.files import BEFORE, EDITED
 from gpushim.engines.settings.setup import Options, Plan
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -129,10 +129,10 @@ CDI = ', "features": {"cdi": true}'
         ("{}", [(), ("--runtime-name=gpu",)], "{}", {}),
         ('{"mtu": 1}', [(), ["1", "1" + CDI]], '{"mtu": 1' + CDI + "}", {BEFORE: '{"mtu": 1}'}),
         ('{"mtu": 1}', [("--cdi",)], '{"mtu": 1' + CDI + "}", {BEFORE: '{"mtu": 1}'}),
-        (CRUN, [("--set-as-default",)], '{"runtimes": {"crun": {"path": "/usr/bin/crun"}}}', {KEPT: CRUN}),
-        (THEIRS, [("--force",)], None, {KEPT: THEIRS}),
-        (THEIRS, [("--force",), THEIRS, ("--force",)], None, {KEPT: THEIRS}),
-        (THEIRS, [("--force",), ["{", '{"mtu": 1400,']], '{"mtu": 1400}', {KEPT: THEIRS}),
+        (CRUN, [("--set-as-default",)], '{"runtimes": {"crun": {"path": "/usr/bin/crun"}}}', {EDITED: CRUN}),
+        (THEIRS, [("--force",)], None, {EDITED: THEIRS}),
+        (THEIRS, [("--force",), THEIRS, ("--force",)], None, {EDITED: THEIRS}),
+        (THEIRS, [("--force",), ["{", '{"mtu": 1400,']], '{"mtu": 1400}', {EDITED: THEIRS}),
         ("", [(), JOURNAL, ()], JOURNAL, {BEFORE: ""}),
         (JOURNAL, [(), JOURNAL], JOURNAL, {BEFORE: JOURNAL}),
         ('{"debug": true}', [(), '{"debug": false}', ()], '{"debug": false}', {BEFORE: '{"debug": true}'}),
@@ -157,7 +157,7 @@ def test_what_somebody_wrote_into_our_entry_is_kept_in_a_copy(config: Path, call
     ok(call("docker", config))
     config.write_text(config.read_text().replace(*ARGS))
     theirs = config.read_text()
-    copy = Path(f"{config}{KEPT}")
+    copy = Path(f"{config}{EDITED}")
     assert f"note: {config} as it was is kept as {copy}" in ok(call("docker", config, "--remove"))
     assert copy.read_text() == theirs
     assert not config.exists()
@@ -166,13 +166,13 @@ def test_what_somebody_wrote_into_our_entry_is_kept_in_a_copy(config: Path, call
 def test_a_copy_that_somebody_else_has_made_stays(config: Path, call: Call) -> None:
     """By the name that gpushim would choose."""
     config.write_text("{}")
-    for suffix in (BEFORE, KEPT):
+    for suffix in (BEFORE, EDITED):
         Path(f"{config}{suffix}").write_text("mine")
     ok(call("docker", config))
     config.write_text(config.read_text().replace(*ARGS))
     ok(call("docker", config, "--remove"))
-    assert [Path(f"{config}{suffix}").read_text() for suffix in (BEFORE, KEPT)] == ["mine", "mine"]
-    assert "--debug" in Path(f"{config}{KEPT}.2").read_text()
+    assert [Path(f"{config}{suffix}").read_text() for suffix in (BEFORE, EDITED)] == ["mine", "mine"]
+    assert "--debug" in Path(f"{config}{EDITED}.2").read_text()
 
 
 @pytest.mark.parametrize("folder", ["", "{}/"])
@@ -186,7 +186,7 @@ def test_nvidias_entry_goes_where_its_program_is_gpushims(
     old = config.read_text()
     ok(call("docker", config, "--remove"))
     assert not config.exists()
-    assert Path(f"{config}{KEPT}").read_text() == old
+    assert Path(f"{config}{EDITED}").read_text() == old
 
 
 def test_remove_leaves_a_file_alone_that_never_was_ours(config: Path, call: Call) -> None:

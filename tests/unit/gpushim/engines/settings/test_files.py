@@ -272,7 +272,7 @@ def test_a_file_that_cannot_be_replaced(number: int, file: Path, monkeypatch: py
 def test_copies(file: Path) -> None:
     """One as it was without gpushim, the last; all of what somebody wrote."""
     for content in (b"one", b"two", b"two"):
-        for suffix in (files.BEFORE, files.KEPT):
+        for suffix in (files.BEFORE, files.EDITED):
             file.write_bytes(content)
             (note,) = apply([Change(str(file), content, b"new", suffix)])
             assert note.startswith(f"{file} as it was is kept as {file}{suffix}")
@@ -301,7 +301,7 @@ def test_only_the_file_is_made_in_a_directory_that_an_engine_reads_as_a_whole(
     monkeypatch.setattr(os, "rename", watch)
     apply([edit(path)])
     assert fails or seen == []
-    apply([Change(str(path), b"new", b"newer", files.KEPT)])
+    apply([Change(str(path), b"new", b"newer", files.EDITED)])
     assert ([*path.parent.iterdir()], path.read_bytes()) == ([path], b"newer")
     assert sorted(os.listdir(tmp_path)) == ["crio.conf.d", "crio.conf.d.99-gpushim.toml.kept-gpushim"]
 

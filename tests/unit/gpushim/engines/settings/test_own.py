@@ -37,7 +37,7 @@ def test_an_edit_stays_while_all_that_is_wished_is_there(path: Path) -> None:
     path.write_text(path.read_text() + "more = 1\n")
     assert own.put(str(path), "crio", WISHED).new == path.read_bytes()
     for change in (own.put(str(path), "crio", {"d": 1}), own.remove(str(path))[0]):
-        assert change.copy == files.KEPT
+        assert change.copy == files.EDITED
 
 
 @pytest.mark.parametrize("content", [b"", b"# mine\n", b"\n# Made by `gpushim configure`"])
