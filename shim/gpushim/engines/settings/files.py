@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import fcntl
 import os
 import stat
 from dataclasses import dataclass
@@ -216,6 +217,8 @@ def _folders(place: Place) -> Iterator[tuple[int, int]]:
             fds.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder))
             stack.callback(os.close, fds[-1])
             places.check(place.path, fds[-1], os.fstat(fds[-1]))
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fds[0], fcntl.LOCK_EX)  # one gpushim at a time
         yield fds[0], fds[1]
 
 
