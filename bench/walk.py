@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""List the files that somebody reads who follows a create, a refresh, or `configure docker`, to its end.
+"""List the files that somebody reads who follows a create, a refresh, or `gpushim configure`, to its end.
 
-    bench/walk.py create|refresh|configure
+    bench/walk.py create|refresh|configure [docker|containerd]
 
-A file counts if one of its functions runs for a container of one GPU on a simulated host, or for a daemon.json with
+A file counts if one of its functions runs for a container of one GPU on a simulated host, or for an engine's file with
 one setting. It counts to the walk if it is in a room of the walk's own (ROOMS); others are listed behind, as what the
 walk calls. Needs root.
 """
@@ -25,14 +25,16 @@ from bench import scenes  # noqa: E402
 ROOMS = {
     "create": {"create", "decision", "oci", "inventory"},
     "refresh": {"refresh", "inventory", "cdi/generate"},
-    "configure": {"cli", "engines/docker", "engines/processes", "engines/settings"},
+    "configure": {"cli", "engines/containerd", "engines/docker", "engines/processes", "engines/settings"},
 }
 SHELL = {"create": ["shim/gpushim/launcher", "shim/gpushim/create/stub.py"]}  # start the Python below
 MAIN = {what: f"from gpushim.{what}.{what} import main" for what in ("create", "refresh")}
 MAIN["configure"] = """
 from gpushim.cli.configure import configure as main
+from gpushim.engines.containerd import process
 from gpushim.engines.docker import dockerd, on_path
 folder = words.pop()  # in place of this machine's
+process.SYSTEM_CONFIG = folder + "/config.toml"
 dockerd.SYSTEM_CONFIG, on_path.SYSTEM, on_path.PATH = folder + "/daemon.json", folder, folder
 """
 PROGRAM = """
@@ -60,7 +62,7 @@ main(words)
 
 def main() -> None:
     """Run the walk and print its files."""
-    what = sys.argv[1]
+    what, engine = sys.argv[1], [*sys.argv[2:], "docker"][0]
     with ExitStack() as stack:
         # Not in /tmp, where others may make files: `configure` touches none there.
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpushim-walk-", dir="/run")))
@@ -69,7 +71,8 @@ def main() -> None:
         (bundle / "config.json").write_text(scenes.asking("all"))
         create = ["/bin/true", "", "create", str(bundle), "x", "", "", "", "0", "", "", "/bin/sh"]
         (work / "daemon.json").write_text('{"debug": true}')
-        words = {"create": create, "refresh": ["--force"], "configure": ["docker", str(work)]}[what]
+        (work / "config.toml").write_text('version = 2\nroot = "/x"\n')
+        words = {"create": create, "refresh": ["--force"], "configure": [engine, str(work)]}[what]
         command = ["/usr/bin/python3", "-IBS", "-c", PROGRAM, str(TOP), str(out), MAIN[what], *words]
         subprocess.run(command, env=env, check=True, stderr=subprocess.DEVNULL)
         ran = [Path(name).relative_to(TOP) for name in json.loads(out.read_text()) if name.startswith(f"{TOP}/shim/")]
