@@ -26,9 +26,10 @@ from gpushim.paths import changeable
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
-    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file
-    without gpushim is kept beside it, with .before-gpushim behind its name. --remove brings that back, or, if the
-    file has been changed since, removes only gpushim's entry; a file that has nothing else in it is removed.
+    What is set up is a file of gpushim's own, which the engine reads beside others; for Docker, which reads one file,
+    it is an entry in that. In a file of others nothing else is changed, but for one line with which containerd reads
+    gpushim's. As it was, such a file is kept beside itself, with .before-gpushim behind its name. --remove takes the
+    file, the entry and the line away.
     """
 
 
@@ -51,7 +52,7 @@ def _command(name: str, row: table.Row) -> None:
 
     run.__doc__ = f"Make {row.title} use gpushim-runtime, or take that back."
     options = [
-        file_option("--config", help="The only file to edit, not those the engine reads."),
+        file_option("--config", help="Another file than the usual: the engine's; of CRI-O and Podman gpushim's own."),
         click.option("--runtime-name", default="nvidia", show_default=True, help="The runtime's name."),
         file_option("--runtime-path", help="Another gpushim-runtime than the one here."),
         click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),

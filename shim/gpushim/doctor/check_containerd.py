@@ -12,6 +12,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, skipped, warning
+from gpushim.engines import containerd
 from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.containerd.process import ADDRESS, NAME
 from gpushim.engines.processes import programs, units
@@ -98,8 +99,15 @@ def driver(host: Host) -> Iterator[Finding]:
 
 
 def restarted(host: Host) -> Iterator[Finding]:
-    """Check that containerd started after its settings were written."""
+    """Check that containerd started after its settings were written, and that gpushim's copy of some is not older."""
     for engine in engines(host):
+        try:
+            copy = containerd.outdated(process.of(engine))
+        except GpushimError:
+            copy = ""  # `daemon` says it
+        if copy:
+            evidence = f"the CRI's settings were changed since {copy} has a copy of them, which counts"
+            yield warning(evidence, _configure(host, engine))
         imports = [str(each) for each in _merged(host, engine).get("imports") or () if str(each).startswith("/")]
         # Where an import is a pattern, what was removed from its directory counts too.
         read = [path for each in imports for path in (*glob.glob(each), *_folder(each))]

@@ -107,7 +107,9 @@ def _others_changes(draft: dict[str, bytes | None], records: list[Change]) -> li
     recorded = {change.path for change in records}
     backups = {files.copy_path(change.path, files.BEFORE) for change in changes}
     for place, change in enumerate(changes):
-        if files.copy_path(change.path, former.AFTER) not in recorded and imports.PATTERN not in str(change.old):
+        if files.copy_path(change.path, former.AFTER) not in recorded and imports.PATTERN.encode() not in (
+            change.old or b""
+        ):
             changes[place] = replace(change, copy=files.BEFORE)
     return [*changes, *(record for record in records if record.path not in backups)]
 
@@ -126,6 +128,20 @@ def _former(daemon: Daemon, config: str) -> tuple[dict[str, bytes | None], list[
         if content is not None and (path == config or not own.is_own(content)):
             draft[place] = former.without(place, content)
     return draft, records
+
+
+def outdated(daemon: Daemon) -> str:
+    """Return the path of gpushim's file if others have changed the CRI's settings since it has a copy; "" if not."""
+    tree = imports.load(daemon, daemon.config, {}, strict=False)
+    copies = [file for file in tree if file.own]
+    for file in copies[-1:] if (0, 0) < daemon.version < (2, 0) else []:
+        place, others = daemon.seen(file.path), [each for each in tree if not each.own]
+        for name, entry in imports.engine_table(tree, file, daemon.merges).get("runtimes", {}).items():
+            if imports.is_ours(entry):
+                options = Options(imports.program(entry), name, force=True)
+                change = _drop_in(options, daemon, others, place, whole=True)
+                return place if change.new != change.old else ""
+    return ""
 
 
 def _version(daemon: Daemon, others: list[File]) -> int:
@@ -171,7 +187,8 @@ def _later(options: Options, daemon: Daemon, tree: list[File]) -> str:
     entry = engine.get("runtimes", {}).get(options.name, {})
     if imports.program(entry) == options.program and (not options.default or engine.get(_DEFAULT) == options.name):
         return ""
-    return [file.path for file in tree if not file.own and imports.cri(tree, file, daemon.merges)][-1]
+    others = [file.path for file in tree if not file.own and imports.cri(tree, file, daemon.merges)]
+    return [tree[0].path, *others][-1]
 
 
 def _template(config: str, others: list[File]) -> str:

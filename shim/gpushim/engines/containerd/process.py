@@ -82,6 +82,12 @@ def find(config: str, files_only: bool = False) -> Daemon:
     return Daemon(named, engine, _version(engine, named), notes, service)
 
 
+def of(engine: Engine) -> Daemon:
+    """Return a containerd that runs."""
+    config = engine.config or SYSTEM_CONFIG
+    return Daemon(config, engine, _version(engine, config))
+
+
 def _service(default: str, engine: Engine | None) -> str:
     """Return the only service whose containerd can be meant where none of it runs; "" if there is none.
 
