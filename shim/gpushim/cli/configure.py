@@ -26,9 +26,8 @@ from gpushim.paths import changeable
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
-    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file
-    without gpushim is kept beside it, with .before-gpushim behind its name. --remove brings that back, or, if the
-    file has been changed since, removes only gpushim's entry; a file that has nothing else in it is removed.
+    What it sets is in a file of gpushim's own; in Docker's daemon.json it is one entry. --remove takes that away.
+    What somebody else wrote and that replaces is kept beside the file, with .kept-gpushim behind its name.
     """
 
 

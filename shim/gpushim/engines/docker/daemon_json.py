@@ -163,9 +163,16 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return first == second
 
 
-def by_hand(path: str, names: list[str]) -> str:
-    """Return the command that does what `take_out` does to a file, where there is no gpushim."""
-    return shlex.join(["python3", "-c", _BY_HAND, path, *names])
+def by_hand(path: str, names: list[str], copy: str) -> list[str]:
+    """Return the commands that do what `take_out` does to a file, where there is no gpushim.
+
+    Args:
+        path: of the file.
+        names: of the runtimes.
+        copy: path of a copy to make first; "" for none.
+    """
+    take_out = shlex.join(["python3", "-c", _BY_HAND, path, *names])
+    return [*([shlex.join(["cp", "--backup=numbered", path, copy])] if copy else []), *([take_out] if names else [])]
 
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> bool:
