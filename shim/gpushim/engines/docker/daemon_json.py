@@ -60,9 +60,9 @@ def parse(content: bytes | None, path: str) -> dict[str, Any]:
     """
     try:
         text = (content or b"").decode().removeprefix(BOM)
-        settings = json.loads(text if text.strip(SPACE) else "{}", parse_int=Number, parse_float=Number)
+        parsed: Any = json.loads(text if text.strip(SPACE) else "{}", parse_int=Number, parse_float=Number)
         line, reason = _misread(text)
-        if not isinstance(settings, dict):
+        if not isinstance(parsed, dict):
             line, reason = 1, "it is not an object"
     except UnicodeDecodeError as error:
         line, reason = (content or b"").count(b"\n", 0, error.start) + 1, "it is not UTF-8"
@@ -72,6 +72,7 @@ def parse(content: bytes | None, path: str) -> dict[str, Any]:
         line, reason = 1, "it is nested too deeply"
     if reason:
         raise GpushimError(f"{path}, line {line}: {reason}; correct it first")
+    settings: dict[str, Any] = parsed
     return settings
 
 
