@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from e2e import test_faults_configure
@@ -35,8 +36,8 @@ def _a_spec_of_others(place: Place, tmp_path: Path) -> None:
 BUILDS = {
     "T-FILES does not look again before it replaces a file": Build(
         {FILES: "_check = lambda *_: None"},
-        _of(test_faults_configure.test_another_writes_while_the_new_file_is_written),
-        "lab.config.read_bytes() == THEIRS",
+        _of(partial(test_faults_configure.test_another_writes_until_the_last_look, "configure")),
+        "theirs",
     ),
     "T-FILES replaces whatever bears its spec's name": Build(
         {PUBLISH: "_theirs = lambda *_: ''"}, _a_spec_of_others, "path.read_text()"

@@ -45,7 +45,10 @@ def plan(options: Options) -> Plan:
     changes = removal.changes(daemon, config) if options.remove else _configured(options, daemon, config, notes)
     path = [each.path for each in changes if not options.remove or each.new != each.old]
     meant = Plan([*path, daemon.seen(config)][0], changes, notes, daemon.engine, stopped=daemon.stopped)
-    return replace(meant, check=partial(removal.check_left, daemon, config, changes)) if options.remove else meant
+    if not options.remove:
+        return meant
+    by_hand = [command for change in changes for command in services.by_hand(change)]
+    return replace(meant, by_hand=by_hand, check=partial(removal.check_left, daemon, config, changes))
 
 
 def _usual(options: Options) -> Plan:

@@ -18,6 +18,7 @@ import json
 import os
 import posixpath
 import re
+import shlex
 from typing import Any
 
 from gpushim.config.policy import ENGINES
@@ -175,6 +176,13 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any]) -> Change:
     else:
         new = text + ("" if text.endswith("\n") or not text else "\n") + block
     return Change(path, old, new.encode(), base.copy)
+
+
+def by_hand(change: Change) -> list[str]:
+    """Return the command that does without gpushim what a change of `take_out` does to a template of others."""
+    if not change.new or change.new == change.old or BEGIN.encode() not in (change.old or b""):
+        return []
+    return [shlex.join(["sed", "-i", f"/^{BEGIN[:20]}/,/^{END}/d", change.path])]
 
 
 def take_out(path: str) -> Change:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import fcntl
 import os
 import stat
 from dataclasses import dataclass
@@ -156,7 +155,7 @@ def _put(change: Change) -> list[str]:
 
 def _replace(change: Change, place: Place, folder: int, beside: int) -> None:
     """Put a file in its place, or remove it, if what is there is still as it was."""
-    fresh, finish = f".{place.name}.gpushim", partial(_take_after, place=place)
+    fresh, finish = f"{place.name}.gpushim", partial(_take_after, place=place)
     try:
         if change.new is not None:
             replace(fresh, change.new, PRIVATE, folder=beside, finish=finish)
@@ -217,8 +216,6 @@ def _folders(place: Place) -> Iterator[tuple[int, int]]:
             fds.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder))
             stack.callback(os.close, fds[-1])
             places.check(place.path, fds[-1], os.fstat(fds[-1]))
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(fds[0], fcntl.LOCK_EX)  # one gpushim at a time
         yield fds[0], fds[1]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpushim.engines.settings import toml
 from gpushim.ground.errors import GpushimError
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 VALUES = st.one_of(st.booleans(), st.integers(-(2**40), 2**40), TEXTS, st.lists(TEXTS, max_size=3))
 TREES = st.recursive(
     st.dictionaries(TEXTS, VALUES, max_size=3),
