@@ -26,10 +26,8 @@ from gpushim.paths import changeable
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
-    What is set up is a file of gpushim's own, which the engine reads beside others; for Docker, which reads one file,
-    it is an entry in that. In a file of others nothing else is changed, but for one line with which containerd reads
-    gpushim's. As it was, such a file is kept beside itself, with .before-gpushim behind its name. --remove takes the
-    file, the entry and the line away.
+    What it sets is in a file of gpushim's own; in Docker's daemon.json it is one entry, and where containerd's
+    config.toml imports no directory, a line there reads the file. --remove takes these away. What somebody else wrote and that replaces is kept beside the file, with .kept-gpushim behind its name.
     """
 
 

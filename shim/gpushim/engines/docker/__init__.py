@@ -56,16 +56,9 @@ def plan(options: Options) -> Plan:
         links = on_path.made()
         if options.config:
             links, notes = [], notes + stays(link.path for link in links)
+        by_hand = daemon_json.by_hand(path, names, changes[0].copy and path + changes[0].copy)
         check = partial(_check_left, options, changes[0], engine)
-        return Plan(
-            path,
-            changes,
-            notes,
-            engine,
-            links,
-            check=check,
-            by_hand=[daemon_json.by_hand(path, names)] if names else [],
-        )
+        return Plan(path, changes, notes, engine, links, check=check, by_hand=by_hand)
     _check_flags(options, engine)
     change = _added(options, path)
     if problem := _problem(options, path, change.new, engine):

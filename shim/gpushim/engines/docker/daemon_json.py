@@ -60,9 +60,9 @@ def parse(content: bytes | None, path: str) -> dict[str, Any]:
     """
     try:
         text = (content or b"").decode().removeprefix(BOM)
-        settings = json.loads(text if text.strip(SPACE) else "{}", parse_int=Number, parse_float=Number)
+        parsed: Any = json.loads(text if text.strip(SPACE) else "{}", parse_int=Number, parse_float=Number)
         line, reason = _misread(text)
-        if not isinstance(settings, dict):
+        if not isinstance(parsed, dict):
             line, reason = 1, "it is not an object"
     except UnicodeDecodeError as error:
         line, reason = (content or b"").count(b"\n", 0, error.start) + 1, "it is not UTF-8"
@@ -72,6 +72,7 @@ def parse(content: bytes | None, path: str) -> dict[str, Any]:
         line, reason = 1, "it is nested too deeply"
     if reason:
         raise GpushimError(f"{path}, line {line}: {reason}; correct it first")
+    settings: dict[str, Any] = parsed
     return settings
 
 
@@ -163,9 +164,16 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return first == second
 
 
-def by_hand(path: str, names: list[str]) -> str:
-    """Return the command that does what `take_out` does to a file, where there is no gpushim."""
-    return shlex.join(["python3", "-c", _BY_HAND, path, *names])
+def by_hand(path: str, names: list[str], copy: str) -> list[str]:
+    """Return the commands that do what `take_out` does to a file, where there is no gpushim.
+
+    Args:
+        path: of the file.
+        names: of the runtimes.
+        copy: path of a copy to make first; "" for none.
+    """
+    take_out = shlex.join(["python3", "-c", _BY_HAND, path, *names])
+    return [*([shlex.join(["cp", "--backup=numbered", path, copy])] if copy else []), *([take_out] if names else [])]
 
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> bool:
