@@ -64,11 +64,12 @@ def by_podman() -> None:
 
 def bare() -> None:
     """A low-level runtime without an engine, its cgroup by systemd and by the file system."""
-    BUNDLE.mkdir()
     for name, words, path in (
         ("systemd", ["--systemd-cgroup"], "system.slice:gpushim:bare"),
         ("cgroupfs", [], "/gpushim/bare"),
     ):
+        run("rm", "-rf", str(BUNDLE))
+        BUNDLE.mkdir()
         run("runc", "spec", "--bundle", str(BUNDLE))
         spec = json.loads((BUNDLE / "config.json").read_text())
         spec["root"] = {"path": "/srv/rootfs"}
@@ -78,10 +79,7 @@ def bare() -> None:
         node = {"type": "c", "major": os.major(facts.st_rdev), "minor": os.minor(facts.st_rdev)}
         spec["linux"]["devices"] = [{"path": "/dev/gpu-memory0", "fileMode": 0o666, **node}]
         spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rw", **node})
-        spec["linux"] |= {"cgroupsPath": path, "namespaces": [*spec["linux"]["namespaces"], {"type": "cgroup"}]}
-        spec["mounts"] = [mount for mount in spec["mounts"] if mount["destination"] != "/sys/fs/cgroup"]
-        cgroup = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]}
-        spec["mounts"].append(cgroup)
+        spec["linux"]["cgroupsPath"] = path
         (BUNDLE / "config.json").write_text(json.dumps(spec))
         said = run("gpushim-runtime", "--root=/run/bare", *words, "run", "--bundle", str(BUNDLE), f"bare-{name}")
         case(f"gpushim-runtime alone, {name}: the limit stands", kept(said), said)

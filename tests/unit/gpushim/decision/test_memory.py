@@ -25,6 +25,13 @@ def host(driver: str = "615.71", **requests: Any) -> Any:
     return found
 
 
+def _closed() -> Any:
+    found = host()
+    requests = {**found["policy"]["requests"], "accept-env-when-unprivileged": False, "accept-volume-mounts": True}
+    found["policy"] = {**found["policy"], "requests": requests}
+    return found
+
+
 def asks(*env: str, annotations: dict[str, str] | None = None, devices: str = "0,1", inventory: Any = None) -> Any:
     spec = {"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={devices}", *env]}, "annotations": annotations or {}}
     return request.read(spec, (inventory or host())["policy"])
@@ -86,7 +93,7 @@ def test_of_several_the_smallest_counts() -> None:
 
 def test_what_root_mounts_counts_whatever_a_pod_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", "/srv/state")
-    inventory = host(**{"accept-env-when-unprivileged": False, "accept-volume-mounts": True})
+    inventory = _closed()
     mounts = [f"/srv/state/limits/{UUIDS[0]}={2 * GIB}", "/elsewhere/limits/x=1", "/dev/null"]
     folders = ["/run/gpushim/limits/a", "/b", "/var/run/nvidia-container-devices/0"]
     spec = {
@@ -109,7 +116,7 @@ def test_the_administrators_default_and_most(asked: tuple[str, ...], size: int) 
 
 
 def test_who_may_not_ask_is_told() -> None:
-    inventory = host(**{"accept-env-when-unprivileged": False})
+    inventory = _closed()
     spec = {"annotations": {"cdi.k8s.io/a": "nvidia.com/gpu=0"}, "process": {"env": ["GPUSHIM_MEMORY_LIMIT=1Gi"]}}
     asked = request.read(spec, inventory["policy"])
     assert asked is not None
