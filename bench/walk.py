@@ -3,9 +3,9 @@
 
     bench/walk.py create|refresh|configure [docker|containerd]
 
-A file counts if one of its functions runs for a container of one GPU on a simulated host, or for a file of an engine's
-with one setting. It counts to the walk if it is in a room of the walk's own (ROOMS); others are listed behind, as what the
-walk calls. Needs root.
+A file counts if one of its functions runs for a container of one GPU on a simulated host, or for an engine's settings
+with one value. It counts to the walk if it is in a room of the walk's own (ROOMS); others are listed behind, as what
+the walk calls. Needs root.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
     What it sets is in a file of gpushim's own; in Docker's daemon.json it is one entry, and where containerd's
-    config.toml imports no directory, a line there reads the file. --remove takes these away. What somebody else wrote and that replaces is kept beside the file, with .kept-gpushim behind its name.
+    config.toml imports no directory, a line there reads the file. --remove takes these away. What somebody else
+    wrote and that replaces is kept beside the file, with .kept-gpushim behind its name.
     """
 
 
