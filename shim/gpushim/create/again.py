@@ -18,7 +18,7 @@ from __future__ import annotations
 from gpushim.ground import fastjson
 from gpushim.ground.errors import GpushimError
 from gpushim.oci.device_list import NODES
-from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, hook_args
+from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, hook_args
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _is_mount(mount: Any) -> bool:
     place, source, options = str(mount.get("destination")), str(mount.get("source")), mount.get("options")
     if options == NODE_OPTIONS and not place.startswith(NODES):
         return False
-    return source.endswith(place) and options in (FILE_OPTIONS, SOCKET_OPTIONS, NODE_OPTIONS)
+    return source.endswith(place) and options in (FILE_OPTIONS, NODE_OPTIONS)
 
 
 def _drop(spec: Any, had: Any, path: list[str], possible: Callable[[Any], bool]) -> None:

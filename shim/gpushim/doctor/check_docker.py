@@ -200,8 +200,8 @@ def restarted(host: Host) -> Iterator[Finding]:
 def _is_late(host: Host, engine: Engine, path: str) -> bool:
     """Return whether a dockerd may have started before a name of the hook's was there.
 
-    An upgrade lays a package's names down anew, and what a link leads to; the links of `configure` stay. A dockerd that
-    knows gpushim's runtime has looked at its PATH since gpushim came.
+    An upgrade lays a package's names down anew, and what a link leads to; the links of `configure` stay. A dockerd
+    that knows gpushim's runtime has looked at its PATH since gpushim came.
     """
     if os.path.dirname(path) not in on_path.folders(engine) and names(host, engine):
         return False
