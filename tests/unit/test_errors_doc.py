@@ -14,6 +14,7 @@ import pytest
 
 from gpuhook import prestart
 from gpushim.create import ahead, create
+from gpushim.doctor import check_state
 from gpushim.ground import errors
 
 TOP = Path(__file__).parents[2]
@@ -84,6 +85,15 @@ def test_no_refusal_is_missing() -> None:
         # A row may leave the end of a sentence out.
         told = parts(sentence)  # none if it comes from elsewhere
         assert not told or any(told[0] in row and words(row) in sentence for row in rows), (place, code, sentence)
+
+
+def test_doctor_sends_nobody_here_for_what_is_not_here() -> None:
+    calls = [node for _, node in nodes() if isinstance(node, ast.Call) and ast.unparse(node.func) == "notes.append"]
+    noted = [text(node.args[0]) for node in calls]
+    assert any("there is no ld.so.cache" in note for note in noted)
+    for note in noted:
+        named = "errors.md" in check_state.fix_of_note(note)
+        assert not named or any(words(row) in note for _, row in ROWS), note
 
 
 def test_no_row_is_stale() -> None:

@@ -362,7 +362,6 @@ def create_imports(shim: Shim) -> dict[str, float]:
         str(shim.bundle),
         "x",
         "",
-        "",
         "text",
         "0",
         "",
