@@ -75,9 +75,8 @@ def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
 def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
     """Decide what a container gets of this host's own GPUs and their driver."""
     if inventory["error"]:
-        raise GpushimError(
-            f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
-        )
+        asks = "asks for GPUs: " if request.own else "asks for the driver without a GPU: "  # as "none" does
+        raise GpushimError(f"{request.source} {asks}{inventory['error']['sentence']}", inventory["error"]["code"])
     meant: dict[str, list[Device]] = {}
     gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, meant)
     require.check(request.requirements, facts(gpus, migs, inventory))

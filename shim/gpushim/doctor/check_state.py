@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 THEN = f"do what it says, if that is not done yet; then {REFRESH}"
 UNSAID = f"look for it in docs/errors.md; then {REFRESH}"  # which has what is refused
-NOTED = f"nothing, if containers have what they need; else mend that, and {REFRESH}"
+NOTED = f"mend what it names, where containers lack something; then {REFRESH}"
 # What a sentence of ours has behind what is wrong.
 ADVICE = re.compile(r"; |: (?:correct|install|load|make|reboot|set)\b|run gpushim")
 PYTHON = "/usr/bin/python3"  # what the launcher starts

@@ -372,6 +372,15 @@ def test_the_directories_of_other_gpus_are_covered(wanted: str, hidden: list[str
     assert covers == [f"/e::/proc/driver/nvidia/gpus/0000:{bus}:00.0" for bus in hidden]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "words"), [("all", "asks for GPUs: "), ("none", "asks for the driver without a GPU: ")]
+)
+def test_what_is_asked_for_without_a_driver(wanted: str, words: str) -> None:
+    inventory = snapshot(error={"sentence": "there is no driver", "code": INVENTORY})
+    with pytest.raises(GpushimError, match=f"env NVIDIA_VISIBLE_DEVICES {words}there is no driver"):
+        decide(f"NVIDIA_VISIBLE_DEVICES={wanted}", inventory=inventory)
+
+
 def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
     (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0")["hook"]
     assert hook["path"] == "/usr/bin/gpushim-hook"
