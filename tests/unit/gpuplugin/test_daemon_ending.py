@@ -22,7 +22,7 @@ __all__ = ["host", "top"]
 POD, PATIENCE = "0a1b2c3d-0000-4000-8000-000000000001", 1.0
 
 
-def in_the_book(_: Path) -> None:
+def in_the_book(_plugins: Path) -> None:
     """Have the book know whose the devices are, as kubelet says a moment after Allocate."""
     shared = book.Book()
     with shared.locked() as page:
