@@ -73,6 +73,11 @@ def configure(words: list[str]) -> None:
         if not host["policy"]["hook"]["device-rules"]:
             named.add("no-cgroups")
         finishing = _options(decision.edits, options, given)
+        if decision.limits:
+            from gpuhook import cgroup_limits  # most containers have no limit
+            from gpuhook.live import roots
+
+            cgroup_limits.limit_decided(decision, roots.process_of(pid) if pid else "")
         confine(host["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
         _land(decision.edits, named, finishing, pid, host["driver"]["dev-root"])
     except GpushimError as error:
