@@ -15,7 +15,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 ERRORS = TOP / "shim/gpushim/ground/errors.py"
 ROOTS = ("shim", "hook")
-SHELLS = ("shim/gpushim/launcher", "packaging/removed")
+SHELLS = ("shim/gpushim/launcher", "shim/gpushim/removed")
 LISTED = range(10, 128)
 CODE = re.compile(r"^([A-Z_]+) = (\d+)  # (.+)$", re.MULTILINE)
 PAGE = re.compile(r" \((\w[\w-]*\.md(?:#[\w-]+)?)\)$")
