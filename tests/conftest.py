@@ -21,7 +21,7 @@ import checkout
 import sample
 import scratch
 from gpushim.engines.docker import on_path
-from gpushim.engines.settings import records
+from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Link
 from unit.gpuhook.sandbox import container, own_mounts
 
@@ -140,11 +140,10 @@ def no_links_on_this_machine() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def records_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep `configure` of a test's own process off this machine's list of settings files, and its lock."""
+def lock_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep `configure` of a test's own process off this machine's lock."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("DIRECTORY", "RUN"):
-            patch.setattr(records, name, str(tmp_path_factory.mktemp("records")))
+        patch.setattr(files, "RUN", str(tmp_path_factory.mktemp("lock")))
         yield
 
 

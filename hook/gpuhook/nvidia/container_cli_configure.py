@@ -6,7 +6,7 @@ it. The options become a request; the decision and the ways into the container a
 With --pid, the container is that process's, which waits in a mount namespace of its own. Without it, this process is
 in the container's mount namespace itself, as when enroot and Apptainer call it.
 
-Out of scope: info and list (container_cli.py); which options there are (container_cli_options.py).
+Out of scope: info and list (gpushim/nvidia/container_cli/).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gpushim.decision.decide import Decision
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
-from gpushim.nvidia import container_cli_options as cli
-from gpushim.nvidia.getopt import parse
+from gpushim.nvidia.container_cli import cli_options as cli
+from gpushim.nvidia.container_cli.getopt import parse
 from gpushim.oci import selection
 from gpushim.oci.authorization import Gate
 from gpushim.oci.request import CAPABILITIES, LAST_CHANNEL, Request
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpushim.ground.model import Policy, Snapshot
-    from gpushim.nvidia.getopt import Given
+    from gpushim.nvidia.container_cli.getopt import Given
     from gpushim.oci.edits import Edit
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")

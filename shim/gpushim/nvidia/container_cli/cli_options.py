@@ -6,13 +6,13 @@ Imports as little as `configure` may, which container engines wait for. Out of s
 from __future__ import annotations
 
 from gpushim.ground.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError, quote
-from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, parse
+from gpushim.nvidia.container_cli.getopt import NO, OPTIONAL, REQUIRED, parse
 from gpushim.oci import selection
 from gpushim.oci.device_list import AUTOMATIC_KIND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpushim.nvidia.getopt import Given, Options
+    from gpushim.nvidia.container_cli.getopt import Given, Options
     from gpushim.oci.selection import Item
 
 GLOBAL: Options = {

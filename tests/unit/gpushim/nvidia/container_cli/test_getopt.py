@@ -4,8 +4,8 @@ import pytest
 
 from fuzz.targets import options
 from gpushim.ground.errors import USAGE, GpushimError
-from gpushim.nvidia import getopt
-from gpushim.nvidia.container_cli_options import COMMANDS
+from gpushim.nvidia.container_cli import getopt
+from gpushim.nvidia.container_cli.cli_options import COMMANDS
 
 LINES = (
     "", "-", "--", "--pid=5 /r", "--pid 5 /r", "-p5 /r", "-p 5 /r", "/r --pid=5", "--pid= x", "--pid -c", "--pid",

@@ -10,8 +10,8 @@ import pytest
 
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import present
-from gpushim.nvidia import container_cli, getopt
-from gpushim.nvidia.container_cli_options import COMMANDS
+from gpushim.nvidia.container_cli import getopt, info
+from gpushim.nvidia.container_cli.cli_options import COMMANDS
 from unit.gpushim.cdi import hosts
 from unit.gpushim.decision.test_plan import UUIDS
 
@@ -61,14 +61,14 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def listed(host: Any, line: str) -> list[str]:
-    return container_cli.paths(getopt.parse(line.split(), COMMANDS["list"])[0], host)
+    return info.paths(getopt.parse(line.split(), COMMANDS["list"])[0], host)
 
 
 def test_info_is_as_documented(host: Any, capsys: pytest.CaptureFixture[str]) -> None:
     del host["gpus"][1:]
-    assert container_cli.run(["-k", "info"]) == 0
+    assert info.run(["-k", "info"]) == 0
     assert capsys.readouterr().out == INFO
-    assert container_cli.run(["info", "--csv"]) == 0
+    assert info.run(["info", "--csv"]) == 0
     assert capsys.readouterr().out == CSV
 
 
@@ -132,7 +132,7 @@ def test_list_of_what_is_not_there(host: Any, line: str) -> None:
 )
 def test_errors(host: Any, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        container_cli.main(words)
+        info.main(words)
     assert caught.value.code == 1
     assert capsys.readouterr().err.startswith(f"nvidia-container-cli: {text}")
 
@@ -140,22 +140,22 @@ def test_errors(host: Any, capsys: pytest.CaptureFixture[str], words: list[str],
 def test_a_host_without_driver(host: Any, capsys: pytest.CaptureFixture[str]) -> None:
     host["error"] = {"sentence": "no driver is loaded", "code": 12}
     with pytest.raises(SystemExit):
-        container_cli.main(["info"])
+        info.main(["info"])
     assert capsys.readouterr().err == "nvidia-container-cli: initialization error: no driver is loaded\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "--help"], ["-?"], ["configure", "--usage"]])
 def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert container_cli.run(words) == 0
-    assert capsys.readouterr().out == container_cli.USAGE_TEXT
+    assert info.run(words) == 0
+    assert capsys.readouterr().out == info.USAGE_TEXT
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert container_cli.run(["--version"]) == 0
+    assert info.run(["--version"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[0] for line in lines] == ["cli-version", "lib-version", "build flags"]
 
 
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert container_cli.run([]) == 1
-    assert capsys.readouterr() == ("", container_cli.USAGE_TEXT)
+    assert info.run([]) == 1
+    assert capsys.readouterr() == ("", info.USAGE_TEXT)

@@ -1,7 +1,7 @@
 """`nvidia-container-cli info` and `list`, in the forms that scripts for NVIDIA's program read.
 
 The options are getopt's, not click's, and so are the messages. Out of scope: which options there are
-(container_cli_options.py); configure (container_cli_configure.py).
+(cli_options.py); configure (gpuhook/nvidia/container_cli_configure.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from gpushim import __version__
 from gpushim.cli.program import guard
 from gpushim.ground.errors import FAILED, USAGE, GpushimError, quote
 from gpushim.inventory import ensure, present
-from gpushim.nvidia import container_cli_options as cli
-from gpushim.nvidia.getopt import parse
+from gpushim.nvidia.container_cli import cli_options as cli
+from gpushim.nvidia.container_cli.getopt import parse
 from gpushim.oci import selection
 from gpushim.oci.request import LAST_CHANNEL
 from gpushim.paths import rooted
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpushim.ground.model import Gpu, Snapshot
-    from gpushim.nvidia.getopt import Given
+    from gpushim.nvidia.container_cli.getopt import Given
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
 LABEL_WIDTH = 16

@@ -1,10 +1,12 @@
-"""k3s and rke2 write what they find on their PATH into config.toml, in either order with `gpushim configure`.
+"""`gpushim configure containerd` where a service makes the settings of a template: k3s, rke2 and MicroK8s.
 
-What they make of a template is made here by Go's text/template, as they do it, of a base with what theirs has.
+What k3s makes of a template is made here by Go's text/template, as it does that, of a base with what its own has: it
+writes what it finds on its PATH into config.toml, in either order with `gpushim configure`.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,12 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from unit.gpushim.engines.containerd.test_containerd import Call, ok, plugin, refused
+from gpushim.engines.processes.running import Engine
+from unit.gpushim.engines.containerd.conftest import Call, ok, plugin, refused, runtimes, table, tree, write
 
+pytestmark = pytest.mark.usefixtures("version")
+
+DATA = Path(__file__).parents[4] / "data" / "engines" / "containerd"
 GO = next((path for path in ("/usr/local/go/bin/go", "/usr/bin/go") if Path(path).exists()), "")
 CRI = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 NAMES = {2: "config.toml.tmpl", 3: "config-v3.toml.tmpl"}
@@ -152,3 +158,103 @@ def test_a_generated_file_that_is_no_toml_at_all_keeps_nothing_of_ours(
     assert "is not TOML" in refused(call("containerd", k3s / "config.toml"))
     ok(call("containerd", k3s / "config.toml", "--remove"))
     assert not (k3s / NAMES[number]).exists()
+
+
+def test_k3s_with_containerd_1_gets_a_template(call: Call, k3s: Path, program: str) -> None:
+    config = k3s / "config.toml"
+    content = (DATA / "kubeadm.toml").read_bytes()
+    config.write_bytes(content)
+    done = call("containerd", config)
+    assert "k3s makes" in done.output
+    text = (k3s / "config.toml.tmpl").read_text()
+    base, _, ours = text.partition("\n")
+    assert base == '{{ template "base" . }}'
+    ours = "".join(line for line in ours.splitlines(keepends=True) if not line.startswith("{{"))
+    options = plugin(tomlkit.parse(ours).unwrap(), 2)["containerd"]["runtimes"]["nvidia"]["options"]
+    assert options == {"BinaryName": program, "SystemdCgroup": True}
+    assert config.read_bytes() == content
+    assert "nothing to change" in ok(call("containerd", config))
+    ok(call("containerd", config, "--remove"))
+    assert os.listdir(k3s) == ["config.toml"]
+
+
+@pytest.mark.parametrize("since", ["", "# added since\n"])
+def test_a_template_that_is_there_is_extended(
+    since: str, call: Call, k3s: Path, version: Callable[..., None]
+) -> None:
+    version(2, 0)
+    write(k3s / "config.toml", "version = 3", table(3), "enable_selinux = false")
+    template = k3s / "config-v3.toml.tmpl"
+    content = '{{ template "base" . }}\n{{ if .NodeConfig }}# theirs{{ end }}'
+    template.write_text(content)
+    ok(call("containerd", k3s / "config.toml"))
+    assert template.read_text().startswith(content)
+    assert "nvidia" in template.read_text()
+    template.write_text(template.read_text() + since)
+    if since:  # as packages print it
+        command = ok(call("containerd", k3s / "config.toml", "--remove", "--by-hand")).splitlines()[0]
+        subprocess.run(["/bin/sh", "-ec", command], check=True)
+    else:
+        ok(call("containerd", k3s / "config.toml", "--remove"))
+    assert template.read_text().split() == f"{content}\n{since}".split()
+
+
+def test_a_template_gets_the_programs_new_path(call: Call, k3s: Path, tmp_path: Path) -> None:
+    (k3s / "config.toml").write_bytes((DATA / "kubeadm.toml").read_bytes())
+    ok(call("containerd", k3s / "config.toml"))
+    other = tmp_path / "gpushim-runtime"
+    other.touch(0o755)
+    ok(call("containerd", k3s / "config.toml", f"--runtime-path={other}"))
+    text = (k3s / "config.toml.tmpl").read_text()
+    assert f'BinaryName = "{other}"' in text
+    assert text.count("BinaryName =") == 1
+
+
+def test_k3s_with_containerd_2_gets_a_file_in_the_directory_that_it_imports(
+    call: Call, k3s: Path, version: Callable[..., None]
+) -> None:
+    version(2, 0)
+    write(k3s / "config.toml", "version = 3", f'imports = ["{k3s}/config-v3.toml.d/*.toml"]')
+    ok(call("containerd", k3s / "config.toml"))
+    assert {*tree(k3s)} == {"config-v3.toml.d/99-gpushim.toml", "config.toml"}
+    ok(call("containerd", k3s / "config.toml", "--remove"))
+    assert sorted(os.listdir(k3s)) == ["config-v3.toml.d", "config.toml"]
+    assert os.listdir(k3s / "config-v3.toml.d") == []
+
+
+def test_k3s_knows_nvidias_runtime_by_itself(call: Call, k3s: Path) -> None:
+    (k3s / "config.toml").write_bytes((DATA / "nvidias.toml").read_bytes())
+    assert "k3s has the runtime nvidia" in refused(call("containerd", k3s / "config.toml", "--force"))
+
+
+def test_a_runtime_of_this_name_in_the_template(call: Call, k3s: Path) -> None:
+    (k3s / "config.toml").write_bytes((DATA / "kubeadm.toml").read_bytes())
+    write(k3s / "config.toml.tmpl", '{{ template "base" . }}', table(2, "containerd", "runtimes", '"nvidia"'))
+    assert "has a runtime nvidia already" in refused(call("containerd", k3s / "config.toml"))
+
+
+@pytest.mark.parametrize(
+    ("option", "answer"), [("--set-as-default", "default-runtime: nvidia"), ("--cdi", "leaves off")]
+)
+def test_what_a_template_cannot_say(option: str, answer: str, call: Call, k3s: Path) -> None:
+    (k3s / "config.toml").write_bytes((DATA / "kubeadm.toml").read_bytes())
+    assert answer in refused(call("containerd", k3s / "config.toml", option))
+    assert os.listdir(k3s) == ["config.toml"]
+
+
+def test_k3s_that_has_never_run(call: Call, k3s: Path) -> None:
+    assert "start it once" in refused(call("containerd", k3s / "config.toml"))
+
+
+def test_microk8s_gets_it_into_its_template(call: Call, config: Path, engines: list[Engine]) -> None:
+    generated, template = config.parent / "containerd.toml", config.parent / "containerd-template.toml"
+    content = write(template, "version = 2", table(2, "containerd"), 'snapshotter = "${SNAPSHOTTER}"')
+    old = write(generated, "version = 2", table(2, "containerd"), 'snapshotter = "overlayfs"')
+    engines.append(Engine("containerd", 7, config=str(generated)))
+    done = call("containerd", None)
+    assert "MicroK8s makes" in done.output
+    assert "nvidia" in runtimes(template)
+    assert 'snapshotter = "${SNAPSHOTTER}"' in template.read_text()
+    assert generated.read_bytes() == old
+    ok(call("containerd", None, "--remove"))
+    assert template.read_bytes() == content

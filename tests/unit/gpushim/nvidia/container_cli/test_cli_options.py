@@ -15,8 +15,8 @@ from gpushim.ground.errors import (
     USAGE,
     GpushimError,
 )
-from gpushim.nvidia import container_cli_options as cli
-from gpushim.nvidia.getopt import parse
+from gpushim.nvidia.container_cli import cli_options as cli
+from gpushim.nvidia.container_cli.getopt import parse
 
 
 def test_global_options_end_at_the_command() -> None:
