@@ -86,6 +86,7 @@ def test_taken(name: str, call: Call, config: Path, program: str, version: Versi
     assert tree(config.parent) == before
     ok(call("containerd", config, "--remove"))
     assert tree(config.parent) == {"config.toml": content}
+    assert os.listdir(config.parent) == ["config.toml"]
 
 
 @pytest.mark.parametrize(("installed", "number"), [((1, 6), 2), ((1, 7), 2), ((2, 1), 3), ((0, 0), 2)])
