@@ -152,9 +152,11 @@ def _of_pip(name: str, options: Options) -> list[str]:
     undo = shlex.join(
         ["gpushim", "configure", name, "--remove", *([f"--config={options.config}"] * bool(options.config))]
     )
+    script = shlex.quote(os.path.join(os.path.dirname(os.path.dirname(__file__)), "removed"))
     return [
-        f"pip and uv remove {options.program} without a word to the engine: before, run `{undo}`, and end the "
-        "containers that were made with it"
+        f"pip and uv remove {options.program} without a word to the engine: before, run `{undo}` and "
+        f"`cp {script} ~/`; after, until the containers that were made with it have ended, "
+        f"`install ~/removed {options.program}`"
     ]
 
 

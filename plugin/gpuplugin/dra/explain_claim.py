@@ -1,6 +1,6 @@
 """What this node knows of one claim: its devices, their health, their names in the CDI spec, and who has it.
 
-Out of scope: claims that have nothing yet (explain_file.py), and what the API server has.
+Out of scope: what the API server has of it, and claims that have nothing yet.
 """
 
 from __future__ import annotations

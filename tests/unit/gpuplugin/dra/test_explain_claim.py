@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gpuplugin.book import by_device
 from gpuplugin.book.page import fresh
-from gpuplugin.dra import command_line, explain_held
+from gpuplugin.dra import command_line, explain_claim
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
 from gpushim.cdi.generate import output, publish
@@ -34,11 +34,11 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> None:
 def node(*rows: dict[str, Any], **more: Any) -> NodeState:
     page = by_device.claim(fresh("b", ""), {uuid(0): uuid(0)}, "claim d/c of gpu.nvidia.com", 5.0)
     claims = {"u": {"namespace": "d", "name": "c", "devices": [*rows]}} if rows else {}
-    return NodeState(HOST, devices(HOST), {uuid(0): "0", uuid(1): "1"}, {}, {}, claims, page, [])._replace(**more)
+    return NodeState(HOST, devices(HOST), {uuid(0): "0", uuid(1): "1"}, {}, claims, page, [])._replace(**more)
 
 
 def report(kubelet_dir: Path, *rows: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return explain_held.report("d", "c", node(*rows, **more), str(kubelet_dir))
+    return explain_claim.report("d", "c", node(*rows, **more), str(kubelet_dir))
 
 
 def test_what_a_claim_has(tmp_path: Path) -> None:
@@ -132,17 +132,17 @@ def test_a_command_to_be_pasted_is_whole(tmp_path: Path) -> None:
     name = "team-a-training-run-with-a-long-name-x7k2q-gpu-claim-of-pod-" + "0123456789" * 10
     command = f"kubectl --namespace d get resourceclaim {name} -o yaml"
     with pytest.raises(GpushimError, match=f"claim d/{name} has nothing on this node; {command} says"):
-        explain_held.report("d", name, node(), str(tmp_path))
+        explain_claim.report("d", name, node(), str(tmp_path))
 
 
 def test_a_terminal_does_not_break_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("gpushim.cli.show.width", lambda **_: 40)
-    monkeypatch.setattr(explain_held, "present", lambda _: node(ROW))
+    monkeypatch.setattr(explain_claim, "present", lambda _: node(ROW))
     settings: Any = SimpleNamespace(values={"kubelet-dir": str(tmp_path)})
-    explain_held.tell("d/c", settings, "table")
-    assert f"configs: {explain_held.kubectl('d', 'c')}\n" in capsys.readouterr().out
+    explain_claim.tell("d/c", settings, "table")
+    assert f"configs: {explain_claim.kubectl('d', 'c')}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draw the Grafana dashboard's panels from what a Prometheus answered: bench/dashboard.py ANSWERS.json > IMAGE.svg.
+"""Draw docs/metrics.svg, the panels of dashboard.json, from what a Prometheus answered: dashboard.py ANSWERS.json.
 
-The answers are those of tests/e2e/test_device_plugin_metrics.py, which GPUSHIM_DASHBOARD names a file for. Grafana
-draws the same numbers otherwise. Out of scope: other kinds of panels than this dashboard has.
+It prints the picture. The answers are those of tests/e2e/test_device_plugin_metrics.py, if GPUSHIM_DASHBOARD names a
+file for them. Grafana draws the same numbers otherwise. Out of scope: other kinds of panels than this dashboard has.
 """
 
 from __future__ import annotations
