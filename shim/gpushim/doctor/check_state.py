@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 THEN = f"do what it says, if that is not done yet; then {REFRESH}"
-UNSAID = f"look for it in docs/errors.md; then {REFRESH}"
+UNSAID = f"look for it in docs/errors.md; then {REFRESH}"  # which has the refusals
+NOTED = f"mend what it names, where containers lack something; then {REFRESH}"
 # The beginnings of the advice in a sentence of ours.
 ADVICE = re.compile(r"; |: (?:correct|install|load|make|reboot|set)\b|run gpushim")
 PYTHON = "/usr/bin/python3"  # what the launcher starts
@@ -121,7 +122,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
         yield broken(inventory["error"]["sentence"], _refresh_fix(inventory["error"]["sentence"]))
     else:
         for note in inventory["notes"]:
-            yield warning(f"the snapshot notes: {note}", _refresh_fix(note))
+            yield warning(f"the snapshot notes: {note}", fix_of_note(note))
         if not inventory["notes"]:
             old = f"; it is older than {inventory['life']} s, so the next GPU container lists again" if stale else ""
             yield ok(f"{path} of {inventory['written']} matches the host: {len(inventory['gpus'])} GPUs{old}")
@@ -154,6 +155,11 @@ def _unused_reason(path: str, config: str) -> str:
     except (KeyError, IndexError, TypeError, ValueError):
         pass
     return "it is damaged"
+
+
+def fix_of_note(note: str) -> str:
+    """Return the fix for a note of a snapshot; most are no fault, and docs/errors.md has none of them."""
+    return THEN if ADVICE.search(note) else NOTED
 
 
 def _refresh_fix(sentence: str) -> str:

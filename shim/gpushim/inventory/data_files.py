@@ -112,11 +112,19 @@ def _is_of(root: str, entry: File, version: str, notes: list[str]) -> bool:
 
 def configs(root: str, capability: str, arch: str, version: str) -> list[File]:
     pairs = []
-    for folder, actual in [*zip(CONFIG_DIRS, CONFIG_DIRS), *NIXOS_CONFIGS.items()]:
+    for folder, actual in [*zip(CONFIG_DIRS, CONFIG_DIRS), *NIXOS_CONFIGS.items(), *_flat(root)]:
         for name in CONFIGS.get(capability, ()):
             below = name.format(arch=arch, version=version)
             pairs.append((f"{actual}/{below}", f"{folder}/{below}"))
     return list(_hits(root, pairs, "data"))
+
+
+def _flat(root: str) -> list[tuple[str, str]]:
+    """Return the top of a driver root as the place of /etc's files: some installers put all into one directory.
+
+    Google's for its Container-Optimized OS, for one: bin, lib64, vulkan/icd.d and firmware.
+    """
+    return [("/etc", "")] if root != "/" else []
 
 
 def ngx(loader: Loader) -> list[File]:
@@ -167,11 +175,13 @@ def _xorg_names(version: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def firmware(root: str, version: str) -> list[File]:
     """List the GSP's firmware, of each name the file that the kernel loads (fw_path in firmware_loader/main.c)."""
     files: dict[str, File] = {}
-    for base in _firmware_places(root):
-        folder = f"{base}/nvidia/{version}"
-        for name in rooted.listing(root, folder):
+    bases = [(base, base) for base in _firmware_places(root)]
+    for base, path in [*bases, *([("/firmware", "/lib/firmware")] if root != "/" else ())]:
+        for name in rooted.listing(root, f"{base}/nvidia/{version}"):
             if name.startswith("gsp") and name.endswith(".bin") and name not in files:
-                files.update((name, entry) for entry in _hits(root, [(f"{folder}/{name}",) * 2], "firmware"))
+                below = f"nvidia/{version}/{name}"
+                hits = _hits(root, [(f"{base}/{below}", f"{path}/{below}")], "firmware")
+                files.update((name, entry) for entry in hits)
     return list(files.values())
 
 
@@ -218,6 +228,8 @@ def places(root: str, version: str, libraries: set[str]) -> set[str]:
     for names, subfolders in zip(_xorg_names(version), XORG_MODULES):
         usual |= {f"{folder}/{below}/{name}" for name in names for folder in libraries for below in subfolders}
     usual |= {f"{folder}/nvidia/wine/" for folder in libraries} | {f"{RIMS}/{version}/"}
+    if root != "/":
+        usual |= {f"/{name}" for name in configs} | {f"/firmware/nvidia/{version}/"}
     return watched | {path for path in usual if rooted.resolve(root, os.path.dirname(path))}
 
 

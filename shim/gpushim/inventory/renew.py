@@ -9,10 +9,12 @@ Where no service has these paths (a checkout, rootless engines) or none answers,
 inherits the lock and goes on when the create gives up, so that a host that takes longer than an engine waits gets its
 snapshot in the end: hence its own session, working directory and descriptors. If an engine ends it with the create (a
 stopped unit that runs `podman run`), the kernel releases the lock and the next create starts another.
+Root's child leaves the cgroups that it comes from, as all wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -39,6 +41,7 @@ STDERR_LIMIT = 8192  # bytes at the end of the child's stderr
 WHAT_LIMIT = 256  # bytes of what a refresh is waiting for
 ATTEMPTS = 2
 PAUSE = 0.01  # seconds between two attempts to lock
+CGROUPS = ("cgroup", "cgroup2")  # file systems
 LEAST = 1  # second that everyone waits before config.toml is read for the deadline
 
 
@@ -158,6 +161,7 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
     # Not a pipe: nobody would read it after the create gives up.
     with open(os.memfd_create("refresh"), "r+b") as output:
         child = _start_child(config, state, lock, output)
+        _leave_cgroups(child.pid)
         try:
             while child.poll() is None:
                 wait.pause(lock)
@@ -184,6 +188,18 @@ def _start_child(config: str, state: str, lock: int | None, output: BinaryIO) ->
         raise failure.scarce(error) or GpushimError(
             f"gpushim refresh cannot be started: {error}", INVENTORY
         ) from None
+
+
+def _leave_cgroups(pid: int) -> None:
+    """Take a refresh, for which all wait, out of cgroups with a tenant's limits, where this process may."""
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts,
+    ):
+        rows = [line.split()[1:4] for line in mounts]
+        for folder in [folder for folder, kind, options in rows if kind in CGROUPS and "name=" not in options]:
+            with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs", "w", encoding="ascii") as processes:
+                processes.write(str(pid))
 
 
 def _child_error(code: int, output: str) -> GpushimError:

@@ -36,25 +36,6 @@ def append(path: str, line: str) -> None:
         posix.close(fd)
 
 
-def remove(path: str) -> None:
-    """Remove a log that has one line at most and would be written to: more lines are another process's error."""
-    try:
-        folder, name = _folder(path)
-    except OSError:
-        return
-    try:
-        fd = posix.open(name, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC, dir_fd=folder)
-        try:
-            if _is_log(posix.fstat(fd)) and posix.read(fd, 4096).count(b"\n") < 2:
-                posix.unlink(name, dir_fd=folder)
-        finally:
-            posix.close(fd)
-    except OSError:
-        pass
-    finally:
-        posix.close(folder)
-
-
 def now() -> str:
     """Return the time as RFC 3339 in UTC, as in runc's log."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
