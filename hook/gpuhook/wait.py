@@ -35,7 +35,7 @@ class Shell:
     """
 
     def __init__(self, argv: list[str]) -> None:
-        self.parent, self.argv, self.left = argv[1], argv[2:], MOST
+        self.parent, self.argv, self.ticks = argv[1], argv[2:], MOST
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # the engine's may block it
         _signal.signal(_signal.SIGALRM, lambda *_: self._look())
         _signal.setitimer(_signal.ITIMER_REAL, TICK, TICK)
@@ -52,19 +52,19 @@ class Shell:
         posix.dup2(state, 0)
         posix.close(state)
         posix.dup2(1, 2)
-        self.left = MOST
+        self.ticks = MOST
         posix.write(1, b"begun\n")
 
     def _look(self) -> None:
-        self.left -= 1
-        if str(posix.getppid()) != self.parent or self.left < 0:
+        self.ticks -= 1
+        if str(posix.getppid()) != self.parent or self.ticks < 0:
             posix._exit(FAILED)
 
     def end(self, code: int) -> NoReturn:
-        """Let the shell end, with nothing of the container open, and wait for the low-level runtime's end."""
+        """End the shell, with nothing of the container open, and wait for the low-level runtime's end."""
         posix.closerange(3, bounds.HOOK_OPEN)
         posix.close(0)
         posix.write(1, b"exit %d\n" % code)
-        self.left = LAST
+        self.ticks = LAST
         while True:
             _signal.pause()

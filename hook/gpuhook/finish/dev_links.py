@@ -4,7 +4,7 @@ A link of /dev, such as those below /dev/dri/by-path, is made where the node tha
 It is written only on the rootfs's own mount and on a tmpfs that is the container's alone (roots.py): with
 `-v /dev:/dev` it is the host's, and nothing is written there.
 
-Out of scope: making nodes, which config.json brings or live.py. Hot path: builtin modules only.
+Hot path: builtin modules only.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def link(root: Rootfs, links: list[tuple[str, str, str]], warn: Callable[[str, E
         links: (text, directory, name), all below /dev.
         warn: takes what was skipped, and the error.
     """
-    own: set[bytes] | None = None
+    mount_ids: set[bytes] | None = None
     for text, directory, name in links:
         path = f"{directory}/{name}"
         try:
             if _number(root, _target(text, directory)) is None:
                 continue
-            own = own_dev(root) if own is None else own
-            place = root.directory(directory, create=True, also=own)
+            mount_ids = own_dev(root) if mount_ids is None else mount_ids
+            parent = root.directory(directory, create=True, also=mount_ids)
             try:
-                place.symlink(text, name)
+                parent.symlink(text, name)
             finally:
-                place.close()
+                parent.close()
         except OSError as error:
             warn(path, error)
 
@@ -68,7 +68,7 @@ def gpus(root: Rootfs) -> list[int]:
 
 
 def has_gpu(root: Rootfs, minor: int) -> bool:
-    """Say whether the node of a GPU is in the container, and is that device."""
+    """Return whether the node of a GPU is in the container, and is that device."""
     return _number(root, f"/dev/nvidia{minor}") == posix.makedev(GPU_MAJOR, minor)
 
 
@@ -78,17 +78,13 @@ def check_bindings(root: Rootfs, options: Options) -> None:
     A CDI spec has the numbers of the moment in which it was written. Its GPU is the same as long as its binding is:
     sysfs gives an inode number only once. What is not bound has no node that works.
 
-    Args:
-        root: the container's.
-        options: the hook's, with the bindings of that moment.
-
     Raises:
         GpushimError: the GPU of a node of the container is bound anew since.
     """
     names = dict(options.gpu)
-    for minor, then in options.bound:
-        now = _inode(f"{options.bindings}/{names[minor]}") if minor in names else None
-        if now != then and (now or _others(options)) and has_gpu(root, minor):  # its number may be another's
+    for minor, bound in options.bound:
+        current = _inode(f"{options.bindings}/{names[minor]}") if minor in names else None
+        if current != bound and (current or _others(options)) and has_gpu(root, minor):  # its number may be another's
             raise GpushimError(
                 f"GPU {names[minor]} is bound to the driver anew since the CDI spec was written: /dev/nvidia{minor} "
                 "may be another GPU; run gpushim refresh, and start the container again",
@@ -98,12 +94,12 @@ def check_bindings(root: Rootfs, options: Options) -> None:
 
 def _others(options: Options) -> bool:
     """Return whether any GPU is bound that was not when the spec was written: it may have a number that came free."""
-    known = {inode for _, inode in options.bound}
+    inodes = {inode for _, inode in options.bound}
     try:
-        found = [name for name in posix.listdir(options.bindings) if name.count(":") == 2]
+        names = [name for name in posix.listdir(options.bindings) if name.count(":") == 2]
     except OSError:
         return False
-    return any(_inode(f"{options.bindings}/{name}") not in known for name in found)
+    return any(_inode(f"{options.bindings}/{name}") not in inodes for name in names)
 
 
 def _inode(path: str) -> int | None:
@@ -114,11 +110,11 @@ def _inode(path: str) -> int | None:
 
 
 def mask(minors: list[int], warn: Callable[[str, Exception], None]) -> int:
-    """Make the mask that tells NVIDIA's EGL which GPUs are the container's: bit n for minor number n."""
-    beyond = [minor for minor in minors if minor >= MASK_BITS]
-    if beyond:
+    """Return the mask that tells NVIDIA's EGL which GPUs are the container's: bit n for minor number n."""
+    too_high = [minor for minor in minors if minor >= MASK_BITS]
+    if too_high:
         error = GpushimError(f"the mask of GPUs has {MASK_BITS} bits", ROOTFS)
-        warn(f"/dev/nvidia{beyond[0]} in the application profile", error)
+        warn(f"/dev/nvidia{too_high[0]} in the application profile", error)
     return sum([1 << minor for minor in minors if minor < MASK_BITS])
 
 
@@ -129,7 +125,7 @@ def _number(root: Rootfs, path: str) -> int | None:
     except OSError:
         return None
     try:
-        facts = posix.fstat(fd)
-        return facts.st_rdev if facts.st_mode & TYPE == CHARACTER else None
+        status = posix.fstat(fd)
+        return status.st_rdev if status.st_mode & TYPE == CHARACTER else None
     finally:
         posix.close(fd)

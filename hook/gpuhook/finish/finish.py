@@ -2,9 +2,6 @@
 
 Whatever an odd image does not allow is skipped with a line in the log: the container starts all the same.
 
-Out of scope: arguments and state (prestart.py), how places are reached (rootfs.py), the cache's bytes
-(ldcache.py), which libcuda is to be used (compat.py), mounts over /proc (cover.py).
-
 Hot path: builtin modules only; each directory is opened once.
 """
 
@@ -40,12 +37,7 @@ MUSL_DEFAULT = b"/lib:/usr/local/lib:/usr/lib\n"  # what musl's dynlink.c search
 
 
 class Work:
-    """One container made ready.
-
-    Args:
-        root: its rootfs.
-        log: path of the log on the host, or "".
-    """
+    """One container made ready; `log` is the path of the log on the host, or ""."""
 
     __slots__ = ("apart", "directories", "log", "root")
 
@@ -55,11 +47,11 @@ class Work:
         self.directories: dict[str, Directory] = {}
         self.apart: dict[str, str] = {}  # links that are made elsewhere, by the path where the image has others
 
-    def warn(self, what: str, error: Exception) -> None:
-        """Say in the log what was skipped; a log that cannot be written is nobody's trouble."""
+    def warn(self, step: str, error: Exception) -> None:
+        """Log what was skipped; a log that cannot be written is nobody's trouble."""
         from gpushim.paths.logfile import append, now  # most containers give no reason to
 
-        text = f"gpushim-hook: {skipped(what, error)}"[: bounds.LOG_TEXT]
+        text = f"gpushim-hook: {skipped(step, error)}"[: bounds.LOG_TEXT]
         append(self.log, dumps({"level": "warning", "msg": text, "time": now()}))
 
     def directory(self, path: str, create: bool = False) -> Directory:
@@ -69,16 +61,16 @@ class Work:
         return self.directories[path]
 
     def read(self, path: str, limit: int) -> tuple[bytes | None, int]:
-        """Read a file of the image, and the mode for one that repeats it; None and 0644 when there is none."""
+        """Read a file of the image, and the mode for one that repeats it; return None and 0644 when there is none."""
         try:
             return self.root.read(path, limit)
         except FileNotFoundError:
             return None, 0o644
 
     def read_own(self, path: str) -> bytes:
-        """Read a file of the loader's or driver's configuration that is ours by its name; b"" if it cannot be read.
+        """Read a file of the loader's or driver's configuration that is ours by its name.
 
-        It is made again then.
+        A file that cannot be read is b"", so that it is made again.
         """
         try:
             return self.read(path, bounds.LOADER_CONF)[0] or b""
@@ -101,7 +93,7 @@ class Work:
         return entries
 
     def link(self, links: list[tuple[str, str, str]]) -> Entries:
-        """Make the other links; those that name a library become entries too, as ldconfig(8) has it."""
+        """Make the other links; return entries for those that name a library, as ldconfig(8) has it."""
         entries = []
         for text, directory, name in links:
             path = f"{directory}/{name}"
@@ -118,17 +110,19 @@ class Work:
                 entries.append((encode(name), encode(path)))
         return entries
 
-    def _link(self, text: str, place: Directory, directory: str, name: str) -> bool:
+    def _link(self, text: str, parent: Directory, directory: str, name: str) -> bool:
         """Make a link, unless the image has a newer driver there, to which its own ldconfig would turn it again."""
-        return place.symlink(text, name, lambda other: self._is_newer(directory, other, text))
+        return parent.symlink(text, name, lambda target: self._is_newer(directory, target, text))
 
-    def _is_newer(self, directory: str, other: str, text: str) -> bool:
+    def _is_newer(self, directory: str, target: str, text: str) -> bool:
         """Return whether the image's link leads to another version of our library, which ldconfig prefers to ours."""
         from gpuhook.finish.compat import version  # few images have a driver of their own
 
-        path = other if other.startswith("/") else f"{directory}/{other}"
-        (stem, _, theirs), (own, _, ours) = (one.rpartition("/")[2].partition(".so.") for one in (path, text))
-        if stem != own or not version(theirs) > version(ours) > (100,):  # a driver's; a SONAME's number is small
+        path = target if target.startswith("/") else f"{directory}/{target}"
+        library, _, suffix = path.rpartition("/")[2].partition(".so.")
+        own_library, _, own_suffix = text.rpartition("/")[2].partition(".so.")
+        is_newer = version(suffix) > version(own_suffix) > (100,)  # a driver's; a SONAME's number is small
+        if library != own_library or not is_newer:
             return False
         try:
             fd, status = self.root.open(path)
@@ -141,22 +135,22 @@ class Work:
         """Make a link in a directory of ours, which the loader's configuration names first."""
         self.directory(APART, create=True).symlink(text, name)
         self.apart[f"{directory}/{name}"] = text
-        place = f"{directory}/{name}"
-        self.warn(place, GpushimError("the image has a newer driver of its own there, which cannot work", ROOTFS))
+        path = f"{directory}/{name}"
+        self.warn(path, GpushimError("the image has a newer driver of its own there, which cannot work", ROOTFS))
         return f"{APART}/{name}"
 
-    def _is(self, path: str, other: str) -> bool:
-        """Tell whether two paths are one file already, as in an image whose /lib is a link to usr/lib."""
-        found = []
-        for each in (path, other):
+    def _is(self, path: str, name: str) -> bool:
+        """Return whether two paths are one file already, as in an image whose /lib is a link to usr/lib."""
+        inodes = []
+        for file in (path, name):
             try:
-                place = self.root.reach(each)
+                fd = self.root.reach(file)
             except OSError:
                 return False
-            facts = posix.fstat(place)
-            posix.close(place)
-            found.append((facts.st_dev, facts.st_ino))
-        return found[0] == found[1]
+            status = posix.fstat(fd)
+            posix.close(fd)
+            inodes.append((status.st_dev, status.st_ino))
+        return inodes[0] == inodes[1]
 
     def compatibility(self, driver: str, cuda: str) -> Entries:
         """Return the cache entries of the image's own libcuda and its kin, if they are to come first."""
@@ -164,8 +158,8 @@ class Work:
             return []
         from gpuhook.finish.compat import choose  # many images have no such directory
 
-        found = choose(self.root, driver, cuda, self.warn, COMPAT_FOLDER)
-        return [(encode(name), encode(path)) for name, path in found]
+        libraries = choose(self.root, driver, cuda, self.warn, COMPAT_FOLDER)
+        return [(encode(name), encode(path)) for name, path in libraries]
 
     def configure(
         self, entries: Entries, machine: str, driver: str = "", cuda: str = "", entries32: Entries | None = None
@@ -186,21 +180,21 @@ class Work:
             self.attempt(f"/etc/ld-musl-{machine}.path", self.add_to_musl_path, _folders(entries), machine)
         elif glibc or exists("/etc/ld.so.cache") or (entries32 and exists(LOADER32)):
             entries = self.compatibility(driver, cuda) + entries  # of two with one name the first counts
-            more = entries32 or []
-            self.attempt("/etc/ld.so.cache", self.merge_cache, entries, more, machine)
-            self.attempt("/etc/ld.so.conf.d", self.name_folders, _folders(entries + more))
+            entries32 = entries32 or []
+            self.attempt("/etc/ld.so.cache", self.merge_cache, entries, entries32, machine)
+            self.attempt("/etc/ld.so.conf.d", self.name_folders, _folders(entries + entries32))
 
-    def attempt(self, what: str, step: Callable[..., None], *args: object) -> None:
+    def attempt(self, path: str, step: Callable[..., None], *args: object) -> None:
         """Take a step that the container can start without."""
         try:
             step(*args)
         except (OSError, GpushimError) as error:
-            self.warn(what, error)
+            self.warn(path, error)
 
     def merge_cache(self, entries: Entries, entries32: Entries, machine: str) -> None:
         """Add our libraries to glibc's cache."""
-        for more, flags in ((entries, ldcache.FLAGS), (entries32, ldcache.FLAGS32)):
-            if more and machine not in flags:
+        for libraries, flags in ((entries, ldcache.FLAGS), (entries32, ldcache.FLAGS32)):
+            if libraries and machine not in flags:
                 raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
         etc = self.directory("/etc")
         old, mode = self.read("/etc/ld.so.cache", bounds.LOADER_CACHE)
@@ -216,14 +210,14 @@ class Work:
         over /usr/local/lib with all that the image has in it. `keep` leaves those named before, by another hook.
         """
         etc = self.directory("/etc")
-        for name, named in (
+        for name, listed in (
             ("00-gpushim.conf", [folder for folder in folders if folder not in SYSTEM_FOLDERS]),
             ("zz-gpushim.conf", [folder for folder in folders if folder in SYSTEM_FOLDERS]),
         ):
-            old = self.read_own(f"/etc/ld.so.conf.d/{name}") if named else b""
+            old = self.read_own(f"/etc/ld.so.conf.d/{name}") if listed else b""
             before = folders_in(old) if keep else []
-            text = b"".join([folder + b"\n" for folder in dict.fromkeys([*before, *named])])
-            if named and old != text:
+            text = b"".join([folder + b"\n" for folder in dict.fromkeys([*before, *listed])])
+            if listed and old != text:
                 self.directory("/etc/ld.so.conf.d", create=True).write(name, text)
         if not self.root.exists("/etc/ld.so.conf"):
             etc.write("ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n")
@@ -233,9 +227,9 @@ class Work:
         name = f"ld-musl-{machine}.path"
         etc = self.directory("/etc")
         old, mode = self.read(f"/etc/{name}", bounds.LOADER_CONF)
-        named = folders_in((MUSL_DEFAULT if old is None else old).replace(b":", b"\n"))
-        if any(folder not in named for folder in folders):
-            etc.write(name, b"".join([folder + b"\n" for folder in dict.fromkeys([*named, *folders])]), mode)
+        listed = folders_in((MUSL_DEFAULT if old is None else old).replace(b":", b"\n"))
+        if any(folder not in listed for folder in folders):
+            etc.write(name, b"".join([folder + b"\n" for folder in dict.fromkeys([*listed, *folders])]), mode)
 
     def restrict_display(self, mask: int) -> None:
         """Tell NVIDIA's EGL which GPUs are the container's, as an application profile (NVIDIA driver README).
@@ -250,16 +244,11 @@ class Work:
 
 
 def finish(work: Work, options: Options) -> None:
-    """Do what the arguments say, in a container whose mounts are made.
-
-    Args:
-        work: the container.
-        options: the hook's arguments.
-    """
-    folders32 = {place[1] for place in options.lib32} - {place[1] for place in options.lib}
-    links32 = [one for one in options.link if _leads_into(one, folders32)] if folders32 else []
+    """Do what the hook's arguments say, in a container whose mounts are made."""
+    folders32 = {library[1] for library in options.lib32} - {library[1] for library in options.lib}
+    links32 = [link for link in options.link if _leads_into(link, folders32)] if folders32 else []
     entries32 = work.link_libraries(options.lib32) + work.link(links32)
-    entries = work.link_libraries(options.lib) + work.link([one for one in options.link if one not in links32])
+    entries = work.link_libraries(options.lib) + work.link([link for link in options.link if link not in links32])
     if options.own_libcuda and work.root.exists(COMPAT_FOLDER):
         work.warn(COMPAT_FOLDER, GpushimError(f"its newer libcuda is not used: {options.own_libcuda}", ROOTFS))
     if entries or entries32:
@@ -269,11 +258,11 @@ def finish(work: Work, options: Options) -> None:
         from gpuhook.finish import dev_links  # not needed where the arguments say which GPUs the container has
 
         dev_links.link(work.root, options.node_link, work.warn)
-        own = [minor for minor, _ in options.gpu if dev_links.has_gpu(work.root, minor)]
-        others = [f"{GPUS}/{name}" for minor, name in options.gpu if minor not in own and options.empty]
-        covers = [*covers, *((options.empty, path) for path in others)]
+        minors = [minor for minor, _ in options.gpu if dev_links.has_gpu(work.root, minor)]
+        hidden = [f"{GPUS}/{name}" for minor, name in options.gpu if minor not in minors and options.empty]
+        covers = [*covers, *((options.empty, path) for path in hidden)]
         if any(soname.startswith(DRAWING) for soname, *_ in options.lib):
-            mask |= dev_links.mask(own, work.warn)
+            mask |= dev_links.mask(minors, work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
     if covers:
@@ -301,10 +290,10 @@ def folders_in(text: bytes) -> list[bytes]:
     return [line for line in lines if min(line) >= 32 and 127 not in line][: bounds.LOADER_FOLDERS]
 
 
-def skipped(what: str, error: Exception) -> str:
-    """Say what was left out, and why: names in it are the image's."""
+def skipped(step: str, error: Exception) -> str:
+    """Return the sentence about a skipped step: names in it are the image's."""
     reason = error.strerror if isinstance(error, OSError) else error
-    return visible(f"skipped {what}: {reason}")
+    return visible(f"skipped {step}: {reason}")
 
 
 def _folders(entries: Entries) -> list[bytes]:

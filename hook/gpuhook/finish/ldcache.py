@@ -38,13 +38,13 @@ _HWCAPS = 1  # section of offsets of glibc-hwcaps directory names
 _EMPTY = _NEW_MAGIC + bytes(8) + bytes([_LITTLE]) + bytes(19)
 
 
-def _damaged(what: str) -> GpushimError:
-    """Say that the loader would use this cache, but parts of it point outside it; the file is best left alone."""
-    return GpushimError(f"/etc/ld.so.cache of the container is damaged: {what}", ROOTFS)
+def _damaged(fault: str) -> GpushimError:
+    """Return the error for a cache that the loader uses, while parts of it point outside it: it is left alone."""
+    return GpushimError(f"/etc/ld.so.cache of the container is damaged: {fault}", ROOTFS)
 
 
 class _Cache:
-    """Where things are in a cache.
+    """The parts of a cache.
 
     Args:
         data: the file.
@@ -76,7 +76,7 @@ class _Cache:
         return self.columns[index * self.size // 4]
 
     def text(self, index: int, column: int) -> int:
-        """Offset in the file of an entry's name (column 1) or path (column 2)."""
+        """Return the offset in the file of an entry's name (column 1) or path (column 2)."""
         return self.base + self.columns[index * self.size // 4 + column]
 
 
@@ -89,7 +89,7 @@ def _pack(*numbers: int) -> bytes:
 
 
 def _parse(data: bytes) -> _Cache | None:
-    """Find the parts of a cache; None if the loader ignores such a file (_dl_load_cache_lookup)."""
+    """Find the parts of a cache; return None if the loader ignores such a file (_dl_load_cache_lookup)."""
     start = 0
     if data.startswith(_OLD_MAGIC) and len(data) > 16:
         count = _u32(data, 12)
@@ -107,19 +107,19 @@ def _parse(data: bytes) -> _Cache | None:
     return _Cache(data, start + 48, 24, count, start, _u32(data, start + 32) or len(data))
 
 
-def compare(one: bytes, i: int, key: bytes) -> int:
+def compare(text: bytes, i: int, key: bytes) -> int:
     """Order two NUL-terminated names as the loader does (_dl_cache_libcmp): digits count as numbers.
 
     Args:
-        one: bytes with the first name at offset `i`.
-        i: see `one`.
+        text: bytes with the first name at offset `i`.
+        i: see `text`.
         key: the second name, with its NUL.
 
     Raises:
         IndexError: a name does not end, or is mostly digits.
     """
     j = 0
-    beginning = one[i : i + len(key)]
+    beginning = text[i : i + len(key)]
     if beginning == key:
         return 0
     if len(beginning) == len(key):  # the bytes that are equal need no loop: most names begin alike
@@ -128,12 +128,12 @@ def compare(one: bytes, i: int, key: bytes) -> int:
         while j and 48 <= key[j - 1] <= 57:  # as numbers, 1 and 10 differ in the whole
             j -= 1
         i += j
-    while one[i]:
-        a, b = one[i], key[j]
+    while text[i]:
+        a, b = text[i], key[j]
         if 48 <= a <= 57:
             if not 48 <= b <= 57:
                 return 1
-            x, i = _number(one, i)
+            x, i = _number(text, i)
             y, j = _number(key, j)
             if x != y:
                 return (x - y + (1 << 31) & 0xFFFFFFFF) - (1 << 31)
@@ -162,8 +162,8 @@ def merge(
     data: bytes | None,
     libraries: list[tuple[bytes, bytes]],
     flags: int,
-    others: list[tuple[bytes, bytes]] | None = None,
-    others_flags: int = 0,
+    others32: list[tuple[bytes, bytes]] | None = None,
+    flags32: int = 0,
 ) -> bytes | None:
     """Add libraries to a cache, so that the loader finds ours first.
 
@@ -171,8 +171,8 @@ def merge(
         data: the container's cache; None when there is none.
         libraries: (SONAME, path in the container); of two with one SONAME the first counts.
         flags: one of FLAGS or FLAGS32.
-        others: the same for other programs, whose loader looks for
-        others_flags: these flags.
+        others32: the same for other programs, whose loader looks for
+        flags32: these flags.
 
     Returns:
         the new cache, or None if the old one says all this already. One that the loader ignores (magic,
@@ -183,33 +183,35 @@ def merge(
     """
     cache = (data and _parse(data)) or _Cache(_EMPTY, 48, 24, 0, 0, 48)
     view = memoryview(cache.data)[cache.first : cache.end]
-    place = cache.extension - cache.base
-    strings, done = b"", 0
+    strings_start = cache.extension - cache.base
+    strings, copied = b"", 0
     pieces: list[bytes | memoryview] = []
     try:
-        for group in _sorted([(*one, flags) for one in libraries] + [(*one, others_flags) for one in others or ()]):
-            low, high = _equal_range(cache, group[0][0], done)
-            ours = {}
+        ours = [(*library, flags) for library in libraries] + [(*library, flags32) for library in others32 or ()]
+        for group in _sorted(ours):
+            low, high = _equal_range(cache, group[0][0], copied)
+            added = {}
             for name, path, kind in group:
                 if not _stands(cache, low, high, name, path, kind):
-                    entry = _pack(kind, place + len(strings), place + len(strings) + len(name) + 1) + bytes(12)
-                    ours[kind] = entry[: cache.size]
+                    offset = strings_start + len(strings)
+                    entry = _pack(kind, offset, offset + len(name) + 1) + bytes(12)
+                    added[kind] = entry[: cache.size]
                     strings += name + b"\0" + path + b"\0"
-            if not ours:
+            if not added:
                 continue
-            theirs = [(cache.flags(index), _entry(cache, index)) for index in range(low, high)]
+            present = [(cache.flags(index), _entry(cache, index)) for index in range(low, high)]
             # Entries of one name stand in descending order of their flags (compare in elf/cache.c).
             rows = sorted(
-                [*ours.items(), *(row for row in theirs if row[0] not in ours)], key=_by_flags, reverse=True
+                [*added.items(), *(row for row in present if row[0] not in added)], key=_by_flags, reverse=True
             )
-            pieces.append(view[done * cache.size : low * cache.size])
+            pieces.append(view[copied * cache.size : low * cache.size])
             pieces += [entry for _, entry in rows]
-            done = high
+            copied = high
     except IndexError:
         raise _damaged("a name in it does not end, or is mostly digits") from None
     if not strings:
         return None
-    pieces.append(view[done * cache.size :])
+    pieces.append(view[copied * cache.size :])
     strings += bytes(-len(strings) % 4)  # the extension directory stays aligned
     return _assemble(cache, b"".join(pieces), strings)
 
@@ -224,26 +226,26 @@ def _entry(cache: _Cache, index: int) -> bytes:
 
 
 def _sorted(libraries: list[tuple[bytes, bytes, int]]) -> list[list[tuple[bytes, bytes, int]]]:
-    """Group libraries by name, in the cache's descending order; of two with equal flags the later falls out."""
-    result: list[list[tuple[bytes, bytes, int]]] = []
-    for one in libraries:
-        key = one[0] + b"\0"
-        low, high = 0, len(result)
+    """Group libraries by name, in the cache's descending order; of two with equal flags drop the later."""
+    groups: list[list[tuple[bytes, bytes, int]]] = []
+    for library in libraries:
+        key = library[0] + b"\0"
+        low, high = 0, len(groups)
         while low < high:
             middle = (low + high) // 2
-            order = compare(result[middle][0][0] + b"\0", 0, key)
+            order = compare(groups[middle][0][0] + b"\0", 0, key)
             if not order:
-                if all(other[2] != one[2] for other in result[middle]):
-                    result[middle].append(one)
+                if all(present[2] != library[2] for present in groups[middle]):
+                    groups[middle].append(library)
                 break
             low, high = (middle + 1, high) if order > 0 else (low, middle)
         else:
-            result.insert(low, [one])
-    return result
+            groups.insert(low, [library])
+    return groups
 
 
 def _equal_range(cache: _Cache, name: bytes, low: int) -> tuple[int, int]:
-    """Find the entries, from `low` on, whose name the loader takes for `name`."""
+    """Return the range of entries, from `low` on, whose name the loader takes for `name`."""
     key = name + b"\0"
     high = cache.count
     while low < high:
@@ -260,13 +262,13 @@ def _equal_range(cache: _Cache, name: bytes, low: int) -> tuple[int, int]:
 
 
 def _stands(cache: _Cache, low: int, high: int, name: bytes, path: bytes, flags: int) -> bool:
-    """Tell whether exactly our entry is there, and none of the same name for other processors (hwcaps)."""
-    same = [index for index in range(low, high) if cache.flags(index) == flags]
+    """Return whether exactly our entry is there, and none of the same name for other processors (hwcaps)."""
+    matches = [index for index in range(low, high) if cache.flags(index) == flags]
     return (
-        len(same) == 1
-        and not any(_entry(cache, same[0])[12:])
-        and cache.data.startswith(name + b"\0", cache.text(same[0], 1))
-        and cache.data.startswith(path + b"\0", cache.text(same[0], 2))
+        len(matches) == 1
+        and not any(_entry(cache, matches[0])[12:])
+        and cache.data.startswith(name + b"\0", cache.text(matches[0], 1))
+        and cache.data.startswith(path + b"\0", cache.text(matches[0], 2))
     )
 
 

@@ -1,7 +1,4 @@
-"""Parse the arguments of `gpushim-hook prestart`, by the table in gpushim.oci.hookargs.
-
-Out of scope: the container's state, which comes on stdin (prestart.py). On the hook path.
-"""
+"""Parse the arguments of `gpushim-hook prestart`, by the table in gpushim.oci.hookargs. On the hook path."""
 
 from __future__ import annotations
 
@@ -47,15 +44,15 @@ class Options:
             if parsed is None:
                 raise GpushimError(f"{word} {value}: not an option of prestart, or not an absolute path", USAGE)
             name = word[2:].replace("-", "_")
-            found = getattr(self, name)
-            if type(found) is list:
-                found.append(parsed)
+            current = getattr(self, name)
+            if type(current) is list:
+                current.append(parsed)
             else:
                 setattr(self, name, parsed)
 
 
 def usage() -> str:
-    """List the options for a person."""
+    """Return the options' forms in one line."""
     words = [f"[{option} {form}]" + "..." * ("=" in form or "::" in form) for option, (form, _) in OPTIONS.items()]
     return " ".join(words)
 
@@ -85,15 +82,15 @@ def _mask(word: str, value: str) -> int:
 
 def _gpu(word: str, value: str) -> tuple[int, str]:
     minor, _, name = value.partition("=")
-    known = minor.isascii() and minor.isdecimal() and len(minor) < 8
-    if not known or name in ("", ".", "..") or "/" in name or "\n" in name:
+    is_number = minor.isascii() and minor.isdecimal() and len(minor) < 8
+    if not is_number or name in ("", ".", "..") or "/" in name or "\n" in name:
         raise GpushimError(f"--gpu {value!r}: want MINOR=PCINAME", USAGE)
     return int(minor), name
 
 
 def _bound(word: str, value: str) -> tuple[int, int]:
     minor, _, inode = value.partition("=")
-    if not all(one.isascii() and one.isdecimal() and len(one) < 21 for one in (minor, inode)):
+    if not all(text.isascii() and text.isdecimal() and len(text) < 21 for text in (minor, inode)):
         raise GpushimError(f"--bound {value!r}: want MINOR=INODE", USAGE)
     return int(minor), int(inode)
 
@@ -121,8 +118,8 @@ def _node_link(word: str, value: str) -> Link:
     return text, directory, name
 
 
-def _odd(left: str, path: str, value: str) -> bool:
-    return not left or not path.startswith("/") or path.endswith(("/", "/.", "/..")) or "\n" in value
+def _odd(target: str, path: str, value: str) -> bool:
+    return not target or not path.startswith("/") or path.endswith(("/", "/.", "/..")) or "\n" in value
 
 
 _PARSERS: dict[str, Callable[[str, str], Any]] = {

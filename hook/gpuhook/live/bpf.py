@@ -34,13 +34,9 @@ _insn = Struct("<BBhi")  # code, registers (source << 4 | destination), offset, 
 
 
 def allowing(numbers: Iterable[tuple[int, int]]) -> bytes:
-    """Write the instructions that allow reading and writing some character devices.
+    """Return instructions that allow reading and writing some character devices, given as (major, minor).
 
-    Args:
-        numbers: majors and minors.
-
-    Returns:
-        instructions that leave the program with 1, or reach their own end with R1 as it was.
+    They leave the program with 1, or reach their own end with R1 as it was.
     """
     devices = sorted(set(numbers))
     code = [
@@ -51,10 +47,12 @@ def allowing(numbers: Iterable[tuple[int, int]]) -> bytes:
         _insn.pack(0x61, 0x14, 8, 0),  # r4 = context->minor
     ]
     for index, (major, minor) in enumerate(devices):
-        last = index == len(devices) - 1
-        code.append(_insn.pack(0x55, 0x03, 3 if last else 1, major))  # another major: the next, or the end
+        is_last = index == len(devices) - 1
+        code.append(_insn.pack(0x55, 0x03, 3 if is_last else 1, major))  # another major: the next, or the end
         # The right minor: to the two last instructions.
-        code.append(_insn.pack(0x55 if last else 0x15, 0x04, 2 if last else 2 * (len(devices) - index) - 2, minor))
+        code.append(
+            _insn.pack(0x55 if is_last else 0x15, 0x04, 2 if is_last else 2 * (len(devices) - index) - 2, minor)
+        )
     code += [_insn.pack(0xB7, 0, 0, 1), _insn.pack(0x95, 0, 0, 0)]  # return 1
     return b"".join(code)
 
@@ -64,12 +62,6 @@ def plain(code: bytes) -> bytes:
 
     It hides each constant c as `ax = c ^ random; ax ^= random; ... ax`, and a zero as `r ^= r`; a program that
     names ax is not accepted (kernel/bpf/core.c, bpf_jit_blind_insn).
-
-    Args:
-        code: a program's instructions as the kernel shows them.
-
-    Returns:
-        instructions that can be loaded; without hidden constants, what was given.
     """
     old = [_insn.unpack_from(code, at) for at in range(0, len(code), 8)]
     new: list[tuple[int, int, int, int]] = []
@@ -95,14 +87,11 @@ def plain(code: bytes) -> bytes:
         target = origin[at] + 1 + offset
         if op & 7 in (5, 6) and op not in (0x85, 0x95) and 0 <= target < len(moved):  # a jump, not call or exit
             new[at] = (op, registers, moved[target] - at - 1, value)
-    return b"".join([_insn.pack(*one) for one in new])
+    return b"".join([_insn.pack(*fields) for fields in new])
 
 
 class Kernel:
-    """The bpf(2) of one machine.
-
-    Args:
-        machine: as uname(2) names it.
+    """The bpf(2) of one machine, named as uname(2) does.
 
     Raises:
         OSError: its number there is not known.
@@ -119,7 +108,7 @@ class Kernel:
         self.syscall.restype = ctypes.c_long
 
     def call(self, command: int, form: str, *values: int) -> tuple[int, bytes]:
-        """Call bpf(2); return what it returns, and its attributes afterwards."""
+        """Call bpf(2); return its result, and its attributes afterwards."""
         attributes = ctypes.create_string_buffer(ATTR_SIZE)
         pack_into(form, attributes, 0, *values)
         result: int = self.syscall(self.number, command, ctypes.addressof(attributes), ATTR_SIZE)
@@ -141,12 +130,12 @@ class Kernel:
         return list(ids[:count]), flags
 
     def info(self, program: int, room: int = 0, code: int = 0) -> tuple[int, int, int]:
-        """Return a program's id, the length of its code, and where that was written (0: nowhere)."""
-        found = ctypes.create_string_buffer(56)  # struct bpf_prog_info as far as Linux 4.15 knew it
-        pack_into("<IQQ", found, 20, room, 0, code)
-        self.call(INFO, "<IIQ", program, len(found), ctypes.addressof(found))
-        length, _, where = unpack_from("<IQQ", found, 20)
-        return unpack_from("<I", found, 4)[0], length, where
+        """Return a program's id, the length of its code, and the address that it was written to (0: nowhere)."""
+        info = ctypes.create_string_buffer(56)  # struct bpf_prog_info as far as Linux 4.15 knew it
+        pack_into("<IQQ", info, 20, room, 0, code)
+        self.call(INFO, "<IIQ", program, len(info), ctypes.addressof(info))
+        length, _, address = unpack_from("<IQQ", info, 20)
+        return unpack_from("<I", info, 4)[0], length, address
 
     def code(self, program: int) -> bytes:
         """Read a program's instructions.
@@ -175,7 +164,7 @@ class Kernel:
         return self.call(LOAD, "<IIQQ", *values)[0]
 
     def swap(self, cgroup: int, flags: int, old: int, new: int) -> None:
-        """Put a program in another's place.
+        """Replace an attached program.
 
         Raises:
             OSError: ENOENT where the old one is no longer attached.
@@ -193,7 +182,7 @@ class Kernel:
             self.call(DETACH, "<III", cgroup, old, ATTACH_TYPE)
 
     def allow(self, cgroup: int, numbers: Iterable[tuple[int, int]]) -> None:
-        """Let devices pass all device programs of a cgroup; without a program nothing is forbidden.
+        """Make all device programs of a cgroup pass some devices; without a program nothing is forbidden.
 
         Args:
             cgroup: fd of its directory.
@@ -202,14 +191,14 @@ class Kernel:
         Raises:
             OSError: the programs may not be read, replaced, or are replaced by others all the time.
         """
-        ours = allowing(numbers)
-        made: set[int] = set()
+        prefix = allowing(numbers)
+        loaded: set[int] = set()
         for _ in range(TRIES):
             programs, flags = self.attached(cgroup)
             changed = False
             try:
                 for program in programs:
-                    if program not in made and self._precede(cgroup, flags, program, ours, made):
+                    if program not in loaded and self._precede(cgroup, flags, program, prefix, loaded):
                         changed = True
             except FileNotFoundError:
                 continue  # somebody else replaced it meanwhile
@@ -217,16 +206,16 @@ class Kernel:
                 return
         raise OSError(ENOENT, "the programs change all the time, or are attached by links (bpf_link)")
 
-    def _precede(self, cgroup: int, flags: int, program: int, ours: bytes, made: set[int]) -> bool:
-        """Put `ours` in front of one program, unless it is there; return whether that was needed."""
+    def _precede(self, cgroup: int, flags: int, program: int, prefix: bytes, loaded: set[int]) -> bool:
+        """Put instructions in front of one program, unless they are there; return whether that was needed."""
         old = self.call(FD_BY_ID, "<III", program, 0, 0)[0]
         try:
             code = plain(self.code(old))
-            if code.startswith(ours):
+            if code.startswith(prefix):
                 return False
-            new = self.load(ours + code)
+            new = self.load(prefix + code)
             try:
-                made.add(self.info(new)[0])
+                loaded.add(self.info(new)[0])
                 self.swap(cgroup, flags, old, new)
             finally:
                 posix.close(new)

@@ -35,15 +35,15 @@ class Cgroup:
     Args:
         version: "1" or "2".
         path: as /proc/<pid>/cgroup names it.
-        places: candidates for its directory, each with the device number of its file system.
+        directories: candidates for its directory, each with the device number of its file system.
     """
 
-    __slots__ = ("path", "places", "version")
+    __slots__ = ("directories", "path", "version")
 
-    def __init__(self, version: str, path: str, places: list[tuple[str, int]]) -> None:
+    def __init__(self, version: str, path: str, directories: list[tuple[str, int]]) -> None:
         self.version = version
         self.path = path
-        self.places = places
+        self.directories = directories
 
     def open(self, above: int = 0) -> int:
         """Return an fd of the directory that lies so many levels above it.
@@ -51,9 +51,9 @@ class Cgroup:
         Raises:
             OSError: it is not mounted where this process sees it.
         """
-        for place, device in self.places:
+        for directory, device in self.directories:
             try:
-                fd = posix.open(place + "/.." * above, _DIRECTORY)
+                fd = posix.open(directory + "/.." * above, _DIRECTORY)
             except OSError:
                 continue
             if posix.fstat(fd).st_dev == device:  # else something else is mounted on top of it
@@ -65,35 +65,29 @@ class Cgroup:
 def paths(text: str) -> dict[str, str]:
     """Read /proc/<pid>/cgroup (cgroups(7)).
 
-    Args:
-        text: of the file.
-
     Returns:
         the path of the v1 hierarchy with the controller "devices" as "1", that of v2 as "2".
     """
-    found = {}
+    hierarchies = {}
     for line in text.split("\n"):
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        hierarchy, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         if path and "devices" in controllers.split(","):
-            found["1"] = path
+            hierarchies["1"] = path
         elif path and hierarchy == "0" and not controllers:
-            found["2"] = path
-    return found
+            hierarchies["2"] = path
+    return hierarchies
 
 
 def places(mounts: list[Mount], version: str, path: str) -> list[tuple[str, int]]:
-    """Find directories that may be a cgroup's.
+    """Find directories that may be a cgroup's, each with the device number of its mount.
 
     Args:
         mounts: that this process sees.
         version: "1" for the hierarchy of "devices", "2".
         path: of the cgroup, as seen from this process's cgroup namespace.
-
-    Returns:
-        paths, each with the device number of its mount; none if the cgroup is in no mount's part of the tree.
     """
-    found = []
+    directories = []
     for mount in mounts:
         if mount.type != (b"cgroup" if version == "1" else b"cgroup2"):
             continue
@@ -102,39 +96,36 @@ def places(mounts: list[Mount], version: str, path: str) -> list[tuple[str, int]
         inside = path == root or path.startswith(root + "/")
         if inside and (version == "2" or b"devices" in mount.options.split(b",")):
             major, _, minor = mount.device.partition(b":")
-            found.append((point + path[len(root) :], posix.makedev(int(major), int(minor))))
-    return found
+            directories.append((point + path[len(root) :], posix.makedev(int(major), int(minor))))
+    return directories
 
 
 def find(process: str) -> Cgroup | None:
-    """Find the cgroup that decides about a process's devices; v1's where both exist.
+    """Find the cgroup that decides about a process's devices; v1's where both exist, None where the kernel has none.
 
     Args:
         process: its directory in /proc, held open.
-
-    Returns:
-        None where the kernel has no cgroups.
 
     Raises:
         GpushimError: the process has ended, or no mount that this process sees shows its cgroup.
     """
     try:
-        mounts, named = parse(read(f"{PROC}/self")), paths(_read(f"{process}/cgroup"))
+        mounts, hierarchies = parse(read(f"{PROC}/self")), paths(_read(f"{process}/cgroup"))
     except OSError as error:
         sentence = f"the cgroup of the container's process cannot be found: {error.strerror}"
         raise GpushimError(sentence, ROOTFS) from None
     for version in ("1", "2"):
-        path = named.get(version, "/..")
+        path = hierarchies.get(version, "/..")
         # What begins so is outside of this process's cgroup namespace.
         if path != "/.." and not path.startswith("/../"):
             candidates = places(mounts, version, path)
             if candidates:
                 return Cgroup(version, path, candidates)
-    if not named:
+    if not hierarchies:
         return None
     raise GpushimError(
-        f"no cgroup mount shows the cgroup {' or '.join(named.values())} of the container's process, whose device "
-        "rules must change; is the hook in another cgroup namespace than the runtime?",
+        f"no cgroup mount shows the cgroup {' or '.join(hierarchies.values())} of the container's process, whose "
+        "device rules must change; is the hook in another cgroup namespace than the runtime?",
         ROOTFS,
     )
 
@@ -169,9 +160,7 @@ def unit(path: str, own: str) -> tuple[str, int]:
 
 
 def allow(process: str, numbers: list[tuple[int, int]], warn: Warn) -> None:
-    """Let a container read and write character devices, now and when systemd reloads.
-
-    A second time changes nothing.
+    """Allow a container to read and write character devices, now and when systemd reloads; once is enough.
 
     Args:
         process: directory of the container's process, which waits, in /proc, held open (mountinfo.held).
@@ -236,7 +225,6 @@ def _change(process: str, numbers: list[tuple[int, int]]) -> str:
 
 
 def _holds(path: str, own: str) -> bool:
-    """Return whether a cgroup is this process's, or above it."""
     return f"{own.rstrip('/')}/".startswith(f"{path.rstrip('/')}/")
 
 
@@ -256,5 +244,5 @@ def _allow_v2(directory: int, numbers: list[tuple[int, int]]) -> None:
 
 
 def _rootless() -> bool:
-    """Tell whether this is an unprivileged user, or root of a user namespace."""
+    """Return whether this is an unprivileged user, or root of a user namespace."""
     return posix.geteuid() != 0 or _read(f"{PROC}/self/uid_map").split() != WHOLE_HOST

@@ -1,11 +1,10 @@
-"""See that what config.json has mounted for a container is there, and nowhere on the host.
+"""Check that the mounts of config.json are in the container, and nowhere on the host.
 
 Create puts these mounts where they cannot propagate (gpushim.oci.propagation). This is the second look, when the
-low-level runtime has mounted them: a mount that lies on a volume is on the host's side of it, too. Such a one is
-unmounted, and the container refused. So is one that lacks a file, because a volume lies over its place.
+low-level runtime has mounted them: a mount that lies on a volume is on the host's side of it, too. Such a mount is
+unmounted, and the container refused. So is a container that lacks a file, because a volume lies over its path.
 
-Out of scope: mounts of the hook's own, which are never made on a volume (live.py). Only where a volume could carry
-mounts to the host does the hook come here.
+The hook comes here only where a volume could carry mounts to the host; its own mounts are never on a volume.
 """
 
 from __future__ import annotations
@@ -36,9 +35,11 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
         GpushimError: there was a copy, or something is not there.
         OSError: the container's process has ended.
     """
-    hosts = {one.id: one for one in mountinfo.parse(mountinfo.read(""))}
+    hosts = {mount.id: mount for mount in mountinfo.parse(mountinfo.read(""))}
     kinds = {_kind(source, hosts) for source, _ in mounted}
-    copies = [one for one in _propagated(hosts, mountinfo.parse(root.mounts())) if (one.device, one.root) in kinds]
+    copies = [
+        mount for mount in _propagated(hosts, mountinfo.parse(root.mounts())) if (mount.device, mount.root) in kinds
+    ]
     for copy in reversed(copies):
         _take_away(copy)
     if copies:
@@ -54,9 +55,9 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
 
 def _sentence(copies: list[mountinfo.Mount]) -> str:
     """Say what has reached the host, after it was taken away."""
-    there = {one.id for one in mountinfo.parse(mountinfo.read(""))}
+    ids = {mount.id for mount in mountinfo.parse(mountinfo.read(""))}
     for copy in copies:
-        if copy.id in there:
+        if copy.id in ids:
             return (
                 f"a mount for the container has reached the host, at {_shown(copy.place)}, where another covers it; "
                 "unmount both, and mount no volume with shared propagation"
@@ -67,24 +68,28 @@ def _sentence(copies: list[mountinfo.Mount]) -> str:
     )
 
 
-def _propagated(hosts: dict[bytes, mountinfo.Mount], theirs: list[mountinfo.Mount]) -> list[mountinfo.Mount]:
-    """List the host's mounts that are copies of a container's: on a peer of what that lies on, and in its place."""
-    above = {one.id: one for one in theirs}
-    made = set()
-    for one in theirs:
-        parent = above.get(one.parent)
-        if parent and parent.shared and one.id not in hosts:
-            made.add((parent.shared, _below(one, parent), one.device, one.root))
-    found = []
-    for one in hosts.values():
-        parent = hosts.get(one.parent)
-        if parent and any((group, _below(one, parent), one.device, one.root) in made for group in parent.groups):
-            found.append(one)
-    return found
+def _propagated(hosts: dict[bytes, mountinfo.Mount], mounts: list[mountinfo.Mount]) -> list[mountinfo.Mount]:
+    """List the host's mounts that are copies of a container's: on a peer of the same parent, and at the same path in
+    it.
+    """
+    by_id = {mount.id: mount for mount in mounts}
+    keys = set()
+    for mount in mounts:
+        parent = by_id.get(mount.parent)
+        if parent and parent.shared and mount.id not in hosts:
+            keys.add((parent.shared, _below(mount, parent), mount.device, mount.root))
+    copies = []
+    for mount in hosts.values():
+        parent = hosts.get(mount.parent)
+        if parent and any(
+            (group, _below(mount, parent), mount.device, mount.root) in keys for group in parent.groups
+        ):
+            copies.append(mount)
+    return copies
 
 
 def _below(mount: mountinfo.Mount, parent: mountinfo.Mount) -> bytes:
-    """Return where a mount lies in the file system of the one that it is on, which peers may show in other parts."""
+    """Return a mount's path in the file system of its parent, which peers may show in other parts."""
     inside = mount.place[len(parent.place.rstrip(b"/")) :]
     return parent.root.rstrip(b"/") + inside
 
@@ -93,22 +98,22 @@ def _kind(source: str, hosts: dict[bytes, mountinfo.Mount]) -> _Kind:
     """Tell the file system of a file on the host, and its place there."""
     fd = posix.open(source, posix.O_PATH | posix.O_CLOEXEC)
     try:
-        on = hosts.get(mount_id(fd))
-        if on is None:
+        mount = hosts.get(mount_id(fd))
+        if mount is None:
             raise GpushimError(f"{visible(source)} was mounted over just now; start the container again", ROOTFS)
         path = mountinfo.escaped(posix.readlink(f"/proc/self/fd/{fd}".encode()))
     finally:
         posix.close(fd)
-    return on.device, (on.root.rstrip(b"/") + path[len(on.place.rstrip(b"/")) :]) or b"/"
+    return mount.device, (mount.root.rstrip(b"/") + path[len(mount.place.rstrip(b"/")) :]) or b"/"
 
 
 def _take_away(copy: mountinfo.Mount) -> None:
     """Unmount a copy, if it is still what the path leads to."""
     from gpuhook.live import mounts  # 1.3 ms: `posix` lacks umount2(2)
 
-    place = mountinfo.unescaped(copy.place)
+    path = mountinfo.unescaped(copy.place)
     try:
-        fd = posix.open(place, PLACE)
+        fd = posix.open(path, PLACE)
         try:
             if mount_id(fd) == copy.id:
                 mounts.take_away(fd)
@@ -128,10 +133,10 @@ def _shown(place: bytes) -> str:
 
 def _is_there(root: Rootfs, source: str, path: str) -> bool:
     try:
-        place = root.reach(path)
+        fd = root.reach(path)
     except OSError:
         return False
     try:
-        return same(source, place)
+        return same(source, fd)
     finally:
-        posix.close(place)
+        posix.close(fd)

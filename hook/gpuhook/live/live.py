@@ -3,9 +3,6 @@
 The container's process waits in its own mount namespace, with its mounts made and its rootfs still at the
 host's path. Device nodes and files of the driver are bind-mounted there, rules go to its cgroup. What a created
 process cannot be given any more (variables, groups) is the engine's.
-
-Out of scope: what a container gets (plan.py), the system calls (mounts.py), the rules (devices.py), links
-and loader cache (finish.py).
 """
 
 from __future__ import annotations
@@ -41,16 +38,16 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
     """
     mountpoints.check_namespace(root)
     roots.check(root)
-    own = {one.id for one in roots.own_mounts(root)}
+    mount_ids = {mount.id for mount in roots.own_mounts(root)}
     binds = []
     for edit in edits:
         kind, value = edit.kind, edit.value
         if kind == "node":
             path = value["path"]
             source = _open_node(path if dev_root == "/" else dev_root + path, value["major"], value["minor"])
-            binds += _bind(root, path, source, NODE_OPTIONS, own)
+            binds += _bind(root, path, source, NODE_OPTIONS, mount_ids)
         elif kind == "mount":
-            binds += _bind(root, value["destination"], _open_file(value["source"]), value["options"], own)
+            binds += _bind(root, value["destination"], _open_file(value["source"]), value["options"], mount_ids)
         elif kind == "gid":
             warn(f"group {value} of the GPUs' nodes", GpushimError("a hook cannot add it; use --group-add"))
     rules = [edit.value[1:3] for edit in edits if edit.kind == "rule"]  # of character devices, all of them
@@ -60,8 +57,8 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
         devices.allow(root.process, rules, warn)
     if binds:
         mounts.bind(root.process, binds)
-    for one in binds:
-        for fd in (one.source, one.directory, one.place):
+    for bind in binds:
+        for fd in (bind.source, bind.directory, bind.target):
             posix.close(fd)
 
 
@@ -83,7 +80,7 @@ def mount(files: list[tuple[str, str]], root: Rootfs, warn: Callable[[str, Excep
 
 
 def _open_node(path: str, major: int, minor: int) -> Source:
-    """Open a device node of the host, and see that it is that device."""
+    """Open a device node of the host, and check that it is that device."""
     fd, facts = _open(path)
     if facts.st_mode & TYPE != CHARACTER or facts.st_rdev != posix.makedev(major, minor):
         posix.close(fd)
@@ -92,7 +89,9 @@ def _open_node(path: str, major: int, minor: int) -> Source:
 
 
 def _open_file(path: str) -> Source:
-    """Open a file, socket or directory of the driver; what others can exchange comes by service_sockets.py."""
+    """Open a file, socket or directory of the driver that only root can exchange; service_sockets.py opens the
+    others.
+    """
     fd, facts = _open(path)
     if facts.st_mode & TYPE not in (REGULAR, SOCKET, DIRECTORY):
         posix.close(fd)
@@ -112,11 +111,11 @@ def _open(path: str) -> tuple[int, posix.stat_result]:
     return fd, posix.fstat(fd)
 
 
-def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[bytes]) -> list[mounts.Bind]:
-    """Find or make the place for a file of the host; return nothing if the container has that file already."""
+def _bind(root: Rootfs, path: str, source: Source, options: list[str], mount_ids: set[bytes]) -> list[mounts.Bind]:
+    """Find or make the target for a file of the host; return nothing if the container has that file already."""
     host_path, fd, facts = source
     try:
-        place = mountpoints.find(root, path, facts, own)
+        target = mountpoints.find(root, path, facts, mount_ids)
     except OtherMountError:
         raise GpushimError(
             f"the container cannot get {path}: that place is on a volume or a mount shared with the host, and a hook "
@@ -127,7 +126,7 @@ def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[
         raise GpushimError(
             f"the container cannot get {path}: its place in the rootfs cannot be made: {error.strerror}", ROOTFS
         ) from None
-    if place:
-        return [mounts.Bind(host_path, fd, place, options)]
+    if target:
+        return [mounts.Bind(host_path, fd, target, options)]
     posix.close(fd)
     return []

@@ -1,6 +1,5 @@
-"""Places in a container that a hook may mount on: on file systems of its own, in a mount namespace that is its own.
+"""Targets in a container that a hook may mount on: on file systems of its own, in a mount namespace of its own.
 
-Out of scope: what is mounted (live.py, service_sockets.py), the system calls (mounts.py), how it is found (walk.py).
 Hot path: builtin modules only.
 """
 
@@ -29,7 +28,7 @@ NODEV = 4  # ST_NODEV
 
 
 def check_namespace(root: Rootfs) -> None:
-    """See that mounts made for a container are nobody else's.
+    """Check that mounts made for a container are nobody else's.
 
     Raises:
         GpushimError: its mount namespace is the host's, or cannot be told from it.
@@ -42,14 +41,14 @@ def check_namespace(root: Rootfs) -> None:
 
 def _check_theirs(process: str) -> None:
     try:
-        hosts = roots.same("/proc/self/ns/mnt", f"{process}/ns/mnt")
+        is_host = roots.same("/proc/self/ns/mnt", f"{process}/ns/mnt")
     except OSError as error:
         raise GpushimError(
             f"the mount namespace of the container's process cannot be looked at: {error.strerror}; the hook "
             "must run as the engine's user",
             ROOTFS,
         ) from None
-    if hosts:
+    if is_host:
         raise GpushimError(
             "the container has no mount namespace of its own: mounts for it would be the host's", ROOTFS
         )
@@ -57,12 +56,12 @@ def _check_theirs(process: str) -> None:
 
 def _check_own(root: Rootfs) -> None:
     try:
-        hosts = roots.same("/proc/self/ns/mnt", "/proc/1/ns/mnt")
+        is_host = roots.same("/proc/self/ns/mnt", "/proc/1/ns/mnt")
     except OSError:
         # Not even root may always look at process 1. Only a process in a user namespace can be sure all the same:
         # the kernel lets it mount in mount namespaces of that user namespace alone (mount_namespaces(7)).
-        hosts = not in_user_namespace()
-    if hosts:
+        is_host = not in_user_namespace()
+    if is_host:
         raise GpushimError(
             "this is the host's mount namespace, or cannot be told from it, and mounts for a container would be the "
             "host's: name the container's process with --pid",
@@ -77,56 +76,59 @@ def _check_own(root: Rootfs) -> None:
         )
 
 
-def find(root: Rootfs, path: str, facts: posix.stat_result, own: Collection[bytes]) -> Optional[Place]:
-    """Find or make the place for a file of the host; None if the container has that file there already.
+def find(root: Rootfs, path: str, facts: posix.stat_result, mount_ids: Collection[bytes]) -> Optional[Place]:
+    """Find or make the target for a file of the host; return None if the container has that file there already.
 
     Args:
         root: the container's rootfs.
         path: in the container.
         facts: about the host's file.
-        own: ids of the mounts that may be mounted on.
+        mount_ids: mounts that may be mounted on.
 
     Returns:
-        the place, whose fds the caller closes.
+        the target, whose fds the caller closes.
 
     Raises:
         OSError: it cannot be made, or is on another mount (OtherMountError).
         GpushimError: it is a directory and the file is none, or the reverse; or it is the kernel's.
     """
-    folder = facts.st_mode & TYPE == DIRECTORY
-    directory, name, place = walk_to_place(root.fd, path, make_on(own, file=not folder), root.way(own))
+    is_directory = facts.st_mode & TYPE == DIRECTORY
+    directory, name, target = walk_to_place(
+        root.fd, path, make_on(mount_ids, file=not is_directory), root.way(mount_ids)
+    )
     try:
-        if not _is_there(place, facts):
-            if (posix.fstat(place).st_mode & TYPE == DIRECTORY) != folder:
-                found = "no directory" if folder else "a directory"
-                raise GpushimError(f"the container cannot get {path}: the image has {found} there", ROOTFS)
-            mount = mount_id(place)
-            if mount not in own:
+        if not _is_there(target, facts):
+            if (posix.fstat(target).st_mode & TYPE == DIRECTORY) != is_directory:
+                obstacle = "no directory" if is_directory else "a directory"
+                raise GpushimError(f"the container cannot get {path}: the image has {obstacle} there", ROOTFS)
+            mount = mount_id(target)
+            if mount not in mount_ids:
                 raise OtherMountError(path)
-            here = None if mount == root.mount else root.mounted(mount)
-            if here and here.type in KERNELS:  # what it says is the kernel's, and programs in the container go by it
+            below = None if mount == root.mount else root.mounted(mount)
+            if (
+                below and below.type in KERNELS
+            ):  # what it says is the kernel's, and programs in the container go by it
                 raise GpushimError(
                     f"the container cannot get {path}: a link of the image leads to a file system of the kernel's "
-                    f"there ({here.type.decode()}); use another image",
+                    f"there ({below.type.decode()}); use another image",
                     ROOTFS,
                 )
-            return directory, name, place
+            return directory, name, target
     except BaseException:
-        close((directory, name, place))
+        close((directory, name, target))
         raise
-    close((directory, name, place))
+    close((directory, name, target))
     return None
 
 
-def close(place: Place) -> None:
-    """Give a place's fds back."""
-    posix.close(place[0])
-    posix.close(place[2])
+def close(target: Place) -> None:
+    posix.close(target[0])
+    posix.close(target[2])
 
 
-def _is_there(place: int, facts: posix.stat_result) -> bool:
-    """Return whether a place has the host's file, or a usable node of the same device."""
-    found = posix.fstat(place)
-    if found.st_mode & TYPE == CHARACTER == facts.st_mode & TYPE:
-        return found.st_rdev == facts.st_rdev and not posix.fstatvfs(place).f_flag & NODEV
-    return (found.st_dev, found.st_ino) == (facts.st_dev, facts.st_ino)
+def _is_there(target: int, facts: posix.stat_result) -> bool:
+    """Return whether a target is the host's file, or a usable node of the same device."""
+    status = posix.fstat(target)
+    if status.st_mode & TYPE == CHARACTER == facts.st_mode & TYPE:
+        return status.st_rdev == facts.st_rdev and not posix.fstatvfs(target).f_flag & NODEV
+    return (status.st_dev, status.st_ino) == (facts.st_dev, facts.st_ino)

@@ -3,8 +3,7 @@
 open_tree(2), mount_setattr(2) and move_mount(2) where the kernel has them (5.2, 5.12) and a seccomp profile lets
 them through; mount(2) on /proc/self/fd/N elsewhere. No path below a rootfs is ever given to the kernel.
 
-Out of scope: which file goes where (live.py), and finding places below a rootfs (walk.py).
-`posix` has none of these calls. ctypes would take 4 ms to import, its C half 1.3; only who mounts pays even that.
+`posix` has none of these calls. ctypes would take 4 ms to import, its C half 1.3; only a hook that mounts pays that.
 """
 
 from __future__ import annotations
@@ -52,21 +51,21 @@ _syscall, _mount_call, _umount, _setns = [
 
 
 class Bind:
-    """One file or device node of the host, and its place in a container.
+    """One file or device node of the host, and its target in a container.
 
     Args:
         path: of the file on the host, trusted.
         source: O_PATH fd of it.
-        place: (O_PATH fd of the directory, name in it, O_PATH fd of the place), all in the container's mount
+        target: (O_PATH fd of the directory, name in it, O_PATH fd of the target), all in the container's mount
             namespace.
         options: as in the mounts of config.json; only ro, nosuid, nodev and noexec count, and all is private.
     """
 
-    __slots__ = ("directory", "flags", "name", "path", "place", "source")
+    __slots__ = ("directory", "flags", "name", "path", "source", "target")
 
-    def __init__(self, path: str, source: int, place: tuple[int, str, int], options: Sequence[str]) -> None:
+    def __init__(self, path: str, source: int, target: tuple[int, str, int], options: Sequence[str]) -> None:
         self.path, self.source = path, source
-        self.directory, self.name, self.place = place
+        self.directory, self.name, self.target = target
         self.flags = sum([FLAGS.get(option, 0) for option in options])
 
 
@@ -76,21 +75,21 @@ def bind(process: str, binds: Sequence[Bind]) -> None:
     Args:
         process: directory of the container's process in /proc, held open (mountinfo.held); "" if the caller is in its
             mount namespace.
-        binds: what goes where.
+        binds: files and their targets.
 
     Raises:
         GpushimError: a mount would not be what it should be, or may not be made.
     """
-    trees = [_clone(one) for one in binds]
+    trees = [_clone(file) for file in binds]
 
     def attach() -> None:
-        for one, tree in zip(binds, trees):
+        for file, tree in zip(binds, trees):
             try:
-                if tree < 0 or not _move(tree, one.place):
-                    _bind(one)
+                if tree < 0 or not _move(tree, file.target):
+                    _bind(file)
             except OSError as error:
                 raise GpushimError(
-                    f"{one.path} cannot be mounted in the container: {error.strerror}", ROOTFS
+                    f"{file.path} cannot be mounted in the container: {error.strerror}", ROOTFS
                 ) from None
 
     try:
@@ -102,7 +101,7 @@ def bind(process: str, binds: Sequence[Bind]) -> None:
 
 
 def bind_data(
-    process: str, data: bytes, above: tuple[int, str], place: tuple[int, str, int], options: Sequence[str]
+    process: str, data: bytes, above: tuple[int, str], target: tuple[int, str, int], options: Sequence[str]
 ) -> None:
     """Mount a new file over one of a container. It lies on no file system that anybody else has.
 
@@ -112,7 +111,7 @@ def bind_data(
         process: as for `bind`.
         data: of the file, at most 64 KiB.
         above: the directory for the tmpfs, as (O_PATH fd of the one that it is in, its name).
-        place: as in `Bind`.
+        target: as in `Bind`.
         options: as in `Bind`.
 
     Raises:
@@ -131,7 +130,7 @@ def bind_data(
                 new = posix.O_RDWR | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC
                 fds.append(posix.open("data", new, 0o444, dir_fd=fds[1]))
                 posix.write(fds[2], data)
-                _bind(Bind(f"/proc/self/fd/{fds[2]}", fds[2], place, options))
+                _bind(Bind(f"/proc/self/fd/{fds[2]}", fds[2], target, options))
             finally:
                 take_away(fds[1])
         finally:
@@ -141,20 +140,17 @@ def bind_data(
     inside(process, attach)
 
 
-def take_away(place: int) -> None:
-    """Unmount what is mounted in a place of the caller's namespace, and with it all that has propagated.
-
-    Args:
-        place: O_PATH fd of the mount's root.
+def take_away(root: int) -> None:
+    """Unmount a mount, given by an O_PATH fd of its root in the caller's namespace, and all its copies in peers.
 
     Raises:
         OSError: the kernel refuses.
     """
-    _check(_umount(b"/proc/self/fd/%d" % place, _Long(MNT_DETACH)))
+    _check(_umount(b"/proc/self/fd/%d" % root, _Long(MNT_DETACH)))
 
 
 def inside(process: str, work: Callable[[], None]) -> None:
-    """Do something in the mount namespace of a process, and come back.
+    """Call a function in the mount namespace of a process, and come back.
 
     Args:
         process: directory of the process in /proc; "" if the caller is in its mount namespace.
@@ -204,27 +200,27 @@ def _call(number: int, *args: int | bytes) -> int:
     return _check(_syscall(_Long(number), *wide))
 
 
-def _clone(one: Bind) -> int:
-    """Make the detached mount of a file; -1 where the kernel or a profile does not let us."""
+def _clone(file: Bind) -> int:
+    """Make the detached mount of a file; return -1 where the kernel or a profile forbids it."""
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. What is on a nodev mount still is to open.
-    values = (one.flags, NODEV & ~one.flags, MS_PRIVATE, 0)
+    values = (file.flags, NODEV & ~file.flags, MS_PRIVATE, 0)
     attributes = b"".join([value.to_bytes(8, "little") for value in values])
     tree = -1
     try:
-        tree = _call(OPEN_TREE, one.source, b"", OPEN_TREE_CLONE | AT_EMPTY_PATH | posix.O_CLOEXEC)
+        tree = _call(OPEN_TREE, file.source, b"", OPEN_TREE_CLONE | AT_EMPTY_PATH | posix.O_CLOEXEC)
         _call(MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, len(attributes))
     except OSError as error:
         if tree >= 0:
             posix.close(tree)
         if error.errno not in ABSENT:
-            raise GpushimError(f"{one.path} cannot be cloned as a mount: {error.strerror}", ROOTFS) from None
+            raise GpushimError(f"{file.path} cannot be cloned as a mount: {error.strerror}", ROOTFS) from None
         return -1
     return tree
 
 
-def _move(tree: int, place: int) -> bool:
+def _move(tree: int, target: int) -> bool:
     try:
-        _call(MOVE_MOUNT, tree, b"", place, b"", MOVE_MOUNT_BOTH_EMPTY)
+        _call(MOVE_MOUNT, tree, b"", target, b"", MOVE_MOUNT_BOTH_EMPTY)
     except OSError as error:
         if error.errno not in ABSENT:
             raise
@@ -232,24 +228,24 @@ def _move(tree: int, place: int) -> bool:
     return True
 
 
-def _mount(source: int | None, place: int, flags: int) -> None:
+def _mount(source: int | None, target: int, flags: int) -> None:
     path = None if source is None else b"/proc/self/fd/%d" % source
-    _check(_mount_call(path, b"/proc/self/fd/%d" % place, None, _Long(flags), None))
+    _check(_mount_call(path, b"/proc/self/fd/%d" % target, None, _Long(flags), None))
 
 
-def _bind(one: Bind) -> None:
+def _bind(file: Bind) -> None:
     """Mount with mount(2), in the container's namespace: the source must be of that namespace too."""
-    source = posix.open(one.path, posix.O_PATH | posix.O_CLOEXEC)
+    source = posix.open(file.path, posix.O_PATH | posix.O_CLOEXEC)
     new = -1
     try:
-        _same(source, one.source)
-        _mount(source, one.place, MS_BIND)
-        new = posix.open(one.name, _PLACE, dir_fd=one.directory)  # the place again, now with the mount on it
+        _same(source, file.source)
+        _mount(source, file.target, MS_BIND)
+        new = posix.open(file.name, _PLACE, dir_fd=file.directory)  # the place again, now with the mount on it
         _same(new, source)
         _mount(None, new, MS_PRIVATE)
         # What a user namespace has locked must be asked for again (mount_namespaces(7)).
-        _mount(None, new, MS_REMOUNT | MS_BIND | one.flags | (posix.fstatvfs(source).f_flag & FOUR))
-        if posix.fstatvfs(new).f_flag & NODEV & ~one.flags:
+        _mount(None, new, MS_REMOUNT | MS_BIND | file.flags | (posix.fstatvfs(source).f_flag & FOUR))
+        if posix.fstatvfs(new).f_flag & NODEV & ~file.flags:
             raise OSError(EACCES, "it lies on a mount with the option nodev")
     finally:
         for fd in (source, new):
@@ -257,6 +253,6 @@ def _bind(one: Bind) -> None:
                 posix.close(fd)
 
 
-def _same(one: int, other: int) -> None:
-    if not same(one, other):
+def _same(first: int, second: int) -> None:
+    if not same(first, second):
         raise OSError(ESTALE, "another file has come into its place")

@@ -1,11 +1,10 @@
-"""Find a container's root, open it, and tell what is the container's alone: that root, and the mounts made for it.
+"""Open a container's root, and find the mounts that are the container's alone: that root, and those made for it.
 
 A hook of a CDI spec is not told which rootfs it is; the bundle's config.json is. While its hooks run, a container's
 mount namespace holds copies of all mounts of the host beside its own, and its rootfs is still at the host's path.
 What is mounted below that path and nowhere on the host was made for it.
 
-Out of scope: what is read and written below it (rootfs.py). Hot path: builtin modules only; of the mounts that a
-container sees, its own is looked up.
+Hot path: builtin modules only; of the mounts that a container sees, its own is looked up.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def is_restored(state: dict[str, Any]) -> bool:
 
 
 def process_of(pid: int) -> str:
-    """Hold a container's process: return its directory in /proc.
+    """Return the directory of a container's process in /proc, held open.
 
     Raises:
         GpushimError: there is no such process.
@@ -62,19 +61,19 @@ def open_root(process: str, path: str) -> Rootfs:
         raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
 
 
-def is_host_root(root: Rootfs, *others: str) -> bool:
-    """Say whether this is the root directory of this process, or another directory that is no container's root."""
-    return any(same(root.fd, top) for top in ("/", *others))
+def is_host_root(root: Rootfs, *tops: str) -> bool:
+    """Return whether this is the root directory of this process, or another directory that is no container's root."""
+    return any(same(root.fd, top) for top in ("/", *tops))
 
 
-def same(one: int | str, other: int | str) -> bool:
-    """Say whether two paths, or open files, are the same file."""
-    first, second = posix.stat(one), posix.stat(other)
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+def same(first: int | str, second: int | str) -> bool:
+    """Return whether two paths, or open files, are the same file."""
+    a, b = posix.stat(first), posix.stat(second)
+    return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
 def check(root: Rootfs) -> None:
-    """See that this is the root that runc or crun have mounted for the container, and nothing laid over it.
+    """Check that this is the root that runc or crun have mounted for the container, and nothing laid over it.
 
     Both mount the rootfs onto itself. A volume whose destination leads to the root comes on top of that, where
     pivot_root(2) and the path find it; it is the user's. So all that is mounted in the place must be the same
@@ -84,28 +83,26 @@ def check(root: Rootfs) -> None:
         GpushimError: it is another directory.
         OSError: it cannot be looked at.
     """
-    place, here = visible(root.path), root.mounted(root.mount)
+    path, mount = visible(root.path), root.mounted(root.mount)
     above = posix.open("..", PLACE, dir_fd=root.fd)
     try:
         # Above the root directory is the root directory: that of a process which has gone there already.
         if mount_id(above) == root.mount and not same(above, root.fd):
             raise GpushimError(
-                f"the rootfs {place} is not a mount point, as the root of a container is; mount it onto itself, or "
+                f"the rootfs {path} is not a mount point, as the root of a container is; mount it onto itself, or "
                 "name the container's",
                 ROOTFS,
             )
     finally:
         posix.close(above)
-    if not here or here.type in KERNELS:
-        raise GpushimError(f"the rootfs {place} is on no file system for containers", ROOTFS)
-    if _covered(root, here) and not (root.process and _is_hosts(root)):
-        raise GpushimError(
-            f"the rootfs {place} is covered by a volume; let no volume's destination lead to /", ROOTFS
-        )
+    if not mount or mount.type in KERNELS:
+        raise GpushimError(f"the rootfs {path} is on no file system for containers", ROOTFS)
+    if _covered(root, mount) and not (root.process and _is_hosts(root)):
+        raise GpushimError(f"the rootfs {path} is covered by a volume; let no volume's destination lead to /", ROOTFS)
 
 
 def _is_hosts(root: Rootfs) -> bool:
-    """Say whether this is the directory that has the path on the host."""
+    """Return whether this is the directory that has the path on the host."""
     try:
         hosts = Rootfs("", root.path)
     except OSError:
@@ -116,19 +113,19 @@ def _is_hosts(root: Rootfs) -> bool:
         posix.close(hosts.fd)
 
 
-def _covered(root: Rootfs, here: Mount) -> bool:
-    """Say whether another directory is mounted below this mount, in the same place."""
+def _covered(root: Rootfs, mount: Mount) -> bool:
+    """Return whether another directory is mounted below this mount, at the same path."""
     while True:
-        below = root.mounted(here.parent)
-        if not below or below.id == here.id or below.place != here.place:
+        below = root.mounted(mount.parent)
+        if not below or below.id == mount.id or below.place != mount.place:
             return False
-        if (below.device, below.root) != (here.device, here.root):
+        if (below.device, below.root) != (mount.device, mount.root):
             return True
-        here = below
+        mount = below
 
 
 def own_mounts(root: Rootfs) -> list[mountinfo.Mount]:
-    """Find the mounts that are a container's alone.
+    """Return the mounts that are a container's alone.
 
     These are its rootfs and what was mounted for it, such as its /dev. A file system that the host has mounted too
     comes from a volume, and is the user's or the host's. So is a mount whose mounts would propagate to the host.
@@ -138,28 +135,29 @@ def own_mounts(root: Rootfs) -> list[mountinfo.Mount]:
     Raises:
         OSError: the container's process has ended.
     """
-    theirs = mountinfo.parse(root.mounts())
+    mounts = mountinfo.parse(root.mounts())
     if root.process:
         hosts = mountinfo.parse(mountinfo.read(""))
     else:
         top = _place(root)
-        hosts = [one for one in theirs if one.id != root.mount and not one.place.startswith(top + b"/")]
-    devices, groups = {one.device for one in hosts}, {group for one in hosts for group in one.groups}
-    return [one for one in theirs if (one.id == root.mount or one.device not in devices) and one.shared not in groups]
+        hosts = [mount for mount in mounts if mount.id != root.mount and not mount.place.startswith(top + b"/")]
+    devices, groups = {mount.device for mount in hosts}, {group for mount in hosts for group in mount.groups}
+    return [
+        mount
+        for mount in mounts
+        if (mount.id == root.mount or mount.device not in devices) and mount.shared not in groups
+    ]
 
 
 def own_dev(root: Rootfs) -> set[bytes]:
-    """Find the mounts on which a container's /dev may be written to: tmpfs of its own.
+    """Return the ids of the mounts on which a container's /dev may be written to: tmpfs of its own.
 
-    Nothing that outlives the container is on such a one. With `-v /dev:/dev` the host's devtmpfs is not among them.
-
-    Returns:
-        ids of mounts.
+    Nothing that outlives the container is on such a mount. With `-v /dev:/dev` the host's devtmpfs is not among them.
 
     Raises:
         OSError: the container's process has ended.
     """
-    return {one.id for one in own_mounts(root) if one.type == b"tmpfs"}
+    return {mount.id for mount in own_mounts(root) if mount.type == b"tmpfs"}
 
 
 def _place(root: Rootfs) -> bytes:
@@ -169,7 +167,7 @@ def _place(root: Rootfs) -> bytes:
 
 
 def bundle_of(state: dict[str, Any]) -> str:
-    """Return the bundle's directory: what the state says ("bundlePath" before runtime-spec 1.0), or the working one.
+    """Return the bundle's directory: the state's ("bundlePath" before runtime-spec 1.0), or the working one.
 
     Raises:
         GpushimError: it is not an absolute path, or is gone.
@@ -183,7 +181,7 @@ def bundle_of(state: dict[str, Any]) -> str:
 
 
 def _bundle_of_parent() -> str:
-    """Return the bundle that the low-level runtime was called with, which wrote the state; "" if it names none.
+    """Return the bundle in the command line of the low-level runtime, which wrote the state; "" if it names none.
 
     crun says that the bundle is where it works itself. To bind nodes for a user namespace, it goes to the container's
     mount namespace, which takes it to /.
@@ -203,7 +201,7 @@ def _bundle_of_parent() -> str:
 
 
 def _calls(process: str) -> bool:
-    """Say whether a process may be the runtime that called this one: of this user, and in this mount namespace."""
+    """Return whether a process may be the runtime that called this one: of this user, and in this mount namespace."""
     return posix.stat(process).st_uid == posix.geteuid() and same(f"{process}/ns/mnt", "/proc/self/ns/mnt")
 
 
@@ -219,9 +217,6 @@ def _named(words: list[str]) -> str:
 
 def rootfs_of(state: dict[str, Any]) -> str:
     """Return the absolute path of a container's rootfs: root.path of config.json, which may count from the bundle.
-
-    Args:
-        state: what the runtime wrote on stdin (OCI runtime-spec, State).
 
     Raises:
         GpushimError: config.json cannot be read, or names none.

@@ -1,12 +1,11 @@
-"""Lend a container the socket of a service of the driver's, whoever owns the directory that it is in.
+"""Mount the socket of a service of the driver's in a container, whoever owns the directory that it is in.
 
 nvidia-persistenced's is a user's of its own, who can put anything under the socket's name at any moment: a link, or
 another service's socket. A low-level runtime would follow that as root. So the socket is opened here, no link being
 followed below root's directories, looked at, and mounted by that very descriptor. A service that does not run now, or
 whose socket is not what it should be, costs a container nothing but the socket: no user stops others' containers.
 
-Out of scope: which sockets there are (gpushim.inventory.data_files), the system calls (mounts.py).
-Hot path: builtin modules only until there is something to mount.
+Which sockets there are is in gpushim.inventory.data_files. Hot path: builtin modules until there is one to mount.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def lend(root: Rootfs, source: str, path: str) -> None:
         path: in the container.
 
     Raises:
-        OSError: it is no socket of who owns its directory, or its place in the container is no place to mount on.
+        OSError: it is no socket of the owner of its directory, or its path in the container cannot be mounted on.
         GpushimError: the kernel refuses, or the mount namespace is not the container's own.
     """
     folder, _, name = source.rpartition("/")
@@ -52,34 +51,34 @@ def lend(root: Rootfs, source: str, path: str) -> None:
                 raise OtherMountError(source)
         except FileNotFoundError:
             return
-        facts = posix.fstat(fds[2])
-        _check(posix.fstat(fds[0]), facts)
+        status = posix.fstat(fds[2])
+        _check(posix.fstat(fds[0]), status)
         mountpoints.check_namespace(root)
-        place = _place(root, path, facts)
-        if place:
+        target = _place(root, path, status)
+        if target:
             from gpuhook.live import mounts  # 1.3 ms: `posix` lacks mount(2)
 
-            fds += [place[0], place[2]]
-            mounts.bind(root.process, [mounts.Bind(source, fds[2], place, OPTIONS)])
+            fds += [target[0], target[2]]
+            mounts.bind(root.process, [mounts.Bind(source, fds[2], target, OPTIONS)])
     finally:
         for fd in fds:
             posix.close(fd)
 
 
-def _check(folder: posix.stat_result, found: posix.stat_result) -> None:
-    """Refuse what is no socket, and one that neither root nor the directory's owner can have put there."""
-    if found.st_mode & TYPE != SOCKET:
+def _check(folder: posix.stat_result, socket: posix.stat_result) -> None:
+    """Refuse a file that is no socket, or a socket that neither root nor its directory's owner can have made."""
+    if socket.st_mode & TYPE != SOCKET:
         raise OSError(EINVAL, "is no socket")
-    if folder.st_mode & trust.OTHERS_WRITE or not (trust.trusted(folder.st_uid) or found.st_uid == folder.st_uid):
+    if folder.st_mode & trust.OTHERS_WRITE or not (trust.trusted(folder.st_uid) or socket.st_uid == folder.st_uid):
         raise OSError(EPERM, "is not of the user who owns its directory, or others can write there")
 
 
-def _place(root: Rootfs, path: str, facts: posix.stat_result) -> mountpoints.Place | None:
-    """Find or make the place; what other mounts are the container's own is looked up only where it is on one."""
-    here = root.mounted(root.mount)
-    if here and not here.shared:
+def _place(root: Rootfs, path: str, status: posix.stat_result) -> mountpoints.Place | None:
+    """Find or make the target; the container's other mounts are looked up only where it is on one."""
+    below = root.mounted(root.mount)
+    if below and not below.shared:
         try:
-            return mountpoints.find(root, path, facts, (root.mount,))
+            return mountpoints.find(root, path, status, (root.mount,))
         except OtherMountError:
             pass
-    return mountpoints.find(root, path, facts, {one.id for one in roots.own_mounts(root)})
+    return mountpoints.find(root, path, status, {mount.id for mount in roots.own_mounts(root)})

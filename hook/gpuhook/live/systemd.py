@@ -7,8 +7,6 @@ of org.freedesktop.systemd1(5), over D-Bus as the D-Bus specification lays it ou
 By hand, for this takes 2 ms where `systemctl show` and `systemctl set-property` take 13, and systemctl answers
 "success" without doing anything where the engine has another root than systemd. busctl needs a bus daemon, which a
 host need not have: it does not speak to systemd's own socket.
-
-Out of scope: rules of the cgroup itself (devices.py). Not for the hot path: a socket; some milliseconds.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def _put(out: bytearray, *values: int | str | bytes) -> None:
 
 
 def _pad(out: bytearray) -> None:
-    """Go on where a structure may begin."""
+    """Append zeros up to where a structure may begin."""
     out += bytes(-len(out) % 8)
 
 
@@ -93,15 +91,11 @@ def _array(out: bytearray) -> int:
 
 
 class Bus:
-    """A connection to systemd.
-
-    Args:
-        path: of the socket.
-        end: time.monotonic() at which everything must be over.
+    """A connection to systemd, which must be over at a time of time.monotonic().
 
     Raises:
         OSError: nobody listens there, or not in time.
-        GpushimError: whoever listens does not speak D-Bus, or does not accept us.
+        GpushimError: the listener does not speak D-Bus, or does not accept us.
     """
 
     __slots__ = ("buffer", "end", "serial", "socket")
@@ -123,10 +117,10 @@ class Bus:
             raise
 
     def _hurry(self) -> None:
-        left = self.end - time.monotonic()
-        if left <= 0:
+        seconds = self.end - time.monotonic()
+        if seconds <= 0:
             raise OSError(ETIMEDOUT, posix.strerror(ETIMEDOUT))
-        self.socket.settimeout(left)
+        self.socket.settimeout(seconds)
 
     def _send(self, data: bytes) -> None:
         self._hurry()
@@ -161,7 +155,7 @@ class Bus:
 
 
 def _size(data: bytes) -> int:
-    """Return the length of the message that begins here, as far as that can be said."""
+    """Return the length of the message that begins here; 16 while too little of it is there to tell."""
     if len(data) < 16:
         return 16
     body, _, fields = unpack_from("<III", data, 4)
@@ -180,7 +174,7 @@ def _escaped(unit: str) -> str:
 
 
 def _restricts(bus: Bus, unit: str) -> bool:
-    """Tell whether a unit has device rules; to add one to a unit that has none would take everything else away."""
+    """Return whether a unit has device rules; to add one to a unit that has none would take everything else away."""
     path = f"/org/freedesktop/systemd1/unit/{_escaped(unit)}"
     interface = f"{_NAME}.{'Scope' if unit.endswith('.scope') else 'Service'}"
     answers = []
@@ -195,14 +189,14 @@ def _restricts(bus: Bus, unit: str) -> bool:
 
 
 def extend(unit: str, numbers: Iterable[tuple[int, int]]) -> None:
-    """Let a unit that has device rules use some character devices until it ends or the machine reboots.
+    """Allow a unit that has device rules some character devices until it ends or the machine reboots.
 
     Args:
         unit: its name, such as docker-0123.scope.
         numbers: majors and minors.
 
     Raises:
-        GpushimError: systemd is not there, does not answer in time, or does not want to.
+        GpushimError: systemd is not there, does not answer in time, or refuses.
     """
     end = time.monotonic() + DEADLINE
     try:
