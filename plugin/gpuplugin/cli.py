@@ -57,7 +57,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     if labels:
         from gpuplugin.cluster import labels_file
 
-        labels_file.tell(found, form, _beside_us)
+        labels_file.print_labels(found, form, _beside_us)
         return
     if check:
         from gpuplugin import check as checking
