@@ -50,7 +50,7 @@ from gpuplugin.book import by_device  # noqa: E402
 from gpuplugin.book.book import Book  # noqa: E402
 from gpuplugin.book.page import fresh  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
-from gpuplugin.kubelet.v1beta1 import LIST_LIMIT, written  # noqa: E402
+from gpuplugin.kubelet.v1beta1 import LIST_LIMIT, write_list  # noqa: E402
 from gpuplugin.settings import resources, settings  # noqa: E402
 from gpushim.ground import system  # noqa: E402
 from unit.gpuplugin.kubelet.fake import Kubelet, until  # noqa: E402
@@ -162,11 +162,11 @@ def inside(rounds: int) -> dict[str, str]:
 
     def mark_unhealthy() -> None:
         replicas.mark_unhealthy(next(turns))
-        written(replicas.name, replicas.listed.values())
+        write_list(replicas.name, replicas.listed.values())
 
     many = resource(resources.replicated(whole[:8], MANY // 8))
-    data = written(many.name, many.listed.values())
-    listing = least(3, lambda: written(many.name, many.listed.values()))
+    data = write_list(many.name, many.listed.values())
+    listing = least(3, lambda: write_list(many.name, many.listed.values()))
     return {
         "Allocate of 560, in process": both(times(rounds * 100, lambda: parts.allocate(ten))),
         f"health of a GPU, {len(replicas.devices)} devices": f"{least(rounds * 10, mark_unhealthy):.2f} ms",

@@ -16,7 +16,7 @@ from gpuplugin.allocation.allocation import Ways
 from gpuplugin.book.by_device import Given
 from gpuplugin.devices import changes, division, preferred
 from gpuplugin.health import reason
-from gpuplugin.kubelet.v1beta1 import check, listed
+from gpuplugin.kubelet.v1beta1 import check, write_device
 from gpuplugin.mps import mps
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device
@@ -133,7 +133,10 @@ class Resource:
             else:
                 self.since.pop(uuid, None)
         reason.log(before, now, dict.fromkeys(now, self.name))
-        self.listed = {**self.listed, **{key: listed(key, not one.problem, one.numa) for key, one in made.items()}}
+        self.listed = {
+            **self.listed,
+            **{key: write_device(key, not one.problem, one.numa) for key, one in made.items()},
+        }
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""

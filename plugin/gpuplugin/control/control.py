@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.kubelet.sockets import identity, is_socket, listening, of_root, private
+from gpuplugin.kubelet.sockets import identity, is_listening, is_root, is_socket, listen_privately
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -70,7 +70,7 @@ class Control:
 
     async def _bind(self, path: str) -> None:
         if is_socket(path):
-            if listening(path):
+            if is_listening(path):
                 self._met = self._met or time.monotonic()
                 if time.monotonic() - self._met > PATIENCE:
                     raise GpushimError(f"another plugin listens at {self._folder}/{self._name}", FAILED)
@@ -79,7 +79,7 @@ class Control:
             raise GpushimError(f"{self._folder}/{self._name} is in the way and is not a socket; remove it", FAILED)
         self._close()
         self._met = 0.0
-        server, self._inode = private(path, CLIENTS)
+        server, self._inode = listen_privately(path, CLIENTS)
         self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=LIMIT)
 
     def _close(self) -> None:
@@ -111,7 +111,7 @@ class Control:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        if not of_root(writer.get_extra_info("socket")):
+        if not is_root(writer.get_extra_info("socket")):
             return {"error": f"only root may ask {self._who}"}
         if self._clients > CLIENTS:
             return {"error": f"too many ask {self._who} at a time; try again"}

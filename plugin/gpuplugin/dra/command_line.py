@@ -180,7 +180,7 @@ def _rival(kubelet_dir: str) -> str | None:
         from gpuplugin.dra import node_state
 
         return node_state.rival()
-    return asyncio.run(plugins.rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
+    return asyncio.run(plugins.find_rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
 
 
 def _half() -> Any:

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuplugin.kubelet.sockets import identity, is_socket, listening, private
+from gpuplugin.kubelet.sockets import identity, is_listening, is_socket, listen_privately
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ class Httpd:
     async def _bind_unix(self, path: str) -> None:
         """Listen at a path that root alone may connect to, in the place of a socket that nobody listens at."""
         if is_socket(path):
-            if listening(path):
+            if is_listening(path):
                 raise OSError(98, "another process listens there")
         elif os.path.lexists(path):
             raise OSError(17, "something is in the way that is not a socket; remove it")
         self.stop()
-        server, self._inode = private(path, CLIENTS)
+        server, self._inode = listen_privately(path, CLIENTS)
         self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=HEAD)
 
     def stop(self) -> None:
