@@ -36,7 +36,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
-    given = options.given(flags)
+    given = options.flag_values(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
@@ -143,4 +143,4 @@ def command() -> click.Command:
 
 def main() -> None:
     """Run as a process."""
-    as_process(command(), options.spelled(sys.argv[1:]))
+    as_process(command(), options.spell_flags(sys.argv[1:]))

@@ -216,7 +216,7 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
     found = division.divide(there, snapshot, settings.sharing, notes)
     groups = division.mps_groups(snapshot, settings)
-    daemons = {one.name: mps.ready(system.state_dir(), one) for one in groups}
+    daemons = {one.name: mps.unready_reason(system.state_dir(), one) for one in groups}
     owed = mps.unrestored(system.state_dir(), groups)
     found = {name: [_served(device, daemons, owed) for device in devices] for name, devices in found.items()}
     ways = _ways(settings, snapshot)

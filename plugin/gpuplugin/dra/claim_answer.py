@@ -16,7 +16,7 @@ from gpuplugin.matching.manifests import ALL, Class
 from gpuplugin.matching.pod_claims import CLAIM
 from gpuplugin.matching.tolerations import untolerated
 from gpuplugin.matching.verdicts import FAILS, NO, UNSURE, YES, Verdict, verdict
-from gpuplugin.settings.forms import meant, suggested
+from gpuplugin.settings.forms import find_meant, suggest
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
@@ -154,7 +154,7 @@ def _class(name: str, of_file: Mapping[str, Class]) -> Class:
     found = of_file.get(name) or CLASSES.get(name)
     if found:
         return found
-    near = suggested(name, [*CLASSES, *islice(of_file, LISTED)])
+    near = suggest(name, [*CLASSES, *islice(of_file, LISTED)])
     return Class((), (), (f"the class {quote(name)} is not known here{near}",))
 
 
@@ -257,6 +257,6 @@ def _unmet(constraint: Constraint, *, claim: Claim) -> str:
     if any(last in body["capacity"] for body in bodies):
         what = f"the constraint {what} {quote(name)} does not hold"
         return f"{what}: {last} is a capacity, and constraints are of attributes"
-    near = next((each for each in sorted(known) if each.endswith(f"/{last}")), "") or meant(name, sorted(known))
+    near = next((each for each in sorted(known) if each.endswith(f"/{last}")), "") or find_meant(name, sorted(known))
     more = f"; is {near} meant?" if near else ""
     return f"the constraint {what} {quote(name)} does not hold: no device here has this attribute{more}"

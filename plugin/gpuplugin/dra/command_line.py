@@ -110,7 +110,7 @@ def command(
     """
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
-    given, notes = nvidia_flags.ours(options.given(flags), os.environ)
+    given, notes = nvidia_flags.ours(options.flag_values(flags), os.environ)
     given.update({"metrics": (metrics,), "metrics-token-file": (token,)})  # never the device plugin's address
     if form != "table" and not (file or claim):
         raise click.UsageError("--format is for --explain and --explain-claim")
@@ -199,4 +199,4 @@ def _half() -> Any:
 
 def main() -> None:
     """Run as a process."""
-    as_process(command, options.spelled(sys.argv[1:], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA)))
+    as_process(command, options.spell_flags(sys.argv[1:], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.settings.forms import ALIKE, LABEL, shown, suggested
+from gpuplugin.settings.forms import ALIKE, LABEL, show, suggest
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import quote
 
@@ -33,14 +33,14 @@ class Form:
 
     def suggested(self, name: str, known: Sequence[str]) -> str:
         """Return which known name is meant, of the first wrong ones; others are of a later Kubernetes."""
-        return suggested(name, known, ALIKE) if len(self.unsure) + len(self.wrong) < LISTED else ""
+        return suggest(name, known, ALIKE) if len(self.unsure) + len(self.wrong) < LISTED else ""
 
     def object(self, value: Any, where: str, known: Sequence[str] = ()) -> dict[str, Any]:
         """Return an object; none where there is none. Without `known` it may have anything."""
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self.wrong.append(f"{where} is {shown(value)}; write an object")
+            self.wrong.append(f"{where} is {show(value)}; write an object")
             return {}
         for key in map(str, value):
             if known and key not in known:
@@ -56,21 +56,21 @@ class Form:
             if most and len(value or ()) > most:
                 self.wrong.append(f"{where} has {len(value or ())}; write {most} at most")
             return value or []
-        self.wrong.append(f"{where} is {shown(value)}; write a list")
+        self.wrong.append(f"{where} is {show(value)}; write a list")
         return []
 
     def text(self, value: Any, where: str) -> str:
         """Return a text, which must be there."""
         if isinstance(value, str) and value.strip():
             return value
-        self.wrong.append(f"{where} is {shown(value)}; write a text")
+        self.wrong.append(f"{where} is {show(value)}; write a text")
         return ""
 
     def label(self, value: Any, where: str) -> str:
         """Return a name that is a DNS label."""
         text = self.text(value, where)
         if text and not LABEL.fullmatch(text):
-            self.wrong.append(f"{where} is {shown(text)}; write small letters, digits and -")
+            self.wrong.append(f"{where} is {show(text)}; write small letters, digits and -")
         return text
 
     def metadata(self, value: Any) -> str:
@@ -79,7 +79,7 @@ class Form:
         for key in LABELLING:
             for name, text in self.object(data.get(key), f"metadata.{key}").items():
                 if not isinstance(text, (str, type(None))):
-                    self.wrong.append(f"metadata.{key}.{quote(str(name))} is {shown(text)}; write a text, in quotes")
+                    self.wrong.append(f"metadata.{key}.{quote(str(name))} is {show(text)}; write a text, in quotes")
         found = {key: self.text(data[key], f"metadata.{key}") for key in ("name", "generateName") if data.get(key)}
         for key, text in found.items():
             whole = f"{text[:-1]}a" if key == "generateName" and text.endswith("-") else text
@@ -96,7 +96,7 @@ class Form:
 
     def _subdomain(self, text: str, whole: str, where: str) -> None:
         if text and not (_SUBDOMAIN.fullmatch(whole) and len(whole) <= LONGEST):
-            self.wrong.append(f"{where} is {shown(text)}; write small letters, digits, - and .")
+            self.wrong.append(f"{where} is {show(text)}; write small letters, digits, - and .")
 
     def texts(self, value: Any, where: str) -> tuple[str, ...]:
         """Return a list of texts."""

@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gpuplugin.settings.forms import meant
+from gpuplugin.settings.forms import find_meant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -66,4 +66,4 @@ def quantity(text: str) -> str:
 @lru_cache(maxsize=256)  # each device asks
 def _near(name: str, known: tuple[str, ...]) -> str:
     by_letters = {one.lower(): one for one in known}
-    return by_letters.get(meant(name.lower(), [*by_letters]), "")
+    return by_letters.get(find_meant(name.lower(), [*by_letters]), "")

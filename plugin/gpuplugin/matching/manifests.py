@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.matching import pod_claims, tolerations
 from gpuplugin.matching.fields import LABELLING, MOST, Form
 from gpuplugin.matching.pod_claims import CLAIM, TEMPLATE
-from gpuplugin.settings.forms import ALIKE, meant, shown
+from gpuplugin.settings.forms import ALIKE, find_meant, show
 from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def read(documents: Sequence[Any]) -> File:
         elif kind == POD:
             pods.append(one)
         else:
-            right = meant(kind, (CLAIM, TEMPLATE), ALIKE)
+            right = find_meant(kind, (CLAIM, TEMPLATE), ALIKE)
             more = f"; write kind: {right} and apiVersion: {SERVED}" if right else ""
             notes.append(f"{kind} {_metadata(one, 'name')} of {version} is not looked at{more}")
     kinds: dict[str, list[str]] = {}
@@ -217,7 +217,7 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
         form.wrong.append(f"{SERVED} has a request's {outside[0]} inside `exactly:`; {what}")
     elif found and not any(found.get(key) for key in ("deviceClassName", "exactly", "firstAvailable")):
         form.wrong.append(
-            f"request {shown(found.get('name'))} asks for nothing; write exactly: {{deviceClassName: ...}}"
+            f"request {show(found.get('name'))} asks for nothing; write exactly: {{deviceClassName: ...}}"
         )
     elif inline and found.get("exactly") is not None:
         form.wrong.append(f"{INLINE} has no `exactly:`; write {SERVED}")
@@ -240,7 +240,7 @@ def _requests(row: Any, form: Form, inline: bool) -> tuple[Request, ...]:
 def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
     mode, count, admin = body.get("allocationMode") or EXACT, body.get("count"), body.get("adminAccess")
     if isinstance(count, float) and count.is_integer():  # which kubectl may write as a whole number
-        form.unsure.append(f"{name}.count is {shown(count)}, with a point")
+        form.unsure.append(f"{name}.count is {show(count)}, with a point")
         count = int(count)
     for key, value, well, what in (
         ("allocationMode", mode, mode in (EXACT, ALL), f"{EXACT} or {ALL}"),
@@ -249,7 +249,7 @@ def _request(name: str, body: Mapping[str, Any], form: Form) -> Request:
         ("adminAccess", admin, admin is None or type(admin) is bool, "true or false"),
     ):
         if not well:
-            form.wrong.append(f"{name}.{key} is {shown(value)}; write {what}")
+            form.wrong.append(f"{name}.{key} is {show(value)}; write {what}")
     where = f"{name}.tolerations"
     rows = form.list(body.get("tolerations"), where)
     return Request(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.settings.forms import shown
+from gpuplugin.settings.forms import show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def read(row: Any, where: str, form: Form) -> Mapping[str, Any]:
         ("tolerationSeconds", seconds is None or type(seconds) is int, "a number, without quotes"),
     ):
         if not well:
-            form.wrong.append(f"{where}.{name} is {shown(found.get(name))}; write {what}")
+            form.wrong.append(f"{where}.{name} is {show(found.get(name))}; write {what}")
     return found
 
 

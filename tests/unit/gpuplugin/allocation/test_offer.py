@@ -169,7 +169,7 @@ def test_devices_of_a_daemon_that_does_not_run_are_not_given_out(monkeypatch: py
         asked.append((state_dir, group.name, [one.index for one in group.gpus]))
         return "start it" if group.name == "a" else ""
 
-    monkeypatch.setattr(mps, "ready", ready)
+    monkeypatch.setattr(mps, "unready_reason", ready)
     said = by_mps(*({"devices": [n], "replicas": 2, "rename": name} for n, name in enumerate("ab")))
     found, _ = offered(snapshot([gpu(0), gpu(1), gpu(2)]), said, [])
     problems = {name.partition("/")[2]: [one.problem for one in devices] for name, devices in found.items()}
@@ -178,7 +178,7 @@ def test_devices_of_a_daemon_that_does_not_run_are_not_given_out(monkeypatch: py
 
 
 def test_what_is_wrong_with_a_gpu_counts_before_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "ready", lambda state_dir, group: "start it")
+    monkeypatch.setattr(mps, "unready_reason", lambda state_dir, group: "start it")
     found, _ = offered(snapshot([gpu(0, problem="lost")]), by_mps({"replicas": 2}), [])
     assert {one.problem for one in found["nvidia.com/gpu"]} == {"lost"}
 
