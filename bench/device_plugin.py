@@ -150,7 +150,7 @@ def inside(rounds: int) -> dict[str, str]:
     names = [device.id for device in whole]
 
     def table() -> None:
-        preferred._sets.cache_clear()
+        preferred._list_sets.cache_clear()
         preferred.nearest(whole, weights)
 
     choose = preferred.nearest(whole, weights)

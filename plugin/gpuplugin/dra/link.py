@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.sockets import identity
-from gpuplugin.processes.peer_unit import of_unit
+from gpuplugin.processes.peer_unit import is_of_unit
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError, visible
 from gpushim.ground.logs import logger
@@ -179,7 +179,7 @@ class Link:
 
     async def _admit(self, connected: socket.socket) -> None:
         """Serve a client if it is the other half."""
-        if not sockets.is_user(connected, self._user) or (self._unit and not of_unit(connected, self._unit)):
+        if not sockets.is_user(connected, self._user) or (self._unit and not is_of_unit(connected, self._unit)):
             connected.close()
             where = f"of {self._unit}" if self._unit else f"user {self._user}'s"
             self._warn(f"a process that is not {where} connects to {self.path}, and is sent away")

@@ -131,11 +131,11 @@ class ControlDaemon:
         """End it with its servers and their clients, by force if need be."""
         if not self.pid:
             return
-        if not spawn.ended(self.pid):
+        if not spawn.has_ended(self.pid):
             with contextlib.suppress(GpushimError):
                 self.ask("quit")
                 deadline = time.monotonic() + ANSWER
-                while not spawn.ended(self.pid) and time.monotonic() < deadline:
+                while not spawn.has_ended(self.pid) and time.monotonic() < deadline:
                     time.sleep(POLL)
         spawn.kill(self.pid)
         os.waitpid(self.pid, 0)
@@ -150,7 +150,7 @@ class ControlDaemon:
         return True
 
     def _check_runs(self) -> None:
-        if not spawn.ended(self.pid):
+        if not spawn.has_ended(self.pid):
             return
         with open(f"{self._folders.log}/output.log", "rb") as output:
             output.seek(max(os.fstat(output.fileno()).st_size - TAIL, 0))

@@ -182,6 +182,6 @@ async def _run(words: list[str]) -> None:
     except OSError as error:
         logger.warning("%s cannot be started: %s", words[0], error.strerror)
         return
-    code = await spawn.gone(pid)
+    code = await spawn.wait_for(pid)
     if code > 0:  # by a signal: who ends all children has ended it, too
         logger.warning("%s has ended with %s", " ".join(words), code)
