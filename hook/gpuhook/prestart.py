@@ -24,9 +24,9 @@ import sys
 import time
 
 from gpuhook.confine import confine, exhausted
-from gpuhook.finish.finish import Work, finish
-from gpuhook.finish.options import Options, usage
-from gpuhook.live import roots
+from gpuhook.inject import roots
+from gpuhook.loader.finish import Work, finish
+from gpuhook.loader.options import Options, usage
 from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED, ROOTFS, USAGE, GpushimError, for_engines, visible
 from gpushim.ground.fastjson import loads
@@ -141,15 +141,15 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
         return
     roots.check(root)
     if options.bound:
-        from gpuhook.finish import dev_links  # of a CDI spec
+        from gpuhook.inject import dev_links  # of a CDI spec
 
-        dev_links.check_bindings(root, options)
+        dev_links.check_bindings(root, options.gpu, options.bound, options.bindings)
     if options.mount:
-        from gpuhook.live import live  # of a CDI spec
+        from gpuhook.inject import apply  # of a CDI spec
 
-        live.mount(options.mount, root, work.warn)
+        apply.mount_files(options.mount, root, work.warn)
     if options.mounted:
-        from gpuhook.live import leaks  # for containers with a volume that can carry mounts to the host
+        from gpuhook.inject import leaks  # for containers with a volume that can carry mounts to the host
 
         leaks.check(root, options.mounted)
     finish(work, options)

@@ -7,10 +7,10 @@ create.py, and its edits land in the container that runc or crun has created and
 from __future__ import annotations
 
 from gpuhook.confine import confine
-from gpuhook.finish.finish import Work, finish
-from gpuhook.finish.options import Options
-from gpuhook.live import live, roots
-from gpuhook.live.roots import bundle_of
+from gpuhook.inject import apply, roots
+from gpuhook.inject.roots import bundle_of
+from gpuhook.loader.finish import Work, finish
+from gpuhook.loader.options import Options
 from gpushim.decision.decide import Decision, of_bundle
 from gpushim.ground import fastjson
 from gpushim.ground.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
@@ -110,5 +110,5 @@ def land(planned: list[Edit], options: Options, pid: int, dev_root: str) -> None
     if roots.is_host_root(root):
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     work = Work(root, options.log)
-    live.apply(planned, work.root, dev_root, work.warn)
+    apply.apply_edits(planned, work.root, dev_root, work.warn)
     finish(work, options)

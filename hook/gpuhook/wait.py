@@ -40,9 +40,9 @@ class Shell:
         _signal.signal(_signal.SIGALRM, lambda *_: self._look())
         _signal.setitimer(_signal.ITIMER_REAL, TICK, TICK)
         if "--cover" in self.argv or "--socket" in self.argv:
-            from gpuhook.live import mounts  # noqa: F401 - as above
+            from gpuhook.inject import mounts  # noqa: F401 - as above
         if "--socket" in self.argv:
-            from gpuhook.live import service_sockets  # noqa: F401 - as above
+            from gpuhook.inject import service_sockets  # noqa: F401 - as above
         try:
             shell = int(posix.read(0, 32))
             self._look()  # what has asked may be of another low-level runtime

@@ -18,9 +18,8 @@ import posix
 
 from gpuhook import prestart
 from gpuhook.confine import confine
-from gpuhook.finish import cover, dev_links
-from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
-from gpuhook.live import roots
+from gpuhook.inject import cover, dev_links, roots
+from gpuhook.loader.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
 from gpuhook.nvidia.container import Container, decode, libraries, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
 from gpushim.paths.mountinfo import OtherMountError, mount_id
@@ -29,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from gpuhook.finish.finish import Entries
+    from gpuhook.loader.finish import Entries
 
     Options = dict[str, list[str]]
 
@@ -88,10 +87,10 @@ def parse(words: list[str], expected: tuple[str, ...]) -> Options:
         if not word.startswith("-") or name not in (*expected, "container-spec"):
             prestart.say(f"{quote(word)} is not known and ignored")
             continue
-        joined = value if equals else next(following, None)
-        if joined is None:
+        argument = value if equals else next(following, None)
+        if argument is None:
             raise GpushimError(f"--{name} has no value", USAGE)
-        values = joined.split(",") if name in LISTS else [joined]
+        values = argument.split(",") if name in LISTS else [argument]
         options.setdefault(name, []).extend([text.strip() for text in values if text.strip()])
     return options
 
@@ -150,7 +149,7 @@ def create_soname_symlinks(work: Container, options: Options) -> None:
 
 def enable_cuda_compat(work: Container, options: Options) -> None:
     """Put the image's own libcuda first where it is newer than the host's and runs on its driver."""
-    from gpuhook.finish import compat  # other hooks do without
+    from gpuhook.loader import compat  # other hooks do without
 
     driver, cuda = _last(options, "host-driver-version"), _last(options, "host-cuda-version")
     folder = _last(options, "cuda-compat-container-root", COMPAT_FOLDER).rstrip("/")

@@ -14,10 +14,10 @@ import posix
 import sys
 
 from gpuhook import prestart
-from gpuhook.finish.finish import SYSTEM_FOLDERS, Work, encode, skipped
-from gpuhook.finish.ldcache import compare
-from gpuhook.live import roots
-from gpuhook.live.roots import rootfs_of
+from gpuhook.inject import roots
+from gpuhook.inject.roots import rootfs_of
+from gpuhook.loader.finish import SYSTEM_FOLDERS, Work, encode, skipped
+from gpuhook.loader.ldcache import compare
 from gpushim.ground import bounds, elf
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.ground.machines import COMPANIONS

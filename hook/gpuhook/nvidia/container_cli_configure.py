@@ -14,7 +14,7 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine
-from gpuhook.finish.options import Options
+from gpuhook.loader.options import Options
 from gpushim.decision.decide import Decision
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, USAGE, GpushimError, quote

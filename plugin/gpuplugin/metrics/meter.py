@@ -129,16 +129,16 @@ class Meter:
             self._failed.discard(uuid)
             migs = answer.get("migs")
             instances = [*migs.items()][:MIGS] if isinstance(migs, dict) else []
-            mig_numbers = {name: _only_numbers(figures) for name, figures in instances}
+            mig_numbers = {name: _only_numbers(values) for name, values in instances}
             self._readings_by_uuid[uuid] = (
                 time.monotonic(),
                 Readings(_only_numbers(answer.get("gpu")), mig_numbers, True),
             )
 
 
-def _only_numbers(figures: object) -> dict[str, float]:
+def _only_numbers(values: object) -> dict[str, float]:
     """Return those figures that are numbers."""
-    rows: Mapping[str, Any] = figures if isinstance(figures, dict) else {}
+    rows: Mapping[str, Any] = values if isinstance(values, dict) else {}
     return {key: rows[key] for key in readings.KEYS if _is_number(rows.get(key))}
 
 

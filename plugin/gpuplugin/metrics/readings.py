@@ -64,7 +64,7 @@ def _serve(nvml: Any, gpus: list[Gpu]) -> None:
     """Make a round, and one more at each request, until NVML is to be reopened."""
     began, number = time.monotonic(), 0  # which is told of any first round
     while True:
-        answers = [_print_figures(nvml, gpu) for gpu in gpus if not gpu.hung]
+        answers = [_print_readings(nvml, gpu) for gpu in gpus if not gpu.hung]
         tell(done=number)
         number = _wait_for_request()
         if not all(answers) and time.monotonic() - began > REOPEN:  # an NVML may know no better of one that was lost
@@ -84,34 +84,34 @@ def _wait_for_request() -> int:
     return int(json.loads(data.splitlines()[-1])["ask"])
 
 
-def _print_figures(nvml: Any, gpu: Gpu) -> bool:
+def _print_readings(nvml: Any, gpu: Gpu) -> bool:
     """Print the figures of a GPU and of its MIG instances; return whether it answers."""
-    figures: dict[str, Any] = {"gpu": {}, "migs": {}, "error": ""}
+    result: dict[str, Any] = {"gpu": {}, "migs": {}, "error": ""}
     try:
         handle = gpu.handle(nvml)
-        figures["gpu"] = _readings(nvml, handle, _reads(nvml))
+        result["gpu"] = _readings(nvml, handle, _reads(nvml))
         for mig in _migs(nvml, handle):
-            figures["migs"][nvml.nvmlDeviceGetUUID(mig)] = _readings(nvml, mig, _mig_reads(nvml))
+            result["migs"][nvml.nvmlDeviceGetUUID(mig)] = _readings(nvml, mig, _mig_reads(nvml))
     except nvml.NVMLError as error:
-        figures["error"] = str(error)[: nvml_lines.TEXT_LIMIT]
-    tell(poll={gpu.uuid: figures})
-    return not figures["error"]
+        result["error"] = str(error)[: nvml_lines.TEXT_LIMIT]
+    tell(poll={gpu.uuid: result})
+    return not result["error"]
 
 
 def _readings(nvml: Any, handle: Any, reads: Sequence[Read]) -> dict[str, float]:
     """Read what there is; NVMLError if it is lost, or nothing can be read at all."""
-    figures: dict[str, float] = {}
+    values: dict[str, float] = {}
     last_error: Exception | None = None
     for keys, read in reads:
         try:
-            figures.update(zip(keys, read(handle)))
+            values.update(zip(keys, read(handle)))
         except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_Uninitialized):
             raise
         except (nvml.NVMLError, AttributeError) as error:  # it, or the driver, or nvidia-ml-py does not know that
             last_error = error
-    if not figures and isinstance(last_error, nvml.NVMLError):
+    if not values and isinstance(last_error, nvml.NVMLError):
         raise last_error
-    return figures
+    return values
 
 
 def _reads(nvml: Any) -> list[Read]:

@@ -124,14 +124,14 @@ def restore(
     except GpushimError:
         if len(own) == 1 or not _restore_each(snapshot, path, seconds, ask, own, end):
             raise
-    kept = {uuid: value for uuid, value in saved.items() if uuid in but}
+    remaining = {uuid: value for uuid, value in saved.items() if uuid in but}
     with lock.held(f"{os.path.dirname(os.path.dirname(path))}/{NOTING}") if in_use else contextlib.nullcontext():
         ended = in_use.keys() - _read_others(path, values, alive=True)  # meanwhile, and have left it to this one
         inherited = {uuid: values[uuid] for uuid in ended}
-        _write(path, {**kept, **inherited})
+        _write(path, {**remaining, **inherited})
     if inherited:
         ask(snapshot, min(seconds, end - time.monotonic()), inherited)
-        _write(path, kept)
+        _write(path, remaining)
 
 
 def _restore_each(

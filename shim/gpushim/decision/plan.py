@@ -354,7 +354,7 @@ def _way(path: str) -> str:
     """Return how a service's socket gets into a container now: by its "path", the "hook", or "" if it is not there.
 
     A path in config.json is followed as root when the container is made. So it names only what root alone can change;
-    at all else the hook looks, and mounts what it has looked at (gpuhook/live/service_sockets.py).
+    at all else the hook looks, and mounts what it has looked at (gpuhook/inject/service_sockets.py).
     """
     folder = path.rpartition("/")[0]
     try:

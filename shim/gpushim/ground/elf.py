@@ -4,7 +4,7 @@ Layout: elf(5). Only little-endian files, as NVIDIA's machines are. For a SONAME
 the dynamic segment and the name are read: at most 79 KiB. For a note, the header, the table of sections, their names
 and the note: at most 144 KiB. They are read where they lie inside the file, whatever it says.
 
-Out of scope: opening files, what a note means (gpuhook.finish.compat), symbols. The hook imports this: siblings only.
+Out of scope: opening files, what a note means (gpuhook.loader.compat), symbols. The hook imports this: siblings only.
 """
 
 from __future__ import annotations

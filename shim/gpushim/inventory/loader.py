@@ -4,7 +4,7 @@ A driver's libraries are looked up in the root's ld.so.cache, then in known dire
 (NixOS, musl, driver containers). The cache's layouts are glibc's (sysdeps/generic/dl-cache.h): the new one, alone or
 behind the old one.
 Out of scope: which libraries containers get (driver_files.py); ELF (gpushim.ground.elf); changing a cache, which
-gpuhook.finish.ldcache does in a container; byte orders other than our own.
+gpuhook.loader.ldcache does in a container; byte orders other than our own.
 """
 
 from __future__ import annotations

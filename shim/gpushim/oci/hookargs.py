@@ -1,6 +1,6 @@
 """The options of `gpushim-hook prestart`: one table for all code that writes, parses, moves, shows or explains them.
 
-Out of scope: which options a container gets (plan.py), and what the hook does with them (gpuhook.finish.finish).
+Out of scope: which options a container gets (plan.py), and what the hook does with them (gpuhook.loader.finish).
 
 On the create path and the hook path: imports nothing.
 """

@@ -7,7 +7,7 @@ by its path, which would hide it; where both cannot be, the container is refused
 order. All this is known from config.json alone, but for what the host has mounted below the rootfs.
 
 Not on the create path of most containers: theirs has no `rootfsPropagation`, or one that lets nothing pass.
-Out of scope: what is mounted (plan.py); a second look when it is done (gpuhook.live.leaks).
+Out of scope: what is mounted (plan.py); a second look when it is done (gpuhook.inject.leaks).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.live import mountpoints, mounts, roots
+from gpuhook.inject import mountpoints, mounts, roots
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, Edit
 from gpushim.paths.mountinfo import OtherMountError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Source = tuple[str, int, posix.stat_result]  # path on the host, O_PATH fd, what it is
 
 
-def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]) -> None:
+def apply_edits(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]) -> None:
     """Give a created container its device nodes, rules and files; what is there already is left alone.
 
     Args:
@@ -52,7 +52,7 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
             warn(f"group {value} of the GPUs' nodes", GpushimError("a hook cannot add it; use --group-add"))
     rules = [edit.value[1:3] for edit in edits if edit.kind == "rule"]  # of character devices, all of them
     if rules:
-        from gpuhook.live import devices  # a hook of a CDI spec has none
+        from gpuhook.inject import devices  # a hook of a CDI spec has none
 
         devices.allow(root.process, rules, warn)
     if binds:
@@ -62,13 +62,13 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
             posix.close(fd)
 
 
-def mount(files: list[tuple[str, str]], root: Rootfs, warn: Callable[[str, Exception], None]) -> None:
+def mount_files(files: list[tuple[str, str]], root: Rootfs, warn: Callable[[str, Exception], None]) -> None:
     """Mount what a CDI spec has its hook mount.
 
     Args:
         files: of the driver: path on the host, and in the container.
         root: the container's rootfs.
-        warn: as for `apply`.
+        warn: as for `apply_edits`.
 
     Raises:
         GpushimError: the container would lack one of them.
@@ -76,7 +76,7 @@ def mount(files: list[tuple[str, str]], root: Rootfs, warn: Callable[[str, Excep
     values = [
         {"destination": path, "source": source, "type": "bind", "options": FILE_OPTIONS} for source, path in files
     ]
-    apply([Edit("mount", value) for value in values], root, "/", warn)
+    apply_edits([Edit("mount", value) for value in values], root, "/", warn)
 
 
 def _open_node(path: str, major: int, minor: int) -> Source:

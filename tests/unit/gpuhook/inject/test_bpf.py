@@ -8,7 +8,7 @@ from typing import Callable
 
 import pytest
 
-from gpuhook.live import bpf
+from gpuhook.inject import bpf
 from unit.gpuhook.cgroups import ALLOWED, DENIED, DENY, attach, group, opens, programs, show
 from unit.gpuhook.sandbox import forked
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import posix
 from errno import EINVAL, EPERM
 
-from gpuhook.live import mountpoints, roots
+from gpuhook.inject import mountpoints, roots
 from gpushim.paths import trust
 from gpushim.paths.mountinfo import OtherMountError, mount_id
 from gpushim.paths.walk import PLACE, SOCKET, TYPE
@@ -56,7 +56,7 @@ def lend(root: Rootfs, source: str, path: str) -> None:
         mountpoints.check_namespace(root)
         target = _place(root, path, status)
         if target:
-            from gpuhook.live import mounts  # 1.3 ms: `posix` lacks mount(2)
+            from gpuhook.inject import mounts  # 1.3 ms: `posix` lacks mount(2)
 
             fds += [target[0], target[2]]
             mounts.bind(root.process, [mounts.Bind(source, fds[2], target, OPTIONS)])

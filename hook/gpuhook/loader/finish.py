@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 import sys
 
-from gpuhook.finish import ldcache
+from gpuhook.loader import ldcache
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.ground.fastjson import dumps
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from gpuhook.finish.options import Library, Options
+    from gpuhook.loader.options import Library, Options
     from gpushim.paths.directory import Directory
     from gpushim.paths.rootfs import Rootfs
 
@@ -116,7 +116,7 @@ class Work:
 
     def _is_newer(self, directory: str, target: str, text: str) -> bool:
         """Return whether the image's link leads to another version of our library, which ldconfig prefers to ours."""
-        from gpuhook.finish.compat import version  # few images have a driver of their own
+        from gpuhook.loader.compat import version  # few images have a driver of their own
 
         path = target if target.startswith("/") else f"{directory}/{target}"
         library, _, suffix = path.rpartition("/")[2].partition(".so.")
@@ -156,7 +156,7 @@ class Work:
         """Return the cache entries of the image's own libcuda and its kin, if they are to come first."""
         if not (driver or cuda) or not self.root.exists(COMPAT_FOLDER):
             return []
-        from gpuhook.finish.compat import choose  # many images have no such directory
+        from gpuhook.loader.compat import choose  # many images have no such directory
 
         libraries = choose(self.root, driver, cuda, self.warn, COMPAT_FOLDER)
         return [(encode(name), encode(path)) for name, path in libraries]
@@ -255,7 +255,7 @@ def finish(work: Work, options: Options) -> None:
         work.configure(entries, posix.uname().machine, options.driver, options.cuda, entries32)
     mask, covers = options.profile_mask, options.cover
     if options.node_link or options.gpu:
-        from gpuhook.finish import dev_links  # not needed where the arguments say which GPUs the container has
+        from gpuhook.inject import dev_links  # not needed where the arguments say which GPUs the container has
 
         dev_links.link(work.root, options.node_link, work.warn)
         minors = [minor for minor, _ in options.gpu if dev_links.has_gpu(work.root, minor)]
@@ -266,12 +266,12 @@ def finish(work: Work, options: Options) -> None:
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
     if covers:
-        from gpuhook.finish.cover import cover  # not needed where the container may see all that the host sees
+        from gpuhook.inject.cover import cover  # not needed where the container may see all that the host sees
 
         for source, path in covers:
             work.attempt(path, cover, work.root, source, path)
     if options.socket:
-        from gpuhook.live.service_sockets import lend  # with utility
+        from gpuhook.inject.service_sockets import lend  # with utility
 
         for source, path in options.socket:
             work.attempt(path, lend, work.root, source, path)

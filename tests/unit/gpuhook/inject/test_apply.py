@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import scratch
-from gpuhook.live import devices, live, mounts
+from gpuhook.inject import apply, devices, mounts
 from gpushim.ground.errors import ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, Edit
 from gpushim.paths.rootfs import Rootfs
@@ -61,7 +61,7 @@ class Case:
         def attempt() -> str:
             root = Rootfs(f"/proc/{pid}", str(self.top))
             try:
-                live.apply(self.edits, root, str(self.host), lambda what, _error: self.warned.append(what))
+                apply.apply_edits(self.edits, root, str(self.host), lambda what, _error: self.warned.append(what))
             except GpushimError as error:
                 return str(error)
             return " ".join(self.warned)
@@ -463,7 +463,7 @@ def test_no_right_to_enter_the_container(open_case: Case) -> None:
         root = Rootfs(f"/proc/{pid}", str(open_case.top))
         os.setresuid(1000, 1000, 1000)
         with pytest.raises(GpushimError) as caught:
-            live.apply(open_case.edits, root, str(open_case.host), lambda _what, _error: None)
+            apply.apply_edits(open_case.edits, root, str(open_case.host), lambda _what, _error: None)
         return str(caught.value)
 
     with container() as pid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuhook.live import leaks
+from gpuhook.inject import leaks
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import mountinfo
 

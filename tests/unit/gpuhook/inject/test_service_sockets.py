@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.live import service_sockets
+from gpuhook.inject import service_sockets
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.sandbox import as_root, container, forked

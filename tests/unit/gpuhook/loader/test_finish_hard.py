@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.finish import ldcache
+from gpuhook.loader import ldcache
 from gpushim.ground.machines import LOADERS
 from unit.gpuhook.caches import listing
 from unit.gpuhook.notes import libcuda

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.live import mounts
+from gpuhook.inject import mounts
 from gpushim.ground.errors import ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS
 from unit.gpuhook.sandbox import container, forked, open_fds

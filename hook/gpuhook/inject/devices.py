@@ -3,7 +3,7 @@
 Needed where an engine calls only the hook; after the shim, the low-level runtime has set the rules from
 config.json. To be called in the host's mount namespace, for its mounts tell where the cgroup is.
 
-Out of scope: nodes (live.py), what may be used (plan). Not on the path after the shim.
+Out of scope: nodes (apply.py), what may be used (plan). Not on the path after the shim.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def allow(process: str, numbers: list[tuple[int, int]], warn: Warn) -> None:
         warn("the device rules, which this user may not change", error)
         return
     if name:
-        from gpuhook.live import systemd  # a socket, and only where there is a unit
+        from gpuhook.inject import systemd  # a socket, and only where there is a unit
 
         try:
             systemd.extend(name, numbers)
@@ -238,7 +238,7 @@ def _allow_v1(directory: int, numbers: list[tuple[int, int]]) -> None:
 
 
 def _allow_v2(directory: int, numbers: list[tuple[int, int]]) -> None:
-    from gpuhook.live import bpf  # ctypes, for bpf(2) has no Python name
+    from gpuhook.inject import bpf  # ctypes, for bpf(2) has no Python name
 
     bpf.Kernel(posix.uname().machine).allow(directory, numbers)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.finish import dev_links, finish
-from gpuhook.finish.options import Options
-from gpuhook.live import roots
-from gpuhook.live.roots import own_dev, own_mounts
+from gpuhook.inject import dev_links, roots
+from gpuhook.inject.roots import own_dev, own_mounts
+from gpuhook.loader import finish
+from gpuhook.loader.options import Options
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.sandbox import as_root, container, forked, picture
 from unit.gpuhook.trees import glibc_image, run

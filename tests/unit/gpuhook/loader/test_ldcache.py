@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuhook.finish.ldcache import compare, merge
+from gpuhook.loader.ldcache import compare, merge
 from gpushim.ground import bounds
 from gpushim.ground.errors import GpushimError
 from unit.gpuhook.caches import HWCAPS, LIBRARIES, OURS, image, ldconfig, listing

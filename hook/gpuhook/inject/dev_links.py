@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.live.roots import own_dev
+from gpuhook.inject.roots import own_dev
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.paths.walk import CHARACTER, TYPE
 
@@ -19,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from gpuhook.finish.options import Options
     from gpushim.paths.rootfs import Rootfs
 
 GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
@@ -72,19 +71,27 @@ def has_gpu(root: Rootfs, minor: int) -> bool:
     return _number(root, f"/dev/nvidia{minor}") == posix.makedev(GPU_MAJOR, minor)
 
 
-def check_bindings(root: Rootfs, options: Options) -> None:
+def check_bindings(root: Rootfs, gpus: list[tuple[int, str]], bound: list[tuple[int, int]], folder: str) -> None:
     """Refuse a container whose node of a GPU may be another GPU's now: minor numbers are the driver's, at a binding.
 
     A CDI spec has the numbers of the moment in which it was written. Its GPU is the same as long as its binding is:
     sysfs gives an inode number only once. What is not bound has no node that works.
 
+    Args:
+        root: the container's rootfs.
+        gpus: minor number and PCI address of each GPU in the spec.
+        bound: minor number and inode number of the binding of each at that moment.
+        folder: the driver's directory in sysfs, which has the bindings.
+
     Raises:
         GpushimError: the GPU of a node of the container is bound anew since.
     """
-    names = dict(options.gpu)
-    for minor, bound in options.bound:
-        current = _inode(f"{options.bindings}/{names[minor]}") if minor in names else None
-        if current != bound and (current or _others(options)) and has_gpu(root, minor):  # its number may be another's
+    names = dict(gpus)
+    for minor, inode in bound:
+        current = _inode(f"{folder}/{names[minor]}") if minor in names else None
+        if current == inode or not (current or _has_new_binding(bound, folder)):
+            continue
+        if has_gpu(root, minor):  # its number may be another's
             raise GpushimError(
                 f"GPU {names[minor]} is bound to the driver anew since the CDI spec was written: /dev/nvidia{minor} "
                 "may be another GPU; run gpushim refresh, and start the container again",
@@ -92,14 +99,14 @@ def check_bindings(root: Rootfs, options: Options) -> None:
             )
 
 
-def _others(options: Options) -> bool:
+def _has_new_binding(bound: list[tuple[int, int]], folder: str) -> bool:
     """Return whether any GPU is bound that was not when the spec was written: it may have a number that came free."""
-    inodes = {inode for _, inode in options.bound}
+    inodes = {inode for _, inode in bound}
     try:
-        names = [name for name in posix.listdir(options.bindings) if name.count(":") == 2]
+        names = [name for name in posix.listdir(folder) if name.count(":") == 2]
     except OSError:
         return False
-    return any(_inode(f"{options.bindings}/{name}") not in inodes for name in names)
+    return any(_inode(f"{folder}/{name}") not in inodes for name in names)
 
 
 def _inode(path: str) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.finish import compat
+from gpuhook.loader import compat
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.notes import libcuda, library
 

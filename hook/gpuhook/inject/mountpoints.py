@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.live import roots
+from gpuhook.inject import roots
 from gpushim.ground.errors import ROOTFS, GpushimError
 from gpushim.paths.directory import make_on
 from gpushim.paths.mountinfo import OtherMountError, mount_id

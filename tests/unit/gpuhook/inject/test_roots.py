@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.live import roots
+from gpuhook.inject import roots
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.sandbox import container, forked

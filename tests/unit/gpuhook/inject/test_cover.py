@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.finish import cover
+from gpuhook.inject import cover
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.mountinfo import OtherMountError
 from gpushim.paths.rootfs import Rootfs

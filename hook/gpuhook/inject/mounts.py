@@ -12,7 +12,7 @@ import _ctypes
 import posix
 from errno import EACCES, ENOSYS, EPERM, ESTALE
 
-from gpuhook.live.roots import same
+from gpuhook.inject.roots import same
 from gpushim.ground.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False

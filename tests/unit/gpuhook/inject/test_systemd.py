@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.live import systemd
+from gpuhook.inject import systemd
 from gpushim.ground.errors import GpushimError
 
 GPUS = [(195, 255), (195, 0)]

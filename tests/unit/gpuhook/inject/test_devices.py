@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpuhook.live import bpf, devices, systemd
+from gpuhook.inject import bpf, devices, systemd
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.mountinfo import parse
 from unit.gpuhook.cgroups import (
@@ -342,7 +342,7 @@ USER = "setpriv --reuid 12345 --regid 12345 --clear-groups"
 @pytest.mark.parametrize("user", [USER, "unshare --user --map-root-user", f"{USER} unshare --user --map-root-user"])
 def test_rootless(public: Path, version: str, user: str) -> None:
     code = (
-        "import sys; sys.path[:0] = sys.argv[2:]; from gpuhook.live import devices; "
+        "import sys; sys.path[:0] = sys.argv[2:]; from gpuhook.inject import devices; "
         "devices.allow('/proc/' + sys.argv[1], [(195, 0)], lambda what, error: print(what, error, sep=': '))"
     )
 
@@ -375,7 +375,7 @@ def test_root_that_may_not(monkeypatch: pytest.MonkeyPatch, version: str) -> Non
 
 
 def test_ctypes_only_for_version_2() -> None:
-    code = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; from gpuhook.live import devices; "
+    code = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; from gpuhook.inject import devices; "
     code += "devices.allow('', [], print); print(*{'ctypes', 'struct', '_socket', 'os'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "\n"

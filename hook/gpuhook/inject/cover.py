@@ -13,7 +13,7 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
-from gpuhook.live.roots import same
+from gpuhook.inject.roots import same
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError
 from gpushim.paths.mountinfo import OtherMountError, mount_id, read_proc
@@ -55,7 +55,7 @@ def cover(root: Rootfs, source: str, path: str) -> None:
         if posix.fstat(target).st_mode & TYPE != kind:
             raise OSError(EINVAL, f"is not a {'directory' if kind == DIRECTORY else 'regular file'}")
         _check(root, fds[0], target, path)
-        from gpuhook.live import mounts  # 1.3 ms: `posix` lacks mount(2)
+        from gpuhook.inject import mounts  # 1.3 ms: `posix` lacks mount(2)
 
         mountpoint = (fds[-3], path.rpartition("/")[2], target)
         mounts.bind(root.process, [mounts.Bind(source, cover_fd, mountpoint, OPTIONS)])
@@ -84,7 +84,7 @@ def restrict_params(root: Rootfs) -> None:
         data = read_proc(f"/proc/self/fd/{target}", bounds.DRIVER_PARAMS)
         if MODIFIES not in data:
             return
-        from gpuhook.live import mounts  # as above
+        from gpuhook.inject import mounts  # as above
 
         folder, name = PARAMS.split("/")[-2:]
         mountpoint = (fds[-2], name, target)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.live.roots import same
+from gpuhook.inject.roots import same
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
 from gpushim.paths.mountinfo import mount_id
@@ -109,7 +109,7 @@ def _kind(source: str, hosts: dict[bytes, mountinfo.Mount]) -> _Kind:
 
 def _take_away(copy: mountinfo.Mount) -> None:
     """Unmount a copy, if it is still what the path leads to."""
-    from gpuhook.live import mounts  # 1.3 ms: `posix` lacks umount2(2)
+    from gpuhook.inject import mounts  # 1.3 ms: `posix` lacks umount2(2)
 
     path = mountinfo.unescaped(copy.place)
     try:
