@@ -19,16 +19,12 @@ def main() -> None:
     page, folder = Path(sys.argv[1]), Path(sys.argv[2])
     found = json.loads((folder / "results.json").read_text())
     machine = found["machine"]
-    counted = re.sub(r"  \(.*\)$", "", (folder / "instructions").read_text(), flags=re.MULTILINE)  # totals alone
-    phases = (folder / "phases").read_text().partition("\ngpushim.create.create: imports")[0]
     parts = {
         "machine": f"{machine['date']}: {machine['cores']} cores ({machine['cpu']}), Linux {machine['kernel']}, runc "
         f"{machine['runc']}, Python {machine['python']}, {machine['sh']} as sh; {found['rounds']} rounds, "
         f"S = {found['s']:.2f} ms, P = {found['p']:.2f} ms.",
         "costs": report.costs(found),
         "times": report.markdown(found),
-        "instructions": f"```text\n{counted.strip()}\n```",
-        "phases": f"```text\n{phases.strip()}\n```",
     }
     text = page.read_text()
     for name, new in parts.items():

@@ -24,6 +24,7 @@ LAYERED = ("dev", "etc", "root", "run", "tmp", "usr/local", "var/lib", "var/log"
 # Terminals and shared memory, mounts that a layer would cover; and what is made once for the machine.
 KEPT = (Path("/dev/pts"), Path("/dev/shm"), scratch.CACHE)
 MEMORY = 6  # GiB; the tests' files take up to 1.4
+CGROUPS = ".gpushim-cgroups"  # where the first of several runs notes what there was
 OURS = ("/etc/gpushim", "/run/gpushim", "/var/lib/gpushim", "/var/log/gpushim.log")
 
 
@@ -74,13 +75,21 @@ def cover(top: Path, layers: Path) -> None:
     os.close(tests)
 
 
+def _cgroups_before(lock: int, file: Path) -> set[str]:
+    """Return the cgroups that there were before the first of the runs that are on now; share the lock with them."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write_text("\n".join(traces.cgroups()))
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return {*file.read_text().splitlines()} if file.exists() else traces.cgroups()
+
+
 def main() -> int:
     """Run the command; returns its exit code."""
     top = scratch.top()
     scratch.CACHE.mkdir(parents=True, exist_ok=True)
     lock = os.open(top.parent, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    before = traces.cgroups()
+    before = _cgroups_before(lock, top.parent / CGROUPS)
     with tempfile.TemporaryDirectory(prefix="gpushim-layers-", dir=top.parent) as layers:
         child = os.fork()
         if not child:
@@ -95,11 +104,12 @@ def main() -> int:
             command = [*map(checkout.moved, sys.argv[1:])]
             os.execvp(command[0], command)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with contextlib.suppress(BlockingIOError):  # another run's may be empty for a moment
+    with contextlib.suppress(BlockingIOError):  # another run's may be empty for a moment; the last one clears up
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for group in sorted(traces.cgroups() - before, reverse=True):  # the inner ones first
             with contextlib.suppress(OSError):  # somebody is in it, which traces.py tells
                 os.rmdir(group)
+        (top.parent / CGROUPS).unlink(missing_ok=True)
     return code if code >= 0 else 128 - code
 
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TOP / "shim"), str(TOP / "hook"), str(TOP / "plugin")]
+sys.path[:0] = [str(TOP / name) for name in ("tools", "shim", "hook", "plugin")]
 sys.path += [str(TOP / "vendor")]
 
 import click  # noqa: E402
 
+import page_errors  # noqa: E402
 from gpuplugin import cli as device_plugin  # noqa: E402
 from gpuplugin.dra import command_line as dra_driver  # noqa: E402
 from gpushim import __version__, cli  # noqa: E402
@@ -52,7 +53,7 @@ def pages(main: click.Group, docs: Path) -> Iterator[tuple[str, str]]:
 
     Args:
         main: the group of all commands.
-        docs: the directory with errors.md and man/.
+        docs: the directory with man/.
 
     Yields:
         name of the file and its content, in ASCII.
@@ -62,7 +63,7 @@ def pages(main: click.Group, docs: Path) -> Iterator[tuple[str, str]]:
     names = [name for name in main.list_commands(ctx) if not _command(main, ctx, name).hidden]
     written = sorted([*(f"{one.PROGRAM}.8" for one in (device_plugin, dra_driver)), *(text.stem for text in texts)])
     others = [f"gpushim-{name}(1)" for name in names] + ["{}({})".format(*page.split(".")) for page in written]
-    yield "gpushim.1", _front(main, ctx, docs, names, others)
+    yield "gpushim.1", _front(main, ctx, names, others)
     for name in names:
         yield f"gpushim-{name}.1", _page_of(_command(main, ctx, name), click.Context(main, info_name="gpushim"), name)
     for text in texts:
@@ -80,10 +81,9 @@ def _command(group: click.Group, ctx: click.Context, name: str) -> click.Command
     return command
 
 
-def _front(main: click.Group, ctx: click.Context, docs: Path, names: list[str], others: list[str]) -> str:
+def _front(main: click.Group, ctx: click.Context, names: list[str], others: list[str]) -> str:
     """Write the page of gpushim itself."""
     listed = "".join(_item(_bold(name), _short(_command(main, ctx, name))) for name in names)
-    rows = re.findall(r"^\| `(\d+)` \| (.*?) \|", (docs / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
     return (
         _body(main, ctx, "gpushim")
         + f".SH COMMANDS\n{listed}"
@@ -93,7 +93,7 @@ def _front(main: click.Group, ctx: click.Context, docs: Path, names: list[str], 
         + "".join(_item(_bold(name), text) for name, text in ENVIRONMENT)
         + ".SH EXIT STATUS\n"
         + _item("0", "All is well.")
-        + "".join(_item(code, re.sub("`", "", text)) for code, text in rows)
+        + "".join(_item(str(code), text) for code, (text, _) in page_errors.meanings().items())
         + f".SH SEE ALSO\n{_escaped(', '.join(others))}\n"
     )
 

@@ -3,7 +3,7 @@
 `Scene.answers` holds what must be true of every call, whatever its input: it ends, in bounded memory, with a
 documented exit code; a refusal is one printable sentence on stderr and in runc's --log; config.json is the old one
 or a complete new one that has everything of the old one; nothing else is left in the bundle; and a runtime that is
-reached sees what it would see if the engine had executed it. docs/testing.md says which test holds which input.
+reached sees what it would see if the engine had executed it. docs/testing.md lists these inputs.
 Out of scope: faults of the kernel's answers (test_fault*.py), and what a hostile image is after (hostile.py).
 """
 

@@ -18,7 +18,8 @@ from e2e import built, trees
 CACHE = trees.TOP / ".cache" / "image"
 BASE = ("packaging/image/base", "packaging/image/common.sh", "packaging/image/packages.txt")
 SOURCES = (
-    *("bin", "hook", "plugin", "shim", "tools/man.py", "packaging/bundled.txt", "packaging/config.toml"),
+    *("bin", "hook", "plugin", "shim", "packaging/bundled.txt", "packaging/config.toml"),
+    *("tools/man.py", "tools/page_errors.py"),
     *("packaging/deb/debian", "packaging/image", "packaging/install", "packaging/systemd"),
 )
 NAME = f"docker.io/library/gpushim:{built.version_here()}"

@@ -1,4 +1,4 @@
-"""Bad config.json files (groups 1, 2, 3 and 11 of docs/testing.md): no JSON, very large ones, odd kinds of files.
+"""Bad config.json files: no JSON, very large ones, odd kinds of files.
 
 Out of scope: what stands in it (test_bad_spec.py).
 """

@@ -1,4 +1,4 @@
-"""Bad hosts (groups 24 to 28 of docs/testing.md): a broken driver, odd nodes, both changing.
+"""Bad hosts: a broken driver, odd nodes, both changing.
 
 In each of them a container that asks for no GPU starts with its config.json untouched, and one that asks gets all of
 it or is refused in a sentence.

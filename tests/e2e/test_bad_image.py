@@ -1,4 +1,4 @@
-"""Bad images (groups 14 to 17 of docs/testing.md), for the hook as a process.
+"""Bad images, for the hook as a process.
 
 Its links, the cache and the loader's configuration are what it writes there; the driver's files are runc's mounts.
 What a hostile image is after, under the real runc, is in test_hostile.py; here is what may be odd without malice.

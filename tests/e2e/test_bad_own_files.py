@@ -1,4 +1,4 @@
-"""Bad files of gpushim's own (groups 38 to 40 of docs/testing.md): settings, logs, snapshot, and its code.
+"""Bad files of gpushim's own: settings, logs, snapshot, and its code.
 
 A container that asks for no GPU meets none of it; one that asks is told which file is wrong, or what can be made
 again is.

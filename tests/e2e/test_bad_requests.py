@@ -1,4 +1,4 @@
-"""Bad requests (groups 18 to 23 of docs/testing.md): variables, mounts and annotations that name devices.
+"""Bad requests: variables, mounts and annotations that name devices.
 
 Every value is answered in full or refused: here what is large, what a terminal or a log would show, and one value of
 each kind. What each form of a name means is in tests/unit (request, selection, require).

@@ -1,4 +1,4 @@
-"""Bad root file systems (groups 12 and 13 of docs/testing.md), for a create and for the hook as a process."""
+"""Bad root file systems, for a create and for the hook as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad low-level runtimes, and signals (groups 31 and 32 of docs/testing.md)."""
+"""Bad low-level runtimes, and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad descriptions of containers (groups 4 to 10 of docs/testing.md): config.json is JSON, and says odd things.
+"""Bad descriptions of containers: config.json is JSON, and says odd things.
 
 Out of scope: requests (test_bad_requests.py); which bundle a command line is about (test_verbs.py).
 """

@@ -1,4 +1,4 @@
-"""Bad surroundings (groups 29 and 30 of docs/testing.md): what a process may miss when an engine starts it."""
+"""Bad surroundings: what a process may miss when an engine starts it."""
 
 from __future__ import annotations
 

@@ -71,8 +71,11 @@ NOT_IN_A_POD = {":80", "unix:/m"}  # needs a capability, and a root file system 
 
 
 def followed(rule: dict[str, Any]) -> dict[str, Any]:
-    name = rule.get("$ref", "").rpartition("/")[2]
-    return RULES["definitions"][name] if name else rule
+    """Return the rule that a rule refers to, or itself."""
+    found: dict[str, Any] = RULES
+    for member in rule["$ref"].split("/")[1:] if "$ref" in rule else ():
+        found = found[member]
+    return found if "$ref" in rule else rule
 
 
 def objects(rule: dict[str, Any], place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

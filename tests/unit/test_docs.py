@@ -32,8 +32,9 @@ SYMPTOMS = pages.TOP / "docs/symptoms.md"
 LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"]
 SOURCES = ("shim", "hook", "plugin", "tests", "packaging", "tools", "bench")
 STATE = {"claims.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
+LAID = {".toml", ".yaml", ".service", ".sh"}
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
-PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 5}  # how many
+PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 2}  # how many
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).
 NODE = r'[a-z]+(?:\["[^"]+"\]|\{"[^"]+"\}|\(\["[^"]+"\]\))?'
 EDGE = re.compile(rf'^  ({NODE}) -->(?:\|(?:"[^"]+"|[a-z]+)\|)? ({NODE})$')
@@ -45,6 +46,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert pages.broken(page) == []
 
 
+def test_what_the_code_says_of_pages_leads_somewhere() -> None:
+    """As `docs/errors.md#exit-codes`: in messages, comments and what packages lay down."""
+    texts = {path: path.read_text() for top in SOURCES[:3] for path in (pages.TOP / top).rglob("*.py")}
+    texts |= {path: path.read_text() for path in (pages.TOP / "packaging").rglob("*") if path.suffix in LAID}
+    named = {pair for text in texts.values() for pair in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text)}
+    assert len(named) > 5
+    for name, anchor in named:
+        page = pages.TOP / "docs" / name
+        assert page.is_file(), name
+        assert not anchor or anchor in pages.anchors(page), (name, anchor)
+
+
 @pytest.mark.parametrize("page", [pages.TOP / "docs/architecture.md", *LINKED[-2:]], ids=lambda page: page.name)
 def test_modules_that_are_named_are_there(page: Path) -> None:
     named = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|json)|(?:\w+/)+)`", page.read_text()))
@@ -52,6 +65,13 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
     here |= {f"/{top}" for top in SOURCES}
     missing = {name for name in named if not any(f"{path}/".endswith(f"/{name.rstrip('/')}/") for path in here)}
     assert missing <= STATE
+
+
+def test_tests_that_security_names_are_there() -> None:
+    named = set(re.findall(r"`((?:unit|e2e|fuzz)/[\w/]+)(?:::(\w+))?`", LINKED[-2].read_text()))
+    assert len(named) > 100
+    for path, function in named:
+        assert f"def {function or 'test_'}" in (pages.TOP / "tests" / f"{path}.py").read_text(), path
 
 
 def test_what_docstrings_name_of_modules_and_classes_is_there() -> None:

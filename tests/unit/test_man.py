@@ -90,8 +90,3 @@ def test_the_tool_needs_nothing_but_the_checkout(tmp_path: Path) -> None:
     done = subprocess.run([TOP / "tools/man", tmp_path / "x"], capture_output=True, text=True, check=False, env={})
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "x").iterdir()} >= {"gpushim.1", "gpushim-runtime.8", "gpushim-hook.8"}
-
-
-def test_the_page_of_the_runtime_tells_which_commands_are_not_runcs_alone() -> None:
-    page = dict(MAN.pages(cli.main, TOP / "docs"))["gpushim-runtime.8"]
-    assert all(re.search(rf"\b{verb}\b", page) for verb in ("create", "run", "update", "restore"))

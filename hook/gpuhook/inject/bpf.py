@@ -1,10 +1,9 @@
-"""Let devices pass the BPF programs that guard a cgroup v2 (BPF_PROG_TYPE_CGROUP_DEVICE).
+"""Add devices to those that the BPF programs of a cgroup v2 allow (BPF_PROG_TYPE_CGROUP_DEVICE).
 
-A program cannot be changed. So it is read back, its instructions get ours in front, and the result takes its
-place: ours allow the given devices, and for every other access the old ones run as before.
+A program cannot be changed. So it is read back, its instructions get ours in front, and the result replaces it: ours
+allow the given devices, and for every other access the old ones run as before.
 
-Out of scope: which cgroup, and whether we may. Not for the hot path: bpf(2) has no Python name, and ctypes
-costs 2.5 ms. The layouts are those of <linux/bpf.h>.
+Not for the hot path: bpf(2) has no Python name, and ctypes costs 2.5 ms. The layouts are those of <linux/bpf.h>.
 """
 
 from __future__ import annotations

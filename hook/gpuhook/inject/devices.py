@@ -1,9 +1,7 @@
-"""Let a created container use device numbers: the rules of its cgroup, v1 or v2, and of its systemd unit.
+"""Allow a created container device numbers: the rules of its cgroup, v1 or v2, and of its systemd unit.
 
 Needed where an engine calls only the hook; after the shim, the low-level runtime has set the rules from
 config.json. To be called in the host's mount namespace, for its mounts tell where the cgroup is.
-
-Out of scope: nodes (apply.py), what may be used (plan). Not on the path after the shim.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
 
 
 def _sentence(copies: list[mountinfo.Mount]) -> str:
-    """Say what has reached the host, after it was taken away."""
+    """Return the sentence about mounts that had reached the host, after they were taken away."""
     ids = {mount.id for mount in mountinfo.parse(mountinfo.read(""))}
     for copy in copies:
         if copy.id in ids:
@@ -95,7 +95,7 @@ def _below(mount: mountinfo.Mount, parent: mountinfo.Mount) -> bytes:
 
 
 def _kind(source: str, hosts: dict[bytes, mountinfo.Mount]) -> _Kind:
-    """Tell the file system of a file on the host, and its place there."""
+    """Return the file system of a file on the host, and its path there."""
     fd = posix.open(source, posix.O_PATH | posix.O_CLOEXEC)
     try:
         mount = hosts.get(mount_id(fd))

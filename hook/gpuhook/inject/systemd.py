@@ -1,4 +1,4 @@
-"""Tell systemd which devices a container's unit may use.
+"""Add devices to those that systemd allows a container's unit.
 
 A cgroup that is a systemd unit gets its rules from systemd again at each `systemctl daemon-reload` or change of
 a property (`docker update`). Rules that systemd does not know are then gone, so it is told: SetUnitProperties

@@ -164,7 +164,7 @@ class Work:
     def configure(
         self, entries: Entries, machine: str, driver: str = "", cuda: str = "", entries32: Entries | None = None
     ) -> None:
-        """Tell the image's loader about the libraries; an image without one (static binaries) needs nothing.
+        """Add the libraries to the image's loader; an image without one (static binaries) needs nothing.
 
         Args:
             entries: (SONAME, path in the container) of the libraries.
@@ -232,7 +232,7 @@ class Work:
             etc.write(name, b"".join([folder + b"\n" for folder in dict.fromkeys([*listed, *folders])]), mode)
 
     def restrict_display(self, mask: int) -> None:
-        """Tell NVIDIA's EGL which GPUs are the container's, as an application profile (NVIDIA driver README).
+        """Restrict NVIDIA's EGL to the container's GPUs, by an application profile (NVIDIA driver README).
 
         Args:
             mask: bit n stands for the GPU with minor number n.

@@ -126,7 +126,7 @@ def _own_dev(work: Container, path: str) -> set[bytes]:
 
 
 def update_ldcache(work: Container, options: Options) -> None:
-    """Tell the loader about the libraries in some folders, those of the image's newer CUDA before all others."""
+    """Add the libraries in some folders to the loader's, those of the image's newer CUDA before all others."""
     machine = posix.uname().machine
     entries: dict[int, Entries] = {32: [], 64: []}
     for folder in dict.fromkeys([*_chosen(work), *options.get("folder", [])]):
@@ -200,7 +200,7 @@ def disable_device_node_modification(work: Container, options: Options) -> None:
 
 
 def update_application_profile(work: Container, options: Options) -> None:
-    """Tell NVIDIA's EGL which GPUs are the container's: those whose nodes are in it."""
+    """Restrict NVIDIA's EGL to the container's GPUs: those whose nodes are in it."""
     mask = dev_links.mask(dev_links.gpus(work.root), work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)

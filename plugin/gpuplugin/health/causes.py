@@ -96,16 +96,16 @@ class Cause:
         """Return whether it was seen often enough."""
         return self.seen >= ROW.get(self.kind, 1)
 
-    def over(self, action: int | None, now: float) -> bool:
+    def over(self, action: int | None, moment: float) -> bool:
         """Return whether the trouble that an event caused has ended.
 
         Args:
             action: the driver's recovery action, at a poll that the GPU has answered well; None: not told.
-            now: the time of the poll.
+            moment: the time of the poll.
         """
         if self.ends == xids.TIME:
-            return now - self.last >= xids.TRANSIENT
-        healed = action in FINE and now - self.last >= xids.SETTLE
+            return moment - self.last >= xids.TRANSIENT
+        healed = action in FINE and moment - self.last >= xids.SETTLE
         return healed and (self.told or self.ends == xids.ACTION)
 
 
@@ -169,7 +169,7 @@ class State:
             del self.gpus[absent]
         return self.gpus.setdefault(uuid, GpuRecord())
 
-    def adopt(self, snapshot: Snapshot, now: float) -> tuple[set[str], bool, bool]:
+    def adopt(self, snapshot: Snapshot, moment: float) -> tuple[set[str], bool, bool]:
         """End causes by a driver loaded again; forget GPUs that are gone for long.
 
         Returns:
@@ -186,13 +186,13 @@ class State:
                     if not cause.ends and cause.kind != "recovery"
                 }
                 ended, changed = ended or causes != gpu_state.causes, True
-                gpu_state.causes, gpu_state.bound, gpu_state.ecc, gpu_state.pages = causes, now, 0, None
+                gpu_state.causes, gpu_state.bound, gpu_state.ecc, gpu_state.pages = causes, moment, 0, None
         for uuid, gpu_state in list(self.gpus.items()):
             if uuid in present:
                 gpu_state.gone = None
             elif gpu_state.gone is None:
-                gpu_state.gone, changed = now, True
-            elif now - gpu_state.gone > FORGET or not gpu_state.causes:
+                gpu_state.gone, changed = moment, True
+            elif moment - gpu_state.gone > FORGET or not gpu_state.causes:
                 del self.gpus[uuid]
                 changed = True
         return present, ended, changed

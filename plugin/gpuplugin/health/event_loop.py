@@ -43,21 +43,21 @@ class Merged:
             key = (*key[:2], None, None)
         self._waiting[key] = None
 
-    def due(self, now: float, everything: bool = False) -> list[Key]:
+    def due(self, moment: float, everything: bool = False) -> list[Key]:
         """Remove and return the events to be told now, or all."""
-        self._sent = {key: sent for key, sent in self._sent.items() if now - sent < PACE}
+        self._sent = {key: sent for key, sent in self._sent.items() if moment - sent < PACE}
         room = len(self._waiting) if everything else MOST_SENT - len(self._sent)
         keys = [key for key in self._waiting if everything or key not in self._sent][: max(0, room)]
         for key in keys:
             del self._waiting[key]
-            self._sent[key] = now
+            self._sent[key] = moment
         return keys
 
-    def wait(self, now: float) -> float:
+    def wait(self, moment: float) -> float:
         """Return the seconds after which something may be due."""
         if not self._waiting:
             return moments.until()
-        return max(0.0, min((sent + PACE - now for sent in self._sent.values()), default=0.0))
+        return max(0.0, min((sent + PACE - moment for sent in self._sent.values()), default=0.0))
 
 
 class Events:

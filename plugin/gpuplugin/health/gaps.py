@@ -30,21 +30,21 @@ class Listening:
         self._state = state
         self.uuids: set[str] = set()
 
-    def begin(self, uuids: Iterable[object], now: float) -> None:
+    def begin(self, uuids: Iterable[object], moment: float) -> None:
         """Note that these are listened to, and no others."""
-        self.note(now)
+        self.note(moment)
         self.uuids = {uuid for uuid in uuids if isinstance(uuid, str)}
-        self.note(now)
+        self.note(moment)
 
-    def note(self, now: float) -> None:
+    def note(self, moment: float) -> None:
         """Note that they are still listened to."""
         for uuid in self.uuids & self._state.gpus.keys():
-            self._state.gpus[uuid].heard = now
+            self._state.gpus[uuid].heard = moment
 
-    def until(self, now: float) -> dict[str, nvml_lines.Since]:
+    def until(self, moment: float) -> dict[str, nvml_lines.Since]:
         """Return from when on events of GPUs may not have been heard, by UUID; none of those that never were."""
-        self.note(now)
-        early = nvml_lines.MOMENT + DRIFT * now
+        self.note(moment)
+        early = nvml_lines.MOMENT + DRIFT * moment
         heard = {uuid: gpu for uuid, gpu in self._state.gpus.items() if gpu.heard}
         return {uuid: nvml_lines.Since(max(gpu.heard - early, 0.0), gpu.bound) for uuid, gpu in heard.items()}
 

@@ -66,63 +66,63 @@ class Health:
         if not choice.checks:
             self._state.unwatched.clear()
 
-    def heard(self, line: dict[str, Any], now: float) -> bool:
+    def heard(self, line: dict[str, Any], moment: float) -> bool:
         """Apply a line of a child, or pass over a malformed one; return whether `problems` may have changed."""
         self._changed = False
         if "xid" in line or "ecc" in line:
-            self._apply_event(line, now)
+            self._apply_event(line, moment)
         elif isinstance(line.get("poll"), dict):
-            self._apply_poll(line["poll"], line.get("gpus"), now)
+            self._apply_poll(line["poll"], line.get("gpus"), moment)
         elif "watching" in line:
-            self._apply_watched(line, now)
+            self._apply_watched(line, moment)
         self.save()
         return self._changed
 
-    def mark_unwatched(self, child: str, clause: str, now: float, gpus: Iterable[str] | None = None) -> bool:
+    def mark_unwatched(self, child: str, clause: str, moment: float, gpus: Iterable[str] | None = None) -> bool:
         """Note that a child does not watch; return whether `problems` may have changed.
 
         Args:
             child: "events" or "polls".
             clause: the reason.
-            now: the time.
+            moment: the time.
             gpus: whose calls fail or hang; at once a reason. None: the child does not run; a reason after GRACE.
         """
         self._changed = False
         if child == "events":
-            self.quiet(now)
+            self.quiet(moment)
         if self._choice.checks:
             if gpus is None and child not in self._state.unwatched:
-                self._state.unwatched[child] = Cause("unwatched", now, now, why=quote(clause))
+                self._state.unwatched[child] = Cause("unwatched", moment, moment, why=quote(clause))
                 self._touch()
             for uuid in gpus or ():
                 gpu = self._state.find(uuid, self._here)
                 if gpu:
-                    self._add(gpu, f"unwatched {child}", Cause("unwatched", now, now, why=quote(clause)))
+                    self._add(gpu, f"unwatched {child}", Cause("unwatched", moment, moment, why=quote(clause)))
         self.save()
         return self._changed
 
-    def quiet(self, now: float) -> None:
+    def quiet(self, moment: float) -> None:
         """Note that nobody listens to events any more."""
-        self.listened.begin((), now)
+        self.listened.begin((), moment)
         self._unsaved = True
 
-    def problems(self, snapshot: Snapshot, now: float) -> dict[str, list[Reason]]:
+    def problems(self, snapshot: Snapshot, moment: float) -> dict[str, list[Reason]]:
         """Return the reasons of each device that has any, the oldest first.
 
         Args:
             snapshot: what the host has; may end reasons of GPUs whose driver was loaded again.
-            now: the time.
+            moment: the time.
 
         Returns:
             by UUID of the GPU, and of each MIG instance, to which the reasons of its GPU apply, too.
         """
         if not snapshot["error"]:
-            self._here, ended, changed = self._state.adopt(snapshot, now)
+            self._here, ended, changed = self._state.adopt(snapshot, moment)
             self._changed, self._unsaved = self._changed or ended, self._unsaved or changed
         self._merge_file()
         problems: dict[str, list[Reason]] = {}
         for gpu in snapshot["gpus"]:
-            if gpu["uuid"] and (reasons := self._reasons(gpu["uuid"], now)):
+            if gpu["uuid"] and (reasons := self._reasons(gpu["uuid"], moment)):
                 problems[gpu["uuid"]] = [item for item in reasons if item.gi is None]
                 for mig in snapshot["mig"]:
                     if mig["gpu"] == gpu["index"]:
@@ -131,13 +131,13 @@ class Health:
 
     def save(self, at_once: bool = False) -> None:
         """Write the file if it is out of date; call it now and then, and with `at_once` at the end."""
-        now = time.monotonic()
-        if not self._unsaved or (not at_once and now - self._saved < SAVES):
+        moment = time.monotonic()
+        if not self._unsaved or (not at_once and moment - self._saved < SAVES):
             return
         lock_path = f"{os.path.dirname(self.path)}/{LOCK}"
         if not at_once and lock.is_held(lock_path):  # by another instance, which writes it just now
             return
-        self._saved = now
+        self._saved = moment
         try:
             with lock.held(lock_path, LOCKED):  # else what it has heard, and tells here alone, could be written over
                 self._merge_file()
@@ -167,12 +167,14 @@ class Health:
                 if cause.kind in causes.EVENTS and is_new and self._counts(cause):
                     self._add(gpu, name, cause)
 
-    def _apply_event(self, line: dict[str, Any], now: float) -> None:
+    def _apply_event(self, line: dict[str, Any], moment: float) -> None:
         """Add an XID, or an ECC error, of a GPU; of all of them if it is not known which."""
         gpu, gi, ci = line.get("gpu"), _number(line.get("gi")), _number(line.get("ci"))
-        at = line.get("at", now)
-        now = max(0.0, min(now, at)) if isinstance(at, (int, float)) else now  # of one that was heard of late
-        name, cause = "ecc", Cause("ecc", now, now, ends=xids.ACTION)
+        at = line.get("at", moment)
+        moment = (
+            max(0.0, min(moment, at)) if isinstance(at, (int, float)) else moment
+        )  # of one that was heard of late
+        name, cause = "ecc", Cause("ecc", moment, moment, ends=xids.ACTION)
         if "xid" in line:
             xid = _number(line["xid"])
             if not xid:
@@ -180,13 +182,13 @@ class Health:
             ends = xids.verdict(xid).ends
             if ends != xids.TIME or gi is None:  # a reset is of the whole GPU
                 gi = ci = None
-            name, cause = f"xid {xid} {gi} {ci}", Cause("xid", now, now, xid, gi, ci, ends)
+            name, cause = f"xid {xid} {gi} {ci}", Cause("xid", moment, moment, xid, gi, ci, ends)
         for uuid in [gpu] if gpu else sorted(self._here):
             state = self._state.find(uuid, self._here) if self._counts(cause) else None
             if state:
                 self._add(state, name, replace(cause))
 
-    def _apply_poll(self, poll: dict[str, Any], listed: Any, now: float) -> None:
+    def _apply_poll(self, poll: dict[str, Any], listed: Any, moment: float) -> None:
         for uuid in sorted({*poll, *self._here}):
             answer = poll.get(uuid)
             is_gone = isinstance(listed, list) and uuid not in listed
@@ -195,33 +197,33 @@ class Health:
                 answer = answer if isinstance(answer, dict) else {}
                 if uuid in self.listened.uuids and gaps.count(gpu, answer)[0]:  # else it is compared in `_watched`
                     self._unsaved = True
-                self._apply_test(gpu, answer, is_gone, now)
+                self._apply_test(gpu, answer, is_gone, moment)
         healthy = [uuid for uuid, answer in poll.items() if isinstance(answer, dict) and not answer.get("error")]
         self._end_unwatched("polls", healthy)
 
-    def _apply_test(self, gpu: GpuRecord, answer: dict[str, Any], is_gone: bool, now: float) -> None:
+    def _apply_test(self, gpu: GpuRecord, answer: dict[str, Any], is_gone: bool, moment: float) -> None:
         """Compare a poll's answer with the causes of a GPU; only one that it answers well ends a reason."""
         error, rows, action = answer.get("error"), answer.get("rows"), _number(answer.get("recovery"))
         lost = answer.get("lost") is True  # which has an error, too
         failures = {"lost": lost, "gone": is_gone, "error": bool(error) and not lost}
         for kind, failed in failures.items():
             if failed or not any(failures.values()):
-                self._set(gpu, kind, failed, Cause(kind, now, now, why=quote(str(error or ""))))
+                self._set(gpu, kind, failed, Cause(kind, moment, moment, why=quote(str(error or ""))))
         if isinstance(rows, list) and len(rows) == 2:
-            self._set(gpu, "rows", bool(rows[1]), Cause("rows", now, now))
+            self._set(gpu, "rows", bool(rows[1]), Cause("rows", moment, moment))
         fabric = answer.get("fabric")
         if isinstance(fabric, str):
-            self._set(gpu, "fabric", bool(fabric), Cause("fabric", now, now, why=quote(fabric)))
+            self._set(gpu, "fabric", bool(fabric), Cause("fabric", moment, moment, why=quote(fabric)))
         needed = action is not None and action not in causes.FINE
         if action is not None:
-            self._set(gpu, "recovery", needed, Cause("recovery", now, now, action))
+            self._set(gpu, "recovery", needed, Cause("recovery", moment, moment, action))
         for name, cause in list(gpu.causes.items()):
             if needed and cause.ends and not cause.told:
                 cause.told = self._unsaved = True
-            if cause.ends and not any(failures.values()) and cause.over(action, now):
+            if cause.ends and not any(failures.values()) and cause.over(action, moment):
                 self._end(gpu, name)
 
-    def _apply_watched(self, line: dict[str, Any], now: float) -> None:
+    def _apply_watched(self, line: dict[str, Any], moment: float) -> None:
         """Note which GPUs are listened to; those that were not before have been asked since."""
         answers, unwatched, watching = line.get("asked"), line.get("unwatched"), line["watching"]
         unwatched = unwatched if isinstance(unwatched, dict) else {}
@@ -229,15 +231,15 @@ class Health:
             gpu = self._state.find(uuid, self._here) if isinstance(answer, dict) else None
             if gpu:
                 if gaps.count(gpu, answer)[1]:
-                    self._apply_event({"ecc": True, "gpu": uuid}, now)
-                self._apply_test(gpu, answer, False, now)
-        self.listened.begin(watching if isinstance(watching, list) else (), now)
+                    self._apply_event({"ecc": True, "gpu": uuid}, moment)
+                self._apply_test(gpu, answer, False, moment)
+        self.listened.begin(watching if isinstance(watching, list) else (), moment)
         self._unsaved = True
         self._end_unwatched("events", [uuid for uuid in self._state.gpus if uuid not in unwatched])
         for uuid, clause in unwatched.items() if self._choice.checks else ():
             gpu = self._state.find(uuid, self._here)
             if gpu:
-                self._add(gpu, "unwatched events", Cause("unwatched", now, now, why=quote(str(clause))))
+                self._add(gpu, "unwatched events", Cause("unwatched", moment, moment, why=quote(str(clause))))
 
     def _end_unwatched(self, child: str, gpus: Iterable[str]) -> None:
         if self._state.unwatched.pop(child, None):
@@ -283,10 +285,10 @@ class Health:
     def _touch(self) -> None:
         self._changed = self._unsaved = True
 
-    def _reasons(self, uuid: str, now: float) -> list[Reason]:
+    def _reasons(self, uuid: str, moment: float) -> list[Reason]:
         gpu = self._state.gpus.get(uuid, GpuRecord())
         counting = [cause for cause in gpu.causes.values() if cause.counts]
-        counting += [cause for cause in self._state.unwatched.values() if now - cause.since >= GRACE]
+        counting += [cause for cause in self._state.unwatched.values() if moment - cause.since >= GRACE]
         return reason.reasons(counting)
 
 

@@ -120,9 +120,9 @@ class Watchers:
 
     def hurry(self) -> None:
         """Start a failed child again soon: NVML may be back, and only who asks it finds out."""
-        now, child = time.monotonic(), self._children[POLLS]
-        if self._is_failing() and not child.pid and now - self._tried > RETRY:
-            self._tried = now
+        moment, child = time.monotonic(), self._children[POLLS]
+        if self._is_failing() and not child.pid and moment - self._tried > RETRY:
+            self._tried = moment
             child.again()
 
     async def stop(self, patient: bool = False) -> None:
@@ -169,12 +169,12 @@ class Watchers:
 
     def _compare(self, line: dict[str, Any]) -> None:
         """Report a stale snapshot where a poll contradicts it; the same difference not all the time."""
-        difference, now = self._describe_difference(line), time.monotonic()
+        difference, moment = self._describe_difference(line), time.monotonic()
         if not difference:
             self._difference = ""
-        elif difference != self._difference or now >= self._due:
+        elif difference != self._difference or moment >= self._due:
             self._pause = FIRST if difference != self._difference else min(2 * self._pause, LONGEST)
-            self._difference, self._due = difference, now + self._pause
+            self._difference, self._due = difference, moment + self._pause
             self._stale()
 
     def _describe_difference(self, line: dict[str, Any]) -> str:

@@ -125,7 +125,7 @@ GPU = (
     Row("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "unknown", "", "Rows remapped for correctable errors.",
         "correctable_rows"),
     Row("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "", "Whether remapping of rows has failed.", "row_failure"),
-    Row(ITS + "memory_total_bytes", "gauge", "bytes", "Memory.", "memory_total", mig=True),
+    Row(ITS + "memory_total_bytes", "gauge", "bytes", "Memory; as DCGM_FI_DEV_FB_TOTAL.", "memory_total", mig=True),
     Row(ITS + "processes", "gauge", "", "Processes that use it; absent in a pod without the host's process ids.",
         "processes", mig=True),
     Row(ITS + "ecc_errors", "unknown", "", "ECC errors since the driver was loaded (volatile) or ever (aggregate).",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpushim.cli import show
-from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.ground.errors import FAILED, READER_GONE, GpushimError
 from gpushim.oci import bundle
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _end(fd: int, error: OSError) -> NoReturn:
     """End the process because of what cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), fd)  # what is left is not tried again
     if isinstance(error, BrokenPipeError):  # head(1) has seen enough
-        raise SystemExit(128 + signal.SIGPIPE)
+        raise SystemExit(READER_GONE)
     raise GpushimError(f"standard output cannot be written: {error.strerror}", FAILED) from None
 
 

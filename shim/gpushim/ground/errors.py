@@ -5,19 +5,20 @@ Out of scope: printing and logging, which the `main` functions do.
 
 from __future__ import annotations
 
-# Exit codes; docs/errors.md says the same to users.
-FAILED = 1  # anything without a code of its own
-USAGE = 2  # the command line is wrong
-REQUEST = 10  # the container asks for something malformed, unknown or forbidden
-REQUIREMENT = 11  # an NVIDIA_REQUIRE_* condition does not hold
-INVENTORY = 12  # what the host has cannot be found out: no driver, NVML trouble, deadline
-DRIVER = 13  # kernel module and libraries of the driver differ
-BUNDLE = 14  # config.json cannot be read, or not be replaced
-CONFIG = 15  # /etc/gpushim/config.toml is wrong
-ROOTFS = 16  # the container's rootfs cannot be made ready
-LEFT_OUT = 17  # a setting of NVIDIA's toolkit could not be taken over
+# Exit codes. What stands behind each is its row in docs/errors.md; the page at its end has more.
+FAILED = 1  # anything without a code of its own: a file in the way, output that cannot be written, a bug of gpushim
+USAGE = 2  # the command line is wrong: see --help
+REQUEST = 10  # the container asks for something malformed, unknown or forbidden (requests.md)
+REQUIREMENT = 11  # an NVIDIA_REQUIRE_* condition does not hold; NVIDIA_DISABLE_REQUIRE=true ignores it (requests.md)
+INVENTORY = 12  # what the host has cannot be found out: no driver, trouble with NVML, the deadline (symptoms.md)
+DRIVER = 13  # kernel module and libraries of the driver differ; reboot, or reload the module (symptoms.md)
+BUNDLE = 14  # config.json cannot be read, understood or replaced
+CONFIG = 15  # config.toml, a flag, a variable or NVIDIA's file is wrong (configuration.md)
+ROOTFS = 16  # the hook cannot make the container's rootfs ready
+LEFT_OUT = 17  # gpushim migrate: a setting of NVIDIA's toolkit is left out, others are taken over (from-nvidia.md)
 NOT_EXECUTABLE = 126  # the low-level runtime cannot be executed, or is gpushim itself
-NOT_FOUND = 127  # there is no low-level runtime
+NOT_FOUND = 127  # there is no low-level runtime, or no Python
+READER_GONE = 141  # of gpushim: whoever read its output has gone, as head does; as after SIGPIPE
 
 
 LONGEST = 4096 + 512  # PATH_MAX, so that any path is shown whole, and a sentence around it

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplugin.cluster import labels
+from gpuplugin.cluster import label_names, labels
 from gpuplugin.settings import settings, sharing
 from gpuplugin.settings.resources import PREFIX
 from gpushim.ground.errors import GpushimError
+from gpushim.inventory.nvml import ATTRIBUTES
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
 VALUE = re.compile("(?!.{64})([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")  # of a label, in Kubernetes
@@ -281,3 +282,11 @@ def test_the_machine(tmp_path: Path, text: str | None, value: str) -> None:
     if text is not None:
         path.write_text(text)
     assert labels.machine(str(path)) == value
+
+
+def test_the_table_has_all_labels_and_no_other() -> None:
+    more: Any = {"fabric": "00112233-4455-6677-8899-aabbccddeeff.7"}
+    there = snapshot([gpu(0, mig=True, **more), gpu(1)], [mig(0, 0)])
+    there["mig"][0]["attributes"] = dict.fromkeys(ATTRIBUTES, 1)
+    names = {*said(there, **{"mig-strategy": "mixed"}), labels.TIMESTAMP.removeprefix(PREFIX)}
+    assert names == label_names.TEXTS.keys()

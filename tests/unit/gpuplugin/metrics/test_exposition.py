@@ -14,7 +14,7 @@ from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.metrics import exposition, metrics, readings
 from gpuplugin.metrics.exposition import State
 from gpuplugin.metrics.meter import Readings
-from gpuplugin.metrics.metrics import DRA, GPU, INSTANCE, PLUGIN
+from gpuplugin.metrics.metrics import GPU, INSTANCE, PLUGIN
 from gpuplugin.settings.resources import GONE, Device
 from gpuplugin.snapshot.release import PROBLEM
 from gpushim.containers.kubelet import Claim
@@ -205,11 +205,6 @@ def test_all_of_it_can_be_read(accept: str, reader: Any) -> None:
 def test_each_figure_has_a_metric() -> None:
     states = {"throttle", *(f"ecc {error} {counter}" for error, counter in readings.ECC)}
     assert {one.key for one in GPU} - {"xid", ""} == {*readings.KEYS} - states
-
-
-def test_the_documented_metrics_are_these() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*?) \|", (TOP / "docs" / "metrics.md").read_text(), re.M)
-    assert rows == [(one.name, one.kind, one.unit) for one in (*GPU, *PLUGIN, *DRA)]
 
 
 def test_the_dashboard_asks_for_these() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -195,15 +194,6 @@ def test_each_key_of_config_toml_has_a_flag() -> None:
     assert {setting.key for setting in SETTINGS if setting.flags} - {""} == keys
     flags = [flag for setting in SETTINGS for flag in setting.flags]
     assert len(flags) == len(set(flags))
-
-
-def test_the_documentation_has_the_table() -> None:
-    page = (Path(policy.__file__).parents[3] / "docs/configuration.md").read_text()
-    rows = re.findall(
-        r"^\| `([a-z-]+)` \| `--([a-z-]+)` \| (?:`([A-Z_]+)`)? ?\| (?:`([A-Za-z.]+)`)? ?\|$", page, re.M
-    )
-    keys = [setting for setting in SETTINGS if setting.key and setting.flags]
-    assert rows == [(one.key, one.flags[0], "".join(one.variables[:1]), one.file) for one in keys]
 
 
 METRICS = (":9400", "127.0.0.1:1", "localhost:65535", "[::1]:9400", "unix:/run/gpushim/metrics.sock", "")

@@ -39,16 +39,6 @@ def test_missing_file_means_defaults(config: Path) -> None:
     assert policy.load(str(config)) == policy.defaults()
 
 
-def test_the_documentation_names_every_key_with_its_default(config: Path) -> None:
-    text = DOCUMENTATION.read_text().partition("```toml\n")[2].partition("```")[0]
-    config.write_text(text)
-    assert policy.load(str(config)) == policy.defaults()
-    documented = policy._parse(text.encode(), "the documentation")
-    assert {name: set(keys) for name, keys in documented.items()} == {
-        name: set(keys) for name, keys in cast(Any, policy.defaults()).items()
-    }
-
-
 def test_a_profile_sets_its_switches(config: Path) -> None:
     config.write_text('[requests]\nprofile = "multi-tenant"\n')
     found, default = cast(Any, policy.load(str(config))), cast(Any, policy.defaults())
