@@ -118,9 +118,16 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         standalone.inject(state)
         return
     options = Options(argv)
-    confine(options.log)
+    spec: dict[str, Any] = {}  # where no runtime of ours has seen it
+    if options.rootfs and not options.memory:
+        confine(options.log)
     try:
         state = read_state(0)
+        if not options.rootfs:
+            options.rootfs, spec = roots.read_bundle(state)
+        if options.memory or spec:
+            _limit(options, state["pid"], spec)
+            confine(options.log)
         if not roots.is_restored(state):  # else CRIU has mounted what was mounted, and the rest is in the rootfs
             _make_ready(options, state)
     except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
@@ -131,9 +138,19 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         raise
 
 
+def _limit(options: Options, pid: int, spec: dict[str, Any]) -> None:
+    """Limit GPU memory; before the process confines itself, for NVML's child needs more than a hook."""
+    if options.memory or options.memory_limits or _names_limit(spec):
+        from gpuhook import cgroup_limits  # most containers have no limit
+
+        process = roots.process_of(pid)
+        root = roots.open_root(process, options.rootfs)
+        if spec:
+            cgroup_limits.add_limits(options, spec, root)
+        cgroup_limits.limit(options, process, Work(root, options.log).warn)
+
+
 def _make_ready(options: Options, state: dict[str, Any]) -> None:
-    if not options.rootfs:
-        options.rootfs = roots.rootfs_of(state)
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
     work = Work(root, options.log)
     if roots.is_host_root(root):
@@ -153,6 +170,16 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
 
         leaks.check(root, options.mounted)
     finish(work, options)
+
+
+def _names_limit(spec: dict[str, Any]) -> bool:
+    """Return whether a config.json names a limit of GPU memory, be it allowed or not."""
+    process, annotations = spec.get("process"), spec.get("annotations")
+    env = process.get("env") if isinstance(process, dict) else None
+    named = any(isinstance(entry, str) and entry.startswith("GPUSHIM_MEMORY_LIMIT=") for entry in env or ())
+    named = named or (isinstance(annotations, dict) and "gpushim/memory-limit" in annotations)
+    mounts = spec.get("mounts")
+    return named or any(isinstance(mount, dict) and "/limits/" in str(mount.get("source")) for mount in mounts or ())
 
 
 def isolate() -> dict[bytes, bytes]:

@@ -58,7 +58,11 @@ def _give(decision: Decision, state: dict[str, Any]) -> None:
     if not host["policy"]["hook"]["device-rules"]:
         planned = [edit for edit in planned if edit.kind != "rule"]
         decision.ignored.append("no device rules are written while [hook] device-rules is false")
-    confine(host["policy"]["log"]["file"])  # not before: a refresh needs more than a hook
+    if decision.limits:
+        from gpuhook import cgroup_limits  # most containers have no limit
+
+        cgroup_limits.limit_decided(decision, roots.process_of(state["pid"]))
+    confine(host["policy"]["log"]["file"])  # not before: a refresh, and NVML's child, need more than a hook
     put(planned, spec, state["pid"], host["driver"]["dev-root"])
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.allocation.offer import absent, offered
 from gpuplugin.book import book
-from gpuplugin.limits import nvml_limits
 from gpuplugin.settings import resources, sharing
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
@@ -56,19 +55,10 @@ def tell(settings: Settings, others: Others) -> None:
     if not found:
         show.say("nothing is registered: this host has no GPU to give out")
     show.say(f"Containers get their devices by {', '.join(ways.ways)}; devices are named by {_names(ways.by_index)}.")
-    if any(one.share and one.share.memory for devices in found.values() for one in devices):
-        show.say(_limits(snapshot))
     show.say(book.summary(book.Book()))
     if ways.features or ways.imex:
         beside = [*ways.features, *(f"IMEX channel {channel}" for channel in ways.imex)]
         show.say(f"Every container gets {', '.join(beside)}, too.")
-
-
-def _limits(snapshot: Snapshot) -> str:
-    why = nvml_limits.unlikely(snapshot["driver"]["version"])
-    if why:
-        return f"{why[:1].upper()}{why[1:]}."
-    return "The kernel may enforce limits of memory; the plugin's log says if it cannot."
 
 
 def _rows(devices: Sequence[Device]) -> list[list[str]]:

@@ -23,7 +23,6 @@ from gpuplugin.control.control import Control
 from gpuplugin.devices import preferred
 from gpuplugin.health import reason
 from gpuplugin.health.watch_children import Watchers
-from gpuplugin.limits.enforce import KernelLimits
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.mps.mps import Units
 from gpuplugin.processes import moments, tasks
@@ -60,9 +59,6 @@ class Plugin:
         self._registry = Registry(self._tasks.start)
         heeds = lambda: self._settings.values["other-givers"] != SERVE  # noqa: E731
         self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]), heeds)
-        self._limits = KernelLimits(
-            self._registry, lambda: str(self._settings.values["kubelet-dir"]), self._tasks.start
-        )
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._again = 0.0  # time.monotonic() at which that is looked at again, for something waits
         self._pause = TICK  # seconds until that, longer each time that nothing is new: a claim may stay for days
@@ -98,13 +94,13 @@ class Plugin:
         self._allocators = Allocators(self._registry, lambda: self._settings, self._wake.set)
         about = lambda: (self._settings, self._snapshot, self._reasons, self._usable)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._tasks.start, self._commands.held, about)
-        self._askers = (self._watchers, self._limits, self._exporter)  # of the driver
+        self._askers = (self._watchers, self._exporter)  # of the driver
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.start(self._read_again()))
         watch.begin(lambda: self._changed(watch))
-        for one in (self._questions, self._limits, self._allocators):
+        for one in (self._questions, self._allocators):
             self._tasks.start(one.keep())
         try:
             await self._allocators.first()
@@ -192,7 +188,6 @@ class Plugin:
         self._labels.look(found, self._settings)
         if not held:
             self._watchers.hurry()
-            self._limits.look(found, self._settings)
             if self._units.look(found, self._settings):
                 self._seen = None
         if seen == self._seen and (left := self._again - time.monotonic()) > 0:  # or two that wait wake each other
@@ -260,11 +255,10 @@ class Plugin:
             *problems,
             *self._settings.notes,
             *sorted(self._noted),
-            *self._limits.notes,
             *self._allocators.notes,
         ]
         notes = [*filter(None, dict.fromkeys(everything))]
-        more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
+        more: dict[str, Any] = {"watched": self._watchers.watched, "notes": notes}
         more.update(
             self._allocators.state, profile=self._settings.profile or None, problem=str(self._renewal.problem or "")
         )

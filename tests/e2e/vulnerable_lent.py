@@ -81,7 +81,7 @@ def _watched(snapshot, *rest):
         {"way": "shim", "trick": test_services.a_link, "when": "after it"},
     ),
     "T-CGROUP the engine's own": Build(
-        {"hook/gpuhook/inject/devices.py": "_holds = lambda path, own: False"},
+        {"hook/gpuhook/inject/devices.py": "is_shared = lambda cgroup: False"},
         test_standalone.test_a_container_without_a_cgroup,
         "exit code: 16",
     ),

@@ -90,12 +90,25 @@ static result check_limits(const struct gpu *gpu, const char *cgroup)
     return cgroup == NULL || stat(cgroup, &status) || !S_ISDIR(status.st_mode) ? INVALID_ARGUMENT : OK;
 }
 
+// The last limit that was set stands; a file memory-limits-lost makes the driver forget each, without a word.
 EXPORT result nvmlDeviceGetMemoryLimits_v1(device handle, memory_used_v1 *limits)
 {
     NEED_GPU(gpu, handle, limits)
+    result failed = check_limits(gpu, limits->cgroup);
     limits->soft = limits->used = 0;
     limits->hard = ~0ull;
-    return check_limits(gpu, limits->cgroup);
+    FILE *lost = failed ? NULL : open_file("memory-limits-lost", "", "re");
+    FILE *file = failed || lost ? NULL : open_file("memory-limits", "", "re");
+    char uuid[64], cgroup[4096];
+    unsigned long long hard;
+    while (file && fscanf(file, "%63s %4095s %llu", uuid, cgroup, &hard) == 3)
+        if (!strcmp(uuid, gpu->uuid) && !strcmp(cgroup, limits->cgroup))
+            limits->hard = hard;
+    if (file)
+        fclose(file);
+    if (lost)
+        fclose(lost);
+    return failed;
 }
 
 EXPORT result nvmlDeviceSetMemoryLimits_v1(device handle, const memory_limits_v1 *limits)

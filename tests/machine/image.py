@@ -153,7 +153,7 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
                 install(root)
             for program in filter(None, map(programs.named, NEWER)):
                 shutil.copy2(program, root / "usr/sbin")
-            _host(root, processor)
+            _host(root, processor, machine.driver)
             _container(root / "srv/rootfs", processor)
             shutil.copytree(HERE / "files", root, symlinks=True, dirs_exist_ok=True)
             for unit in (*MASKED, f"serial-getty@{processor.console}.service"):
@@ -170,8 +170,8 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
                 confinement.label(root, machine.policy(), HOST)
             command = ["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", str(root)]
             subprocess.run([*command, str(scratch / "disk"), machine.disk], check=True, stdout=subprocess.DEVNULL)
-        for each in ("kernel", "initrd"):
-            (scratch / each).symlink_to(base / each)
+        (scratch / "kernel").symlink_to(machine.own_kernel() if machine.own_kernel else base / "kernel")
+        (scratch / "initrd").symlink_to(base / "initrd")
         yield scratch
 
 
@@ -190,8 +190,8 @@ def install(root: Path) -> None:
     _chroot(root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/gpushim")
 
 
-def _host(root: Path, processor: Processor) -> None:
-    options = ["--root", str(HOST), "--gpus", str(GPUS), "--libdir", processor.libraries]
+def _host(root: Path, processor: Processor, driver: str) -> None:
+    options = ["--root", str(HOST), "--gpus", str(GPUS), "--libdir", processor.libraries, "--driver", driver]
     said = at_its_place(root, processor, str(trees.TOP / "tests/fakehost"), *options)
     (root / "srv/gpus.txt").write_bytes(said)
     _chroot(root, "/sbin/ldconfig", "-i", "-r", str(HOST))  # a processor's own, where fakehost's finds nothing

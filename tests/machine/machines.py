@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine import policies
+from machine import kernels, policies
 from machine.processors import AMD64, ARM64, Processor
 
 BASE = (
@@ -21,6 +21,7 @@ CONFINED = (
     *("policycoreutils", "selinux-utils", "apparmor", "findutils", "passwd", "libsqlite3-0"),
     *("python3-grpcio", "python3-prometheus-client"),  # of the device plugin and the trial
 )
+PODMAN = (*BASE, "podman", "crun", "conmon", "netavark", "catatonit", "golang-github-containers-common")
 ARM64_PACKAGES = (
     *BASE,
     *("dpkg", "init-system-helpers", "perl-base", "mawk", "diffutils", "findutils"),  # for packages' scripts
@@ -40,6 +41,8 @@ class Machine:
         trial: a module of trials/.
         policy: returns the directory of its SELinux policy, and raises as `policies.of_a_host` does.
         boots: how often it is started, its trial once in each.
+        own_kernel: returns the file of another kernel than Debian's.
+        driver: version of the simulated driver.
     """
 
     shows: str
@@ -50,6 +53,8 @@ class Machine:
     disk: str = "3G"
     processor: Processor = AMD64
     boots: int = 1
+    own_kernel: Callable[[], Path] | None = None
+    driver: str = "535.183.01"
 
 
 def _selinux(shows: str, trial: str, policy: Callable[[], Path]) -> Machine:
@@ -67,6 +72,14 @@ MACHINES = {
     "selinux-debian": _selinux("Debian's policy", "debian_policy", policies.of_debian),
     "boots": Machine(
         "containers that start with the machine have their GPUs", "boots", "selinux=0 apparmor=0", boots=2
+    ),
+    "memory": Machine(
+        "limits of GPU memory, kept by the kernel's controller dmem",
+        "memory",
+        "gpu_memory.gpus=0000:07:00.0,0000:0f:00.0",
+        PODMAN,
+        own_kernel=kernels.with_dmem,
+        driver="615.71",
     ),
     "apparmor": Machine(
         "AppArmor, with the profiles of Docker, Podman and containerd",

@@ -98,11 +98,12 @@ def places(mounts: list[Mount], version: str, path: str) -> list[tuple[str, int]
     return directories
 
 
-def find(process: str) -> Cgroup | None:
+def find(process: str, versions: tuple[str, ...] = ("1", "2")) -> Cgroup | None:
     """Find the cgroup that decides about a process's devices; v1's where both exist, None where the kernel has none.
 
     Args:
         process: its directory in /proc, held open.
+        versions: of cgroups that count, the first that is there.
 
     Raises:
         GpushimError: the process has ended, or no mount that this process sees shows its cgroup.
@@ -112,18 +113,18 @@ def find(process: str) -> Cgroup | None:
     except OSError as error:
         sentence = f"the cgroup of the container's process cannot be found: {error.strerror}"
         raise GpushimError(sentence, ROOTFS) from None
-    for version in ("1", "2"):
+    for version in versions:
         path = hierarchies.get(version, "/..")
         # What begins so is outside of this process's cgroup namespace.
         if path != "/.." and not path.startswith("/../"):
             candidates = places(mounts, version, path)
             if candidates:
                 return Cgroup(version, path, candidates)
-    if not hierarchies:
+    if not {*versions} & {*hierarchies}:
         return None
     raise GpushimError(
-        f"no cgroup mount shows the cgroup {' or '.join(hierarchies.values())} of the container's process, whose "
-        "device rules must change; is the hook in another cgroup namespace than the runtime?",
+        f"no cgroup mount shows the cgroup {' or '.join(hierarchies.values())} of the container's process, which "
+        "must change; is the hook in another cgroup namespace than the runtime?",
         ROOTFS,
     )
 
@@ -193,8 +194,7 @@ def _change(process: str, numbers: list[tuple[int, int]]) -> str:
     cgroup = find(process)
     if cgroup is None:
         return ""
-    own = paths(_read(f"{PROC}/self/cgroup")).get(cgroup.version, "")
-    if _holds(cgroup.path, own):
+    if is_shared(cgroup):
         raise GpushimError(
             f"the container has no cgroup of its own: it is in {cgroup.path}, which is the engine's too, and whose "
             "device rules are others' as well; give it one (no --cgroups=disabled, no --cgroup-manager=disabled), or "
@@ -202,13 +202,13 @@ def _change(process: str, numbers: list[tuple[int, int]]) -> str:
             ROOTFS,
         )
     try:
-        name, above = unit(cgroup.path, own)
+        name, above = unit(cgroup.path, _own_path(cgroup.version))
         # From the unit down to the cgroup itself: each of them must allow, and v1 asks the parent first.
         for level in range(above, -1, -1):
             directory = cgroup.open(level)
             try:
                 # As long as the process is in it, no other cgroup can have come to its path.
-                if paths(_read(f"{process}/cgroup")).get(cgroup.version) != cgroup.path:
+                if not is_in(process, cgroup):
                     raise OSError(ESRCH, "the container's process has left it")
                 (_allow_v1 if cgroup.version == "1" else _allow_v2)(directory, numbers)
             finally:
@@ -222,8 +222,18 @@ def _change(process: str, numbers: list[tuple[int, int]]) -> str:
     return name
 
 
-def _holds(path: str, own: str) -> bool:
-    return f"{own.rstrip('/')}/".startswith(f"{path.rstrip('/')}/")
+def is_shared(cgroup: Cgroup) -> bool:
+    """Return whether a cgroup is this process's, or above it."""
+    return f"{_own_path(cgroup.version).rstrip('/')}/".startswith(f"{cgroup.path.rstrip('/')}/")
+
+
+def is_in(process: str, cgroup: Cgroup) -> bool:
+    """Return whether a process is in a cgroup: as long as it is, no other cgroup can have come to its path."""
+    return paths(_read(f"{process}/cgroup")).get(cgroup.version) == cgroup.path
+
+
+def _own_path(version: str) -> str:
+    return paths(_read(f"{PROC}/self/cgroup")).get(version, "")
 
 
 def _allow_v1(directory: int, numbers: list[tuple[int, int]]) -> None:

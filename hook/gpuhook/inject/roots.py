@@ -221,6 +221,11 @@ def rootfs_of(state: dict[str, Any]) -> str:
     Raises:
         GpushimError: config.json cannot be read, or names none.
     """
+    return read_bundle(state)[0]
+
+
+def read_bundle(state: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return what `rootfs_of` does, and config.json; raise as that does."""
     from gpushim.oci import bundle
 
     directory = bundle_of(state)
@@ -230,7 +235,7 @@ def rootfs_of(state: dict[str, Any]) -> str:
     rootfs = _usable(root.get("path") if isinstance(root, dict) else None)
     if not rootfs:
         raise GpushimError(f"{path}: root.path is not the path of a rootfs", BUNDLE)
-    return rootfs if rootfs.startswith("/") else f"{directory}/{rootfs}"
+    return rootfs if rootfs.startswith("/") else f"{directory}/{rootfs}", spec
 
 
 def _usable(value: object) -> str:

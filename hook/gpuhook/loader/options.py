@@ -23,7 +23,7 @@ class Options:
         GpushimError: one of them cannot be understood.
     """
 
-    rootfs = log = empty = driver = cuda = bindings = own_libcuda = ""
+    rootfs = log = empty = driver = cuda = bindings = own_libcuda = memory_limits = nvml = ""
     profile_mask = 0
 
     def __init__(self, argv: list[str]) -> None:
@@ -37,6 +37,11 @@ class Options:
         self.socket: list[tuple[str, str]] = []
         self.mounted: list[tuple[str, str]] = []
         self.node_link: list[Link] = []
+        self.memory: list[tuple[str, int]] = []  # PCI address, bytes
+        self.take(argv)
+
+    def take(self, argv: list[str]) -> None:
+        """Add the values of more words; raise GpushimError as above."""
         words = iter(argv)
         for word in words:
             value = next(words, "")
@@ -95,6 +100,12 @@ def _bound(word: str, value: str) -> tuple[int, int]:
     return int(minor), int(inode)
 
 
+def _memory(word: str, value: str) -> tuple[str, int] | None:
+    name, _, size = value.partition("=")
+    digits = size.isascii() and size.isdecimal() and len(size) < 20
+    return (name, int(size)) if digits and name.count(":") == 2 and "\n" not in name else None
+
+
 def _library(word: str, value: str) -> Library:
     soname, _, path = value.partition("=")
     directory, _, name = path.rpartition("/")
@@ -135,4 +146,6 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "TARGET::NODE": _node_link,
     "SOURCE::PATH": _cover,
     "SOURCE::MOUNT": _mounted,
+    "PCINAME=BYTES": _memory,
+    "WORD": lambda word, value: value,
 }

@@ -51,6 +51,7 @@ class Ways:
         control: nodes that every container gets besides its devices'; None if nodes are not passed. CDI passes its
             own.
         dev_root: absolute path of the directory that the host's nodes lie below.
+        limits: the driver keeps limits of GPU memory.
     """
 
     ways: Sequence[str] = (ENVVAR,)
@@ -61,6 +62,7 @@ class Ways:
     imex: Sequence[int] = ()
     control: Sequence[str] | None = None
     dev_root: str = "/"
+    limits: bool = False
 
 
 def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> list[Device]:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.allocation import allocation
+from gpuplugin.allocation import allocation, memory_limits
 from gpuplugin.allocation.allocation import Ways
 from gpuplugin.book.by_device import Given
 from gpuplugin.devices import changes, division, preferred
@@ -167,6 +167,9 @@ class Resource:
         found = allocation.check(ids, self.name, self.devices)
         answer = allocation.answer(found, self.name, self._ways)
         chosen = [(name, self.devices[name]) for name in ids]
+        limits = memory_limits.mounts([device for _, device in chosen]) if self._ways.limits else []
+        if limits:
+            answer["mounts"] = [*answer.get("mounts", ()), *limits]
         self._give([Given(one.uuid, self.name, name, changes.way(self.name, one)) for name, one in chosen])
         self._answered = time.monotonic()
         self.allocated.append((time.time(), ids))
@@ -221,6 +224,8 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     found = {name: [_served(device, daemons, owed) for device in devices] for name, devices in found.items()}
     ways = _ways(settings, snapshot)
     notes += allocation.clash(ways, found)
+    if not ways.limits and any(one.share and one.share.memory for devices in found.values() for one in devices):
+        notes.append(memory_limits.missing(snapshot))
     notes += allocation.unheard(ways, snapshot["policy"]["requests"])
     notes += [
         f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
@@ -271,6 +276,7 @@ def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
         imex=_channels(values, nodes),
         control=control,
         dev_root=snapshot["driver"]["dev-root"],
+        limits=not memory_limits.missing(snapshot),
     )
 
 

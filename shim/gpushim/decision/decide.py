@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional, Sequence
 
+    from gpushim.decision.memory import Limit
     from gpushim.ground.model import Device, Snapshot
     from gpushim.oci.bundle import Bundle
     from gpushim.oci.edits import Edit
@@ -44,12 +45,15 @@ class Decision:
         inventory: the snapshot that the request was held against; empty if none could be had.
         edits: what it gets, each with its reasons.
         devices: what each item of the request means, by its text.
+        limits: of GPU memory, each with its source.
         ignored: a sentence for each thing that it asks for and does not get.
         effects: what each thing that was looked at does (see request.read).
         refusal: why it is refused, or "".
     """
 
-    __slots__ = ("_about", "_started", "devices", "edits", "effects", "ignored", "inventory", "refusal", "request")
+    __slots__ = (
+        "_about", "_started", "devices", "edits", "effects", "ignored", "inventory", "limits", "refusal", "request",
+    )  # fmt: skip
 
     def __init__(self, about: Optional[dict[str, Any]] = None, started: Optional[float] = None) -> None:
         self._about = about or {}
@@ -58,6 +62,7 @@ class Decision:
         self.inventory: Snapshot = {}  # type: ignore[typeddict-item]  # until there is one
         self.edits: list[Edit] = []
         self.devices: dict[str, list[Device]] = {}
+        self.limits: list[Limit] = []
         self.ignored: list[str] = []
         self.effects: dict[str, str] = {}
         self.refusal = ""
@@ -124,7 +129,7 @@ class Decision:
             GpushimError: the request cannot be met in full.
         """
         if self.request is not None:
-            self.edits, self.devices = plan.plan(self.request, self.inventory, bundle)
+            self.edits, self.devices, self.limits = plan.plan(self.request, self.inventory, bundle)
 
     def low_level(self) -> str:
         """Return the low-level runtime; looks for it if the last refresh has not found one.
@@ -153,6 +158,8 @@ class Decision:
         if self.refusal:
             return line
         if self.request is not None:
+            if self.limits:
+                line["limits"] = [str(limit) for limit in self.limits]
             line["milliseconds"] = round((time.monotonic() - self._started) * 1000, 2)
         if self.ignored:
             more = len(self.ignored) - bounds.LISTED  # an image can name thousands of channels

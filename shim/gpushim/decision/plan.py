@@ -35,6 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Optional, Sequence
 
+    from gpushim.decision.memory import Limit
     from gpushim.ground.model import Device, File, Gpu, Hook, MigInstance, Mount, Snapshot
     from gpushim.oci.bundle import Bundle
     from gpushim.oci.request import Request
@@ -51,11 +52,14 @@ HOOK_TIMEOUT = 60  # seconds
 LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
 
 
-def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
+def plan(
+    request: Request, inventory: Snapshot, bundle: Bundle
+) -> tuple[list[Edit], dict[str, list[Device]], list[Limit]]:
     """Decide what a container gets.
 
     Returns:
-        edits, each with its reasons; and what each item of the request means, by its text.
+        edits, each with its reasons; what each item of the request means, by its text; and the limits of GPU memory
+        that the hook sets.
 
     Raises:
         GpushimError: the request cannot be met in full; the sentence says which part and why.
@@ -67,15 +71,18 @@ def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     # "void" stops later hooks from injecting anything, as specs of NVIDIA's tools do.
     edits = [Edit("env", (DEVICES, "void"), ["stops later hooks from injecting anything"])]
     meant: dict[str, list[Device]] = {}
+    limits: list[Limit] = []
     if request.own is not None:
-        edits, meant = _own(request, inventory, bundle)
+        edits, meant, limits = _own(request, inventory, bundle)
     theirs = resolve.edits(request.foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
     # A variable of ours that one of them sets as well is theirs.
     edits = [edit for edit in edits if edit.kind != "env" or edit not in theirs]
-    return last_counts([*edits, *theirs]), meant
+    return last_counts([*edits, *theirs]), meant, limits
 
 
-def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
+def _own(
+    request: Request, inventory: Snapshot, bundle: Bundle
+) -> tuple[list[Edit], dict[str, list[Device]], list[Limit]]:
     """Decide what a container gets of this host's own GPUs and their driver."""
     if inventory["error"]:
         raise GpushimError(
@@ -84,6 +91,7 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     meant: dict[str, list[Device]] = {}
     gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, meant)
     require.check(request.requirements, facts(gpus, migs, inventory))
+    limits = _limits(request, gpus, migs, inventory) if bundle["rootfs"] else []
     edits: list[Edit] = []
     nodes = node_paths(request, gpus, migs, inventory, meant)
     for path, why in nodes.items():
@@ -114,9 +122,38 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
         hook["args"] += by_hook([edit.value for edit in mounts])
     for path, source in sockets.items():
         hook["args"] += hookargs.words("--socket", source, path) if ways[path] == "hook" else []
+    hook["args"] += memory_words(limits, inventory, bundle["rootfs"])
     reasons = ["finishes the container", *([f"an image's newer libcuda is not used: {own}"] if own else [])]
-    edits.append(Edit("hook", hook, reasons))
-    return edits, meant
+    edits.append(Edit("hook", hook, [*reasons, *map(str, limits)]))
+    return edits, meant, limits
+
+
+def _limits(request: Request, gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list[Limit]:
+    requests = inventory["policy"]["requests"]
+    if not (request.memory or requests["memory-limit-default"] or requests["memory-limit-most"]):
+        return []
+    from gpushim.decision import memory  # most containers have no limit
+
+    return memory.decide(request.memory, gpus, migs, inventory, request.ignored)
+
+
+def memory_words(limits: list[Limit], inventory: Snapshot, rootfs: str) -> list[str]:
+    """Return the hook's arguments for limits of GPU memory; `rootfs` is "" for a CDI spec.
+
+    A CDI spec is written for each container to come: it has the hook look at what config.toml wants then.
+    """
+    requests = inventory["policy"]["requests"]
+    of_all = not rootfs and (requests["memory-limit-default"] or requests["memory-limit-most"])
+    if not limits and not of_all:
+        return []  # as of most containers
+    found = hookargs.words("--memory-limits", requests["memory-limits"])
+    for limit in limits:
+        found += hookargs.words("--memory", limit.pci, str(limit.size))
+    root = inventory["driver"]["root"]
+    for file in inventory["files"].get("utility", ()) if limits else ():
+        if file.get("soname") == "libnvidia-ml.so.1" and file["kind"] == "library":
+            found += hookargs.words("--nvml", _on_host(file, root))
+    return found
 
 
 def _check_needed(request: Request, inventory: Snapshot, bundle: Bundle) -> None:

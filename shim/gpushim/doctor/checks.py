@@ -26,6 +26,7 @@ from gpushim.doctor import (
     check_grants,
     check_host,
     check_kubernetes,
+    check_memory,
     check_mig,
     check_selinux,
     check_state,
@@ -49,6 +50,7 @@ GENERAL: dict[str, Check] = {
     "nvml": check_driver.nvml,
     "fabric": check_driver.fabric,
     "mig": check_mig.instances,
+    "memory-limits": check_memory.limits,
     "persistence": check_driver.persistence,
     "library-cache": check_driver.cache,
     "device-nodes": check_device_nodes.existing,
@@ -90,7 +92,17 @@ OF_THE_DRIVER = (
     *("library-cache", "device-nodes", "dev-char-links"),
 )
 OF_THE_POLICY = (
-    *(*OF_THE_DRIVER, "grants", "device-rules", "snapshot", "log", "space", "yaml", "low-level-runtime"),
+    *(
+        *OF_THE_DRIVER,
+        "memory-limits",
+        "grants",
+        "device-rules",
+        "snapshot",
+        "log",
+        "space",
+        "yaml",
+        "low-level-runtime",
+    ),
     *("cdi-spec", "cdi-files", "cdi-conflicts", "cdi-paths", "cdi-versions"),
 )
 OF_THE_STATE = ("state-directory", "snapshot", "cdi-spec")

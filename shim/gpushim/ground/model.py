@@ -32,6 +32,9 @@ RequestsPolicy = TypedDict(
         "ignore-imex-channel-requests": bool,
         "disable-require": bool,
         "cuda-compat": bool,
+        "memory-limits": str,
+        "memory-limit-default": str,
+        "memory-limit-most": str,
         "list-devices-in-refusals": bool,
     },
 )

@@ -37,7 +37,7 @@ IMEX_CHANNEL = IMEX_DIR + "/channel"  # and its number
 # A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A
 # member that is added raises FORM alone, as does one that goes and that no reader reads; one that goes otherwise, or
 # means something else, raises READABLE too. See save.py.
-FORM = 14
+FORM = 15
 READABLE = 10
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 NONE: Snapshot = {}  # type: ignore[typeddict-item]

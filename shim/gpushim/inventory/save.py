@@ -158,8 +158,8 @@ def completed(found: Any) -> Snapshot:
     """Add what forms since OLDEST have added to a snapshot that is understood."""
     gpus = [{"nvml": gpu["index"], "addressing": "", "fabric_problem": "", **gpu} for gpu in found["gpus"]]
     migs = [{"placement": [], **mig} for mig in found["mig"]]
-    policy = {**found["policy"], "requests": {"cuda-compat": True, **found["policy"]["requests"]}}
-    more = {"gpus": gpus, "mig": migs, "policy": policy}
+    requests = {**policy.defaults()["requests"], **found["policy"]["requests"]}
+    more = {"gpus": gpus, "mig": migs, "policy": {**found["policy"], "requests": requests}}
     return {"form": found["version"], "absent": [], **found, **more}  # type: ignore[typeddict-item]
 
 

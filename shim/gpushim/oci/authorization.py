@@ -52,6 +52,8 @@ _ROWS: dict[str, tuple[Cell, Cell, Cell, Cell, Cell]] = {
     "capabilities": (YES,           NO,              NO,                  YES,    NO),
     # The image's own conditions are the image's to drop.
     "no-conditions": (YES,          NO,              NO,                  NO,     NO),
+    # Of what it has, a container may ask to have less.
+    "memory-limit": ((ENV,),        NO,              (ANNOTATIONS,),      NO,     NO),
     # As is what it does with a libcuda of its own.
     "no-compat":   (YES,            NO,              NO,                  NO,     NO),
 }  # fmt: skip
@@ -70,6 +72,7 @@ VARIABLES = {
     "NVIDIA_MIG_CONFIG_DEVICES": "mig-config",
     "NVIDIA_MIG_MONITOR_DEVICES": "mig-monitor",
     "CUDA_MPS_PIPE_DIRECTORY": "mps",
+    "GPUSHIM_MEMORY_LIMIT": "memory-limit",
 }
 # What of these an image can make of a GPU that it has otherwise, for people.
 BESIDE = {
@@ -81,6 +84,7 @@ BESIDE = {
     "imex": "IMEX channels",
     **FEATURES,
     "mps": "MPS",
+    "memory-limit": "a limit of its GPU memory",
 }
 # What an image itself, not its user, can have in config.json: see docs/requests.md.
 OF_AN_IMAGE = ("variable", "annotation")

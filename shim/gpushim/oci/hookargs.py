@@ -23,6 +23,8 @@ FORMS: dict[str, tuple[str, ...]] = {
     "TARGET::NODE": (CONTAINER, CONTAINER),
     "SOURCE::PATH": (HOST, CONTAINER),
     "SOURCE::MOUNT": (HOST, CONTAINER),
+    "PCINAME=BYTES": (),
+    "WORD": (),
 }
 # The form of an option's value, and its name where `gpushim explain` counts such values, else "".
 # An option whose value has two parts may be repeated.
@@ -44,6 +46,9 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--empty": ("DIR", ""),
     "--mount": ("SOURCE::MOUNT", "files mounted by the hook"),
     "--socket": ("SOURCE::MOUNT", "sockets of services, mounted by the hook if they are there"),
+    "--memory": ("PCINAME=BYTES", "limits of GPU memory"),
+    "--memory-limits": ("WORD", ""),  # as in [requests] of config.toml
+    "--nvml": ("FILE", ""),  # for limits that only the driver can keep
     "--mounted": ("SOURCE::MOUNT", "mounts looked for on the host"),  # where a volume can carry them there
 }
 

@@ -9,6 +9,7 @@ request and about 0.1 ms with one, and time grows only with its size.
 from __future__ import annotations
 
 from gpushim.ground.errors import BUNDLE, REQUEST, GpushimError, quote
+from gpushim.ground.system import state_dir
 from gpushim.oci import authorization, device_list
 from gpushim.oci.authorization import FEATURES, Gate, privileged
 from gpushim.oci.bundle import member
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from gpushim.oci.selection import Item
 
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+# Files of root's below the state directory, named UUID=BYTES: a mount of one limits a container.
+LIMITS = "limits"
+MEMORY_VARIABLE, MEMORY_ANNOTATION = "GPUSHIM_MEMORY_LIMIT", "gpushim/memory-limit"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 LAST_CHANNEL = 2**20 - 1
 CUDAS_PIPES = "/tmp/nvidia-mps"  # where MPS has its pipes if nobody names another directory
@@ -47,13 +51,14 @@ class Request:
         cuda_compat: a newer libcuda of the image's may be used.
         mig_config: MIG may be configured from the container.
         mig_monitor: MIG may be monitored from the container.
+        memory: limits of GPU memory: where each was asked for, and its text (decision/memory.py).
         privileged: CAP_SYS_ADMIN is in the bounding set, and not of a user namespace of the container's own.
         ignored: a sentence for each thing that was asked for and that the policy forbids to honour.
     """
 
     __slots__ = (
-        "capabilities", "cuda_compat", "devices", "features", "foreign", "ignored", "imex", "mig_config",
-        "mig_monitor", "mps", "own", "privileged", "requirements", "source", "text",
+        "capabilities", "cuda_compat", "devices", "features", "foreign", "ignored", "imex", "memory",
+        "mig_config", "mig_monitor", "mps", "own", "privileged", "requirements", "source", "text",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +75,7 @@ class Request:
         cuda_compat: bool = True,
         mig_config: bool = False,
         mig_monitor: bool = False,
+        memory: Sequence[tuple[str, str]] = (),
         privileged: bool = False,
         ignored: Optional[list[str]] = None,
     ) -> None:
@@ -84,7 +90,7 @@ class Request:
         by_name = [value for kind, value, _ in devices if kind == FEATURE]
         self.features = [name for name in FEATURES if name in features or name in by_name]
         self.cuda_compat = cuda_compat
-        self.mps, self.mig_config, self.mig_monitor = mps, mig_config, mig_monitor
+        self.mps, self.mig_config, self.mig_monitor, self.memory = mps, mig_config, mig_monitor, memory
         self.privileged, self.ignored = privileged, [] if ignored is None else ignored
 
 
@@ -123,7 +129,35 @@ def read(
     if not devices:
         effects.update({what: NO_GPU for what, effect in effects.items() if effect == NAMES})
     devices = [item for item in devices if _lets(item, asked[0], gate)]
-    return _completed(asked[0], asked[1], devices, env, channels, gate)
+    found = _completed(asked[0], asked[1], devices, env, channels, gate)
+    if found.own:
+        found.memory = _memory_limits(spec, env, gate, state_dir())
+    return found
+
+
+def _memory_limits(
+    spec: Mapping[str, object], env: Mapping[str, str], gate: Gate, state: str
+) -> list[tuple[str, str]]:
+    """List the limits of GPU memory that a container has, or asks for and may: where each stands, and its text."""
+    folder = f"{state}/{LIMITS}/"
+    sources = [str(mount.get("source")) for mount in member(spec, "mounts", list) if isinstance(mount, dict)]
+    limits = [("mount " + source, source[len(folder) :]) for source in sources if source.startswith(folder)]
+    annotations = member(spec, "annotations", dict)
+    for source, what, text in (
+        ("variable", MEMORY_VARIABLE, env.get(MEMORY_VARIABLE)),
+        ("annotation", f"annotation {MEMORY_ANNOTATION}", annotations.get(MEMORY_ANNOTATION)),
+    ):
+        if text and gate.lets("memory-limit", source, f"{what} limits nothing", [what]):
+            gate.effects[what] = "limits the memory of GPUs"
+            limits.append(("env " + what if source == "variable" else what, str(text)))
+    return limits
+
+
+def limits_of(spec: Mapping[str, object], policy: Policy, state: str) -> list[tuple[str, str]]:
+    """List the limits of GPU memory of any container, as one that got its GPUs by CDI; `state` is the directory."""
+    process = member(spec, "process", dict)
+    gate = Gate(lambda: privileged(spec, process), policy, [], {})
+    return _memory_limits(spec, _environment(process, ()), gate, state)
 
 
 def _lets(item: Item, source: str, gate: Gate) -> bool:
@@ -188,7 +222,7 @@ def _completed(
 def _environment(process: Mapping[str, object], swarm: Sequence[str]) -> dict[str, str]:
     """Return the variables that matter here; of duplicates the last wins, as it does in runc."""
     known = authorization.VARIABLES
-    first = ("NVIDIA_", "CUDA_", *swarm)  # most of an environment begins otherwise, and is done with here
+    first = ("NVIDIA_", "CUDA_", "GPUSHIM_", *swarm)  # most of an environment begins otherwise, and is done with here
     found = {}
     for entry in member(process, "env", list):
         if not isinstance(entry, str):

@@ -45,7 +45,7 @@ def one(data: bytes) -> None:
         if wanted is None:
             assert expected == "nothing", expected
             return
-        edits, _ = plan.plan(wanted, INVENTORY, BUNDLE)
+        edits, _, _ = plan.plan(wanted, INVENTORY, BUNDLE)
     except GpushimError as error:
         refused(error)
         assert expected is None, expected

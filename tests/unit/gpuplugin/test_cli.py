@@ -242,7 +242,7 @@ def test_check_says_who_enforces_memory(two: Node, memory: str, times: int) -> N
     file = two.folder / "sharing.yaml"
     file.write_text(f"sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2{memory}}}]}}}}")
     said = two.run("--check", f"--config-file={file}")
-    assert said.count("The kernel enforces no limit of a GPU's memory here: that needs ") == times
+    assert said.count("note: the driver keeps no limit of GPU memory") == times
     assert said.count("2048 MiB for each where the kernel enforces it") == times
 
 

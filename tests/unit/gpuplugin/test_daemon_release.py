@@ -12,9 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-import fakehost
 from gpuplugin.control import letting_go
-from gpuplugin.limits import nvml_limits
 from gpuplugin.processes import moments, spawn
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot
@@ -22,7 +20,6 @@ from gpuplugin.snapshot.release import PROBLEM
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import lock
-from unit.gpuplugin import watched
 from unit.gpuplugin.control.test_control import ask
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
@@ -222,34 +219,3 @@ def test_the_state_of_very_many_replicas_keeps_nobody_waiting(top: Path, host: H
             assert longest < 0.5
 
     asyncio.run(run())
-
-
-def test_the_kernel_is_told_no_limits_while_the_gpus_are_let_go(
-    top: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulated = fakehost.build(str(tmp_path / "host"), 2, driver="615.10")
-    (top / "cgroup.controllers").touch()
-    monkeypatch.setattr(nvml_limits, "CGROUPS", str(top))
-    host.has({**host.found, "files": watched.snapshot(simulated)["files"], "inputs": {"root": simulated.root}})
-    file = top / "sharing.yaml"
-    file.write_text("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, memory: 2Gi}]}}")
-    having = settings.resolve({}, {}, {"kubelet-dir": str(top)}, str(file))
-
-    async def limited() -> Any:
-        return (await do(top, "status"))["limits"]["kernel"]
-
-    async def run() -> None:
-        async with running(top, having=having) as kubelet:
-            await until(lambda: len(kubelet.well().get(GPU, ())) == 4)
-            while not await limited():
-                await asyncio.sleep(0.05)
-            assert (await do(top, "release"))["closed"]
-            assert await limited() is None
-            with pytest.raises(ChildProcessError):
-                os.waitpid(-1, os.WNOHANG)
-            await do(top, "take")
-            host.has({**host.found, "looked": system.clock()})
-            while not await limited():
-                await asyncio.sleep(0.05)
-
-    asyncio.run(asyncio.wait_for(run(), 20))

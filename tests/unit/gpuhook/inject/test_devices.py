@@ -146,7 +146,7 @@ def test_a_cgroup_that_no_mount_shows(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, cgroups, V2)
     with pytest.raises(
-        GpushimError, match=r"^no cgroup mount shows the cgroup /.* of the container's process, whose device rules"
+        GpushimError, match=r"^no cgroup mount shows the cgroup /.* of the container's process, which must change"
     ):
         devices.find(f"{tmp_path}/7")
 

@@ -49,6 +49,8 @@ ASKS: dict[tuple[str, str], dict[str, Any]] = {
     ("capabilities", "variable"): {"env": ["NVIDIA_DRIVER_CAPABILITIES=video"]},
     ("no-conditions", "variable"): {"env": ["NVIDIA_DISABLE_REQUIRE=true"]},
     ("no-compat", "variable"): {"env": ["NVIDIA_DISABLE_CUDA_COMPAT=true"]},
+    ("memory-limit", "variable"): {"env": ["GPUSHIM_MEMORY_LIMIT=8Gi"]},
+    ("memory-limit", "annotation"): {"annotations": {"gpushim/memory-limit": "8Gi"}},
     ("gpu", "option"): {"options": [("device", "1")]},
     ("own-cdi", "option"): {"options": [("device", "nvidia.com/gpu=special")]},
     ("foreign-cdi", "option"): {"options": [("device", "vendor.com/card=a")]},
@@ -83,6 +85,8 @@ EXPECTED: dict[tuple[str, str], tuple[set[str] | None, set[str] | None]] = {
     ("capabilities", "variable"): (set(), set()),
     ("no-conditions", "variable"): (set(), set()),
     ("no-compat", "variable"): (set(), set()),
+    ("memory-limit", "variable"): ({ENV}, set()),
+    ("memory-limit", "annotation"): ({ANNOTATIONS}, set()),
     ("gpu", "option"): (set(), set()),
     ("own-cdi", "option"): (None, None),
     ("foreign-cdi", "option"): (None, None),
@@ -130,10 +134,12 @@ def granted(wanted: request.Request | None, settings: dict[str, Any]) -> set[str
     found |= {"capabilities"} if wanted.capabilities == ["video"] else set()
     found |= set() if wanted.requirements else {"no-conditions"}
     found |= set() if wanted.cuda_compat else {"no-compat"}
+    found |= {"memory-limit"} if wanted.memory else set()
     inventory = snapshot(policy=settings)
+    inventory["driver"] = {**inventory["driver"], "version": "615.71"}
     inventory["files"] = {**inventory["files"], "mps": [{"path": "/run/nvidia-mps", "kind": "directory"}]}
     if not {"cdi", "feature"} & {form for form, _ in items} and not wanted.mig_config and not wanted.mig_monitor:
-        edits, _ = plan(wanted, inventory, BUNDLE)
+        edits, _, _ = plan(wanted, inventory, BUNDLE)
         places = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
         found |= {"mps"} if "/run/nvidia-mps" in places else set()
     return found | set(wanted.features)
@@ -163,7 +169,8 @@ def test_every_cell_is_expected_and_asked_for() -> None:
 def test_the_table(grant: str, source: str, privileged: bool) -> None:
     """Under every combination of the switches, a container gets what the cell says and no more."""
     needs = EXPECTED[grant, source][privileged]
-    by_mount = {MOUNTS} if source in ("variable", "mount", "policy") and grant not in check_grants.DEVICES else set()
+    by_itself = source in ("annotation", "option") and grant != "memory-limit"
+    by_mount = set() if by_itself or source == "option" or grant in check_grants.DEVICES else {MOUNTS}
     for holds in SETTINGS:
         got = what_comes(grant, privileged, ASKS[grant, source], holds)
         if grant == "mps":

@@ -242,5 +242,5 @@ def test_runtime_gives_by_each_name_what_the_spec_says(host: str) -> None:
         asked = {"process": process, "annotations": {"cdi.k8s.io/x": f"{hosts.KIND}={name}"}}
         expected = request.read(asked, inventory["policy"])
         assert expected is not None
-        edits, _ = plan(expected, inventory, BUNDLE)
+        edits, _, _ = plan(expected, inventory, BUNDLE)
         assert {*common, *nodes(found, name)} == {edit.value["path"] for edit in edits if edit.kind == "node"}, name

@@ -1,0 +1,68 @@
+"""Limits of GPU memory of shares, where the driver keeps any: what Allocate tells the hook, which sets them.
+
+A container's limit is a mount whose source is named for it, in a directory of root's: LIMITS/<UUID>=<bytes>. Neither
+an image nor a pod's variable can say another; a pod that may mount files of the host can only add a lower one.
+Out of scope: how much a share has (division.py), and setting it (gpuhook/cgroup_limits.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from gpushim.decision import memory
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import save
+from gpushim.oci.request import LIMITS
+from gpushim.paths.replace import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuplugin.settings.resources import Device
+    from gpushim.ground.model import Snapshot
+
+CONTROLLERS = "/sys/fs/cgroup/cgroup.controllers"
+WITHOUT = "limits of shares are kept by MPS for each process, or not at all"
+
+
+def missing(snapshot: Snapshot) -> str:
+    """Return why no limit of a share can be set on this host, or ""."""
+    if not os.path.exists(CONTROLLERS):
+        return f"the driver keeps no limit of GPU memory without cgroup v2; {WITHOUT}"
+    version = snapshot["driver"]["version"]
+    major = version.partition(".")[0]
+    if snapshot["platform"] != "native" or not major.isdecimal() or int(major) < memory.SINCE:
+        return f"the driver keeps no limit of GPU memory: that needs {memory.SINCE} or newer; {WITHOUT}"
+    return ""
+
+
+def mounts(devices: Sequence[Device]) -> list[dict[str, Any]]:
+    """Return the mounts that limit a container to its shares, those of one GPU together.
+
+    A GPU of which it has a part without a limit, and a MIG instance, which has memory of its own, are left out.
+
+    Raises:
+        GpushimError: the file cannot be written.
+    """
+    sizes: dict[str, int] = defaultdict(int)
+    for device in devices:
+        if device.share and device.share.memory:
+            sizes[device.uuid] += device.share.memory << 20
+    endless = {device.uuid for device in devices if device.place or not (device.share and device.share.memory)}
+    return [_mount(uuid, size) for uuid, size in sizes.items() if uuid not in endless]
+
+
+def _mount(uuid: str, size: int) -> dict[str, Any]:
+    state = system.state_dir()
+    path = f"{state}/{LIMITS}/{uuid}={size}"
+    try:
+        if not os.path.exists(path):
+            save.prepare(state)
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            replace(path, f"{size >> 20} MiB\n".encode(), durable=False)
+    except OSError as error:
+        raise GpushimError(f"{path}, a limit of GPU memory, cannot be written: {error.strerror}", INVENTORY) from None
+    return {"container_path": f"{system.STATE_DIR}/{LIMITS}/{uuid}", "host_path": path, "read_only": True}

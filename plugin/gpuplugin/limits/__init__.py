@@ -1,1 +1,0 @@
-"""Limits of memory for containers that share a GPU."""

@@ -1,0 +1,168 @@
+"""How much memory of each of its GPUs a container may have, and who says so.
+
+A container asks by GPUSHIM_MEMORY_LIMIT or the annotation gpushim/memory-limit: "20Gi" for each GPU, or for GPUs by
+index, UUID or PCI address, "0=20Gi,GPU-...=8Gi". [requests] of config.toml has a limit for who asks for none, and one
+that nobody passes. Of several the smallest counts. The hook sets them (gpuhook/cgroup_limits.py).
+Imported where there is a limit alone.
+"""
+
+from __future__ import annotations
+
+from gpushim.ground.errors import CONFIG, INVENTORY, REQUEST, GpushimError, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Sequence
+
+    from gpushim.ground.model import Gpu, MigInstance, RequestsPolicy, Snapshot
+
+    Asked = tuple[str, str]  # where it stands, and its text
+
+DEFAULT, MOST = "memory-limit-default", "memory-limit-most"  # keys of [requests]
+MIB = 1 << 20
+LEAST = 16 * MIB  # bytes; less is a unit that was left out
+SINCE = 615  # the driver's first version that keeps limits
+EVERY = ""  # stands for each GPU
+UNITS = {  # of Kubernetes' quantities
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+}
+
+
+class Limit:
+    """What a container may have of one GPU: the GPU's index, its PCI address, bytes, and where that stands."""
+
+    __slots__ = ("gpu", "pci", "size", "source")
+
+    def __init__(self, gpu: int, pci: str, size: int, source: str) -> None:
+        self.gpu, self.pci, self.size, self.source = gpu, pci, size, source
+
+    def __str__(self) -> str:
+        """Return what people read."""
+        return f"at most {self.size >> 20} MiB of GPU {self.gpu} ({self.source})"
+
+
+def is_limited(asked: Sequence[Asked], requests: RequestsPolicy) -> bool:
+    """Return whether anybody limits the memory of a container."""
+    return bool(asked or requests["memory-limit-default"] or requests["memory-limit-most"])
+
+
+def decide(
+    asked: Sequence[Asked], gpus: Sequence[Gpu], migs: Sequence[MigInstance], inventory: Snapshot, ignored: list[str]
+) -> list[Limit]:
+    """Decide the limits of a container.
+
+    Args:
+        asked: by the container; Request.memory.
+        gpus: that it gets.
+        migs: MIG instances that it gets, whose memory the hardware limits: no other limit can be set.
+        inventory: the snapshot.
+        ignored: gets a sentence for each that cannot be kept where config.toml does not require it.
+
+    Raises:
+        GpushimError: a limit cannot be understood, or cannot be kept here.
+    """
+    requests = inventory["policy"]["requests"]
+    texts = [(source, parse(text, source)) for source, text in asked]
+    names = {id(gpu): [str(gpu["index"]), gpu["uuid"], gpu["pci"]] for gpu in gpus}
+    names.update((id(mig), [f"{mig['gpu']}:{mig['index']}", mig["uuid"]]) for mig in migs)
+    for source, sizes in texts:
+        _check_names(source, sizes, {EVERY}.union(*names.values()))
+    limits = []
+    try:
+        for gpu in gpus:
+            size, source = _smallest([*names[id(gpu)], EVERY], texts, requests)
+            if size:
+                _check_driver(gpu, size, source, inventory)
+                limits.append(Limit(gpu["index"], gpu["pci"], size, source))
+        for mig in migs:
+            size, source = _smallest([*names[id(mig)], EVERY], texts, requests)
+            if 0 < size < mig["memory"] << 20:
+                why = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
+                raise _refusal(size, source, why)
+    except GpushimError as error:
+        if requests["memory-limits"] == "required":
+            raise
+        ignored.append(str(error))
+        return []
+    return limits
+
+
+def parse(text: str, source: str) -> dict[str, int]:
+    """Return limits in bytes by the GPU's name, EVERY for all.
+
+    Raises:
+        GpushimError: the text is no list of limits.
+    """
+    sizes: dict[str, int] = {}
+    for entry in text.split(","):
+        name, equals, size = entry.strip().rpartition("=")
+        if name in sizes or bool(equals) != bool(name):
+            raise GpushimError(
+                f'{source} is "{quote(text)}": write 20Gi, or 0=20Gi,1=8Gi with each GPU once', REQUEST
+            )
+        sizes[name] = parse_size(size, source)
+    if EVERY in sizes and len(sizes) > 1:
+        raise GpushimError(f'{source} is "{quote(text)}": name a limit for all GPUs, or one for each', REQUEST)
+    return sizes
+
+
+def parse_size(text: str, source: str, code: int = REQUEST) -> int:
+    """Return bytes: a number with a unit of Kubernetes', as 20Gi."""
+    digits = text.rstrip("kKMGTi")
+    unit = UNITS.get(text[len(digits) :], 0)
+    size = int(digits) * unit if digits.isascii() and digits.isdecimal() and len(digits) < 16 else 0
+    if not LEAST <= size < 1 << 63:
+        raise GpushimError(
+            f'{source} has "{quote(text)}", which is no size of GPU memory; write a whole number with a unit, as '
+            f"20Gi or 512Mi, of {LEAST // MIB}Mi or more",
+            code,
+        )
+    return size
+
+
+def _check_names(source: str, sizes: dict[str, int], names: set[str]) -> None:
+    for name in sizes:
+        if name not in names:
+            raise GpushimError(
+                f'{source} limits the GPU "{quote(name)}", which the container does not get; name one that it gets',
+                REQUEST,
+            )
+
+
+def _smallest(
+    names: Sequence[str], texts: Sequence[tuple[str, dict[str, int]]], requests: RequestsPolicy
+) -> tuple[int, str]:
+    """Return the smallest limit of a device, or the default, and who sets it; (0, "") if nobody does."""
+    sizes = [(limits[name], source) for source, limits in texts for name in names if name in limits]
+    default, most = requests["memory-limit-default"], requests["memory-limit-most"]
+    if default and not sizes:
+        sizes = [(parse_size(default, DEFAULT, CONFIG), f"[requests] {DEFAULT}")]
+    if most:
+        sizes.append((parse_size(most, MOST, CONFIG), f"[requests] {MOST}"))
+    return min(sizes, default=(0, ""))
+
+
+def _check_driver(gpu: Gpu, size: int, source: str, inventory: Snapshot) -> None:
+    """Refuse a limit of a whole GPU that this driver cannot keep."""
+    version = inventory["driver"]["version"]
+    major = version.partition(".")[0]
+    if inventory["platform"] != "native" or not gpu["pci"]:
+        raise _refusal(size, source, "this platform has no such limits")
+    if major.isdecimal() and int(major) < SINCE:
+        raise _refusal(size, source, f"the driver {version} keeps none; it needs {SINCE} or newer")
+
+
+def _refusal(size: int, source: str, why: str) -> GpushimError:
+    return GpushimError(
+        f"the container is limited to {size >> 20} MiB of each GPU by {source}, but {why}; leave the limit out, or "
+        'write memory-limits = "wanted" under [requests] in config.toml',
+        INVENTORY,
+    )

@@ -1,0 +1,65 @@
+"""The check of limits of GPU memory: whether this host can keep any, and by whom.
+
+Out of scope: setting them (gpuhook/cgroup_limits.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpushim.decision import memory
+from gpushim.doctor import Finding, Host, broken, ok, skipped
+from gpushim.inventory import ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.ground.model import Snapshot
+
+CGROUPS = "/sys/fs/cgroup"
+
+
+def limits(host: Host) -> Iterator[Finding]:
+    """Check that limits of GPU memory can be kept where config.toml sets any."""
+    snapshot, stale = ensure.last(host.config, host.state)
+    if not snapshot or stale or snapshot["error"]:
+        yield skipped("there is no current snapshot")
+        return
+    missing, requests = _missing(snapshot), snapshot["policy"]["requests"]
+    sizes = {memory.DEFAULT: requests["memory-limit-default"], memory.MOST: requests["memory-limit-most"]}
+    keys = [key for key, size in sizes.items() if size and requests["memory-limits"] == "required"]
+    if not missing:
+        yield ok(f"limits of GPU memory are kept by {_name_kernel_or_driver()}")
+    elif keys:
+        yield broken(
+            f"containers with a whole GPU are refused: {' and '.join(keys)} under [requests] of config.toml limit "
+            f"their memory, and {missing}",
+            f'memory-limits = "wanted" under [requests] of {host.config}, or without {" and ".join(keys)}',
+        )
+    else:
+        yield ok(f"a container that asks for a limit of GPU memory is refused: {missing}")
+
+
+def _missing(snapshot: Snapshot) -> str:
+    """Return what limits of GPU memory need and this host lacks, or ""."""
+    version = snapshot["driver"]["version"]
+    major = version.partition(".")[0]
+    if snapshot["platform"] != "native":
+        return "this platform has none"
+    if major.isdecimal() and int(major) < memory.SINCE:
+        return f"the driver {version} keeps none, which {memory.SINCE} and newer do"
+    return "" if _read("cgroup.controllers") else f"{CGROUPS} is not cgroup v2 alone"
+
+
+def _name_kernel_or_driver() -> str:
+    if "dmem" in _read("cgroup.controllers").split():
+        return "the kernel (dmem)"
+    return "the driver itself, as this kernel has no CONFIG_CGROUP_DMEM"
+
+
+def _read(name: str) -> str:
+    try:
+        with open(f"{CGROUPS}/{name}", encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

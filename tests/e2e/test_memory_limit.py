@@ -1,0 +1,127 @@
+"""A limit of GPU memory is in force at the container's first instruction, whoever makes the container.
+
+The driver's own limits, by the simulated NVML; the kernel's controller dmem is in tests/machine alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from e2e import engines, views
+from e2e.bundles import Bundle
+from e2e.cdihooks import run
+from e2e.test_standalone import alone
+from e2e.trees import TOP
+from e2e.views import CRUN
+from e2e.witness import RUNC, settings
+
+GIB = 1 << 30
+SEEN = "/seen"  # where a container sees what the driver was told
+# The container's first process: its own cgroup, and the limits that stand when it starts.
+LOOK = ["/bin/sh", "-c", f"cat {SEEN}/memory-limits; echo; cat /proc/self/cgroup"]
+
+
+class Scene:
+    """A host with driver 615 and one bundle."""
+
+    def __init__(self, host: fakehost.Host, bundle: Bundle, low: str) -> None:
+        self.host, self.bundle, self.low = host, bundle, low
+        self.limits = Path(host.root, "usr/lib/fakehost/memory-limits")
+        self.limits.touch()
+        mount = {"destination": SEEN, "source": str(self.limits.parent), "type": "bind", "options": ["bind", "ro"]}
+        bundle.plain["mounts"].append(mount)
+        bundle.plain["process"]["user"] = {"uid": 0, "gid": 0}
+
+    def refresh(self, more: str = "") -> None:
+        config = Path(self.bundle.env["GPUSHIM_CONFIG"])
+        config.write_text(config.read_text() + more)
+        engines.run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **self.bundle.env})
+
+    def start(self, way: str, *env: str) -> subprocess.CompletedProcess[str]:
+        if way == "shim":
+            self.bundle.ask(*env, args=LOOK)
+            return self.bundle.call("run", "--bundle", str(self.bundle.directory), self.bundle.id, check=False)
+        if way == "hook":
+            alone(self.bundle, *env, args=LOOK)
+        else:
+            self.bundle.ask(*env, args=LOOK, **self._injected())
+        return run(self.bundle, self.low, check=False)
+
+    def _injected(self) -> dict[str, Any]:
+        """What an engine takes from the CDI spec for the device 0: nodes, their rules and hooks."""
+        spec = json.loads(Path(self.bundle.env["GPUSHIM_STATE"], "cdi/nvidia.com-gpu.json").read_text())
+        (device,) = [entry for entry in spec["devices"] if entry["name"] == "0"]
+        edits = [spec["containerEdits"], device["containerEdits"]]
+        nodes = [{**node, "permissions": None} for edit in edits for node in edit.get("deviceNodes", ())]
+        variables = [f"{name}={value}" for name, value in self.bundle.env.items()]
+        hooks = [{**hook, "env": [*hook["env"], *variables]} for edit in edits for hook in edit.get("hooks", ())]
+        linux = json.loads(json.dumps(self.bundle.plain["linux"]))
+        for node in nodes:
+            del node["permissions"]
+            node.pop("hostPath", None)
+            rule = {"allow": True, "type": "c", "major": node["major"], "minor": node["minor"], "access": "rw"}
+            linux["resources"]["devices"].append(rule)
+        linux["devices"] = nodes
+        for hook in hooks:
+            del hook["hookName"]
+        return {"linux": linux, "hooks": {"prestart": hooks}}
+
+
+@pytest.fixture(params=[RUNC, CRUN], ids=["runc", "crun"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path, debian_root: Path) -> Iterator[Scene]:
+    cache = str(TOP / ".cache" / "fakehost")
+    host = fakehost.build(str(tmp_path / "host"), 2, driver="615.71", compile_cache=cache)
+    (tmp_path / "settings").mkdir()
+    low = str(views.low_level(("v2", request.param), tmp_path))
+    env = settings(tmp_path / "settings", host.root, low)
+    with views.view("v2") as prefix:
+        made = Scene(host, Bundle(tmp_path / "bundle", debian_root, env, prefix), low)
+        made.refresh()
+        yield made
+
+
+def stands(done: subprocess.CompletedProcess[str], gpu: fakehost.Gpu, size: int) -> bool:
+    """Return whether the container saw this limit of its own cgroup, and no other."""
+    told, _, cgroups = done.stdout.partition("\n\n")
+    (path,) = [line.partition("::")[2] for line in cgroups.splitlines() if line.startswith("0::")]
+    return told.split() == [gpu.uuid, f"/sys/fs/cgroup{path}", str(size)]
+
+
+@pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
+def test_the_limit_stands_at_the_first_instruction(scene: Scene, way: str) -> None:
+    done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi")
+    assert done.returncode == 0, done.stderr
+    assert stands(done, scene.host.gpus[0], 8 * GIB), done.stdout
+
+
+@pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
+def test_an_image_asks_for_more_than_its_administrator_allows(scene: Scene, way: str) -> None:
+    scene.refresh('[requests]\nmemory-limit-most = "4Gi"\n')
+    done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=30Gi")
+    assert done.returncode == 0, done.stderr
+    assert stands(done, scene.host.gpus[0], 4 * GIB), done.stdout
+    scene.limits.write_text("")
+    assert stands(scene.start(way, "NVIDIA_VISIBLE_DEVICES=0"), scene.host.gpus[0], 4 * GIB)
+
+
+@pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
+def test_a_limit_that_is_not_in_force_refuses_the_container(scene: Scene, way: str) -> None:
+    scene.limits.with_name("memory-limits-lost").touch()
+    done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi")
+    assert done.returncode != 0
+    assert "0::" not in done.stdout
+    log = Path(scene.bundle.env["GPUSHIM_CONFIG"]).with_name("gpushim.log").read_text()
+    sentence = "the limit of the container's GPU memory is not in force: NVML keeps"
+    assert log.count(sentence) == 1
+    scene.refresh('[requests]\nmemory-limits = "wanted"\n')
+    done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi")
+    assert done.returncode == 0, done.stderr
+    log = Path(scene.bundle.env["GPUSHIM_CONFIG"]).with_name("gpushim.log").read_text()
+    assert log.count(sentence) == 2

@@ -1,0 +1,121 @@
+"""Limits of GPU memory on a kernel that keeps them: in force at the first instruction, whoever makes the container.
+
+/dev/gpu-memory0 stands for the driver: what is written to it is taken of GPU 0's memory, which has 1 GiB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from machine.trials.rows import case, end, run, sh
+
+MIB = 1 << 20
+LIMIT = "--env=GPUSHIM_MEMORY_LIMIT=512Mi"
+NODE = "--device=/dev/gpu-memory0"
+REGION = re.compile(r"nvidia/0000:07:00\.0/vidmem (\S+)")
+# The container's first process: its own limit, then more memory than it may have.
+FIRST = (
+    "cat /sys/fs/cgroup/dmem.max; exec 3>/dev/gpu-memory0; echo {0} >&3 && echo taken; echo {0} >&3 || echo refused"
+)
+LOOK = FIRST.format(300 * MIB)
+STAY = f"exec 3>/dev/gpu-memory0; echo {200 * MIB} >&3 && echo taken; sleep 1000000"
+CHILD = f"mkdir /sys/fs/cgroup/own && echo 0 >/sys/fs/cgroup/own/cgroup.procs; {LOOK}"
+DOCKER = {
+    "gpushim-runtime": ("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=0"),
+    "the hook alone": ("--gpus=device=0",),
+    "CDI": ("--device=nvidia.com/gpu=0",),
+}
+BUNDLE = Path("/srv/bundle")
+
+
+def kept(said: str, size: int = 512 * MIB) -> bool:
+    """Return whether a container had this limit, and was held to it."""
+    return REGION.findall(said) == [str(size)] and "taken" in said and "refused" in said
+
+
+def docker(*words: str) -> str:
+    """Run a container that is removed afterwards; returns what it says."""
+    return run("docker", "run", "--rm", "--network=none", NODE, *words)
+
+
+def by_docker() -> None:
+    """Each way in which Docker makes a container."""
+    run("docker", "import", "/srv/rootfs.tar", "box")
+    for name, options in DOCKER.items():
+        said = docker(*options, LIMIT, "box", "sh", "-c", LOOK)
+        case(f"docker, {name}: the limit stands", kept(said), said)
+    said = docker("--privileged", "--cgroupns=private", *DOCKER["gpushim-runtime"], LIMIT, "box", "sh", "-c", CHILD)
+    case("docker: a cgroup below the container's is within the limit", kept(said), said)
+    said = docker("--gpus=device=0", "box", "sh", "-c", LOOK)
+    case("docker: without a limit there is none", REGION.findall(said) == ["max"] and "refused" not in said, said)
+
+
+def by_podman() -> None:
+    """Podman, with both low-level runtimes."""
+    run("podman", "import", "/srv/rootfs.tar", "box")
+    for runtime in ("crun", "runc"):
+        words = ("podman", f"--runtime={runtime}", "run", "--rm", "--network=none", NODE)
+        said = run(*words, "--device=nvidia.com/gpu=0", LIMIT, "box", "sh", "-c", LOOK)
+        case(f"podman, {runtime}, CDI: the limit stands", kept(said), said)
+
+
+def bare() -> None:
+    """A low-level runtime without an engine, its cgroup by systemd and by the file system."""
+    for name, words, path in (
+        ("systemd", ["--systemd-cgroup"], "system.slice:gpushim:bare"),
+        ("cgroupfs", [], "/gpushim/bare"),
+    ):
+        run("rm", "-rf", str(BUNDLE))
+        BUNDLE.mkdir()
+        run("runc", "spec", "--bundle", str(BUNDLE))
+        spec = json.loads((BUNDLE / "config.json").read_text())
+        spec["root"] = {"path": "/srv/rootfs"}
+        spec["process"] |= {"terminal": False, "args": ["sh", "-c", LOOK], "user": {"uid": 0, "gid": 0}}
+        spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=512Mi"]
+        facts = os.stat("/dev/gpu-memory0")
+        node = {"type": "c", "major": os.major(facts.st_rdev), "minor": os.minor(facts.st_rdev)}
+        spec["linux"]["devices"] = [{"path": "/dev/gpu-memory0", "fileMode": 0o666, **node}]
+        spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rw", **node})
+        spec["linux"]["cgroupsPath"] = path
+        (BUNDLE / "config.json").write_text(json.dumps(spec))
+        said = run("gpushim-runtime", "--root=/run/bare", *words, "run", "--bundle", str(BUNDLE), f"bare-{name}")
+        case(f"gpushim-runtime alone, {name}: the limit stands", kept(said), said)
+
+
+def beside_others() -> None:
+    """Two containers on one GPU, and what happens to a limit while its container runs."""
+    for name, limit in (("one", "256Mi"), ("two", "512Mi")):
+        words = ("--detach", f"--name={name}", "--network=none", NODE, "--gpus=device=0")
+        run("docker", "run", *words, f"--env=GPUSHIM_MEMORY_LIMIT={limit}", "box", "sh", "-c", STAY)
+    said = sh("cat /sys/fs/cgroup/system.slice/docker-*.scope/dmem.current /sys/fs/cgroup/system.slice/dmem.current")
+    sizes = [int(size) for size in REGION.findall(said)]
+    case("two on one GPU: each has its own, and the sum is theirs", sizes == [200 * MIB, 200 * MIB, 400 * MIB], said)
+    more = f"exec 3>/dev/gpu-memory0; echo {100 * MIB} >&3 && echo taken || echo refused"
+    answers = [run("docker", "exec", name, "sh", "-c", more) for name in ("one", "two")]
+    taken = ["taken" in answer for answer in answers]
+    case("the one at its limit is refused, the other unharmed", taken == [False, True], str(answers))
+    for event, command in (
+        ("docker update", "docker update --memory=512m --memory-swap=512m one"),
+        ("daemon-reload", "systemctl daemon-reload"),
+        ("docker restart", "docker restart --time=0 one"),
+    ):
+        done = sh(command)
+        said = sh("cat /sys/fs/cgroup/system.slice/docker-$(docker inspect --format={{.Id}} one).scope/dmem.max")
+        case(f"{event}: the limit stands", REGION.findall(said) == [str(256 * MIB)], done + said)
+    run("docker", "rm", "--force", "one", "two")
+
+
+def main() -> None:
+    """Try all of it."""
+    said = run("gpushim", "refresh")
+    case("the GPUs are listed", Path("/run/gpushim/inventory.json").exists(), said)
+    for part in (by_docker, beside_others, bare, by_podman):
+        part()
+    end()
+
+
+if __name__ == "__main__":
+    main()
