@@ -153,7 +153,6 @@ class Kernel:
         return buffer.raw
 
     def load(self, code: bytes) -> int:
-        """Load a program and return its fd."""
         buffer, licence = ctypes.create_string_buffer(code), ctypes.create_string_buffer(b"Apache-2.0")
         values = (PROGRAM_TYPE, len(code) // 8, ctypes.addressof(buffer), ctypes.addressof(licence))
         try:

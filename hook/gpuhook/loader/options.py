@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 class Options:
     """The options' values, each under its option's name; those that may be repeated as lists.
 
-    Args:
-        argv: the words behind the verb.
-
     Raises:
         GpushimError: one of them cannot be understood.
     """

@@ -71,10 +71,6 @@ def _without_flags(words: list[str]) -> list[str]:
 def parse(words: list[str], expected: tuple[str, ...]) -> Options:
     """Sort options, `--name value` and `--name=value`, with one dash or two, into values by name.
 
-    Args:
-        words: behind the hook's name.
-        expected: names of its options.
-
     Raises:
         GpushimError: one has no value.
     """

@@ -87,11 +87,6 @@ def _with_requests(row: dict[str, Any], requests: list[str], written: list[Any])
     """Return a config of this driver with its requests' names, which Kubernetes 1.37 leaves out where they are all.
 
     One without names would be passed over for a device of another type, instead of refused.
-
-    Args:
-        row: of an allocation.
-        requests: all that got devices.
-        written: configs, as the claim has them.
     """
     if row.get("requests"):
         return row

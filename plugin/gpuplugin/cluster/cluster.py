@@ -72,7 +72,6 @@ class Api:
 
     @property
     def namespace(self) -> str:
-        """Return this pod's namespace."""
         assert self._pod
         return named(self._pod.mounted("namespace"), f"{self._folder}/namespace")
 
@@ -182,10 +181,6 @@ class Api:
 def named(text: str, source: str) -> str:
     """Return a name that Kubernetes gave an object.
 
-    Args:
-        text: as it was given.
-        source: where it stands, for messages.
-
     Raises:
         GpushimError: it is none.
     """
@@ -220,7 +215,6 @@ class _Limit:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Cancel the deadline."""
         if self._timer:
             self._timer.cancel()
         if self._socket:

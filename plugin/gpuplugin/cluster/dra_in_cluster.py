@@ -144,12 +144,7 @@ class Link:
             raise GpushimError(f"{self._path} sends a line that is not understood", FAILED)
 
     def send(self, message: dict[str, Any], connected: socket.socket | None = None) -> None:
-        """Send a line; drop it if there is no connection, or another one than was meant.
-
-        Args:
-            message: the object to be sent.
-            connected: by which it was asked for.
-        """
+        """Send a line; drop it if there is no connection, or another one than was meant."""
         try:
             line = _line(message)
         except GpushimError as error:

@@ -39,13 +39,7 @@ def same(desired: Any, actual: Any, path: tuple[str, ...] = ()) -> bool:
 
 
 def dropped(desired: Any, actual: Any, path: str = "spec.devices") -> Iterator[str]:
-    """Yield the fields that the API server has not kept, such as spec.devices[].taints.
-
-    Args:
-        desired: a list of devices, or a part of it.
-        actual: what the API server answered.
-        path: of the part.
-    """
+    """Yield the fields that the API server has not kept, such as spec.devices[].taints."""
     if isinstance(desired, dict) and isinstance(actual, dict):
         by_name = path.rpartition(".")[2] in BY_NAME
         for name in _member_names(desired):
@@ -60,12 +54,7 @@ def dropped(desired: Any, actual: Any, path: str = "spec.devices") -> Iterator[s
 
 
 def dated(desired: list[dict[str, Any]], published: list[list[Any]]) -> list[dict[str, Any]]:
-    """Return devices whose taints have the time that those in the API server have: a pod is evicted by it.
-
-    Args:
-        desired: devices.
-        published: devices of each slice that is there.
-    """
+    """Return devices whose taints have the time that those in the API server have: a pod is evicted by it."""
     times = {
         _taint_key(device, taint): member(taint, "timeAdded")
         for devices in published
@@ -86,7 +75,6 @@ def dated(desired: list[dict[str, Any]], published: list[list[Any]]) -> list[dic
 
 
 def _taint_key(device: Any, taint: Any) -> tuple[str, ...]:
-    """Return what identifies a taint."""
     return (str(member(device, "name")), *(str(member(taint, name)) for name in ("key", "value", "effect")))
 
 

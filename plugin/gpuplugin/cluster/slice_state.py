@@ -87,7 +87,6 @@ class State:
         self.say = True
 
     def done(self, generation: int, dropped: set[str]) -> None:
-        """Note that all is as it is desired."""
         if dropped and sorted(dropped) != self._dropped:
             logger.warning("the API server dropped %s: it has those features off", ", ".join(sorted(dropped)))
         self._generation, self._dropped, self._settled = generation, sorted(dropped), True

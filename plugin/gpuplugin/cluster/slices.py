@@ -231,7 +231,6 @@ class Slices:
             self._slices.pop(slice_.name, None)
 
     def _read(self) -> None:
-        """Read all slices of this node."""
         slices: dict[str, Slice] = {}
         query = {**self._only, "limit": str(PAGE)}
         for _ in range(PAGES):

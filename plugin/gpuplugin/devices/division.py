@@ -33,10 +33,6 @@ def mps_groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:
     Limits where the group says none: an equal part of the smallest GPU, as NVIDIA's plugin computes them; with slices
     the largest one's, since clients can have the daemon's limits lowered only.
 
-    Args:
-        snapshot: of its inventory, without an error.
-        settings: in force.
-
     Raises:
         GpushimError: groups do not go together, or not with these GPUs.
     """
@@ -91,7 +87,6 @@ def divide(
 
 
 def _parts(device: Device, group: Group, daemon: MpsGroup | None) -> list[tuple[str, list[Device]]]:
-    """Return the resources of a device, with its replicas in each."""
     single, memory = group.single and group.replicas > 1, group.memory
     share = Share(TIME_SLICING, group.distinct, single, group.policy, memory=memory)
     if daemon:
@@ -124,7 +119,6 @@ def _directory_names(groups: Sequence[Group]) -> list[str]:
 def _members(
     devices_by_resource: ByResource, snapshot: Snapshot, groups: Sequence[Group], notes: list[str]
 ) -> Members:
-    """Return each group with its devices; no device is in two."""
     members: Members = []
     of_group: dict[str, Group] = {}
     for group in groups:

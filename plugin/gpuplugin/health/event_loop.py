@@ -61,13 +61,7 @@ class Merged:
 
 
 class Events:
-    """An event set with all GPUs that can be in it.
-
-    Args:
-        nvml: an open session.
-        gpus: to listen to.
-        log: the kernel's.
-    """
+    """An event set with all GPUs that can be in it."""
 
     def __init__(self, nvml: Any, gpus: list[Gpu], log: kmsg.Log) -> None:
         self._nvml, self._gpus, self._log = nvml, gpus, log

@@ -37,7 +37,6 @@ class Listening:
         self.note(moment)
 
     def note(self, moment: float) -> None:
-        """Note that they are still listened to."""
         for uuid in self.uuids & self._state.gpus.keys():
             self._state.gpus[uuid].heard = moment
 

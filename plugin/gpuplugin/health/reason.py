@@ -168,7 +168,6 @@ def brief(sentence: str) -> str:
 
 
 def make_reason(cause: Cause) -> Reason:
-    """Return the reason for a cause."""
     fields = cause.gi, cause.ci, cause.number, cause.ends == xids.TIME
     return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], *fields)
 

@@ -191,7 +191,6 @@ def sweep(folder: str) -> None:
 
 
 def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
-    """Return the sockets of other plugins."""
     try:
         foreign_names = {name for name in names(folder) if is_foreign(name)}
     except OSError:

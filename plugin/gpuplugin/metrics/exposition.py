@@ -124,7 +124,6 @@ class _Collected:
 
 
 def _count_samples(row: Row) -> Iterator[Sample]:
-    """Yield the samples of counts.py."""
     if row.kind == "histogram":
         from prometheus_client.utils import floatToGoString
 

@@ -68,9 +68,6 @@ class RefusedError(Exception):
 class Httpd:
     """A server at one address.
 
-    Args:
-        answers: makes the answer to a path.
-
     Attributes:
         problem: why it does not listen; or "".
     """

@@ -137,7 +137,6 @@ class Meter:
 
 
 def _only_numbers(values: object) -> dict[str, float]:
-    """Return those figures that are numbers."""
     rows: Mapping[str, Any] = values if isinstance(values, dict) else {}
     return {key: rows[key] for key in readings.KEYS if _is_number(rows.get(key))}
 

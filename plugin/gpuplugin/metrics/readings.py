@@ -115,7 +115,6 @@ def _readings(nvml: Any, handle: Any, reads: Sequence[Read]) -> dict[str, float]
 
 
 def _reads(nvml: Any) -> list[Read]:
-    """Return the readers for a GPU."""
     return [
         (("sm_clock",), lambda gpu: [nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)]),
         (("mem_clock",), lambda gpu: [nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)]),

@@ -68,13 +68,6 @@ def ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> 
 def set_modes(snapshot: Snapshot, values: Mapping[str, int], path: str, seconds: float, ask: Ask = ask) -> None:
     """Set modes, or time slices, of GPUs; restore the others that the file has.
 
-    Args:
-        snapshot: of this host.
-        values: by UUID.
-        path: of the file.
-        seconds: how long it may take.
-        ask: sets and returns them.
-
     Raises:
         GpushimError: the driver refuses, or takes longer.
     """
@@ -176,7 +169,6 @@ def _read_others(path: str, uuids: Collection[str], alive: bool = False) -> dict
 
 
 def main(library: str, modes: str) -> None:
-    """Run as the child."""
     former: dict[str, int] = {}
     try:
         with nvml.session(library, lambda step: None) as session:

@@ -44,11 +44,6 @@ _WITH_SHM = 'cd / && mount --bind "$1" /dev/shm && shift && exec "$@"'
 class ControlDaemon:
     """A daemon, between `start` and `end`.
 
-    Args:
-        snapshot: of this host.
-        group: whom it serves.
-        folders: its directories.
-
     Attributes:
         pid: of its process, and of its process group; 0 for none.
 
@@ -216,12 +211,6 @@ def find_daemon(snapshot: Snapshot) -> str:
 
 def find_in_driver(snapshot: Snapshot, name: str, capability: str, packages: str) -> str:
     """Return the path of a program of the driver's.
-
-    Args:
-        snapshot: of this host.
-        name: of the program.
-        capability: that it belongs to.
-        packages: that have it.
 
     Raises:
         GpushimError: there is none.

@@ -48,10 +48,6 @@ START = 300  # seconds that systemd gives a start, TimeoutStartSec of the unit
 def supervise(name: str, read: Callable[[], Settings]) -> None:
     """Serve a group until it is gone from the settings and has no client, or a signal ends the process.
 
-    Args:
-        name: of the group.
-        read: returns the settings in force.
-
     Raises:
         GpushimError: there is no such group, it has a supervisor already, or its daemon cannot serve.
     """

@@ -35,13 +35,11 @@ timed: dict[tuple[str, str], list[float]] = {}  # the sum of seconds; how many t
 
 
 def add(key: str, word: str = "") -> None:
-    """Count one."""
     if (key, word) in counted or len(counted) < WORDS:
         counted[key, word] = counted.get((key, word), 0) + 1
 
 
 def took(key: str, seconds: float, word: str = "") -> None:
-    """Add the duration of one."""
     bounds = BOUNDS[key]
     if (key, word) not in timed and len(timed) >= WORDS:
         return

@@ -49,7 +49,6 @@ class Instances:
             self.leave()
 
     def serve(self, resource: str) -> None:
-        """Lock the byte of a resource that this one serves."""
         if self._fd >= 0:
             self._lock(fcntl.F_RDLCK, _byte(resource))
 

@@ -36,7 +36,6 @@ class Tasks:
         self.broken: BaseException | None = None
 
     def start(self, work: Any) -> asyncio.Task[Any]:
-        """Start a coroutine as a task, and return it."""
         task = asyncio.create_task(work)
         self._all.add(task)
         task.add_done_callback(self._ended)

@@ -44,7 +44,6 @@ def _is_memory(value: Any) -> bool:
 
 
 def mib(value: Optional[str]) -> Optional[int]:
-    """Return an amount of memory in MiB."""
     return int(value[:-2]) * _MIB[value[-2:]] if value else None
 
 

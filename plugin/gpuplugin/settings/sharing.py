@@ -151,7 +151,6 @@ def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
 
 
 def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: list[str]) -> Group:
-    """Read an entry of resources."""
     kind = f"sharing.{key}"
     row = forms.table(row, path, f"an entry of {kind}.resources")
     name = row.get("name")

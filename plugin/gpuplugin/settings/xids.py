@@ -45,7 +45,6 @@ class Verdict:
 
 
 def _make_table() -> dict[int, Verdict]:
-    """Return the verdicts of the lists below."""
     verdicts: dict[int, Verdict] = {}
     for counts, ends, source, rows in (
         (False, TIME, "catalog: RESTART_APP, CHECK_APP", _APPLICATION),
@@ -163,7 +162,6 @@ def verdict(xid: int) -> Verdict:
 
 
 def text(xid: int) -> str:
-    """Return a clause that names an XID."""
     meaning = verdict(xid).meaning
     return f"XID {xid}, {meaning}" if meaning else f"XID {xid}"
 

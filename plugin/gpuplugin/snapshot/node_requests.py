@@ -38,10 +38,6 @@ FIRST, LONGEST = 1.0, 60.0  # seconds between requests
 def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     """Write a request for the node, together with those of just now.
 
-    Args:
-        renewed: whether the snapshot is to be renewed.
-        units: that are to be started.
-
     Raises:
         OSError: the file cannot be written.
     """

@@ -64,7 +64,6 @@ class Release:
 
     @property
     def path(self) -> str:
-        """Return the path of the file."""
         return f"{folder()}/{NAME}"
 
     def requested(self) -> bool:
