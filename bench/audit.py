@@ -75,12 +75,12 @@ def kinds(requests: list[Request]) -> str:
     return ", ".join(f"{number} {name}" for name, number in Counter(names).most_common()) or "none"
 
 
-def peak(requests: list[Request], seconds: float = 1.0) -> int:
-    """Return the most requests in any window of so many seconds."""
+def peak(requests: list[Request]) -> int:
+    """Return the most requests in any second."""
     times = [one.at for one in requests]
     most = first = 0
     for last, at in enumerate(times):
-        while times[first] <= at - seconds:
+        while times[first] <= at - 1.0:
             first += 1
         most = max(most, last - first + 1)
     return most

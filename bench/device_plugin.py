@@ -13,10 +13,9 @@ of Allocate stands beside it. Rows:
                     where a GPU is not in /sys, so that a refresh comes every 30 s, and of what does it in a third
     memory          resident, and what of it is this process' alone (Private_* of smaps_rollup); no child runs then
     Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas), written to a book on the disk
-                    of $TMPDIR: in process, through gRPC; PreStartContainer, which does nothing, tells gRPC's part
+                    of $TMPDIR: in process, through gRPC
     health          one GPU's change, for 8 GPUs with 336 replicas each: until the list is ready to be sent
     preferred       for 8 of 16 GPUs: the table of all sets, the slowest size of an answer, through gRPC
-    list            of 60 000 devices: bytes and time to write it; kubelet reads 4 MiB
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from gpuplugin.book import by_device  # noqa: E402
 from gpuplugin.book.book import Book  # noqa: E402
 from gpuplugin.book.page import fresh  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
-from gpuplugin.kubelet.v1beta1 import LIST_LIMIT, write_list  # noqa: E402
+from gpuplugin.kubelet.v1beta1 import write_list  # noqa: E402
 from gpuplugin.settings import resources, settings  # noqa: E402
 from gpushim.ground import system  # noqa: E402
 from unit.gpuplugin.kubelet.fake import Kubelet, until  # noqa: E402
@@ -67,7 +66,6 @@ main()
 PYTHONS = ["/usr/bin/python3", str(TOP / ".venv/bin/python")]
 GPU = "nvidia.com/gpu"
 SHARING = {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 10}]}}}
-MANY = 60_000
 SETTLED = 32.0  # seconds after which nothing of the start is left: kubelet is asked more and more rarely
 PASSING = 60.0  # seconds, with two refreshes
 
@@ -164,16 +162,12 @@ def inside(rounds: int) -> dict[str, str]:
         replicas.mark_unhealthy(next(turns))
         write_list(replicas.name, replicas.listed.values())
 
-    many = resource(resources.replicated(whole[:8], MANY // 8))
-    data = write_list(many.name, many.listed.values())
-    listing = least(3, lambda: write_list(many.name, many.listed.values()))
     return {
         "Allocate of 560, in process": both(times(rounds * 100, lambda: parts.allocate(ten))),
         f"health of a GPU, {len(replicas.devices)} devices": f"{least(rounds * 10, mark_unhealthy):.2f} ms",
         "preferred, 10 of 560, in memory": f"{least(rounds * 10, lambda: parts.prefer(some)):.3f} ms",
         "preferred, 16 GPUs: table": f"{least(rounds, table):.1f} ms",
         "preferred, 16 GPUs: slowest answer": f"{slowest:.3f} ms",
-        f"list of {MANY} devices": f"{len(data) / LIST_LIMIT:.2f} of kubelet's limit, {listing:.0f} ms",
     }
 
 
@@ -254,14 +248,9 @@ async def spent(pid: int, seconds: float) -> str:
 
 async def allocating(kubelet: Kubelet, pid: int, rounds: int) -> dict[str, str]:
     """Measure Allocate for devices of many."""
-    ids, names = [*kubelet.lists[GPU]], ("PreStartContainerRequest", "Empty")
-    bare = await taken(rounds * 100, lambda: kubelet.clients[GPU].call("PreStartContainer", {}, names))
+    ids = [*kubelet.lists[GPU]]
     spent = await taken(rounds * 100, lambda: kubelet.allocate(GPU, *ids[::56]))
-    rows = {
-        f"Allocate of {len(ids)}, through gRPC": both(spent),
-        "a call that does nothing, the same way": both(bare),
-    }
-    return {**rows, "memory after that, 560 devices": memory(pid)}
+    return {f"Allocate of {len(ids)}, through gRPC": both(spent), "memory after that, 560 devices": memory(pid)}
 
 
 async def preferring(kubelet: Kubelet, pid: int, rounds: int) -> dict[str, str]:

@@ -8,13 +8,12 @@ with 7 MIG instances each. First the driver's half on the node alone, the other 
 chart in a cluster of a real API server, scheduler, controller-manager, kubelet and containerd, without the device
 plugin. Rows, of which times are medians, with the least and the most:
 
-    prepare         of one claim, through gRPC, with an answer of the other half at once; the same for a claim that is
-                    prepared already; and unprepare of what never was, which tells gRPC's part
+    prepare         of one claim, through gRPC, with an answer of the other half at once
     slices          from kubelet's NotifyRegistrationStatus (in the driver's log) to a complete pool in a watch: once
                     after the installation, then after restarts of kubelet, which takes the slices away
     pod             from a pod with a claim in a watch to the first line that its container writes, as containerd's
-                    log dates it, and to its phase Running in the watch; prepare as kubelet's metrics have it, a mean
-                    with the question to the API server in it
+                    log dates it, and the same without a claim; prepare as kubelet's metrics have it, a mean with the
+                    question to the API server in it
     health          from an XID of one MIG instance to the taint in the watch
     rest            CPU of both halves (schedstat) and of NVML's children, requests of the driver's account in the API
                     server's audit log, memory; a second time while a pod has a claim
@@ -68,7 +67,6 @@ TASKS = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 DEVICES = 57  # which one slice has
 SETTLED = 60.0  # seconds after which nothing of the start is left
 PREPARES = 300
-CALLS = ("prepare", "prepare again", "unprepare", "unprepare of nothing")
 SLICES = f"/apis/{claims.VERSION}/resourceslices?watch=1"
 PODS = "/api/v1/namespaces/default/pods?watch=1"
 
@@ -134,17 +132,16 @@ def preparing(one: dranode.Driver, host: Host) -> None:
             method("NodePrepareResources", "PreparedClaims"),
             method("NodeUnprepareResources", "UnpreparedClaims"),
         )
-        found: dict[str, list[float]] = {name: [] for name in CALLS}
+        times: list[float] = []
         for number in range(PREPARES):
             uid = f"u{number}"
             one.allocate(uid, names[number % len(names)])
-            for name, call in zip(CALLS, (prepare, prepare, unprepare, unprepare)):
-                began = time.perf_counter()
-                answer = call(uid)
-                found[name].append(time.perf_counter() - began)
-                assert not (answer["claims"][0]["value"] or {}).get("error"), answer
-        for name, times in found.items():
-            say(f"{name}, {len(names)} MIG instances, no API server", spread(times))
+            began = time.perf_counter()
+            answer = prepare(uid)
+            times.append(time.perf_counter() - began)
+            assert not answer["claims"][0]["value"].get("error"), answer
+            unprepare(uid)
+        say(f"prepare, {len(names)} MIG instances, no API server", spread(times))
 
 
 def in_cluster(folder: Path, host: Host, rounds: int, rest: float) -> None:
@@ -203,25 +200,24 @@ def restarted(cluster: Cluster, slices: Watch) -> float:
 
 
 def running(cluster: Cluster, pods: Watch, rounds: int) -> None:
-    """Measure pods with a claim, one after the other; and those without, and without CNI, the same way."""
-    for what, host in (("a claim", False), ("nothing", False), ("a claim, hostNetwork", True)):
-        began, written, phase = [], [], []
+    """Measure pods with a claim, one after the other; and those without, the same way."""
+    for what in ("claim", "nothing"):
+        began, written = [], []
         for number in range(rounds + 1):
-            name = f"{what.split()[-1].lower()}-{number}"
-            asked = claims.pod(name, *[name] * (what != "nothing"), hostNetwork=host)
+            name = f"{what}-{number}"
+            asked = claims.pod(name, *[name] * (what != "nothing"))
             asked["spec"]["containers"][0]["command"] = ["/bin/sh", "-c", "echo; exec sleep 100000"]
             cluster.apply(claims.claim(name), asked)
 
             def runs(kind: str, one: dict[str, Any], name: str = name) -> bool:
                 return (one["metadata"]["name"], one["status"].get("phase")) == (name, "Running")
 
-            phase.append(pods.first(runs))
+            pods.first(runs)
             began.append(pods.first(lambda kind, one, name=name: one["metadata"]["name"] == name))  # type: ignore[misc]
             written.append(stamp(logged(cluster, name)))
             claims.remove(cluster, name)
-        for until, times in (("it runs", written), ("its phase is Running", phase)):
-            spent = [after - before for before, after in zip(began, times)][1:]  # the first warms the caches
-            say(f"pod with {what}: created until {until}", spread(spent))
+        spent = [after - before for before, after in zip(began, written)][1:]  # the first warms the caches
+        say(f"pod with {what}: created until it runs", spread(spent))
     text = kube.fetch(cluster.place, f"http://127.0.0.1:{cluster.node.ports[1]}/metrics").splitlines()
     total, count = (
         sum(float(row.split()[-1]) for row in text if row.startswith(name) and "NodePrepareResources" in row)

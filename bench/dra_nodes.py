@@ -12,9 +12,6 @@ in one slice. Requests are those of the API server's audit log; CPU is the API s
     write     all nodes' slices change at once
     break     the API server is killed, and started again at once: all watches end in the same moment
     away      the same, and it is away for some time
-    write     once more after that
-
-The last lines are for 5000 nodes: what is per node, times 5000.
 """
 
 from __future__ import annotations
@@ -142,8 +139,6 @@ class Simulation:
             await self._written("write", "79")
             await self._load.broken("break", 0.0)
             await self._load.broken(f"away {away:.0f} s", away)
-            await self._written("write again", "48")
-        self._load.of_many()
 
     async def _written(self, name: str, taint: str) -> None:
         """Have all nodes' slices written at once."""

@@ -29,7 +29,6 @@ PLACE, ACCOUNT = "many", "half"
 USER = f"system:serviceaccount:{PLACE}:{ACCOUNT}"
 ENVIRONMENT = {"KUBERNETES_SERVICE_HOST": controlplane.API, "KUBERNETES_SERVICE_PORT": "443"}  # of a pod
 TOGETHER = 25  # halves of a process
-MANY = 5000
 DEADLINE = 120.0  # seconds for anything
 QUIET = 40.0  # seconds after a break in which nodes may still come: the longest pause, and a bit
 
@@ -136,7 +135,6 @@ class Load:
 
     def __init__(self, server: Api, audit: Audit, nodes: int, resource: str) -> None:
         self._server, self._audit, self._nodes, self._resource = server, audit, nodes, resource
-        self._found: dict[str, tuple[list[Request], float]] = {}
         self._before = (0.0, 0.0)
 
     def begin(self) -> None:
@@ -146,9 +144,8 @@ class Load:
     def end(self, name: str) -> list[Request]:
         """Print what a phase took; return its requests."""
         began, before = self._before
-        found, seconds = self._audit.requests(began), time.time() - began
-        self._found[name] = (found, seconds)
-        text = f"{len(found)} requests, {peak(found)} in a second, {peak(found, 0.1)} in 0.1 s: {kinds(found)}"
+        found = self._audit.requests(began)
+        text = f"{len(found)} requests, {peak(found)} in a second: {kinds(found)}"
         print(f"  {name:12}{text}; {max(0.0, self._cpu() - before):.1f} s of CPU", flush=True)
         return found
 
@@ -178,16 +175,6 @@ class Load:
         last = f"median {middle:.1f} s, last {watches[-1]:.1f} s after the first request" if watches else ""
         read = f"{self._fetched():.0f} {self._resource} were read from etcd"
         print(f"  {'':12}{len(watches)} watches: {last}; {read}")
-
-    def of_many(self) -> None:
-        """Print what follows for MANY nodes: what is per node, times these."""
-        times = MANY / self._nodes
-        print(f"{MANY} nodes:")
-        for name, (found, seconds) in self._found.items():
-            if name == "rest":
-                print(f"  {name:12}{len(found) * times / seconds:.1f} requests a second")
-            else:
-                print(f"  {name:12}{len(found) * times:.0f} requests, {peak(found) * times:.0f} in a second")
 
     def _fetched(self) -> float:
         """Return how many objects the API server has read from etcd to answer lists, since its start."""

@@ -16,8 +16,7 @@ nodes' halves are this process: files. Not there: kubelets, the scheduler, the c
     break     the API server is killed, and started again at once: all watches end in the same moment
     away      the same, and it is away for some time
 
-Requests are those of the API server's audit log; CPU is the API server's. The last lines are for 5000 nodes: what is
-per node, times 5000.
+Requests are those of the API server's audit log; CPU is the API server's.
 """
 
 from __future__ import annotations
@@ -103,7 +102,6 @@ class Simulation:
             await self._are_there("roll-out")
             await self._load.broken("break", 0.0)
             await self._load.broken(f"away {away:.0f} s", away)
-        self._load.of_many()
 
     def _labels(self, count: str) -> None:
         """Have the plugins write their labels; what a real node has."""

@@ -157,9 +157,8 @@ def cycle_rows(work: Path, stub: str) -> list[Row]:
     roots = work / "roots"
     folders: dict[str, Path | None] = {"busybox": None}
     busybox_root(roots / "busybox/rootfs")
-    for entries in (600, 5000):
-        folders[f"Debian {entries}"] = libraries(roots / f"Debian {entries}/rootfs", entries)
-        busybox_root(roots / f"Debian {entries}/rootfs")
+    folders["Debian 5000"] = libraries(roots / "Debian 5000/rootfs", 5000)
+    busybox_root(roots / "Debian 5000/rootfs")
     rows = []
     for kind, folder in folders.items():
         root = roots / kind / "rootfs"

@@ -21,7 +21,7 @@ import checkout
 import sample
 import scratch
 from gpushim.engines.docker import on_path
-from gpushim.engines.settings import records
+from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Link
 from unit.gpuhook.sandbox import container, own_mounts
 
@@ -44,7 +44,7 @@ settings.load_profile("gpushim")
 # Those of the device plugin wait, as for kubelets, each beside one that computes; the image is there when it is used.
 LONGEST = (
     "e2e: device_plugin_life image deb_life never_twice cluster several_nodes release deb_install quick_start",
-    "e2e: dra_walk dra_life dra dra_away dra_claims dra_told dra_shared_claims dra_sharing dra_slices dra_explain",
+    "e2e: dra_walk dra_life dra dra_away dra_claims dra_told dra_shared_claims dra_sharing dra_slices",
     "e2e: device_plugin_trouble device_plugin_walk node removal node_keep rpm_engines",
     "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
@@ -140,11 +140,10 @@ def no_links_on_this_machine() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def records_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep `configure` of a test's own process off this machine's list of settings files, and its lock."""
+def lock_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep `configure` of a test's own process off this machine's lock."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("DIRECTORY", "RUN"):
-            patch.setattr(records, name, str(tmp_path_factory.mktemp("records")))
+        patch.setattr(files, "RUN", str(tmp_path_factory.mktemp("lock")))
         yield
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 ERRORS = TOP / "shim/gpushim/ground/errors.py"
 ROOTS = ("shim", "hook")
-SHELLS = ("shim/gpushim/launcher", "packaging/removed")
+SHELLS = ("shim/gpushim/launcher", "shim/gpushim/removed")
 LISTED = range(10, 128)
 CODE = re.compile(r"^([A-Z_]+) = (\d+)  # (.+)$", re.MULTILINE)
 PAGE = re.compile(r" \((\w[\w-]*\.md(?:#[\w-]+)?)\)$")
@@ -72,7 +72,7 @@ def _raised() -> Iterator[tuple[int, str]]:
 def _of_shells() -> Iterator[tuple[int, str]]:
     for name in SHELLS:
         text = (TOP / name).read_text(encoding="utf-8") if (TOP / name).exists() else ""
-        for code, sentence in re.findall(r"\|\| fail (\d+) '([^']*)'", text):
+        for code, sentence in re.findall(r"\bfail (\d+) '([^']*)'", text):
             yield int(code), sentence
         for sentence in re.findall(r"\{ log '([^']*)'", text):
             yield 127, sentence

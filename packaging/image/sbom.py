@@ -1,4 +1,5 @@
-"""List what an image contains, in SPDX 2.3 as JSON: `sbom.py ROOTFS LAYOUT VERSION`.
+"""List what an image contains, in SPDX 2.3 as JSON: `sbom.py image VERSION ROOTFS LAYOUT`; or what debs and rpms
+contain: `sbom.py packages VERSION BUNDLED FILE...`, where BUNDLED is a folder that tools/vendor made.
 
 Debian's packages come from what dpkg says of them (/var/lib/dpkg/status, or status.d of images without dpkg), ours
 and those bundled from their own metadata. Single files are not listed. Licences are those declared by the packages,
@@ -9,9 +10,11 @@ are in the image. What a base has that dpkg does not know is not listed, which t
 from __future__ import annotations
 
 import email
+import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +24,10 @@ from typing import Any
 from urllib.parse import quote
 
 NONE = "NOASSERTION"
+LICENSE = "Apache-2.0"  # of our own part
+# What asks a deb and an rpm for name, version and architecture.
+DEB = ("dpkg-deb", "--show", r"--showformat=${Package}\n${Version}\n${Architecture}\n")
+RPM = ("rpm", "-qp", r"--queryformat=%{NAME}\n%{VERSION}-%{RELEASE}\n%|SOURCERPM?{%{ARCH}}:{src}|\n")
 # Debian's (and PyPI's) words for licences, and SPDX's.
 LICENSES = {
     **{name: name for name in ("Apache-2.0", "ISC", "MIT", "MPL-1.1", "Zlib")},
@@ -49,23 +56,47 @@ def document(rootfs: Path, layout: Path, version: str) -> dict[str, Any]:
     digest = entry["digest"].partition(":")[2]
     known = [*debian(rootfs)]
     parts = [*known, *python(rootfs, version)]
-    image = package("image", "gpushim", version, "Apache-2.0", f"pkg:oci/gpushim@sha256%3A{digest}")
+    image = package("image", "gpushim", version, LICENSE, f"pkg:oci/gpushim@sha256%3A{digest}")
     image |= {"primaryPackagePurpose": "CONTAINER", "checksums": [{"algorithm": "SHA256", "checksumValue": digest}]}
     contained = [related("SPDXRef-image", "CONTAINS", part["SPDXID"]) for part in parts]
     told = f"{len(known)} packages are in the base as dpkg tells; what it does not know is not listed."
     relations = [related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-image"), *contained]
-    return listing(
-        f"gpushim-{version}", digest, told, [image, *parts], relations, int(os.environ["SOURCE_DATE_EPOCH"])
-    )
+    return listing(f"gpushim-{version}", digest, told, [image, *parts], relations)
+
+
+def of_packages(version: str, vendored: Path, files: list[Path]) -> dict[str, Any]:
+    """Return the list of what debs and rpms contain.
+
+    Args:
+        version: of gpushim.
+        vendored: the Python packages that each `gpushim` of them has.
+        files: debs and rpms.
+    """
+    brought, listed = [*bundled(vendored)], [described(file) for file in files]
+    relations = [related("SPDXRef-DOCUMENT", "DESCRIBES", each["SPDXID"]) for each in listed]
+    for each in listed:
+        if each["name"] == "gpushim":
+            relations += [related(each["SPDXID"], "CONTAINS", part["SPDXID"]) for part in brought]
+    told = "What is in the debs and rpms. What they depend on is the distribution's, and not listed."
+    digests = "".join(each["checksums"][0]["checksumValue"] for each in listed)
+    key = hashlib.sha256(digests.encode()).hexdigest()
+    return listing(f"gpushim-packages-{version}", key, told, [*listed, *brought], relations)
+
+
+def described(file: Path) -> dict[str, Any]:
+    """Return what is listed of a deb or an rpm."""
+    kind = file.suffix[1:]
+    asked = DEB if kind == "deb" else RPM
+    said = subprocess.run([*asked, str(file)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    name, version, arch = said.split()
+    purl = f"pkg:{kind}/gpushim/{name}@{version}?arch={arch}"
+    found = package(f"{kind}-{name}-{arch}", name, version, LICENSE, purl)
+    checksum = {"algorithm": "SHA256", "checksumValue": hashlib.sha256(file.read_bytes()).hexdigest()}
+    return found | {"packageFileName": file.name, "checksums": [checksum]}
 
 
 def listing(
-    name: str,
-    key: str,
-    comment: str,
-    packages: list[dict[str, Any]],
-    relations: list[dict[str, str]],
-    created: int,
+    name: str, key: str, comment: str, packages: list[dict[str, Any]], relations: list[dict[str, str]]
 ) -> dict[str, Any]:
     """Return a list of packages as a document.
 
@@ -75,7 +106,6 @@ def listing(
         comment: what it leaves out.
         packages: as `package` makes them.
         relations: as `related` makes them.
-        created: when, in seconds.
     """
     return {
         "spdxVersion": "SPDX-2.3",
@@ -85,7 +115,7 @@ def listing(
         "comment": comment,
         "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{key}",
         "creationInfo": {
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"]))),
             "creators": ["Organization: gpushim developers", "Tool: sbom.py"],
         },
         "packages": packages,
@@ -126,7 +156,7 @@ def debian(rootfs: Path) -> Iterator[dict[str, Any]]:
 
 def python(rootfs: Path, version: str) -> Iterator[dict[str, Any]]:
     """List gpushim itself and what is bundled with it."""
-    yield package("gpushim", "gpushim", version, "Apache-2.0", f"pkg:generic/gpushim@{version}")
+    yield package("gpushim", "gpushim", version, LICENSE, f"pkg:generic/gpushim@{version}")
     yield from bundled(rootfs / "usr/lib/gpushim" / version / "vendor")
 
 
@@ -194,5 +224,8 @@ def extracted(packages: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    json.dump(document(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]), sys.stdout, indent=1)
+    what, number, *places = sys.argv[1:]
+    paths = [*map(Path, places)]
+    found = document(paths[0], paths[1], number) if what == "image" else of_packages(number, paths[0], paths[1:])
+    json.dump(found, sys.stdout, indent=1)
     print()

@@ -106,6 +106,19 @@ def pull(reference: str, directory: Path, chart_version: str) -> Path:
     return found
 
 
+def push(archive: Path, place: str) -> None:
+    """Push a packed chart into a registry that speaks HTTP without TLS.
+
+    Args:
+        archive: the chart.
+        place: as in `oci://127.0.0.1:5000/charts`.
+
+    Raises:
+        RefusedError: Helm would not.
+    """
+    _call("push", archive, place, plain_http=True)
+
+
 def release(network: str, kubeconfig: Path, action: str, *words: Any, namespace: str = NAMESPACE, **more: Any) -> Any:
     """Change a release in a cluster.
 
@@ -138,8 +151,8 @@ def _main() -> None:
             answer: Any = helm_python.helm_sdk_version()
         elif action == "lint":
             answer = helm_python.lint(*words, **more)
-        elif action == "pull":
-            answer = str(helm_python.pull(*words, **more))
+        elif action in ("pull", "push"):
+            answer = str(getattr(helm_python, action)(*words, **more))
         elif action == "package":
             answer = helm_python.package(*words, **more)
         else:

@@ -136,7 +136,8 @@ def payload(folder: Path, version: str = "") -> Path:
     for package in ("main", "device-plugin"):
         subprocess.run([trees.TOP / "packaging/install", made, package, bundled], check=True)
     subprocess.run([trees.TOP / "packaging/install", folder / "own", "node"], check=True)
-    shutil.copy(folder / "own/usr/share/gpushim/written.sh", folder)
+    for name in ("written.sh", "removed"):
+        shutil.copy(folder / "own/usr/share/gpushim" / name, folder)
     if version:
         _renamed(made, version)
     return made

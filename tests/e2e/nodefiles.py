@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from e2e import workload
+from e2e import packages, workload
 from e2e.engines import run
 from e2e.plane import Cluster
 
-# The file of labels, and directories that kubelet makes for a hostPath, and a removal for the unit of what stays
-# (packaging/removed), and that are left behind, empty.
+# The file of labels, and directories that kubelet makes for a hostPath, and that are left behind, empty.
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpushim"
-MADE = {"/etc/cdi", "/etc/systemd/system/multi-user.target.wants", *map(str, Path(FEATURES).parents)}
-STAYS = "/usr/lib/gpushim-removed"  # some seconds longer than the last container that needs it
+MADE = {"/etc/cdi", *map(str, Path(FEATURES).parents)}
 # Mode, owner, size or target of all files but those of kernel, cluster and engine, and what is in those below /etc.
 FILES = """
 import hashlib, json, os, stat
@@ -57,11 +55,8 @@ def before(cluster: Cluster) -> dict[str, str]:
 
 
 def nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
-    """Assert that the node is as it was when `files` told this, but for directories in MADE."""
-    cluster.wait_for(lambda: STAYS not in files(cluster), "what stays for containers is gone")
-    now = files(cluster)
-    left = {
-        path: (row, before.get(path)) for path, row in now.items() if path not in MADE and before.get(path) != row
-    }
+    """Assert that the node is as it was when `files` told this, but for MADE and what a removal leaves."""
+    now, but = files(cluster), MADE | packages.LEFT
+    left = {path: (row, before.get(path)) for path, row in now.items() if path not in but and before.get(path) != row}
     assert not left, left
     assert not before.keys() - now.keys()

@@ -22,6 +22,12 @@ from e2e.installed import Machine
 
 HERE = "here"  # the machine that runs the tests
 MAIN, COMPAT, PLUGIN = "gpushim", "gpushim-nvidia-compat", "gpushim-device-plugin"
+# What a removal leaves for containers that run.
+LEFT = {
+    *("/etc/tmpfiles.d", "/etc/tmpfiles.d/gpushim-removed.conf", "/run/gpushim-removed"),
+    *("/run/gpushim-removed/runtime", "/run/gpushim-removed/triggers"),
+    *("/usr/bin/gpushim-hook", "/usr/bin/gpushim-runtime", "/usr/bin/nvidia-container-runtime"),
+}
 NEEDED = ("python3-yaml", "python3-grpcio")  # of the distribution
 # The argument: the state directory. Engines' files cannot lie on an overlay.
 MOUNT = """
@@ -132,3 +138,8 @@ def traces(there: Machine, before: set[str]) -> list[str]:
     ours = set(there.run("cd /mnt; find -printf '/%P\\n'").stdout.splitlines())
     changed = ((line.split(" ")[0], line) for line in files(there) ^ before)
     return sorted(line for path, line in changed if path in ours or path.startswith("/run/"))
+
+
+def removal_traces(there: Machine, before: set[str]) -> list[str]:
+    """List the same, but for what a removal leaves for containers that run."""
+    return [line for line in traces(there, before) if line.split(" ")[0] not in LEFT]

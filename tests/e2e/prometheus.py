@@ -1,7 +1,7 @@
 """A real Prometheus, Debian's, that scrapes one address every two seconds, and its answers to a dashboard's panels.
 
 It lies in .cache/prometheus, where tools/setup.sh puts it, or on the machine; without it the tests that want it are
-skipped. Out of scope: what is scraped, and how a dashboard looks (bench/dashboard.py).
+skipped. Out of scope: what is scraped, and how a dashboard looks (packaging/kubernetes/dashboard.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from e2e import charts, scheduled
+from e2e import charts
 from e2e.apiserver import Api, api
 from e2e.charts import NODE, PLUGIN
 from e2e.controlplane import daemon
@@ -89,7 +89,7 @@ def server() -> Iterator[Api]:
         for command in (f"{CONTROLLERS} {SOME}", SCHEDULER):
             stack.enter_context(daemon(found.place, found.work, command))
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushim"}}
-        scheduled.create(found, namespace, *map(node, NODES))
+        ask(found, "create", "--filename=-", objects=[namespace, *map(node, NODES)])
         ask(found, "taint", "nodes", "--all", "node.kubernetes.io/not-ready-")  # which each gets when it is made
         ask(found, "apply", "--filename=-", objects=[*charts.objects(OLD).values()])
         begun = until(lambda: sum(map(is_ready, served(found))) == 2 * len(NODES), SECONDS, 0.3)

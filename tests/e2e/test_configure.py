@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,7 +120,8 @@ def test_newer_dockers_and_cdi(suite: str, state: Path, runtime: Path, gpu_host:
         with running(state, place.prefix):
             assert "verified" in gpushim("docker", file, "--verify", "--cdi", "--set-as-default")
     gpushim("docker", file, "--remove")
-    assert config.read_bytes() == old
+    before = json.loads(old)
+    assert json.loads(config.read_bytes()) == {**before, "features": {**before["features"], "cdi": True}}
 
 
 @pytest.fixture
@@ -130,18 +131,35 @@ def engine(podman_images: Path, state: Path, tmp_path: Path) -> Iterator[Podman]
         yield engine
 
 
-def test_podman(engine: Podman, runtime: Path, gpu_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in engine.env.items():
-        monkeypatch.setenv(name, value)  # CONTAINERS_CONF is the file that Podman reads, and so the one to edit
-    config = Path(engine.env["CONTAINERS_CONF"])
-    old = config.read_bytes()
-    named = dataclasses.replace(engine, runtime=Path("nvidia"))
-    assert named.run(*GPU, "localhost/debian:local", "true", check=False).returncode != 0
-    assert f"changed {config}" in gpushim("podman", f"--runtime-path={runtime}")
+class Usual(Podman):
+    """Podman that reads its usual files, as it does without CONTAINERS_CONF."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {name: value for name, value in super().env.items() if name != "CONTAINERS_CONF"}
+
+
+@pytest.fixture
+def main(engine: Podman) -> Iterator[Path]:
+    """An administrator's containers.conf, in the layer over /etc that tests have (apart.py)."""
+    path = Path("/etc/containers/containers.conf")
+    assert not path.exists()
+    shutil.copy(engine.env["CONTAINERS_CONF"], path)
+    yield path
+    path.unlink()
+
+
+def test_podman(engine: Podman, main: Path, runtime: Path, gpu_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Usual(engine.state, Path("nvidia"), engine.prefix)
+    monkeypatch.delenv("CONTAINERS_CONF", raising=False)
+    for name, value in usual.env.items():
+        monkeypatch.setenv(name, value)
+    drop_in, old = main.with_name("containers.conf.d") / "99-gpushim.conf", main.read_bytes()
+    assert usual.run(*GPU, "localhost/debian:local", "true", check=False).returncode != 0
+    assert f"changed {drop_in}" in gpushim("podman", f"--runtime-path={runtime}")
     assert gpushim("podman", "--verify") == "verified: Podman has the runtime nvidia\n"
-    done = named.run("--rm", *GPU, "localhost/debian:local", *probe(gpu_host, [1]))
+    done = usual.run("--rm", "--cap-add=mknod", *GPU, "localhost/debian:local", *probe(gpu_host, [1]))
     sees_exactly(done.stdout, gpu_host, [1])
     gpushim("podman", "--remove")
-    assert config.read_bytes() == old
-    assert os.listdir(config.parent).count(config.name) == 1
+    assert (main.read_bytes(), os.listdir(drop_in.parent)) == (old, [])
     assert "no longer has" in gpushim("podman", "--verify", "--remove")

@@ -126,4 +126,4 @@ def test_nothing_is_left(debian_tree: Path) -> None:
         packages.bundle(there).look(there.host, [1], "NVIDIA_VISIBLE_DEVICES=1")
         assert packages.traces(there, before)
         there.run(f"GPUSHIM_UNCONFIGURE=1 apt-get purge --yes --auto-remove {' '.join(chosen)}")
-        assert packages.traces(there, before) == []
+        assert packages.removal_traces(there, before) == []

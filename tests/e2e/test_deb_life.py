@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,6 @@ from e2e.engines import SYSTEM_PATH
 from e2e.expect import sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.packages import COMPAT, MAIN
-from e2e.witness import RUNC
 from sample import share
 
 SUITE = "trixie"
@@ -148,15 +148,13 @@ def test_without_a_gpu_nothing_fails(there: Machine) -> None:
     sees_nothing(packages.bundle(there).look(there.host, []))
 
 
-def test_removal_leaves_the_configuration_and_a_container_of_no_engine_alone(installed: Machine) -> None:
+def test_removal_leaves_the_configuration_and_a_running_container_alone(installed: Machine) -> None:
     installed.run("gpushim configure docker")
     bundle = packages.bundle(installed)
     bundle.ask(ASKS, args=["/bin/sleep", "1000"])
     with bundle.created():
         bundle.call("start", bundle.id)
         done = installed.run(f"apt-get remove --yes {MAIN}")
-        # No engine has recorded the runtime for it: test_removal.py has those.
-        bundle.runtime = Path(RUNC)
         assert bundle.state() == "running"
         assert bundle.call("exec", bundle.id, "/bin/ls", "/dev/nvidia1").stdout == "/dev/nvidia1\n"
     assert "/etc/docker/daemon.json still names gpushim" in done.stdout
@@ -184,13 +182,33 @@ def test_removal_says_how_to_take_the_entries_out_by_hand(installed: Machine, wo
     done = installed.run(f"apt-get {words} --yes {MAIN}")
     said = [line.partition("gpushim:   ")[2] for line in done.stdout.splitlines() if line.startswith("gpushim:   ")]
     assert [
-        line for line in said if "; then cp /etc/docker/daemon.json.before-gpushim /etc/docker/daemon.json;" in line
+        line for line in said if line.startswith("python3 -c ") and line.endswith(" /etc/docker/daemon.json nvidia")
     ]
-    assert [line for line in said if "; then rm /etc/containers/containers.conf.d/99-gpushim.conf;" in line]
+    assert "rm /etc/containers/containers.conf.d/99-gpushim.conf" in said
     installed.run("\n".join(said))
     assert installed.run("ls /usr/local/bin").stdout == ""
-    assert installed.run("cat /etc/docker/daemon.json").stdout == '{\n  "debug": false, "mtu": 1400\n}\n'
+    left = json.loads(installed.run("cat /etc/docker/daemon.json").stdout)
+    assert left == {"debug": False, "mtu": 1400, "runtimes": {}}
     assert installed.run("ls /etc/containers/containers.conf.d").stdout == ""
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_purge_with_an_entry_of_nvidias_as_default(installed: Machine, asked: bool) -> None:
+    """Its program goes with gpushim-nvidia-compat: what would break all containers is taken out, or how is said."""
+    packages.install(installed, built.packages("deb")[COMPAT])
+    theirs = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
+    before = json.dumps({"default-runtime": "nvidia", "debug": False, "runtimes": theirs})
+    installed.write("/etc/docker/daemon.json", before)
+    done = installed.run(f"{'GPUSHIM_UNCONFIGURE=1 ' * asked}apt-get purge --yes {MAIN} {COMPAT}")
+    if not asked:
+        assert installed.run("cat /etc/docker/daemon.json").stdout == before
+        mark = "gpushim-nvidia-compat:   "
+        said = [line.partition(mark)[2] for line in done.stdout.splitlines() if line.startswith(mark)]
+        installed.run("\n".join(said))
+    left = json.loads(installed.run("cat /etc/docker/daemon.json").stdout)
+    assert left == {"debug": False, **({} if asked else {"runtimes": {}})}
+    copies = installed.run("cat /etc/docker/daemon.json.kept-gpushim", check=False).stdout
+    assert copies == before
 
 
 def test_purge_after_the_entries_are_out_takes_the_records(installed: Machine) -> None:

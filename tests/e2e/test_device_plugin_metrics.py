@@ -2,7 +2,7 @@
 
 The GPUs are simulated: one whole, one that is given out three times, one with two MIG instances, and one that gets
 into trouble. GPUSHIM_DASHBOARD names a file that gets what a real Prometheus answers to the dashboard's panels after
-some minutes of work: bench/dashboard.py draws them.
+some minutes of work: packaging/kubernetes/dashboard.py draws them.
 """
 
 from __future__ import annotations

@@ -21,6 +21,9 @@ from e2e.test_standalone import alone
 from e2e.trees import TOP
 from e2e.views import CRUN
 from e2e.witness import RUNC, settings
+from gpuplugin.allocation import memory_limits
+from gpuplugin.settings.resources import Device, Share
+from gpuplugin.settings.sharing import TIME_SLICING
 
 GIB = 1 << 30
 SEEN = "/seen"  # where a container sees what the driver was told
@@ -109,6 +112,21 @@ def test_an_image_asks_for_more_than_its_administrator_allows(scene: Scene, way:
     assert stands(done, scene.host.gpus[0], 4 * GIB), done.stdout
     scene.limits.write_text("")
     assert stands(scene.start(way, "NVIDIA_VISIBLE_DEVICES=0"), scene.host.gpus[0], 4 * GIB)
+
+
+@pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
+def test_a_share_of_the_device_plugins_is_limited_whatever_the_pod_says(
+    scene: Scene, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = scene.host.gpus[0]
+    monkeypatch.setenv("GPUSHIM_STATE", scene.bundle.env["GPUSHIM_STATE"])
+    share = Share(TIME_SLICING, memory=2048)
+    for mount in memory_limits.mounts([Device("a", gpu.uuid, "0", 0, share=share)]):
+        bind = {"destination": mount["container_path"], "source": mount["host_path"], "type": "bind"}
+        scene.bundle.plain["mounts"].append({**bind, "options": ["rbind", "ro"]})
+    done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=30Gi")
+    assert done.returncode == 0, done.stderr
+    assert stands(done, gpu, 2 * GIB), done.stdout
 
 
 @pytest.mark.parametrize("way", ["shim", "hook", "CDI"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e import node, recorder, restarts, trees
-from e2e.leftovers import until
+from e2e import cri, node, recorder, restarts, trees
 from e2e.node import Node
 from e2e.test_deb_life import CREATES, beside
 from e2e.test_docs import by_variable, pod
@@ -19,7 +19,7 @@ from gpushim.inventory import ensure
 
 SUITE = "trixie"
 OLD = "0.0.9"
-SECONDS = 30.0
+LEFT = ["/usr/bin/gpushim-hook", "/usr/bin/gpushim-runtime"]  # by a removal, for containers that run
 INVENTORY = f"/run/gpushim/{ensure.SNAPSHOT}"
 UNIT = "/sys/fs/cgroup/systemd/system.slice/containerd.service"
 # In systemd's place: of its services there is containerd alone.
@@ -93,6 +93,7 @@ def test_install_configures_and_restarts_the_engine_once(
         assert settled(there) == first
         assert there.run("cat /run/asked", check=False).stdout == ""
         assert "is removed" in there.call("uninstall", "--restart", payload=payload).stdout
+    there.run(f"rm -r {' '.join(LEFT)} /etc/tmpfiles.d /run/gpushim-removed")
     assert there.files() == before
 
 
@@ -127,24 +128,41 @@ def standing(there: Node, payload: Path) -> Node:
 def test_containers_that_run_go_on_when_it_is_taken_away(
     standing: Node, payload: Path, debian_image: Path, busybox_tree: Path
 ) -> None:
-    """A script stays for them, which an installation replaces, and which goes when the last of them has ended."""
+    """A script stays for them, which no moment misses and an installation replaces."""
     for archive in (debian_image, trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])):
         standing.containerd.load(archive)
-    stub = "readlink /usr/bin/gpushim-runtime /usr/lib/gpushim-removed/runtime"
     with standing.containerd.cri() as client:
-        container = client.create(client.run_pod("nvidia"), "docker.io/library/debian:local", ["sleep", "1000"])
+        pod = client.run_pod("nvidia")
+        container = client.create(pod, "docker.io/library/debian:local", ["sleep", "1000"])
         client.start(container)
-        done = standing.call("uninstall", payload=payload)
-        assert "/usr/bin/gpushim-runtime stays for containers that run" in done.stdout
-        assert (container in done.stdout, "is removed" in done.stdout) == (True, True)
-        assert standing.run("ls /usr/bin/gpushim*").stdout == "/usr/bin/gpushim-runtime\n"
+        with calling(standing):
+            done = standing.call("uninstall", payload=payload)
+        assert ("stay for containers that run" in done.stdout, "is removed" in done.stdout) == (True, True)
+        assert standing.run("ls /usr/bin/gpushim*").stdout.split() == LEFT
         assert client.execute(container, "echo", "here") == "here\n"
+        asks = client.create(pod, "docker.io/library/debian:local", ["true"], env={"NVIDIA_VISIBLE_DEVICES": "0"})
+        with pytest.raises(cri.RefusedError, match="removed, and this container may ask for a GPU"):
+            client.start(asks)
         assert "nothing of gpushim-node's" in standing.call("uninstall", payload=payload).stdout
         standing.call("install", payload=payload)
-        assert standing.run(f"{stub}; ls -d /usr/lib/gpushim-removed", check=False).stdout == ""
+        assert standing.run("gpushim --version; ls /etc/tmpfiles.d /run/gpushim-removed", check=False).stdout == (
+            f"gpushim {__version__}\n/etc/tmpfiles.d:\n"
+        )
         standing.call("uninstall", payload=payload)
         assert client.execute(container, "echo", "here") == "here\n"
-    assert until(lambda: standing.run(stub, check=False).stdout == "", SECONDS)
+
+
+@contextlib.contextmanager
+def calling(there: Node) -> Iterator[None]:
+    """Call the runtime all the while, as engines do; none of the calls misses it."""
+    script = "while [ ! -e /run/end ]; do gpushim-runtime --version >/dev/null; done; rm /run/end"
+    with subprocess.Popen([*there.prefix, "/bin/sh", "-euc", script], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield
+        finally:
+            there.run("touch /run/end")
+            _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
 
 
 def test_what_others_have_changed_stays(there: Node, payload: Path) -> None:
@@ -156,7 +174,7 @@ def test_what_others_have_changed_stays(there: Node, payload: Path) -> None:
     assert there.run("ls /etc/features.d").stdout == "other\n"
     assert "/usr/share/bash-completion/completions/gpushim has been changed, and stays" in done.stderr
     assert there.run("tail -n 1 /etc/gpushim/config.toml").stdout == "# mine\n"
-    assert there.run("cat /usr/lib/gpushim/mine; ls /usr/bin/gpushim* || true").stdout == "mine\n"
+    assert there.run("cat /usr/lib/gpushim/mine; ls /usr/bin/gpushim*").stdout.split() == ["mine", *LEFT]
     assert "nothing of gpushim-node's" in there.call("uninstall", payload=payload).stdout
 
 

@@ -51,9 +51,13 @@ def do(there: Machine, said: str) -> None:
 
 
 def files(there: Node) -> dict[str, str]:
-    """Tell what is there, without what OpenRC has of services that run."""
+    """Tell what is there, without what OpenRC has of services that run, and what a removal leaves."""
     mine = ("/run/openrc/", "/run/supervise-")
-    return {path: facts for path, facts in there.files().items() if not path.startswith(mine)}
+    return {
+        path: facts
+        for path, facts in there.files().items()
+        if not path.startswith(mine) and path not in packages.LEFT
+    }
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ def test_packages_say_what_does_not_happen_and_the_documented_service_does_it(th
     do(there, there.run("gpushim configure containerd").stderr)
     there.run("rc-service gpushim-refresh stop; rm /etc/init.d/gpushim-refresh")
     there.run(f"GPUSHIM_UNCONFIGURE=1 apt-get purge --yes --auto-remove {MAIN} {PLUGIN}")
-    left = packages.traces(there, before)
+    left = packages.removal_traces(there, before)
     assert [row for row in left if not row.startswith(("/run/openrc/", "/run/supervise-"))] == []
 
 

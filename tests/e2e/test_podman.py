@@ -91,3 +91,15 @@ def test_the_runtime_and_the_hook_together(engine: Podman, gpu_host: Host, witne
     both = dataclasses.replace(engine, runtime=witness.front)
     done = both.run(*asks("0,2"), IMAGE, *probe(gpu_host, [0, 2]))
     sees_exactly(done.stdout, gpu_host, [0, 2])
+
+
+@pytest.mark.parametrize("engine", PLACES[:1], indirect=True, ids=["hybrid"])
+def test_a_stopped_container_starts_with_its_gpus(engine: Podman, gpu_host: Host, witness: Witness) -> None:
+    """In the directory of its last create, with what that has kept there."""
+    ours = dataclasses.replace(engine, runtime=witness.front)
+    name = ours.run("--detach", *asks("0,2")[1:], IMAGE, "sleep", "1000").stdout.strip()
+    for _ in range(2):
+        ours.podman("stop", "--time=0", name)
+        ours.podman("start", name)
+        sees_exactly(ours.podman("exec", name, *probe(gpu_host, [0, 2])).stdout, gpu_host, [0, 2])
+    ours.podman("rm", "--force", "--time=0", name)

@@ -39,7 +39,7 @@ def nothing_left(there: Machine) -> Iterator[None]:
     there.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{there.host.root}"\n')
     yield
     there.run("apt-get autoremove --purge")  # what it has brought of the distribution's
-    assert packages.traces(there, before) == []
+    assert packages.removal_traces(there, before) == []
 
 
 @pytest.mark.parametrize("suite", share([packages.HERE, "trixie"], 2))

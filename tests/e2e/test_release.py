@@ -11,6 +11,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -125,16 +126,11 @@ def test_it_has_everything_of_one_version(signed: Path) -> None:
     files = {path.name for path in signed.iterdir()}
     wanted = {f"gpushim-{VERSION}{end}" for end in (".tar.gz", ".tgz", ".spdx.json", "-1.src.rpm")}
     wanted |= {f"gpushim-{VERSION}-x86_64{end}" for end in (".tar", ".spdx.json", "-base.tar")}
-    wanted |= {"SHA256SUMS", "SHA256SUMS.asc", "gpushim.asc", "gpushim.yaml", "uninstall.yaml", "apt", "rpm", "oci"}
+    wanted |= {"SHA256SUMS", "SHA256SUMS.asc", "gpushim.asc", "gpushim.yaml", "uninstall.yaml", "apt", "rpm"}
     assert files == wanted
     told = set(re.findall(r"`([\w./-]+)`", re.sub(r"(?s).*\| --- \|(.*?)\n\n.*", r"\1", RELEASING)))
     named = {name.replace("0.1.0", VERSION) for name in told}
-    assert {name for name in wanted if name not in named} <= {
-        "oci",
-        "apt",
-        "rpm",
-        f"gpushim-{VERSION}-x86_64.spdx.json",
-    }
+    assert {name for name in wanted if name not in named} <= {"apt", "rpm", f"gpushim-{VERSION}-x86_64.spdx.json"}
 
 
 def test_the_list_of_contents_is_spdx_and_has_every_package(signed: Path) -> None:
@@ -190,8 +186,6 @@ def test_apt_installs_from_the_signed_repository(debian: Machine, signed: Path) 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("apt/dists/stable/InRelease", "InRelease' is not signed"),
-        ("apt/dists/stable/main/binary-amd64", "Hash Sum mismatch|unexpected size"),
         (f"apt/pool/gpushim_{VERSION}-1_all.deb", "Hash Sum mismatch|unexpected size"),
         ("", "Release' is not signed"),
     ],
@@ -210,17 +204,16 @@ def test_apt_refuses_what_nobody_signed(
 
 
 def changed(release: Path, directory: Path, path: str) -> Path:
-    """Copy a release's repositories, with a file changed, all of a directory, or no signatures; returns the copy."""
+    """Copy a release's repositories, with a file changed or without signatures; return the copy."""
     for name in ("apt", "rpm"):
         shutil.copytree(release / name, directory / name)
     shutil.copy(release / "gpushim.asc", directory)
     for name in SIGNATURES if not path else ():
         (directory / name).unlink(missing_ok=True)
-    place = directory / path
-    for file in [place] if place.is_file() else [each for each in place.rglob("*") if path and each.is_file()]:
-        content = bytearray(file.read_bytes())
+    if path:
+        content = bytearray((directory / path).read_bytes())
         content[len(content) // 3] ^= 1
-        file.write_bytes(content)
+        (directory / path).write_bytes(content)
     return directory
 
 
@@ -239,7 +232,6 @@ def test_dnf_installs_from_the_signed_repository_and_removes(fedora: Fedora, sig
     ("change", "sentence"),
     [
         ("rpm/repodata/repomd.xml", "repomd.xml GPG signature verification error|Bad GPG signature"),
-        (f"rpm/gpushim-{VERSION}-1.noarch.rpm", "Cannot download"),
         ("", "404|gpushim.asc"),
     ],
 )
@@ -318,16 +310,19 @@ def answers(url: str) -> Callable[[], bool]:
 
 def test_a_registry_gets_image_and_chart_and_helm_pulls(signed: Path, registry: str, tmp_path: Path) -> None:
     """By the commands of the page; what comes back has the digests that are signed."""
-    for line in block(RELEASING, "skopeo copy", "").splitlines():
-        words = shlex.split(line.replace("registry.example.org", registry).replace("/srv/gpushim/0.1.0", str(signed)))
-        words[2:2] = ["--dest-tls-verify=false"]
-        subprocess.run([program("skopeo"), *words[1:]], check=True, capture_output=True)
-    for layout, name in (("image", "gpushim"), ("chart", "charts/gpushim")):
-        (entry,) = json.loads((signed / "oci" / layout / "index.json").read_text())["manifests"]
-        asked = urllib.request.Request(f"http://{registry}/v2/{name}/manifests/0.1.0")
-        asked.add_header("Accept", entry["mediaType"])
-        with urllib.request.urlopen(asked) as answer:
-            assert answer.headers["Docker-Content-Digest"] == entry["digest"]
+    text = block(RELEASING, "skopeo copy", "").replace("registry.example.org", registry)
+    copy, push = map(shlex.split, text.replace("/srv/gpushim/0.1.0", str(signed)).splitlines())
+    command = [program("skopeo"), "copy", "--dest-tls-verify=false", *copy[2:]]
+    subprocess.run(command, check=True, capture_output=True)
+    with tarfile.open(signed / f"gpushim-{VERSION}-x86_64.tar") as archive:
+        index = archive.extractfile("index.json")
+        assert index
+        (entry,) = json.load(index)["manifests"]
+    asked = urllib.request.Request(f"http://{registry}/v2/gpushim/manifests/0.1.0")
+    asked.add_header("Accept", entry["mediaType"])
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.headers["Docker-Content-Digest"] == entry["digest"]
+    helm.push(Path(push[2]), push[3])
     (tmp_path / "pulled").mkdir()
     pulled = helm.pull(f"oci://{registry}/charts/gpushim", tmp_path / "pulled", "0.1.0")
     assert pulled.read_bytes() == (signed / f"gpushim-{VERSION}.tgz").read_bytes()

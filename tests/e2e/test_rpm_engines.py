@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +13,13 @@ import pytest
 from e2e import built, packages, rpm_packages
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from e2e.installed import Machine
-from e2e.leftovers import until
 from e2e.rpm_packages import COMPAT, MAIN, RpmMachine
-from e2e.test_removal import PLACES, SECONDS, SOON
+from e2e.test_removal import KEPT, PROGRAMS, REFUSED
 
 # As NVIDIA's documentation has them: they were there before gpushim, and stay.
 DAEMON_JSON = json.dumps({"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}})
 RUN = f"docker run --rm --network=none --volume={PROBE}:{INSIDE}:ro"
 IMAGE = "debian:local"
-STUB = "/usr/bin/nvidia-container-runtime"
 
 
 @pytest.fixture(scope="module")
@@ -70,29 +69,23 @@ def test_without_a_request_a_container_has_no_gpu(docker: Machine) -> None:
 
 
 def test_running_containers_go_on_when_it_is_erased(docker: Machine, rpm: RpmMachine) -> None:
-    """Exec, restart, stop; what stays goes some seconds after the last, and a new installation takes its place."""
+    """By NVIDIA's name, and first while gpushim itself is there; a new installation takes the place of what stays."""
     run = "docker run --detach --network=none --runtime=nvidia --name={} {} debian:local sleep 1000"
-    names, before = "gpu plain", docker.run("cat /etc/docker/daemon.json").stdout
-    for again in (True, False):
-        docker.run(SOON)
-        docker.run(f"{run.format('gpu', '--env=NVIDIA_VISIBLE_DEVICES=0')}; {run.format('plain', '')}")
-        assert f"{STUB} stays for containers that run" in rpm.rpm(f"-e {MAIN} {COMPAT}").stdout
-        assert docker.run("docker exec gpu ls /dev/nvidiactl").stdout == "/dev/nvidiactl\n"
-        refused = docker.run("docker restart --time=0 gpu", check=False)
-        assert "gpushim was removed, and this container may ask for a GPU" in refused.stderr
-        docker.run("docker restart --time=0 plain")
-        assert docker.run("docker exec plain echo here").stdout == "here\n"
-        if again:
-            install(rpm)
-            assert docker.run(f"ls -d {PLACES}", check=False).stdout == ""
-            docker.run("docker restart --time=0 gpu plain")
-            assert docker.run("docker exec gpu ls /dev/nvidiactl").stdout == "/dev/nvidiactl\n"
-        else:
-            docker.run("docker stop --time=0 plain")
-            assert until(lambda: not docker.run(f"ls -d {STUB} {PLACES}", check=False).stdout, SECONDS)
-        docker.run(f"docker rm --force {names}")
+    docker.run(f"{run.format('gpu', '--env=NVIDIA_VISIBLE_DEVICES=0')}; {run.format('plain', '')}")
+    rpm.rpm(f"-e {COMPAT}")
+    docker.run("docker restart --time=0 gpu")
+    rpm.rpm(f"-e {MAIN}")
+    assert docker.run("docker exec gpu ls /dev/nvidiactl").stdout == "/dev/nvidiactl\n"
+    assert REFUSED in docker.run("docker restart --time=0 gpu", check=False).stderr
+    docker.run("docker restart --time=0 plain")
+    assert docker.run("docker exec plain echo here").stdout == "here\n"
+    assert rpm.rpm(f"-qf {PROGRAMS}", check=False).stdout.count("is not owned by any package") == 2
     install(rpm)
-    assert docker.run("cat /etc/docker/daemon.json").stdout == before
+    verified = rpm.rpm(f"--verify {MAIN} {COMPAT}", check=False).stdout
+    assert docker.run(f"ls -d {KEPT}", check=False).stdout + "".join(re.findall("/usr/bin/.*", verified)) == ""
+    docker.run("docker restart --time=0 gpu plain")
+    assert docker.run("docker exec gpu ls /dev/nvidiactl").stdout == "/dev/nvidiactl\n"
+    docker.run("docker rm --force gpu plain")
 
 
 def python39() -> str:

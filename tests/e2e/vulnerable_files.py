@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from e2e import test_faults_configure
@@ -11,14 +12,7 @@ from e2e.hostile_places import Place
 from e2e.test_faults_configure import Lab
 from e2e.vulnerable import Build
 
-EXCHANGE, RECORDS, PUBLISH = (
-    f"shim/gpushim/{name}.py" for name in ("paths/exchange", "engines/settings/records", "cdi/generate/publish")
-)
-BY_NUMBER = """
-def _is_of(base, row, path, place):
-    status = rewrite.status(place)
-    return status is not None and row["inode"] == status.st_ino
-"""
+FILES, PUBLISH = (f"shim/gpushim/{name}.py" for name in ("engines/settings/files", "cdi/generate/publish"))
 
 
 def _of(test: Callable[[Lab], None]) -> Callable[[Place, Path], None]:
@@ -40,20 +34,10 @@ def _a_spec_of_others(place: Place, tmp_path: Path) -> None:
 
 
 BUILDS = {
-    "T-FILES does not look at what came out": Build(
-        {EXCHANGE: "_look = lambda *_: None"},
-        _of(test_faults_configure.test_another_writes_right_before_the_exchange),
-        "lab.config.read_bytes() == THEIRS",
-    ),
-    "T-FILES ends nothing that a kill has left": Build(
-        {EXCHANGE: "settle = lambda file: []"},
-        _of(test_faults_configure.test_killed_right_after_the_exchange),
-        "assert tree(self.folder)",
-    ),
-    "T-FILES knows a file by its inode number": Build(
-        {RECORDS: BY_NUMBER},
-        _of(test_faults_configure.test_a_file_that_has_got_the_inode_number_of_one_with_records),
-        "json.loads(other.read_text())",
+    "T-FILES does not look again before it replaces a file": Build(
+        {FILES: "_check = lambda *_: None"},
+        _of(partial(test_faults_configure.test_another_writes_until_the_last_look, "configure")),
+        "theirs",
     ),
     "T-FILES replaces whatever bears its spec's name": Build(
         {PUBLISH: "_theirs = lambda *_: ''"}, _a_spec_of_others, "path.read_text()"

@@ -26,14 +26,14 @@ def away(path):
 """
 
 
-def _another_request_for_the_same_bundle(place: Place, tmp_path: Path) -> None:
+def _the_same_bundle_where_no_variable_asks_any_more(place: Place, tmp_path: Path) -> None:
     scene = Scene(tmp_path / "scene", 2, place.top)
     assert gpus(scene.ask("0")[1]) == {scene.given(0)}
-    config = scene.work / "bundles/one/config.json"
-    config.write_text(config.read_text().replace("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1"))
-    record = str(scene.work / "record")
+    with open(scene.env["GPUSHIM_CONFIG"], "a") as settings:
+        settings.write("[requests]\naccept-env-when-unprivileged = false\n")
+    config, record = scene.work / "bundles/one/config.json", str(scene.work / "record")
     assert not scene.call("gpushim-runtime", "create", "--bundle", config.parent, "one", RECORD=record).returncode
-    assert gpus(nodes(json.loads(config.read_text()))) == {scene.given(1)}
+    assert gpus(nodes(json.loads(config.read_text()))) == set()
 
 
 def _a_lock_that_others_can_open(place: Place, tmp_path: Path) -> None:
@@ -59,7 +59,9 @@ def _a_destination_that_a_stranger_has_made(place: Place, tmp_path: Path) -> Non
 
 BUILDS = {
     "T-AGAIN starts from what an earlier create has written": Build(
-        {CREATE: "given = lambda path, data, folder: data"}, _another_request_for_the_same_bundle, "scene.given(1)"
+        {CREATE: "given = lambda path, data, folder: data"},
+        _the_same_bundle_where_no_variable_asks_any_more,
+        "== set()",
     ),
     "T-LOCK everybody can open the lock": Build(
         {"shim/gpushim/inventory/renew.py": OPEN_LOCK}, _a_lock_that_others_can_open, "0o077"

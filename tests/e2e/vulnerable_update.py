@@ -19,7 +19,7 @@ BUILDS = {
         {"shim/gpushim/launcher": (" | *' update '*", "")}, KEEPS, NODES, {"where": ("v1", CRUN), "way": "file"}
     ),
     "T-config a wrong one is taken for none": Build(
-        {"shim/gpushim/decision/without_config.py": "_widest = lambda *_: policy.defaults()"},
+        {"shim/gpushim/decision/without_config.py": "_configured_words = lambda _: []"},
         test_launcher_told.test_who_may_ask_under_a_wrong_configuration_is_refused,
         "returncode == CONFIG",
     ),

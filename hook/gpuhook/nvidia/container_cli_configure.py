@@ -19,8 +19,8 @@ from gpushim.decision.decide import Decision
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
-from gpushim.nvidia import container_cli_options as cli
-from gpushim.nvidia.getopt import parse
+from gpushim.nvidia.container_cli import cli_options as cli
+from gpushim.nvidia.container_cli.getopt import parse
 from gpushim.oci import selection
 from gpushim.oci.authorization import Gate
 from gpushim.oci.request import CAPABILITIES, LAST_CHANNEL, Request
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpushim.ground.model import Policy, Snapshot
-    from gpushim.nvidia.getopt import Given
+    from gpushim.nvidia.container_cli.getopt import Given
     from gpushim.oci.edits import Edit
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")

@@ -3,7 +3,7 @@
     nvidia-cdi-hook ..., nvidia-ctk hook ...  cdi_hook.py
     nvidia-ctk ...                            ctk.py
     nvidia-container-cli configure ...        container_cli_configure.py
-    nvidia-container-cli ...                  container_cli.py
+    nvidia-container-cli ...                  gpushim/nvidia/container_cli/info.py
 
 What engines wait for starts at once; what people call has click and site-packages too.
 """
@@ -21,13 +21,13 @@ def main(argv: list[str], top: str) -> None:
     """Run as one of NVIDIA's programs, argv[0]; `top` is the directory above the one that the program is in."""
     name = argv[0].rpartition("/")[2]
     if name == "nvidia-container-cli":
-        from gpushim.nvidia.container_cli_options import command_of
+        from gpushim.nvidia.container_cli.cli_options import command_of
 
         if command_of(argv[1:]) == "configure":
             from gpuhook.nvidia import container_cli_configure
 
             container_cli_configure.main(argv[1:])
-        _for_people("container_cli", top).main(argv[1:])
+        _for_people("container_cli.info", top).main(argv[1:])
     elif name == "nvidia-ctk" and [word for word in argv[1:] if not word.startswith("-")][:1] != ["hook"]:
         _for_people("ctk", top).main(prog_name=name)
     else:

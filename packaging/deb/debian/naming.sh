@@ -6,7 +6,7 @@ naming() {
 
 # How to take gpushim out of an engine's settings once it is gone; what that needs is kept beside them.
 by_hand() {
-  echo "gpushim: ${2}still names gpushim, and containers that use it will not start. As root:"
+  echo "gpushim: ${2}still names gpushim, and containers that use it will not start after the next boot. As root:"
   timeout 30 gpushim configure "$1" --remove --files-only --by-hand 2>/dev/null | sed 's/^/gpushim:   /' || true
 }
 

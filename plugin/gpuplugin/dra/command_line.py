@@ -9,7 +9,7 @@ import asyncio
 import os
 import pwd
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,11 +22,6 @@ from gpushim.config import policy
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import logs, system
 from gpushim.ground.errors import CONFIG, GpushimError, quote
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from gpuplugin.settings.settings import Settings
 
 PROGRAM = "gpushim-dra-driver"
 
@@ -66,9 +61,6 @@ PROGRAM = "gpushim-dra-driver"
     help="The node's name; else $NODE_NAME, or this host's name.",
 )
 @click.option(
-    "--explain", "file", metavar="FILE", help="Say what this node can serve of the claims in FILE, and exit."
-)
-@click.option(
     "--explain-claim", "claim", metavar="NAMESPACE/NAME", help="Say what a claim has on this node, and exit."
 )
 @click.option(
@@ -76,7 +68,7 @@ PROGRAM = "gpushim-dra-driver"
     "form",
     type=click.Choice(["table", "json"]),
     default="table",
-    help="How --explain and --explain-claim print it.",
+    help="How --explain-claim prints it.",
 )
 @click.option(
     "--metrics",
@@ -95,7 +87,6 @@ def command(
     user: str,
     unit: str,
     node: str,
-    file: str | None,
     claim: str | None,
     form: str,
     metrics: str,
@@ -112,8 +103,8 @@ def command(
     logs.start(config["log"]["format"], config["log"]["level"])
     given, notes = nvidia_flags.ours(options.flag_values(flags), os.environ)
     given.update({"metrics": (metrics,), "metrics-token-file": (token,)})  # never the device plugin's address
-    if form != "table" and not (file or claim):
-        raise click.UsageError("--format is for --explain and --explain-claim")
+    if form != "table" and not claim:
+        raise click.UsageError("--format is for --explain-claim")
     if check:
         from gpuplugin.dra import dry_run
 
@@ -121,8 +112,12 @@ def command(
         found.notes[:0] = notes
         dry_run.tell(found, _rival)
         return
-    if file or claim:
-        _explain(file, claim, Sources(given, os.environ).read(), form, given)
+    if claim:
+        from gpuplugin.dra import explain_claim, node_state
+
+        found = Sources(given, os.environ).read()
+        found.notes += node_state.unseen(given)
+        explain_claim.tell(claim, found, form)
         return
     if not socket:
         raise click.UsageError("Missing option '--socket'.")
@@ -141,21 +136,6 @@ def command(
 
 
 command.params += options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
-
-
-def _explain(file: str | None, claim: str | None, settings: Settings, form: str, given: Collection[str]) -> None:
-    """Say what is asked; with much of gpushim, which the halves do without."""
-    from gpuplugin.dra import node_state
-
-    settings.notes += node_state.unseen(given)
-    if claim:
-        from gpuplugin.dra import explain_held
-
-        explain_held.tell(claim, settings, form)
-    if file:
-        from gpuplugin.dra import explain_file
-
-        explain_file.tell(file, settings, form)
 
 
 def _number(user: str) -> int:

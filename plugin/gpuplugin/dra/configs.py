@@ -85,33 +85,19 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
         GpushimError: a config of this driver is wrong, or names a request that got a device of another type.
     """
     found = allocation.get("devices") or {}
-    rows = read(rows_of(found, "config"), driver)
+    rows = [_row(row, place, driver) for place, row in enumerate(_rows(found, "config")) if _is_of(row, driver)]
     return {
-        place: best(str(result.get("request")), str(result.get("device")), rows, types)
-        for place, result in enumerate(rows_of(found, "results"))
+        place: _best(str(result.get("request")), str(result.get("device")), rows, types)
+        for place, result in enumerate(_rows(found, "results"))
         if result.get("driver") == driver
     }
-
-
-def read(rows: Sequence[Mapping[str, Any]], driver: str, first: int = 0) -> list[Row]:
-    """Read the configs of a driver.
-
-    Args:
-        rows: of an allocation.
-        driver: its name.
-        first: place of the first of them.
-
-    Raises:
-        GpushimError: one is wrong.
-    """
-    return [_row(row, place, driver) for place, row in enumerate(rows, first) if _is_of(row, driver)]
 
 
 def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
     """Say which configs are for other drivers, and whether this one may be meant: to them they are nothing wrong.
 
     Args:
-        rows: of a claim, a class or an allocation.
+        rows: of an allocation.
         driver: the name of this one.
     """
     found = [row["opaque"].get("driver") for row in rows if isinstance(row.get("opaque"), dict)]
@@ -151,13 +137,13 @@ def mebibytes(text: str) -> int | None:
     return int(number) >> 20 if number is not None and 1 << 20 <= number < 1 << 63 else None
 
 
-def best(request: str, device: str, rows: Sequence[Row], types: Mapping[str, str]) -> Config:
+def _best(request: str, device: str, rows: Sequence[Row], types: Mapping[str, str]) -> Config:
     """Find the config that counts for a device; one of the wrong type is passed over if it names no request.
 
     Args:
         request: that got the device.
         device: its name.
-        rows: as `read` returns them.
+        rows: the configs of this driver.
         types: as for `chosen`.
 
     Raises:
@@ -178,7 +164,7 @@ def best(request: str, device: str, rows: Sequence[Row], types: Mapping[str, str
     return Config()
 
 
-def rows_of(found: Any, key: str) -> list[dict[str, Any]]:
+def _rows(found: Any, key: str) -> list[dict[str, Any]]:
     """Return a list of an allocation's devices, "config" or "results".
 
     Raises:

@@ -1,7 +1,7 @@
 """What this node offers to claims now, as a command sees it beside the driver: devices, taints, and who has them.
 
 Changes nothing but a snapshot that is out of date. What cannot be read is said.
-Out of scope: what the driver makes of it (driver.py), what the scheduler has promised meanwhile.
+Out of scope: what the driver makes of it (driver.py).
 """
 
 from __future__ import annotations
@@ -48,31 +48,23 @@ class NodeState(NamedTuple):
         snapshot: of the host's inventory.
         offered: the devices.
         indices: of them, such as 0 or 1:0, by UUID.
-        taints: by UUID.
         why: what is wrong with devices, sentences by UUID.
         claims: that have something, by uid.
         page: the book of this boot.
         notes: sentences about all of it.
-        problem: why no claim gets anything here, or "".
         watched: whether the driver watches health now.
-        doubt: why it is not known whether what seems free is, or "".
         status: what the driver that runs tells of itself (Status.by_word); nothing if it does not.
-        pods: who has devices by the device plugin, sentences by UUID.
     """
 
     snapshot: Snapshot
     offered: Sequence[Offered]
     indices: Mapping[str, str]
-    taints: Mapping[str, Sequence[Mapping[str, str]]]
     why: Mapping[str, str]
     claims: Mapping[str, Row]
     page: Page | None
     notes: Sequence[str]
-    problem: str = ""
     watched: bool = True
-    doubt: str = ""
     status: Mapping[str, Any] = {}
-    pods: Mapping[str, str] = {}
 
 
 def present(settings: Settings) -> NodeState:
@@ -94,24 +86,19 @@ def present(settings: Settings) -> NodeState:
     problem = _problem(status)
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     found, unwatched = reasons(settings, snapshot)
-    doubts = [unwatched] * bool(unwatched)
-    page, claims = _holders(doubts)
-    has, why = tainted(settings, snapshot, found, page)
-    notes += doubts
+    notes += [unwatched] * bool(unwatched)
+    page, claims = _holders(notes)
+    _, why = tainted(settings, snapshot, found, page)
     return NodeState(
         snapshot,
         [one for one in devices if one.uuid not in lacks],
         {uuid: one.index for uuid, one in resources.units(snapshot).items()},
-        has,
         why,
         claims,
         page,
         notes,
-        problem,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
-        "; ".join(doubts[:1]),
         status,
-        pods(page),
     )
 
 
@@ -246,21 +233,21 @@ def reasons(settings: Settings, snapshot: Snapshot) -> tuple[dict[str, list[Reas
     return Health(path, settings.checks).problems(snapshot, system.clock()), ""
 
 
-def _holders(doubts: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
+def _holders(notes: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
     """Read the book, and the claims beside it."""
     shared = book.Book()
     try:
         page, (whole, rows, damaged) = shared.read(), claimed.read()
     except GpushimError as error:
-        doubts.append(str(error))
+        notes.append(str(error))
         return None, {}
     if page is None and os.path.lexists(shared.path):
-        doubts.append(f"{shared.path} is damaged: who has which GPU by the device plugin is not known")
+        notes.append(f"{shared.path} is damaged: who has which GPU by the device plugin is not known")
     elif page and page["boot"] != shared.boot:
-        doubts.append(f"nobody has written {shared.path} since the boot; {SINCE_BOOT}")
+        notes.append(f"nobody has written {shared.path} since the boot; {SINCE_BOOT}")
         page = None
     elif page and page["unknown"]:
-        doubts.append(f"{shared.path} does not have all that was given out: {page['unknown']}")
+        notes.append(f"{shared.path} does not have all that was given out: {page['unknown']}")
     if doubt := claimed.doubt(whole, rows, damaged):
-        doubts.append(f"{doubt} is not known")
+        notes.append(f"{doubt} is not known")
     return page, rows

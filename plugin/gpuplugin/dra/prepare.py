@@ -22,7 +22,6 @@ from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.ledger import Holders
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups, podresources, sockets
-from gpuplugin.matching.tolerations import untolerated
 from gpuplugin.processes import instances, tasks
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -343,6 +342,6 @@ def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
             raise GpushimError(f"{name} of claim {claim} cannot be used: {why}", INVENTORY)
     for one in claim.results:
         uuid = uuids[one.device]
-        if not one.admin and untolerated(one.tolerations, offer.sick.get(uuid, ())):
+        if not one.admin and taints.untolerated(one.tolerations, offer.sick.get(uuid, ())):
             raise GpushimError(f"{one.device} of claim {claim} is unhealthy: {offer.why.get(uuid, '')}", INVENTORY)
     return uuids

@@ -1,4 +1,5 @@
-"""What is wrong with devices, as Kubernetes and the log are told: taints in slices, and the health in pods' status.
+"""What is wrong with devices, as Kubernetes and the log are told: taints in slices, and the health in pods' status;
+and which taints a claim tolerates.
 
 Out of scope: what is wrong with a GPU (gpuplugin.health), who has one (ledger.py).
 """
@@ -66,6 +67,32 @@ def of_health(reasons: Mapping[str, Sequence[Reason]], effect: str) -> dict[str,
 
 def _taint(kind: str, value: str, effect: str) -> dict[str, str]:
     return {"key": f"{OWN_DRIVER}/{kind}", **({"value": value} if value else {}), "effect": effect}
+
+
+def untolerated(
+    tolerations: Sequence[Mapping[str, Any]], taints: Sequence[Mapping[str, str]]
+) -> list[Mapping[str, str]]:
+    """Return the taints that keep a device from a claim.
+
+    Args:
+        tolerations: of its allocation, as the API server has accepted them.
+        taints: of the device.
+    """
+    return [
+        taint
+        for taint in taints
+        if taint["effect"] in (NO_SCHEDULE, NO_EXECUTE)
+        and not any(_tolerates(toleration, taint) for toleration in tolerations)
+    ]
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
+    key, effect = toleration.get("key") or "", toleration.get("effect") or ""
+    if effect not in ("", taint["effect"]) or key not in ("", taint["key"]):
+        return False
+    if (toleration.get("operator") or "Equal") == "Exists":
+        return True
+    return bool(key) and (toleration.get("value") or "") == taint.get("value", "")
 
 
 def problems(snapshot: Snapshot) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from gpuplugin.node import configured, engine, host, lay, owners, remains
+from gpuplugin.node import configured, engine, host, lay, owners
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
@@ -28,15 +28,15 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         root: of the driver, for a config.toml that nobody has changed; "" leaves that as it is.
     """
     host.check(place)
-    payload, shell = payloads.read(folder, root), remains.functions(folder)
+    payload, shell = payloads.read(folder, root), payloads.shell(folder)
     host.enter(place)
     with host.locked():
         tag = host.python()
         _check_writable()
         record = records.load()
         owners.check(payload, record)
+        ask.program(["/bin/sh", "-c", f"{shell}take_script"])
         fresh = lay.down(payload, record, tag)
-        remains.drop(shell)
         say(f"gpushim-node: gpushim {payload.version} " + ("is laid down" if fresh else "is there already"))
         if root and not record.has(payloads.CONFIG):
             say(f"gpushim-node: {payloads.CONFIG} was changed on this node, and stays: the root in it counts")

@@ -71,7 +71,7 @@ _OPTIONS = (
         show_default=True,
         help="The engine to configure; auto is the one of both that runs.",
     ),
-    click.option("--config", metavar="FILE", help="The only file to edit, not those the engine reads."),
+    click.option("--config", metavar="FILE", help="Another file than the usual; of CRI-O gpushim's own."),
     click.option("--runtime-name", default="nvidia", show_default=True, help="What the runtime is called."),
     click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
     click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),

@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.node import payload as payloads
-from gpuplugin.node import remains
 from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError
@@ -27,6 +26,8 @@ QUESTIONS = (
 )
 SECONDS = 60
 PROGRAM = "gpushim-runtime"
+# How that begins which a removal leaves in a program's place (shim/gpushim/removed).
+LEFT = b"#!/bin/sh\n# gpushim was removed."
 # Where pip and uv put programs, beside the directories of PATH.
 ELSEWHERE = (*SYSTEM_PATH.split(":"), "/root/.local/bin")
 
@@ -63,13 +64,9 @@ def check(payload: Payload, record: Record) -> None:
             f"the package {name} has {programs[0]} on this node; remove the package there, or install nothing "
             "(node.enabled: false)"
         )
-    there = [
-        path
-        for path in payload.files
-        if path != payloads.CONFIG and os.path.lexists(path) and not remains.leads_to(path)
-    ]
+    there = [path for path in payload.files if path != payloads.CONFIG and os.path.lexists(path)]
     strange = [path for path in there if path not in record.files and content(path) != payload.files[path].data]
-    strange = [path for path in strange if not remains.leads_to(path)]
+    strange = [path for path in strange if content(path, len(LEFT)) != LEFT]
     strange += [path for path in _others() if path not in payload.files]
     if strange:
         raise GpushimError(f"{strange[0]} already exists, and gpushim-node did not install it; remove it on the node")

@@ -80,6 +80,19 @@ def read(folder: str, root: str = "") -> Payload:
     return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(included, key=_order)}, root)
 
 
+def shell(folder: str) -> str:
+    """Return the shell functions by which packages are removed, and `leave`, which has the script that stays.
+
+    Args:
+        folder: absolute path of the payload, which they lie beside; no directory can be read later (host.enter).
+    """
+    texts = []
+    for name in ("written.sh", "removed"):
+        with open(f"{os.path.dirname(folder)}/{name}", encoding="ascii") as file:
+            texts.append(file.read())
+    return f"DPKG_ROOT=\n{texts[0]}\nleave() {{ leave_script <<'END'\n{texts[1]}END\n}}\n"
+
+
 def _rooted(config: bytes, root: str) -> bytes:
     """Return a config.toml, as the package has it, that says where the driver is."""
     head = b"[driver]\n"

@@ -1,7 +1,7 @@
 """Take gpushim off a node: the engine's settings, then the files by the record, then what gpushim has written.
 
 Out of scope: each of these steps (lay.py, configured.py), and rules for what gpushim has written, which are those of
-the packages (packaging/deb/debian/written.sh), what stays for containers that run too (remains.py).
+the packages (packaging/deb/debian/written.sh), what stays for containers that run too (left.sh there).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from gpuplugin.node import configured, host, lay, owners, remains
+from gpuplugin.node import configured, host, lay, owners
+from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
 from gpushim.containers import kubelet, pods
@@ -18,8 +19,9 @@ from gpushim.ground.errors import GpushimError
 
 LABELS = "/etc/kubernetes/node-feature-discovery/features.d"  # labels.directory of the chart
 SECONDS = 120
+SHOWN = 8
+PROGRAMS = ("/usr/bin/gpushim-runtime", "/usr/bin/gpushim-hook")
 STEPS = """
-link_stub gpushim-runtime
 if [ -d /run/systemd/system ]; then systemctl stop 'gpushim-mps@*.service' 2>/dev/null || true; fi
 for shm in /run/gpushim/mps/*/private/shm; do umount --lazy "$shm" 2>/dev/null || true; done
 remove_specs
@@ -42,10 +44,10 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
         restart: restart the engine if it has to be.
 
     Raises:
-        GpushimError: containers still need the engine's settings, or the programs, whose place nothing can take.
+        GpushimError: containers still need the engine's settings, or what stays for them cannot be written.
     """
     host.check(place)
-    shell = remains.functions(folder)
+    shell = payloads.shell(folder)
     host.enter(place)
     with host.locked():
         record = records.load()
@@ -59,7 +61,7 @@ def uninstall(place: str, folder: str, labels: str, restart: bool) -> None:
             return
         configured.take_back(record, restart)
         _tell_of_claims()
-        remains.keep(shell, record)
+        _leave(record, shell)
         _remove(record, shell, labels)
 
 
@@ -70,20 +72,34 @@ def _tell_of_claims() -> None:
         rows = kubelet.claims(pods.kubelet_dir())
     names = sorted({f"{one.namespace}/{one.name}" for one in rows if one.driver == kubelet.OWN_DRIVER})
     if names:
-        more = f" and {len(names) - remains.SHOWN} more" if len(names) > remains.SHOWN else ""
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         say(
             f"gpushim-node: claims of {kubelet.OWN_DRIVER} have GPUs here, and without a driver kubelet cannot end "
-            f"their pods: {', '.join(names[: remains.SHOWN])}{more}",
+            f"their pods: {', '.join(names[:SHOWN])}{more}",
             error=True,
         )
+
+
+def _leave(record: records.Record, shell: str) -> None:
+    """Put the script that stays in the programs' places, which are at no time empty."""
+    answer = ask.program(["/bin/sh", "-c", f"{shell}leave"], SECONDS)
+    if answer.code != 0:
+        raise GpushimError(f"what containers that run need could not be left: {answer.last}; nothing was removed")
+    _say(answer.out)
+    for path in PROGRAMS:
+        record.files.pop(path, None)
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        say(line.replace("gpushim: ", "gpushim-node: ", 1))
 
 
 def _remove(record: records.Record, shell: str, labels: str) -> None:
     for path in lay.away(record, [*record.files]):
         say(f"gpushim-node: {path} has been changed, and stays", error=True)
     answer = ask.program(["/bin/sh", "-c", shell + STEPS, "sh", labels], SECONDS)
-    for line in answer.out.splitlines():
-        say(line.replace("gpushim: ", "gpushim-node: ", 1))
+    _say(answer.out)
     if answer.code != 0:
         raise GpushimError(f"not all that gpushim has written could be removed: {answer.last}")
     os.unlink(records.PATH)  # not before: the next try goes by it

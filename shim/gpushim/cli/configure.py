@@ -26,9 +26,9 @@ from gpushim.paths import changeable
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
-    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file
-    without gpushim is kept beside it, with .before-gpushim behind its name. --remove brings that back, or, if the
-    file has been changed since, removes only gpushim's entry; a file that has nothing else in it is removed.
+    What it sets is in a file of gpushim's own; in Docker's daemon.json it is one entry, and where containerd's
+    config.toml imports no directory, a line there reads the file. --remove takes these away. What somebody else
+    wrote and that replaces is kept beside the file, with .kept-gpushim behind its name.
     """
 
 
@@ -51,7 +51,7 @@ def _command(name: str, row: table.Row) -> None:
 
     run.__doc__ = f"Make {row.title} use gpushim-runtime, or take that back."
     options = [
-        file_option("--config", help="The only file to edit, not those the engine reads."),
+        file_option("--config", help="Another file than the usual: the engine's; of CRI-O and Podman gpushim's own."),
         click.option("--runtime-name", default="nvidia", show_default=True, help="The runtime's name."),
         file_option("--runtime-path", help="Another gpushim-runtime than the one here."),
         click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
@@ -100,14 +100,13 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         _check_reader(row, options, plan)
         _check_programs(options, plan)
         plan.check()
-        report["notes"] += files.apply(plan.changes, undo=options.remove)
-        links, notes = on_path.apply(plan.links)
+        report["notes"] += files.apply(plan.changes)
+        links, notes = on_path.apply(plan.links) if plan.links else ([], [])
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         if report["changed"]:
             time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
             report["notes"] += _of_pip(name, options)
-        report["notes"] += _copies(plan, report["notes"]) if options.remove else []
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, row, options, plan, restart and not verify)
     elif report["changed"] and row.unit:
@@ -131,18 +130,16 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
-    """Say how to take gpushim out of settings once it is gone, and keep what that needs."""
+    """Print how to take gpushim out of settings once it is gone."""
     if not options.remove:
         raise click.UsageError("--by-hand goes with --remove")
     plan = engine.plan(options)
-    commands = [*files.prepare(plan.changes), *(link.command for link in plan.links)]
+    removed = [shlex.join(["rm", change.path]) for change in plan.changed if change.new is None]
+    commands = [*(plan.by_hand or removed), *(link.command for link in plan.links)]
     if commands and row.unit:
         arguments = _restarting(row, options, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
-    for line in [
-        *commands,
-        *(f"# note: {sentence}" for sentence in [*_refusal(row, plan, options), *_copies(plan, [])]),
-    ]:
+    for line in [*commands, *(f"# note: {sentence}" for sentence in _refusal(row, plan, options))]:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
@@ -155,9 +152,11 @@ def _of_pip(name: str, options: Options) -> list[str]:
     undo = shlex.join(
         ["gpushim", "configure", name, "--remove", *([f"--config={options.config}"] * bool(options.config))]
     )
+    script = shlex.quote(os.path.join(os.path.dirname(os.path.dirname(__file__)), "removed"))
     return [
-        f"pip and uv remove {options.program} without a word to the engine: before, run `{undo}`, and end the "
-        "containers that were made with it"
+        f"pip and uv remove {options.program} without a word to the engine: before, run `{undo}` and "
+        f"`cp {script} ~/`; after, until the containers that were made with it have ended, "
+        f"`install ~/removed {options.program}`"
     ]
 
 
@@ -189,14 +188,6 @@ def _refusal(row: table.Row, plan: Plan, options: Options) -> list[str]:
     except GpushimError as error:
         return [str(error)]
     return []
-
-
-def _copies(plan: Plan, notes: list[str]) -> list[str]:
-    """Name the copies of what somebody wrote into gpushim's entry, but for those that notes are about."""
-    paths = dict.fromkeys([plan.config, *(change.path for change in plan.changes)])
-    copies = [copy for path in paths for copy in files.copies(path)]
-    unnamed = [copy for copy in copies if not any(note.startswith(f"{copy} ") for note in notes)]
-    return [f"the change made to gpushim's entry is saved in {copy}" for copy in unnamed]
 
 
 def _change(change: files.Change) -> dict[str, str]:

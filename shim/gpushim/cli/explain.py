@@ -49,9 +49,6 @@ def _container_names(_: click.Context, __: click.Parameter, beginning: str) -> l
     help="A container that asks Kubernetes for this, such as nvidia.com/gpu=2.",
 )
 @click.option("--pod", default="", metavar="NAMESPACE/POD[/CONTAINER]", help="Running containers of a pod, here.")
-@click.option(
-    "--claim", default="", metavar="FILE", help="ResourceClaims and templates in a file of YAML; - is stdin."
-)
 @click.option("--state", multiple=True, metavar="DIRECTORY", help="With --pod: where to look, as of gpushim ps.")
 @show.format_option("table", "json")
 def explain(
@@ -63,7 +60,6 @@ def explain(
     privileged: bool,
     kubernetes: tuple[str, ...],
     pod: str,
-    claim: str,
     state: tuple[str, ...],
     form: str,
 ) -> None:
@@ -75,22 +71,19 @@ def explain(
     gave them. Shows the request with the source of every decision, each device node, rule, mount, variable and
     hook with its reason, or the refusal that the container would meet; then the exit code is the refusal's.
 
-    Of claims of Kubernetes in a file it says which devices of this node match each request, which not, and why, or
-    that gpushim cannot tell; of a claim by its name, what it has here. gpushim-dra-driver answers both.
+    Of a claim of Kubernetes it says what it has here; gpushim-dra-driver answers that.
 
     Nothing is changed: neither config.json nor what gpushim knows about the host.
     """
     made = bool(env or annotation or mount or privileged)
     held = len(targets) == 2 and targets[0] == "claim"
     if targets == ("claim",) and not os.path.lexists("claim"):
-        raise click.UsageError("say which claim: claim NAMESPACE/NAME, or --claim FILE")
-    if len(targets) == 1 and targets[0].endswith((".yaml", ".yml")) and not os.path.isdir(targets[0]):
-        raise click.UsageError(f"a bundle has a config.json; claims of a file are explained by --claim {targets[0]}")
-    one = [bool(targets), bool(docker), made, bool(kubernetes), bool(pod), bool(claim)].count(True) == 1
+        raise click.UsageError("say which claim: claim NAMESPACE/NAME")
+    one = [bool(targets), bool(docker), made, bool(kubernetes), bool(pod)].count(True) == 1
     if not one or len(targets) > 1 + held:
         raise click.UsageError(
             "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, "
-            "--pod NAMESPACE/POD, --claim FILE, or claim NAMESPACE/NAME"
+            "--pod NAMESPACE/POD, or claim NAMESPACE/NAME"
         )
     if state and not pod:
         raise click.UsageError("--state says where the containers of a --pod are looked for")
@@ -103,11 +96,10 @@ def explain(
         from gpushim.cli import device_plugin  # with much that the rest does without
 
         device_plugin.become(*(f"--explain={text}" for text in kubernetes), f"--format={form}")
-    if claim or held:
+    if held:
         from gpushim.cli import device_plugin
 
-        asked = f"--explain={claim}" if claim else f"--explain-claim={targets[1]}"
-        device_plugin.become(asked, f"--format={form}", program="gpushim-dra-driver")
+        device_plugin.become(f"--explain-claim={targets[1]}", f"--format={form}", program="gpushim-dra-driver")
     if docker:
         report = _inspected(docker)
     elif targets:

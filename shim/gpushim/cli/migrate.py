@@ -11,42 +11,35 @@ from gpushim.cli import show
 from gpushim.engines.settings import files
 from gpushim.ground import system
 from gpushim.nvidia.migrate import migrate as moving
-from gpushim.nvidia.migrate import migrate_engines, migrate_plugin
+from gpushim.nvidia.migrate import migrate_engines
 
 COLUMNS = ("SETTING", "VALUE", "BECOMES")
 
 
 @click.command()
 @click.option("--from", "source", default="", metavar="FILE", help="NVIDIA's config.toml, if it is elsewhere.")
-@click.option(
-    "--device-plugin",
-    "plugin",
-    default="",
-    metavar="FILE",
-    help="The configuration of NVIDIA's k8s-device-plugin, or the manifest of its DaemonSet, to take over, too.",
-)
 @click.option("--write", is_flag=True, help="Write config.toml; without it, the change is only shown.")
 @click.option("--dry-run", is_flag=True, help="Only show the change, which is what happens without --write.")
 @show.format_option("table", "json")
-def migrate(source: str, plugin: str, write: bool, dry_run: bool, form: str) -> None:
+def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     """Take over the settings of NVIDIA's container toolkit.
 
     Shows what each setting of its config.toml becomes in gpushim's, or why it becomes nothing, and for each engine
     that names NVIDIA's runtime the command that names gpushim's instead. NVIDIA's files stay as they are. config.toml
     keeps its comments; as it was, it is kept beside itself with .before-gpushim behind its name. Where a setting is
     left out, because nothing here does the same, the others are taken over all the same and the exit code is 17.
+    Settings of NVIDIA's device plugin need no translation: gpushim's reads its flags, variables and file.
     """
     if write and dry_run:
         raise click.UsageError("--write and --dry-run exclude each other")
     ours = system.config_path()
-    plan = moving.plan(source or moving.source(), ours, migrate_plugin.rows(plugin) if plugin else ())
+    plan = moving.plan(source or moving.source(), ours)
     engines = migrate_engines.rows()
     if form == "json":
         data = {
             "source": plan.source or None,
             "config": ours,
             "settings": _settings(plan.rows),
-            "device-plugin": _settings(plan.plugin),
             "warnings": plan.warnings,
             "engines": [{"key": row.key, "value": row.value, "becomes": row.becomes} for row in engines],
             "diff": files.diff(plan.changes),
@@ -59,7 +52,6 @@ def migrate(source: str, plugin: str, write: bool, dry_run: bool, form: str) -> 
         for note in files.apply(plan.changes):
             click.echo(f"note: {note}", err=True)
     moving.check(plan.rows, plan.source, "take it out there")
-    moving.check(plan.plugin, plugin, "do that, or take it out there")
 
 
 def _settings(rows: list[moving.Row]) -> list[dict[str, Any]]:
@@ -72,10 +64,6 @@ def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool)
         show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.rows])
     else:
         show.say("there is no config.toml of NVIDIA's container toolkit, so there is nothing to take over")
-    if plan.plugin:
-        show.say()
-        show.say("device plugin:")
-        show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.plugin])
     if engines:
         show.say()
         show.say("engines:")

@@ -76,7 +76,7 @@ class Names:
         roots = [
             (engine, root)
             for engine in self._dockerds
-            for root in [*engine.option(f"--{key}"), dockerd.readable_setting(dockerd.config(engine), key)]
+            for root in [*engine.option(f"--{key}"), dockerd.settings(dockerd.config(engine)).get(key)]
         ]
         return [engine.seen(root) for engine, root in roots if isinstance(root, str) and root.startswith("/")]
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 # Verbs that make a container of a bundle; an engine writes config.json for a restore, too.
 MAKING = ("create", "run", "restore")
-# What again.py looks for of an earlier create; and beside what it has kept.
-TRACE, MORE = b'"--rootfs"', b'"/dev/nvidiactl"'
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -156,7 +154,7 @@ def put(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> bool:
 
 
 def given(path: str, data: bytes, folder: int) -> bytes:
-    """Return config.json as it was before an earlier create of the bundle.
+    """Return config.json as the engine wrote it: as kept, if the file is what an earlier create has written.
 
     Args:
         path: of it.
@@ -164,13 +162,7 @@ def given(path: str, data: bytes, folder: int) -> bytes:
         folder: from bundle.directory.
     """
     ours, before = bundle.saved(path, folder)
-    if data == ours:
-        return before
-    if TRACE not in data and not (ours and MORE in data):  # the engine has written it, perhaps again
-        return data
-    from gpushim.create import again  # somebody has changed it since, or what was kept
-
-    return again.without(data, ours, before)
+    return before if data == ours else data
 
 
 def configured_runtime(last: str, launcher: str) -> str:

@@ -12,12 +12,12 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, skipped, warning
+from gpushim.engines import containerd
 from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.containerd.process import ADDRESS, NAME
 from gpushim.engines.processes import programs, units
-from gpushim.engines.settings import files
+from gpushim.engines.settings import files, toml
 from gpushim.engines.settings.setup import executes_ours
-from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -69,15 +69,12 @@ def _ignored(host: Host, engine: Engine) -> Iterator[Finding]:
     """Find runtimes in a table of another version than the file's, which containerd passes over without a word."""
     path = _config(engine)
     try:
-        data = Toml.parse(files.read(path) or b"", path).get()
+        data = toml.parse(files.read(path) or b"", path)
     except GpushimError:
         return  # `daemon` says it
     version = data.get("version", 1)
-    plugins = data.get("plugins")
-    for number, name in imports.CRI.items() if isinstance(plugins, dict) and isinstance(version, int) else ():
-        table = plugins.get(name)
-        settings = table.get("containerd") if isinstance(table, dict) else None
-        if number != version and isinstance(settings, dict) and settings.get("runtimes"):
+    for number, name in imports.CRI.items() if isinstance(version, int) else ():
+        if number != version and toml.table(data, "plugins", name, "containerd", "runtimes"):
             right, where = imports.CRI.get(version, imports.CRI[3]), shlex.quote(path)
             yield warning(
                 f"{path} is of version {version}, in which containerd ignores the runtimes of plugins {name}",
@@ -102,8 +99,15 @@ def driver(host: Host) -> Iterator[Finding]:
 
 
 def restarted(host: Host) -> Iterator[Finding]:
-    """Check that containerd started after its settings were written."""
+    """Check that containerd started after its settings were written, and that gpushim's copy of some is not older."""
     for engine in engines(host):
+        try:
+            copy = containerd.outdated(process.of(engine))
+        except GpushimError:
+            copy = ""  # `daemon` says it
+        if copy:
+            evidence = f"the CRI's settings were changed since {copy} has a copy of them, which counts"
+            yield warning(evidence, _configure(host, engine))
         imports = [str(each) for each in _merged(host, engine).get("imports") or () if str(each).startswith("/")]
         # Where an import is a pattern, what was removed from its directory counts too.
         read = [path for each in imports for path in (*glob.glob(each), *_folder(each))]
@@ -215,10 +219,9 @@ def _dump(engine: Engine) -> dict[str, Any]:
         if os.path.basename(engine.exe) == NAME and programs.find(NAME, engine):
             return process.dump(daemon)
         path = _config(engine)
-        found: dict[str, Any] = Toml.parse(files.read(path) or b"", path).get()
+        return toml.parse(files.read(path) or b"", path)
     except GpushimError as error:
         return {"error": str(error)}
-    return found
 
 
 CHECKS = {

@@ -13,9 +13,8 @@ from gpushim.cdi.specs import DIRECTORIES
 from gpushim.doctor import Finding, Host, broken, entries, ok, skipped, warning
 from gpushim.engines import crio
 from gpushim.engines.processes import ask, programs
-from gpushim.engines.settings import dropin
+from gpushim.engines.settings import toml
 from gpushim.engines.settings.setup import executes_ours
-from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def hooks(host: Host) -> Iterator[Finding]:
 def devices(host: Host) -> Iterator[Finding]:
     """Check that CRI-O looks for CDI devices where gpushim's are."""
     for engine in host.running("crio"):
-        settings = dropin.table(_status(host, engine), *RUNTIME) or dropin.table(crio.settings(engine), *RUNTIME)
+        settings = toml.table(_status(host, engine), *RUNTIME) or toml.table(crio.settings(engine), *RUNTIME)
         found = settings.get("cdi_spec_dirs")
         folders = [str(folder) for folder in (found if isinstance(found, list) and found else DIRECTORIES)]
         own = entries.place(host)
@@ -88,7 +87,7 @@ def handlers(host: Host) -> list[str]:
 def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
     status = _status(host, engine)
     try:
-        known = status if dropin.table(status, *RUNTIME) else crio.settings(engine)
+        known = status if toml.table(status, *RUNTIME) else crio.settings(engine)
         evidence, fix = crio.otherwise(known, host.settings["runtime"]["low-level"], host.config)
     except GpushimError:
         return  # low-level-runtime says so
@@ -105,15 +104,14 @@ def _asked(engine: Engine) -> dict[str, Any]:
     program = programs.find(crio.PROGRAM, engine)
     if not program:
         return {}
-    listen = str(dropin.table(crio.settings(engine), "crio", "api").get("listen") or LISTEN)
+    listen = str(toml.table(crio.settings(engine), "crio", "api").get("listen") or LISTEN)
     answer = ask.program([program, "status", f"--socket={listen}", "config"])
     if answer.code != 0:
         return {"error": answer.last}
     try:
-        found: dict[str, Any] = Toml.parse(answer.out.encode(), "the answer of CRI-O").get()
+        return toml.parse(answer.out.encode(), "the answer of CRI-O")
     except GpushimError as error:
         return {"error": str(error)}
-    return found
 
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia") -> str:

@@ -225,7 +225,7 @@ def _not_loaded(host: Host, engine: Engine) -> str:
     gone = [name for name in names(host, engine) if name not in written and not engine.option("--add-runtime")]
     if gone:
         return f"the dockerd that runs has the runtime {gone[0]}, which {path} does not have any more"
-    default, now = dockerd.setting(path, "default-runtime"), info.get("DefaultRuntime")
+    default, now = dockerd.settings(path).get("default-runtime"), info.get("DefaultRuntime")
     return (
         f"default-runtime of {path} is {default}, and that of the dockerd that runs is {now}"
         if default and now and default != now

@@ -1,4 +1,4 @@
-"""CRI-O: a drop-in file, or the one that somebody names, a hook's file, and what `crio status config` says.
+"""CRI-O: a drop-in file of gpushim's own, a hook's file, and what `crio status config` says.
 
 CRI-O reads every file of its drop-in directory, whatever its name, and adds up runtimes by name; it always does CDI.
 Out of scope: RuntimeClass, which gives the runtime to pods; setting what gpushim-runtime hands containers to, which
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,9 @@ from gpushim.config import policy
 from gpushim.engines import handlers, hooksd
 from gpushim.engines.processes import ask, programs, running
 from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings import dropin, records, undo
+from gpushim.engines.settings import files, own, toml
 from gpushim.engines.settings.files import Change
 from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
-from gpushim.engines.settings.text import Text, Toml
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
 
@@ -34,14 +32,10 @@ CONFIG, DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 FILE = "99-gpushim.toml"
 HOOKS = hooksd.DIRECTORY
 STATUS_SECONDS = 20
-RUNTIMES = ("crio", "runtime", "runtimes")
-DEFAULT = ("crio", "runtime", "default_runtime")
-KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
+TABLE = handlers.TABLE
+DEFAULT = (*TABLE, "default_runtime")
 # Settings of the default runtime that another runtime needs too.
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
-# Of these, texts that CRI-O checks at each start, against its other settings and what is installed; what gpushim has
-# written of them follows the default's, and what somebody else has written stays.
-_FOLLOWED = ("monitor_path", "monitor_cgroup")
 
 
 def plan(options: Options) -> Plan:
@@ -52,16 +46,19 @@ def plan(options: Options) -> Plan:
     """
     engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, "", CONFIG)
     main, folder = places(engine)
-    path = options.config or (f"{folder}/{FILE}" if folder else main)
+    path = options.config or f"{folder or DIRECTORY}/{FILE}"
     known, read = settings(engine), [each for each in (main, folder) if each]
-    meant = partial(_meant, options, path, "" if options.config else main, read, known)
-    changes = meant()
+    earlier = [] if options.config else [main, f"{DIRECTORY}/{FILE}"]
+    meant = partial(_meant, options, path, earlier, toml.merged(read, {path: None}))
+    changes = meant([] if options.remove or options.only_needed else None)
     needed = partial(
-        handlers.needed, KIND, read, changes if not options.force else [], _storage(engine, known), bool(engine)
+        handlers.needed, read, changes if not options.force else [], _storage(engine, known), bool(engine)
     )
     left = needed() if options.only_needed else {}
     if left:
-        changes = meant({*left})
+        changes = meant([*left])
+    if not folder and not options.config and not options.remove:
+        raise GpushimError(f"CRI-O reads no directory of settings; start it with --config-dir={DIRECTORY}")
     if not options.remove:
         notes += _hints(known)
     hook = _hook_changes(options, known, engine)
@@ -80,17 +77,41 @@ def plan(options: Options) -> Plan:
 
 
 def _meant(
-    options: Options, path: str, main: str, read: list[str], known: dict[str, Any], stays: Collection[str] = ()
+    options: Options, path: str, earlier: list[str], others: dict[str, Any], stays: Collection[str] | None
 ) -> list[Change]:
-    """Work out the files of settings; `stays` are handlers of gpushim's that are left, where others go."""
-    led = records.led(main, [path]) if main else []
-    if options.remove:
-        return ENGINE.removal(read, [path, *led], stays)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
-        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; choose another")
-    left = {options.name, *stays} if options.only_needed else None
-    change = replace(_change(options, path, known, left), main=main)
-    return [change, *(ENGINE.removal(read, led, stays) if options.only_needed else [])]
+    """Return the changes of settings.
+
+    Args:
+        options: what is wished.
+        path: of gpushim's own file.
+        earlier: files that an earlier gpushim may have written into.
+        others: what all files say but that.
+        stays: handlers of gpushim's that are left, "" for the default; None for all.
+    """
+    content = files.read(path)
+    mine = toml.table(own.data(path, content), *TABLE) if own.is_own(content) or not options.remove else {}
+    default = mine.get("default_runtime") if stays is None or "" in stays else None
+    programs = {
+        name: program
+        for name, program in programs_of({"crio": {"runtime": mine}}).items()
+        if is_ours(program) and (stays is None or name in stays or name == default)
+    }
+    if not options.remove:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
+            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; choose another")
+        now = programs_of(others).get(options.name)
+        check_entry(path, options.name, now, is_ours(now), options.force)
+        programs[options.name] = options.program
+        default = options.name if options.default else default
+    removed = [change for each in dict.fromkeys([path, *earlier]) for change in own.remove(each)]
+    if not programs:
+        return removed
+    table = toml.table(others, *TABLE)
+    like = toml.table(table, "runtimes", str(table.get("default_runtime")))
+    shared = {key: like[key] for key in _SHARED if like.get(key)}
+    entries = {name: {"runtime_path": each, "runtime_type": "oci", **shared} for name, each in programs.items()}
+    settings = {**({"default_runtime": default} if default in programs else {}), "runtimes": entries}
+    return [own.put(path, PROGRAM, {"crio": {"runtime": settings}}), *removed[1:]]
 
 
 def _storage(engine: Engine | None, known: dict[str, Any]) -> str:
@@ -99,7 +120,7 @@ def _storage(engine: Engine | None, known: dict[str, Any]) -> str:
     shared = engine.environ.get("CONTAINERS_STORAGE_CONF") if engine else None  # alone, even if it is not there
     paths = handlers.STORAGE if shared is None else [shared] if shared else []
     seen = engine.seen if engine else str
-    return seen(handlers.root([*given, dropin.table(known, "crio").get("root")], [*map(seen, paths)]))
+    return seen(handlers.root([*given, toml.table(known, "crio").get("root")], [*map(seen, paths)]))
 
 
 def _check_removal(read: list[str], changes: list[Change], needed: Callable[[], dict[str, list[str]]]) -> None:
@@ -108,7 +129,7 @@ def _check_removal(read: list[str], changes: list[Change], needed: Callable[[], 
     Raises:
         GpushimError: it is the default runtime of others' settings, or the handler of containers that are there.
     """
-    ENGINE.check_left(read, changes)
+    own.check_left("CRI-O", read, changes, DEFAULT, handlers.STOCK)
     if used := needed():
         raise GpushimError(f"{handlers.why(used)}; delete these pods, then try again")
 
@@ -128,18 +149,18 @@ def places(engine: Engine | None) -> tuple[str, str]:
 
 def programs_of(known: dict[str, Any]) -> dict[str, str]:
     """Return the program of each runtime in CRI-O's settings, by name; "" where they name none."""
-    runtimes = dropin.table(known, *RUNTIMES)
-    return {name: str(dropin.table(runtimes, name).get("runtime_path") or "") for name in runtimes}
+    runtimes = toml.table(known, *TABLE, "runtimes")
+    return {name: str(toml.table(runtimes, name).get("runtime_path") or "") for name in runtimes}
 
 
 def settings(engine: Engine | None) -> dict[str, Any]:
     """Return what the files of a CRI-O say; without an engine, those in the usual places."""
-    return dropin.merged([path for path in places(engine) if path])
+    return toml.merged([path for path in places(engine) if path])
 
 
 def hook_directories(known: dict[str, Any]) -> list[str]:
     """List the directories that CRI-O takes hooks from; the files of the last win."""
-    named = dropin.table(known, *DEFAULT[:-1]).get("hooks_dir")
+    named = toml.table(known, *TABLE).get("hooks_dir")
     return (
         [str(each) for each in named if str(each).startswith("/")] if isinstance(named, list) and named else [HOOKS]
     )
@@ -160,16 +181,16 @@ def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str
     Raises:
         GpushimError: `names` lead to nothing.
     """
-    table = dropin.table(known, *DEFAULT[:-1])
+    table = toml.table(known, *TABLE)
     name = str(table.get("default_runtime", ""))
-    entry = dropin.table(table, "runtimes", name)
+    entry = toml.table(table, "runtimes", name)
     given = str(entry.get("runtime_path") or name)
     mine = policy.low_level(names)
     try:
         program = policy.low_level([given]) if given and not is_ours(given) else ""
     except GpushimError:
         program = ""
-    if os.path.basename(program) not in KNOWN or os.path.realpath(program) == os.path.realpath(mine):
+    if os.path.basename(program) not in handlers.STOCK or os.path.realpath(program) == os.path.realpath(mine):
         return "", ""
     root = f" (its containers are in {entry['runtime_root']})" if entry.get("runtime_root") else ""
     return (
@@ -189,21 +210,21 @@ def verify(options: Options, found: Plan) -> list[str]:
             return _missing(
                 options,
                 {*programs_of(settings(found.engine))},
-                Toml.parse(answer.out.encode(), "the answer of CRI-O"),
+                toml.table(toml.parse(answer.out.encode(), "the answer of CRI-O"), *TABLE),
             )
     return ["CRI-O does not answer `crio status config`; see its journal"]
 
 
-def _missing(options: Options, files: set[str], text: Text) -> list[str]:
+def _missing(options: Options, files: set[str], table: dict[str, Any]) -> list[str]:
     """Compare what CRI-O has with what is wished; `files` are the names of the runtimes that it would have, anew."""
-    has = {name for name, entry in dict(text.get(RUNTIMES, {})).items() if _ours(entry)}
+    has = {name for name, program in programs_of({"crio": {"runtime": table}}).items() if is_ours(program)}
     over = has - files if options.only_needed else has & {options.name} if options.remove else set()
     missing = [f"CRI-O still has the runtime {name}" for name in sorted(over)]
     if options.remove:
         return missing
     missing += [] if options.name in has else [f"CRI-O does not have the runtime {options.name}"]
-    if options.default and text.get(DEFAULT) != options.name:
-        missing.append(f"the default runtime is {text.get(DEFAULT)}; a later file of CRI-O's may set it")
+    if options.default and table.get(DEFAULT[-1]) != options.name:
+        missing.append(f"the default runtime is {table.get(DEFAULT[-1])}; a later file of CRI-O's may set it")
     return missing
 
 
@@ -216,48 +237,6 @@ def _hints(known: dict[str, Any]) -> list[str]:
     return ["; to hand them to that: ".join(advice)] if advice[0] else []
 
 
-def _change(options: Options, path: str, known: dict[str, Any], left: Collection[str] | None) -> Change:
-    runtimes = dropin.table(known, *RUNTIMES)
-    if options.config:
-        runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
-    now = dropin.table(runtimes, options.name).get("runtime_path")
-    check_entry(path, options.name, now, is_ours(now), options.force)
-    like = dropin.table(runtimes, str(dropin.table(known, *DEFAULT[:-1]).get("default_runtime")))
-    entry = {"runtime_path": options.program, "runtime_type": "oci"}
-    entry.update({key: like[key] for key in _SHARED if like.get(key)})
-    settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, options.name, "runtime_path"): options.program}
-    if now is not None and not is_ours(now):
-        settings = {(*RUNTIMES, options.name): entry}
-    elif now is not None and like:  # one that is there may be as it was before the default's was changed
-        mine, made = dropin.table(runtimes, options.name), _made(path, options.name)
-        follows = {key: str(like.get(key) or "") for key in _FOLLOWED if (mine.get(key) or "") == made.get(key)}
-        settings.update({(*RUNTIMES, options.name, key): its for key, its in follows.items() if its != made[key]})
-    if options.default:
-        settings[DEFAULT] = options.name
-    change = dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry}, left)
-    return _remembered(change, options.name) if now is not None and is_ours(now) else change
-
-
-def _made(path: str, name: str) -> dict[str, str]:
-    """Return what gpushim wrote last of what follows the default runtime, "" for nothing; {} if that is not known."""
-    try:
-        after = Toml.parse(records.after(path) or b"", path)
-    except GpushimError:
-        return {}
-    entry = after.get((*RUNTIMES, name))
-    return {key: str(entry.get(key) or "") for key in _FOLLOWED} if isinstance(entry, dict) else {}
-
-
-def _remembered(change: Change, name: str) -> Change:
-    """Record of what somebody else has written there what gpushim wrote: else it would be gpushim's the next time."""
-    made, text = _made(change.path, name), Toml.parse(change.new or b"", change.path)
-    old, lost = Toml.parse(change.old or b"", change.path), {*change.lost}
-    for keys, its in (((*RUNTIMES, name, key), its) for key, its in made.items()):
-        if text.get(keys, "") == old.get(keys, "") != its:
-            text, lost = text.put(keys, its), lost - {".".join(keys)}
-    return replace(change, made=text.encode(), lost=tuple(sorted(lost))) if text.encode() != change.new else change
-
-
 def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None) -> list[Change]:
     folders = hook_directories(known)
     seen = [engine.seen(f"{folder}/{hooksd.FILE}") if engine else f"{folder}/{hooksd.FILE}" for folder in folders]
@@ -265,11 +244,3 @@ def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None
         usual = f"{HOOKS}/{hooksd.FILE}"
         return [hooksd.change(path, PROGRAM, "") for path in dict.fromkeys([*seen, usual])]
     return [hooksd.change(seen[-1], PROGRAM, options.hook)] if options.hook and seen else []
-
-
-def _ours(entry: object) -> bool:
-    return isinstance(entry, dict) and is_ours(entry.get("runtime_path"))
-
-
-KIND = undo.Kind(Toml, _ours, RUNTIMES, DEFAULT, comment=dropin.HEADER.format(engine="crio"), others=frozenset(KNOWN))
-ENGINE = dropin.Engine("CRI-O", KIND)

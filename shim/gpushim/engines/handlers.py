@@ -14,7 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpushim.config import policy
-from gpushim.engines.settings import dropin
+from gpushim.engines.settings import toml
+from gpushim.engines.settings.setup import is_ours
 from gpushim.ground import bounds, system
 from gpushim.ground.errors import GpushimError, quote
 from gpushim.paths import mountinfo
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpushim.engines.settings.files import Change
-    from gpushim.engines.settings.undo import Kind
 
+TABLE = ("crio", "runtime")  # where CRI-O's settings have the handlers, and the default's name
+STOCK = ("runc", "crun")  # what CRI-O has by itself, and gpushim-runtime was tried with
 ROOT, STORAGE = "/var/lib/containers/storage", ("/usr/share/containers/storage.conf", "/etc/containers/storage.conf")
 DEFAULT = ""  # the handler of pods that name none
 SHOWN = 8  # pods
@@ -41,18 +43,15 @@ def root(named: list[object], storage: list[str]) -> str:
         storage: paths of the settings of containers/storage, of which the last that is there counts.
     """
     last = [path for path in storage if os.path.exists(path)][-1:]
-    shared = dropin.table(dropin.merged(last), "storage").get("graphroot")
+    shared = toml.table(toml.merged(last), "storage").get("graphroot")
     return str(next(filter(None, [*named, shared]), ROOT))
 
 
-def needed(
-    kind: Kind, read: list[str], changes: list[Change], storage: str, there: bool = False
-) -> dict[str, list[str]]:
+def needed(read: list[str], changes: list[Change], storage: str, there: bool = False) -> dict[str, list[str]]:
     """Return the pods that need a handler which changes take away, by its name, DEFAULT for the default.
 
     Args:
-        kind: of CRI-O's files.
-        read: that CRI-O reads, as `dropin.merged` takes them.
+        read: files and directories that CRI-O reads, as `toml.merged` takes them.
         changes: of these files, or of others.
         storage: as for `pods`.
         there: as for `pods`.
@@ -63,17 +62,17 @@ def needed(
     if all(change.new == change.old for change in changes):
         return {}
     left = {change.path: change.new for change in changes}
-    had, has = (dropin.table(dropin.merged(read, instead), *kind.default[:-1]) for instead in ({}, left))
-    gone = {*dropin.table(had, "runtimes")} - {*dropin.table(has, "runtimes")} - kind.others
-    gone |= {DEFAULT} if _is_another(kind, had, has) else set()
+    had, has = (toml.table(toml.merged(read, instead), *TABLE) for instead in ({}, left))
+    gone = {*toml.table(had, "runtimes")} - {*toml.table(has, "runtimes")} - {*STOCK}
+    gone |= {DEFAULT} if _is_another(had, has) else set()
     found = pods(storage, there) if gone else {}
     return {name: found[name] for name in sorted(gone) if name in found}
 
 
-def _is_another(kind: Kind, had: dict[str, Any], has: dict[str, Any]) -> bool:
+def _is_another(had: dict[str, Any], has: dict[str, Any]) -> bool:
     """Say whether the default is gpushim's no longer, and its containers would get another runtime than they have."""
-    mine, others = (dropin.table(each, "runtimes", str(each.get("default_runtime"))) for each in (had, has))
-    if not kind.ours(mine) or kind.ours(others):
+    mine, others = (toml.table(each, "runtimes", str(each.get("default_runtime"))) for each in (had, has))
+    if not is_ours(mine.get("runtime_path")) or is_ours(others.get("runtime_path")):
         return False
     try:
         program = policy.low_level([str(others.get("runtime_path") or has.get("default_runtime"))])

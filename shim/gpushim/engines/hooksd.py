@@ -37,12 +37,12 @@ def change(path: str, engine: str, program: str) -> Change:
     match = _FOR.search(old or b"")
     engines = set((match[1].decode().split() if match else ["podman"]) if path_there else [])
     if not program and engine not in engines:
-        return Change(path, old, old, recorded=False)
+        return Change(path, old, old)
     ours = path_there[1].decode("utf-8", "replace") if path_there else ""
     left = engines | {engine} if program else engines - {engine}
     edited = old is not None and old != content(ours, engines)
     new = content(program or ours, left) if left else None
-    return Change(path, old, new, recorded=False, lost=("settings of the hook",) if edited else ())
+    return Change(path, old, new, files.EDITED if edited else "")
 
 
 def named(data: object) -> str:

@@ -16,10 +16,9 @@ from typing import Any
 
 from gpushim.engines import hooksd
 from gpushim.engines.processes import ask, programs
-from gpushim.engines.settings import dropin, undo
+from gpushim.engines.settings import files, own, toml
 from gpushim.engines.settings.files import Change
 from gpushim.engines.settings.setup import Options, Plan, check_entry, is_ours, stays
-from gpushim.engines.settings.text import Toml
 from gpushim.ground.errors import GpushimError, quote
 
 FILE = "99-gpushim.conf"
@@ -43,7 +42,7 @@ def plan(options: Options) -> Plan:
     hook_path = f"{_hooks_dir(path)}/{hooksd.FILE}"
     read = [*_read_by_podman(path), path]
     if options.remove:
-        changes, hook = ENGINE.removal(read, [path]), hooksd.change(hook_path, PROGRAM, "")
+        changes, hook = own.remove(path), hooksd.change(hook_path, PROGRAM, "")
         if not options.config:
             changes.append(hook)
         elif hook.new != hook.old:
@@ -51,10 +50,10 @@ def plan(options: Options) -> Plan:
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
             raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Podman; choose another")
-        changes = [_change(options, path)]
+        changes = [_change(options, path), *own.remove(path)[1:]]
         if options.hook and not options.config:
             changes.append(hooksd.change(hook_path, PROGRAM, options.hook))
-    check = partial(ENGINE.check_left, read, list(changes)) if options.remove else lambda: None
+    check = partial(own.check_left, "Podman", read, list(changes), DEFAULT, STOCK) if options.remove else lambda: None
     return Plan(path, changes, notes, check=check)
 
 
@@ -72,7 +71,7 @@ def settings(top: str = "") -> dict[str, Any]:
     if os.geteuid() and not top:
         folders.append(os.path.dirname(os.path.dirname(default_config())))
     named = "" if top else os.environ.get("CONTAINERS_CONF", "")
-    return dropin.table(dropin.merged([*_files(folders), *([named] if named else [])]), "engine")
+    return toml.table(toml.merged([*_files(folders), *([named] if named else [])]), "engine")
 
 
 def verify(options: Options, found: Plan) -> list[str]:
@@ -106,21 +105,20 @@ def _own_directory() -> str:
 
 
 def _change(options: Options, path: str) -> Change:
-    now = dropin.table(dropin.merged([path]), *RUNTIMES).get(options.name)
-    if now is None and not options.config and not os.environ.get("CONTAINERS_CONF"):
-        now = dropin.table(dropin.merged(_read_by_podman(path)), *RUNTIMES).get(options.name)
+    content = files.read(path)
+    mine = toml.table(own.data(path, content), "engine")
+    read = [] if options.config or os.environ.get("CONTAINERS_CONF") else _read_by_podman(path)
+    now = toml.table(toml.merged(read, {path: None}), *RUNTIMES).get(options.name)
     check_entry(path, options.name, now, _ours(now), options.force)
-    settings: dict[tuple[str, ...], Any] = {DEFAULT: options.name} if options.default else {}
-    settings[(*RUNTIMES, options.name)] = [options.program]
-    return dropin.put(KIND, path, settings, {})
+    runtimes = {name: paths for name, paths in toml.table(mine, "runtimes").items() if _ours(paths)}
+    runtimes[options.name] = [options.program]
+    default = options.name if options.default else mine.get("runtime")
+    settings = {**({"runtime": default} if default in runtimes else {}), "runtimes": runtimes}
+    return own.put(path, PROGRAM, {"engine": settings})
 
 
 def _ours(paths: object) -> bool:
     return isinstance(paths, list) and any(is_ours(path) for path in paths)
-
-
-KIND = undo.Kind(Toml, _ours, RUNTIMES, DEFAULT, comment=dropin.HEADER.format(engine="podman"), others=STOCK)
-ENGINE = dropin.Engine("Podman", KIND)
 
 
 def _read_by_podman(path: str) -> list[str]:
@@ -134,5 +132,5 @@ def _files(folders: list[str]) -> list[str]:
 
 def _hooks_dir(path: str) -> str:
     """Return the last of the directories that Podman takes hooks from, whose files win."""
-    dirs = dropin.table(dropin.merged([*_read_by_podman(path), path]), "engine").get("hooks_dir") or [HOOKS]
+    dirs = toml.table(toml.merged([*_read_by_podman(path), path]), "engine").get("hooks_dir") or [HOOKS]
     return str(dirs[-1]) if isinstance(dirs, list) and str(dirs[-1]).startswith("/") else HOOKS

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from gpushim.cdi import specs
 from gpushim.config import policy
 from gpushim.decision.decide import Decision, gone, of_bundle
-from gpushim.decision.without_config import annotated, environment
 from gpushim.explain import not_given
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
 from gpushim.inventory import present
@@ -169,10 +168,10 @@ def _looked_at(
     What is of a wrong type is left out: it is refused anyway.
     """
     prefixes, swarm = tuple(settings["cdi"]["annotation-prefixes"]), settings["requests"]["swarm-variables"]
-    keys, mounts = sorted(annotated(spec)), _mounts(spec)
+    keys, mounts = sorted(_annotated(spec)), _mounts(spec)
     found = [(f"annotation {key}", value, "") for key, value in keys if key.startswith(prefixes)]
     found += [(f"mount {path}", source, "") for source, path in mounts if path.startswith(DEVICE_LIST + "/")]
-    found += _variables(environment(spec), swarm)
+    found += _variables(_environment(spec), swarm)
     for what, value, effect in found:
         by = origins.get(f"{what}={value}") or origins.get(what.partition(" ")[2] or what, "config.json")
         effect = effect or decision.effects.get(what, otherwise)
@@ -181,7 +180,7 @@ def _looked_at(
     if asked and CAPABILITIES not in [what for what, _, _ in found]:
         given, default = settings["requests"], policy.defaults()["requests"]
         named = given["default-capabilities"] != default["default-capabilities"]
-        by = "[requests] default-capabilities" if named and not legacy(dict(environment(spec))) else "default"
+        by = "[requests] default-capabilities" if named and not legacy(dict(_environment(spec))) else "default"
         value, effect = ",".join(asked.capabilities), decision.effects[CAPABILITIES]
         yield {"what": CAPABILITIES, "value": value, "from": by, "effect": effect}
     if asked:
@@ -209,3 +208,19 @@ def _mounts(spec: dict[str, Any]) -> list[tuple[str, str]]:
     mounts = spec.get("mounts")
     entries = [entry for entry in (mounts if isinstance(mounts, list) else ()) if isinstance(entry, dict)]
     return [(str(entry.get("source", "")), str(entry.get("destination", ""))) for entry in entries]
+
+
+def _environment(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the variables of a config.json, whatever else there is, with their values."""
+    process = spec.get("process")
+    env = process.get("env") if isinstance(process, dict) else None
+    listed = env if isinstance(env, list) else ()
+    pairs = [entry.partition("=") for entry in listed if isinstance(entry, str) and "=" in entry]
+    return [(name, value) for name, _, value in pairs]
+
+
+def _annotated(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the annotations of a config.json that are texts, with their values."""
+    found = spec.get("annotations")
+    listed = found.items() if isinstance(found, dict) else ()
+    return [(key, value) for key, value in listed if isinstance(value, str)]

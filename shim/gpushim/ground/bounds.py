@@ -37,8 +37,6 @@ PLUGIN_DEVICES = 1024  # entries of all lists of devices: a pattern may take 1 m
 PLUGIN_PATTERN = 128  # characters of an entry of devices
 PLUGIN_PROFILE = 253  # characters of a profile's name
 CLAIM_CONFIG = 10 << 10  # bytes of an opaque config of a ResourceClaim; the API server takes as much
-CLAIM_FILE = 1 << 20  # bytes of a file of claims that is explained; a list of a large cluster's has more
-CLAIM_NODES = 100_000  # values, with what aliases stand for; a file of that size has half as many
 CLAIM_LINE = 4 << 20  # bytes of a line between the halves of the DRA driver; a slice has 350 KB at most
 CLAIM_DEPTH = 32  # levels of such a line; that of a claim with the deepest GpuConfig has 11
 

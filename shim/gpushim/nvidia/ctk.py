@@ -160,7 +160,7 @@ def _pair(word: str) -> tuple[str, Any]:
     key, equals, value = word.partition("=")
     if key not in KEYS:
         raise GpushimError(f"--set {quote(key)}: undefined field; gpushim config show lists gpushim's own")
-    kind = KEYS[key][0]
+    kind = KEYS[key].kind
     if kind is bool:
         if value not in (*TRUE, *FALSE) and equals:
             raise GpushimError(f"--set {quote(word)}: want true or false")

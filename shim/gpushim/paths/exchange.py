@@ -6,7 +6,7 @@ goes if it is what was read; what somebody has written meanwhile goes back. As t
 a kill at any call loses nothing: `settle` ends what was begun.
 Where a file system has no such step (some network and FUSE file systems), the last look comes right before a rename:
 another's rename between the two is lost. Where the kernel lends no leases (leases(7)), one who has the file open, and
-writes after the last look, is not noticed. Out of scope: mode, owner, attributes (engines/settings/rewrite.py).
+writes after the last look, is not noticed. Out of scope: mode, owner, attributes (cdi/generate/publish.py).
 """
 
 from __future__ import annotations

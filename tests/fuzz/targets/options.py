@@ -9,12 +9,13 @@ from fuzz.oracles import host, refused
 from gpuhook.loader.options import Options
 from gpuhook.nvidia import cdi_hook, container_cli_configure
 from gpushim.ground.errors import GpushimError
-from gpushim.nvidia import container_cli_options, getopt
+from gpushim.nvidia.container_cli import cli_options as cli
+from gpushim.nvidia.container_cli import getopt
 
 LENGTH = 512
 POLICY = host()["policy"]
 TAKES = {getopt.NO: 0, getopt.REQUIRED: 1, getopt.OPTIONAL: 2}
-COMMANDS = (container_cli_options.GLOBAL, container_cli_options.COMMANDS["configure"])
+COMMANDS = (cli.GLOBAL, cli.COMMANDS["configure"])
 FIRST = 1000  # of the numbers that stand for long options
 LIBRARY = ctypes.CDLL(None)
 
@@ -62,7 +63,7 @@ def one(data: bytes) -> None:
             assert found == expected, (found, expected)
             if found and options is COMMANDS[1]:
                 _asked(found[0])
-    container_cli_options.command_of(words)
+    cli.command_of(words)
     for reader in (Options, _hook):
         try:
             reader(words)

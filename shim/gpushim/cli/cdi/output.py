@@ -12,7 +12,6 @@ import click
 from gpushim.cdi import spec_text
 from gpushim.cli import show
 from gpushim.config import policy
-from gpushim.engines.settings import rewrite
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import places
@@ -62,5 +61,8 @@ def _save(path: str, content: str) -> None:
             if not stat.S_ISREG(status.st_mode):
                 raise GpushimError(f"{path} is not a regular file")
             places.check_file(path, status)
-        with rewrite.opened(place.folder) as folder:
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
+        try:
             replace(place.name, content.encode(), folder=folder)
+        finally:
+            os.close(folder)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.containerd import generated
-from gpushim.engines.settings import dropin, files, setup
-from gpushim.engines.settings.text import Toml, decoded
+from gpushim.engines.containerd import services
+from gpushim.engines.settings import files, own, setup, toml
 from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 OURS = "99-gpushim.toml"
-RUNC = "io.containerd.runc.v2"
+FOLDER, PATTERN = "conf.d", "99-gpushim*.toml"  # beside config.toml
+MARK = " # `gpushim configure containerd`"  # behind an `imports` that has nothing else
 # What names a runtime's program; a runtime made like another one has all its other settings.
 PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
 LIMIT = 200  # files; a host has a handful
+Draft = Mapping[str, "bytes | None"]  # what files are to become, by the path at which this process opens them
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,23 @@ class File:
         path: absolute, within containerd's root.
         data: what it says; {} for one that does not exist.
         version: that it states; 0 if none.
+        own: whether it is a drop-in file that gpushim has made.
     """
 
     path: str
     data: dict[str, Any]
     version: int = 0
+    own: bool = False
 
 
-def load(daemon: Daemon, path: str, strict: bool = True) -> list[File]:
+def load(daemon: Daemon, path: str, draft: Draft, strict: bool = True) -> list[File]:
     """Read a file and all it imports, each once.
 
     Args:
         daemon: that reads them.
         path: absolute, within containerd's root.
-        strict: False skips imported files that are missing or broken, and takes a broken generated one for empty.
+        draft: what some of them are to become.
+        strict: False skips imported files that are missing or broken, and takes a broken first one for empty.
 
     Raises:
         GpushimError: a file cannot be read or understood, or an imported one is missing.
@@ -65,11 +71,13 @@ def load(daemon: Daemon, path: str, strict: bool = True) -> list[File]:
         if len(loaded) == LIMIT:
             raise GpushimError(f"{importer} and its imports are more than {LIMIT} files; see what they import")
         try:
-            loaded[path] = file = _file(daemon, path, importer, strict)
-            pending += [(each, path) for each in _imports(daemon, file)]
+            loaded[path] = file = _file(daemon, path, importer, draft)
+            pending += [(each, path) for each in _imports(daemon, file, draft)]
         except GpushimError:
-            if strict or not importer:
+            if strict:
                 raise
+            if not importer:
+                loaded[path] = File(path, {})
     return list(loaded.values())
 
 
@@ -105,21 +113,21 @@ def effective(tree: list[File], merges: bool) -> dict[str, Any]:
     for file in tree:
         table = deepcopy(cri(tree, file, merges))
         if merges:
-            dropin.merge(result, table)
+            toml.merge(result, table)
         else:
             result = table or result
     return result
 
 
-def directory(daemon: Daemon, tree: list[File]) -> str:
-    """Find the path within containerd's root at which a file of gpushim's would be imported; "" if none."""
-    for pattern in _patterns(daemon, tree[0]):
+def directories(daemon: Daemon, file: File) -> list[str]:
+    """Return the directories, within containerd's root, in which a file named OURS is imported."""
+    found = []
+    for pattern, given in zip(_patterns(daemon, file), file.data.get("imports", [])):
         folder, last = os.path.split(pattern)
-        if "*" in last and not glob.has_magic(folder):
-            for name in (OURS, last.replace("*", OURS[: -len(".toml")], 1).replace("*", "")):
-                if fnmatch.fnmatchcase(name, last):
-                    return f"{folder}/{name}"
-    return ""
+        in_root = _from_root(daemon) and not given.startswith("/")  # where nobody meant it to be
+        if "*" in last and not glob.has_magic(folder) and not in_root and fnmatch.fnmatchcase(OURS, last):
+            found.append(folder)
+    return found
 
 
 def program(entry: dict[str, Any]) -> str:
@@ -144,32 +152,74 @@ def by_plugins(file: File) -> bool:
     return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))
 
 
-def _file(daemon: Daemon, path: str, importer: str, strict: bool) -> File:
+def engine_table(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
+    """Return a file's table `containerd` of the CRI; {} if it has none, or one that the CRI itself refuses."""
+    try:
+        return dict(cri(tree, file, merges).get("containerd", {}))
+    except GpushimError:
+        return {}
+
+
+def own_paths(daemon: Daemon, config: str, tree: list[File]) -> list[str]:
+    """List where a file of gpushim's own may be."""
+    folders = [f"{os.path.dirname(config)}/{FOLDER}", services.directory(config, daemon.seen(config))]
+    folders += directories(daemon, tree[0])
+    folders += [f"{each.removesuffix('.tmpl')}.d" for each in services.templates(config).values()]
+    paths = [f"{folder}/{OURS}" for folder in folders if folder]
+    return [*dict.fromkeys([*paths, *(file.path for file in tree if file.own)])]
+
+
+def own_pattern(config: str) -> str:
+    """Return what gpushim adds to imports; with a star, as a file that is named without one must be there."""
+    return f"{os.path.dirname(config)}/{FOLDER}/{PATTERN}"
+
+
+def importing(old: bytes | None, place: str, pattern: str, version: int) -> bytes:
+    """Return the main file with gpushim's pattern as the last of its"""
+    if old is None:
+        return f"version = {version or 2}\nimports = {toml.value_text([pattern])}{MARK}\n".encode()
+    text = toml.decoded(old, place)
+    listed = toml.parse(old, place).get("imports", [])
+    if pattern in listed:
+        return old
+    try:
+        return toml.put(text, "", "imports", [*listed, pattern], place, MARK).encode()
+    except GpushimError:
+        raise GpushimError(f"{place}: add {toml.value_text(pattern)} to imports by hand, then try again") from None
+
+
+def without_import(old: bytes | None, place: str, pattern: str) -> bytes | None:
+    """Return the main file without gpushim's pattern, as it is where that is not in it; None if nothing else is."""
+    try:
+        listed = toml.parse(old or b"", place).get("imports")
+    except GpushimError:
+        return old  # broken by others, who see the line in it
+    if not isinstance(listed, list) or pattern not in listed:
+        return old
+    text = toml.decoded(old or b"", place)
+    left = [each for each in listed if each != pattern]
+    if re.fullmatch(rf"version = \d\nimports = .*{re.escape(MARK)}\n", text) and not left:
+        return None
+    new = toml.put(text, "", "imports", (left or None) if MARK in text else left, place)
+    return new.replace(MARK, "").encode()
+
+
+def _file(daemon: Daemon, path: str, importer: str, draft: Draft) -> File:
     place = daemon.seen(path)
-    content = files.read(place)
+    content = draft[place] if place in draft else files.read(place)
     if content is None and importer:
         raise GpushimError(f"{importer} imports {path}, which does not exist; make that file or drop the import")
-    data = _made(content or b"", place, strict) if generated.of(path, 2) else Toml.parse(content or b"", place).get()
+    try:
+        data = toml.parse(content or b"", place)
+    except GpushimError:
+        if not services.templates(path):
+            raise
+        # A runtime stands there twice, say, as an earlier gpushim's template made it: what it says without ours.
+        data = toml.parse(services.without_ours(toml.decoded(content or b"", place)).encode(), place)
     version = data.get("version", 0)
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise GpushimError(f"{place}: version is {quote(str(version))}, not a number; correct it first")
-    return File(path, data, version)
-
-
-def _made(content: bytes, place: str, strict: bool) -> dict[str, Any]:
-    """Return what a generated file says; of a broken one, where a runtime may stand twice, what it says without ours.
-
-    Not `strict`: nothing, if that is broken, too; what is taken back is in a template.
-    """
-    try:
-        return dict(Toml.parse(content, place).get())
-    except GpushimError:
-        try:
-            return dict(Toml.parse(generated.without_ours(decoded(content, place)).encode(), place).get())
-        except GpushimError:
-            if strict:
-                raise
-    return {}
+    return File(path, data, version, bool(importer) and own.is_own(content))
 
 
 def _patterns(daemon: Daemon, file: File) -> list[str]:
@@ -181,30 +231,38 @@ def _patterns(daemon: Daemon, file: File) -> list[str]:
     if not isinstance(imports, list) or not all(isinstance(each, str) for each in imports):
         raise GpushimError(f"{daemon.seen(file.path)}: imports is not a list of paths; correct it first")
     here = os.path.dirname(file.path)
-    old = (0, 0) < daemon.version < (1, 7)
-    return [os.path.normpath(os.path.join("/" if old and "*" in each else here, each)) for each in imports]
+    return [
+        os.path.normpath(os.path.join("/" if _from_root(daemon) and "*" in each else here, each)) for each in imports
+    ]
 
 
-def _imports(daemon: Daemon, file: File) -> list[str]:
+def _from_root(daemon: Daemon) -> bool:
+    """Return whether patterns with a star are relative to the working directory."""
+    return (0, 0) < daemon.version < (1, 7)
+
+
+def _imports(daemon: Daemon, file: File, draft: Draft) -> list[str]:
     found = []
     for pattern in _patterns(daemon, file):
         if "*" in pattern:
-            found += _matches(daemon, pattern)
+            found += _matches(daemon, pattern, draft)
         else:
             found.append(pattern)
     return found
 
 
-def _matches(daemon: Daemon, pattern: str) -> list[str]:
+def _matches(daemon: Daemon, pattern: str, draft: Draft) -> list[str]:
     """List files as Go's filepath.Glob does: names that begin with a dot count too."""
     folder, last = os.path.split(pattern)
     folders = sorted(glob.glob(folder)) if glob.has_magic(folder) else [folder]
     found = []
     for each in folders:
-        try:
-            names = sorted(os.listdir(daemon.seen(f"{each}/{OURS}")[: -len(OURS)]))
-        except OSError:
-            continue  # no such directory: nothing is imported from there
+        place = daemon.seen(f"{each}/{OURS}")[: -len(OURS) - 1]
+        drafted = {
+            os.path.basename(path): new is not None for path, new in draft.items() if os.path.dirname(path) == place
+        }
+        there = os.listdir(place) if os.path.isdir(place) else []
+        names = sorted({*there, *drafted} - {name for name, stays in drafted.items() if not stays})
         found += [f"{each}/{name}" for name in names if fnmatch.fnmatchcase(name, last)]
     return found
 

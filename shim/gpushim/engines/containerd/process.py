@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, programs, running
-from gpushim.engines.settings import files
-from gpushim.engines.settings.text import Toml
+from gpushim.engines.settings import files, toml
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import places
 
@@ -83,6 +82,12 @@ def find(config: str, files_only: bool = False) -> Daemon:
     return Daemon(named, engine, _version(engine, named), notes, service)
 
 
+def of(engine: Engine) -> Daemon:
+    """Return a containerd that runs."""
+    config = engine.config or SYSTEM_CONFIG
+    return Daemon(config, engine, _version(engine, config))
+
+
 def _service(default: str, engine: Engine | None) -> str:
     """Return the only service whose containerd can be meant where none of it runs; "" if there is none.
 
@@ -129,8 +134,7 @@ def dump(daemon: Daemon) -> dict[str, Any]:
         )
     if answer.code != 0:
         raise GpushimError(f"containerd does not read {daemon.config}: {answer.last}; it would not start either")
-    settings: dict[str, Any] = Toml.parse(answer.out.encode(), "the answer of containerd").get()
-    return settings
+    return toml.parse(answer.out.encode(), "the answer of containerd")
 
 
 def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | None, str]:

@@ -8,47 +8,40 @@ it: what gpushim touches is looked at here. Out of scope: what dockerd looks at 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.docker import dockerd, on_path
-from gpushim.engines.docker.dockerd import PROGRAM, added, program_of
-from gpushim.engines.processes import ask, programs, running
-from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings import files, records, undo
-from gpushim.engines.settings.files import Change
+from gpushim.engines.docker import daemon_json, dockerd, on_path
+from gpushim.engines.docker.dockerd import PROGRAM, added
+from gpushim.engines.processes import programs, running
+from gpushim.engines.settings import files, former
+from gpushim.engines.settings.files import BEFORE, EDITED, Change
 from gpushim.engines.settings.setup import (
     HOOK,
-    Link,
     Options,
     Plan,
     check_entry,
     executes_ours,
     installed,
     is_ours,
+    leads_to_ours,
     stays,
 )
-from gpushim.engines.settings.text import Json
 from gpushim.ground.errors import GpushimError, quote
 
+if TYPE_CHECKING:
+    from gpushim.engines.processes.running import Engine
+
 CDI_SINCE = (25, 0)  # the first version that does CDI
-VERSION_SECONDS = 5.0  # of one that is there, for a note
-# Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
-STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
-_TYPES: dict[str, tuple[type, str]] = {
-    "runtimes": (dict, "an object"),
-    "features": (dict, "an object"),
-    "default-runtime": (str, "a string"),
-}
 # Settings of ours, and the options of dockerd that exclude them.
 _FLAGS = {"runtimes": "--add-runtime", "default-runtime": "--default-runtime", "features": "--feature"}
 
 
 def plan(options: Options) -> Plan:
-    """Work out what to change in daemon.json.
+    """Return what to change in daemon.json.
 
     Raises:
         GpushimError: the file cannot be read, understood or safely changed.
@@ -56,64 +49,119 @@ def plan(options: Options) -> Plan:
     default = dockerd.default_config()
     engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, options.config, default)
     path = options.config or dockerd.config(engine)
-    change = undo.take_out(replace(KIND, others=frozenset(added(engine))), path)
-    # The names on PATH are this host's dockerd's, not those of a file that somebody named.
-    links: list[Link] = []
     if options.remove:
+        changes, names = take_out(path, engine)
+        changes += former.after(path)
+        # The names on PATH are this host's dockerd's, not those of a file that somebody named.
         links = on_path.made()
         if options.config:
             links, notes = [], notes + stays(link.path for link in links)
-    else:
-        _check_flags(options, engine)
-        change = replace(change, new=_configured(options, path, change.old), before=change.new)
-        if wrong := _wrong_of(options, path, change.new, engine):
-            raise GpushimError(f"{wrong}; dockerd would not start with that, so correct it first")
-        if engine and engine.root and not os.path.exists(engine.root + options.program):
-            notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {options.program} is not")
-        version = _version(path, engine) if engine else ""
-        if options.cdi and () < on_path.number(version) < CDI_SINCE:
-            raise GpushimError(
-                f"Docker {version} does not do CDI, which needs version 25; omit --cdi, and give containers "
-                f"their GPUs with docker run --runtime={options.name}"
-            )
-        if not options.config:
-            links, problem = on_path.expected(engine, installed(HOOK), version)
-            notes += [*problem, *(on_path.version_notes(version) if links or problem else [])]
-    check = partial(_check_left, options, change, engine) if options.remove else lambda: None
-    return Plan(path, [change], notes, engine, links, check=check)
+        by_hand = daemon_json.by_hand(path, names, changes[0].copy and path + changes[0].copy)
+        check = partial(_check_left, options, changes[0], engine)
+        return Plan(path, changes, notes, engine, links, check=check, by_hand=by_hand)
+    _check_flags(options, engine)
+    change = _added(options, path)
+    if problem := _problem(options, path, change.new, engine):
+        raise GpushimError(f"{problem}; dockerd would not start with that, so correct it first")
+    if engine and engine.root and not os.path.exists(engine.root + options.program):
+        notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {options.program} is not")
+    version = dockerd.version(engine, path)
+    if options.cdi and () < on_path.number(version) < CDI_SINCE:
+        raise GpushimError(
+            f"Docker {version} does not do CDI, which needs version 25; omit --cdi, and give containers "
+            f"their GPUs with docker run --runtime={options.name}"
+        )
+    links, missing = ([], []) if options.config else on_path.expected(engine, installed(HOOK), version)
+    return Plan(path, [change], notes + missing, engine, links)
+
+
+def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]:
+    """Return the changes that take gpushim's runtimes out of a daemon.json, and their names.
+
+    A file that then says what it said before gpushim gets those bytes back, and one that gpushim made goes. Runtimes
+    of NVIDIA's name count too where gpushim has taken that name over: without gpushim there is no such program.
+
+    Args:
+        path: of the file, which need not exist.
+        engine: the dockerd that reads it, if one runs.
+
+    Returns:
+        the changes, that of the file first, and the names of the runtimes.
+
+    Raises:
+        GpushimError: the file is not JSON.
+    """
+    old = files.read(path)
+    settings = daemon_json.parse(old, path)
+    names = [name for name, entry in daemon_json.entries(settings).items() if _runs_ours(entry, engine)]
+    left = daemon_json.take_out(settings, names, added(engine))
+    if not names:
+        return [Change(path, old, old)], []
+    copy = EDITED if daemon_json.lost(settings, left) else ""
+    backup, before = files.copy_path(path, BEFORE), None
+    with contextlib.suppress(GpushimError):
+        before = files.read(backup)
+        if before is not None and daemon_json.is_same(daemon_json.parse(before, backup), left):
+            return [Change(path, old, before, copy), Change(backup, before, None)], names
+    is_made = not left and before is None and not os.path.islink(path)
+    return [Change(path, old, None if is_made else daemon_json.write(left, old), copy)], names
+
+
+def _runs_ours(entry: dict[str, Any], engine: Engine | None) -> bool:
+    program = daemon_json.program_of(entry)
+    return is_ours(program) or leads_to_ours(on_path.found(engine, program))
+
+
+def _added(options: Options, path: str) -> Change:
+    """Return the change that puts gpushim's runtime into a daemon.json."""
+    old = files.read(path)
+    settings = daemon_json.parse(old, path)
+    if options.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
+        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Docker; choose another")
+    if problem := daemon_json.mistyped(settings):
+        raise GpushimError(f"{path}: {problem}; correct it first")
+    if entry := daemon_json.entries(settings).get(options.name):
+        program = str(entry.get("path") or entry.get("runtimeType"))
+        is_own = is_ours(daemon_json.program_of(entry))
+        check_entry(path, options.name, program, is_own, options.force)
+    new = daemon_json.add(settings, options)
+    if new == settings:
+        return Change(path, old, old)
+    copy = BEFORE if files.read(files.copy_path(path, BEFORE)) is None else ""
+    return Change(path, old, daemon_json.write(new, old), EDITED if daemon_json.lost(settings, new) else copy)
 
 
 def verify(options: Options, found: Plan) -> list[str]:
     """Ask dockerd whether it has what is wished; return a sentence for each thing that is missing."""
-    engine, entries = found.engine, dockerd.entries(dockerd.setting(found.config, "runtimes"))
+    engine, content = found.engine, files.read(found.config)
     where = dockerd.socket(engine, found.config)
+    entries = daemon_json.entries(daemon_json.parse(content, found.config))
+    program = daemon_json.program_of(entries.get(options.name))
     try:
         info = dockerd.info(engine, found.config, patience=dockerd.SECONDS if engine else 0.0)
-    except (FileNotFoundError, ConnectionRefusedError) as error:
-        if engine:
-            return [f"dockerd does not answer on {where}: {error}; see its log"]
-        here = is_ours(program_of(entries.get(options.name)))
-        return [
-            f"no dockerd runs, so only {found.config} was looked at, which {'has' if here else 'does not have'} the "
-            f"runtime {options.name}; start dockerd, then try again"
-        ]
     except (OSError, ValueError) as error:
-        return [f"dockerd does not answer on {where}: {error}; see its log"]
-    has = executes_ours(dockerd.loaded(info, entries).get(options.name, ""), engine)
+        if engine or not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+            return [f"dockerd does not answer on {where}: {error}; see its log"]
+        has = "has" if is_ours(program) else "does not have"
+        return [
+            f"no dockerd runs, so only {found.config} was looked at, which {has} the runtime {options.name}; start "
+            "dockerd, then try again"
+        ]
+    known = executes_ours(dockerd.loaded(info, entries).get(options.name, ""), engine)
     default = info.get("DefaultRuntime")
-    left = options.name in added(engine) or executes_ours(program_of(entries.get(options.name)), engine)
+    left = options.name in added(engine) or executes_ours(program, engine)
     if options.remove:
         still = [f"{found.config} still has the runtime {options.name}"] if left else []
-        return [f"dockerd still has the runtime {options.name}", *still] if has else still
+        return [f"dockerd still has the runtime {options.name}", *still] if known else still
     missing = []
     asked = programs.find(PROGRAM, engine)
-    if problem := wrong(files.read(found.config), found.config, asked, tuple(added(engine))):
+    if problem := wrong(content, found.config, asked, tuple(added(engine))):
         missing.append(f"{problem}; dockerd would not start again with that")
-    elif has and not left:
+    elif known and not left:
         missing.append(
             f"{found.config} does not have the runtime {options.name}, which dockerd loses when it starts again"
         )
-    if not has:
+    if not known:
         missing.append(
             f"dockerd {info.get('ServerVersion')} does not have the runtime {options.name} of {found.config}"
         )
@@ -123,53 +171,12 @@ def verify(options: Options, found: Plan) -> list[str]:
 
 
 def _without_cdi(info: dict[str, Any]) -> list[str]:
-    """Say why containers get nothing by CDI; nothing if they do."""
+    """Return why containers get nothing by CDI; nothing if they do."""
     if not info.get("CDISpecDirs"):
         return [f"dockerd {info.get('ServerVersion')} does not do CDI, which needs version 25"]
     if not any("nvidia.com/" in str(each) for each in info.get("DiscoveredDevices") or ["nvidia.com/"]):
         return [f"dockerd finds no nvidia.com CDI device in {', '.join(info['CDISpecDirs'])}: `gpushim refresh`"]
     return []
-
-
-def _version(path: str, engine: Engine) -> str:
-    """Return the version of the dockerd that runs; "" if it does not tell."""
-    try:
-        info = dockerd.info(engine, path, VERSION_SECONDS)
-    except (OSError, ValueError):
-        return ""
-    return str(info.get("ServerVersion") or "")
-
-
-def _configured(options: Options, path: str, old: bytes | None) -> bytes:
-    text = Json.parse(old or b"", path)
-    if options.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
-        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Docker; choose another")
-    if problem := _mistyped(text.get()):
-        raise GpushimError(f"{path}: {problem}; correct it first")
-    entry = text.get(("runtimes", options.name))
-    ours = is_ours(program_of(entry))
-    if entry:
-        other = str(entry.get("path") or entry.get("runtimeType"))
-        check_entry(path, options.name, other, ours, options.force)
-    if ours:
-        member = ("path",) if entry.get("path") else ("options", "BinaryName")
-        text = text.put(("runtimes", options.name, *member), options.program)
-    else:
-        text = text.put(("runtimes", options.name), {"path": options.program})
-    if options.default:
-        text = text.put(("default-runtime",), options.name)
-    if options.cdi:
-        text = text.put(("features", "cdi"), True)
-    return text.encode()
-
-
-KIND = undo.Kind(
-    Json,
-    lambda entry: is_ours(program_of(entry)),
-    ("runtimes",),
-    ("default-runtime",),
-    lambda text, names: [undo.Setting(("features", "cdi"))],
-)
 
 
 def _check_flags(options: Options, engine: Engine | None) -> None:
@@ -183,22 +190,22 @@ def _check_flags(options: Options, engine: Engine | None) -> None:
 
 
 def _check_left(options: Options, change: Change, engine: Engine | None) -> None:
-    """Refuse to leave what dockerd would not start with, unless it is as it was before, or no better now."""
-    problem = "" if change.new == records.before(change.path) else _wrong_of(options, change.path, change.new, engine)
-    if problem and not _wrong_of(options, change.path, change.old, engine):
+    """Refuse to leave what dockerd would not start with, unless it is no better now."""
+    problem = _problem(options, change.path, change.new, engine)
+    if problem and not _problem(options, change.path, change.old, engine):
         raise GpushimError(
             f"{problem}; dockerd would not start with what is left without gpushim, so correct it first"
         )
 
 
-def _wrong_of(options: Options, path: str, content: bytes | None, engine: Engine | None) -> str:
+def _problem(options: Options, path: str, content: bytes | None, engine: Engine | None) -> str:
     # Which dockerd is to read a file that somebody named is not known, if none runs with it.
     asked = programs.find(PROGRAM, engine) if engine or not options.config else ""
     return "" if content is None else wrong(content, path, asked, tuple(added(engine)))
 
 
 def wrong(content: bytes | None, path: str, asked: str, more: tuple[str, ...] = ()) -> str:
-    """Say why dockerd would not start with a daemon.json; "" if it would, as far as can be told.
+    """Return why dockerd would not start with a daemon.json; "" if it would, as far as can be told.
 
     Args:
         content: of the file; None if there is none.
@@ -207,48 +214,9 @@ def wrong(content: bytes | None, path: str, asked: str, more: tuple[str, ...] = 
         more: runtimes that dockerd has by its command line.
     """
     try:
-        settings = Json.parse(content or b"", path).get()
+        settings = daemon_json.parse(content, path)
     except GpushimError as error:
         return str(error)
-    problem = _mistyped(settings) or _unknown_default(settings, more) or _refused(content or b"", asked)
+    problem = daemon_json.mistyped(settings) or daemon_json.without_default(settings, more)
+    problem = problem or (dockerd.refusal(content or b"", asked) if asked else "")
     return f"{path}: {problem}" if problem else ""
-
-
-def _mistyped(settings: dict[str, Any]) -> str:
-    """Say, as a clause, which setting that gpushim touches has the wrong type; "" if none."""
-    for key, value in settings.items():
-        # Go matches keys in any case, but dockerd then does not know the key.
-        if key not in _TYPES and key.lower() in _TYPES:
-            return f"{quote(key)} is written {key.lower()}"
-        if key in _TYPES and value is not None and not isinstance(value, _TYPES[key][0]):
-            return f"{key} is not {_TYPES[key][1]}"
-    for name, entry in (settings.get("runtimes") or {}).items():
-        if name == "runc":
-            return "the name runc under runtimes is Docker's own"
-        if entry is not None and not isinstance(entry, dict):
-            return f"runtimes.{name} is not an object"
-        if not isinstance((entry or {}).get("path") or "", str):
-            return f"runtimes.{name}.path is not a string"
-    for name, value in (settings.get("features") or {}).items():
-        if value is not None and not isinstance(value, bool):
-            return f"features.{name} is neither true nor false"
-    return ""
-
-
-def _unknown_default(settings: dict[str, Any], more: tuple[str, ...]) -> str:
-    default = settings.get("default-runtime")
-    if not default or STOCK.fullmatch(default) or default in (*(settings.get("runtimes") or {}), *more):
-        return ""
-    return f"there is no runtime {quote(default)}, which is the default-runtime"
-
-
-def _refused(content: bytes, asked: str) -> str:
-    if not asked:
-        return ""
-    # The same bytes that were judged here, whatever the file becomes in the meantime.
-    command = [asked, "--validate", "--config-file", "/dev/stdin"]
-    answer = ask.program(command, feed=content)
-    last_line = (answer.error.strip().splitlines() or [""])[-1]
-    if answer.code == 0 or "configure the Docker daemon" not in last_line:  # before 23 it does not know the option
-        return ""
-    return f"dockerd says: {last_line.rpartition('/dev/stdin: ')[2][:300]}"

@@ -10,9 +10,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from gpushim.engines.docker.daemon_json import entries, parse, program_of
+from gpushim.engines.processes.ask import program
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import executes_ours
-from gpushim.engines.settings.text import Json
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import places
 
@@ -26,6 +27,7 @@ SYSTEM_CONFIG = "/etc/docker/daemon.json"
 SNAP = "/var/snap/docker/current/config"
 SNAP_CONFIG = f"{SNAP}/daemon.json"
 SECONDS = 40.0  # a dockerd with many containers takes its time
+VERSION_SECONDS = 5.0  # of one that is there, for a note
 ANSWER_LIMIT = 16 << 20  # bytes
 
 
@@ -47,32 +49,17 @@ def config(engine: Engine | None) -> str:
     return engine.seen(engine.config or default_config(engine.environ)) if engine else default_config()
 
 
-def setting(path: str, name: str) -> Any:
-    """Return a setting of a daemon.json, which need not exist; None if it does not have it.
-
-    Raises:
-        GpushimError: it cannot be read or understood.
-    """
-    return Json.parse(files.read(path) or b"", path).get((name,))
-
-
-def readable_setting(path: str, name: str) -> Any:
-    """Return what `setting` does; None also where the file cannot be read or understood."""
+def settings(path: str) -> dict[str, Any]:
+    """Return what a daemon.json has; nothing where there is none, or it cannot be read or understood."""
     try:
-        return setting(path, name)
+        return parse(files.read(path), path)
     except GpushimError:
-        return None
-
-
-def entries(found: object) -> dict[str, dict[str, Any]]:
-    """Return those of the setting `runtimes` that are entries, by name."""
-    listed = found.items() if isinstance(found, dict) else ()
-    return {name: entry for name, entry in listed if isinstance(entry, dict)}
+        return {}
 
 
 def written(engine: Engine | None) -> dict[str, dict[str, Any]]:
     """Return the runtimes in the file of a dockerd; none without a dockerd, or if they cannot be told."""
-    return entries(readable_setting(config(engine), "runtimes")) if engine else {}
+    return entries(settings(config(engine))) if engine else {}
 
 
 def programs(engine: Engine) -> dict[str, str]:
@@ -83,13 +70,6 @@ def programs(engine: Engine) -> dict[str, str]:
 def added(engine: Engine | None) -> list[str]:
     """List the runtimes that a dockerd, if one runs, has by its command line."""
     return [each.partition("=")[0] for each in engine.option("--add-runtime")] if engine else []
-
-
-def program_of(entry: object) -> str:
-    """Return the program of an entry of `runtimes`: its path, or what runc's shim is to execute in runc's place."""
-    options = entry.get("options") if isinstance(entry, dict) else None
-    named = entry.get("path") if isinstance(entry, dict) else None
-    return str(named or (options.get("BinaryName") if isinstance(options, dict) else None) or "")
 
 
 def loaded(info: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -117,7 +97,7 @@ def socket(engine: Engine | None, path: str = "") -> str:
         path: of its daemon.json; "" for the one that it reads.
     """
     seen, environ = (engine.seen, engine.environ) if engine else (str, os.environ)
-    listed = readable_setting(path or config(engine), "hosts")
+    listed = settings(path or config(engine)).get("hosts")
     for each in [*(engine.option("--host", "-H") if engine else []), *(listed if isinstance(listed, list) else [])]:
         if str(each).startswith("unix://"):
             return seen(str(each)[len("unix://") :])
@@ -146,6 +126,24 @@ def info(engine: Engine | None, path: str = "", seconds: float = SECONDS, patien
             if time.monotonic() > end:
                 raise
         time.sleep(0.2)
+
+
+def version(engine: Engine | None, path: str) -> str:
+    """Return the version of a dockerd that runs; "" if it does not tell, or none runs."""
+    try:
+        return str(info(engine, path, VERSION_SECONDS).get("ServerVersion") or "") if engine else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def refusal(content: bytes, dockerd: str) -> str:
+    """Return, as a clause, why a program would not start with a daemon.json; "" if it would, or does not tell."""
+    # The same bytes that were judged here, whatever the file becomes in the meantime.
+    answer = program([dockerd, "--validate", "--config-file", "/dev/stdin"], feed=content)
+    last_line = (answer.error.strip().splitlines() or [""])[-1]
+    if answer.code == 0 or "configure the Docker daemon" not in last_line:  # before 23 it does not know the option
+        return ""
+    return f"dockerd says: {last_line.rpartition('/dev/stdin: ')[2][:300]}"
 
 
 def ask(address: str, what: str, seconds: float) -> dict[str, Any]:

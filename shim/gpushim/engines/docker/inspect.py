@@ -15,6 +15,7 @@ from typing import Any
 
 from gpushim.cdi import specs
 from gpushim.engines.docker import dockerd, on_path
+from gpushim.engines.docker.daemon_json import program_of
 from gpushim.engines.processes import ask, programs, running
 from gpushim.explain import explain
 from gpushim.ground import bounds
@@ -282,7 +283,7 @@ def _runtime_note(
     ours = dockerd.ours(info, daemon)
     if name not in runtimes or name in ours:
         return ""
-    runs = f"{engine} runs it with {quote(str(dockerd.program_of(_part(runtimes, name)) or name))}"
+    runs = f"{engine} runs it with {quote(str(program_of(_part(runtimes, name)) or name))}"
     if by_hook:
         return f"{runs}: the hook that --gpus brings does what stands here"
     if not _part(runtimes, name).get("path") and not daemon:

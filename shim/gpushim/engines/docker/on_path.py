@@ -21,8 +21,6 @@ from gpushim.ground.errors import GpushimError
 from gpushim.paths import changeable, places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gpushim.engines.processes.running import Engine
 
 HOOK, CDI_HOOK = "nvidia-container-runtime-hook", "nvidia-cdi-hook"
@@ -38,12 +36,12 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def found(engine: Engine | None, name: str) -> str:
-    """Return where a dockerd finds HOOK or CDI_HOOK, as this process opens it; "" if nowhere.
+    """Return where a dockerd finds a program, as this process opens it; "" if nowhere.
 
     `engine` is None for one that systemd is going to start.
     """
     for folder in _on_path(engine):
-        path = f"{folder}/{name}"
+        path = os.path.join(folder, name)
         place = engine.seen(path) if engine else path
         if os.path.isfile(place) and os.access(place, os.X_OK):
             return place
@@ -102,46 +100,21 @@ def apply(links: list[Link]) -> tuple[list[Link], list[str]]:
             _apply(link)
             done.append(link)
         except (GpushimError, OSError) as error:
-            why = str(error) if isinstance(error, GpushimError) else f"{link.path}: {error.strerror}"
-            notes.append(f"{why}; for docker run --gpus: {link.command}")
+            reason = f"{link.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            notes.append(f"{reason}; for docker run --gpus: {link.command}")
     return done, notes
 
 
-def version_notes(version: str) -> list[str]:
-    """Return the note about what a version of Docker looks for; none if the version is not known."""
-    known = number(version)
-    if not known:
-        return []
-    if known < CDI_SINCE:
-        return [f"Docker {version} looks for {HOOK} on its PATH when it starts, for docker run --gpus"]
-    how = "docker run --gpus is then by the CDI spec, which gpushim refresh writes"
-    return [f"Docker {version} looks for {CDI_HOOK} on its PATH when it starts; {how}"]
-
-
 def _apply(link: Link) -> None:
-    with _folder(os.path.dirname(link.path), make=bool(link.target)) as folder:
-        name = os.path.basename(link.path)
+    folder, name = os.path.split(link.path)
+    # By another name, as the way to the link itself would lead on to its target.
+    with places.place(f"{folder}/.{name}.gpushim", make=bool(link.target)) as place:
         if not _is_ours(link.path, absent=True):
             raise FileExistsError(errno.EEXIST, "it is somebody else's by now")
         with contextlib.suppress(FileNotFoundError):  # one of ours that led nowhere, which a new one need not replace
-            os.unlink(name, dir_fd=folder)
+            os.unlink(name, dir_fd=place.folder)
         if link.target:
-            os.symlink(link.target, name, dir_fd=folder)
-
-
-@contextlib.contextmanager
-def _folder(path: str, make: bool) -> Iterator[int]:
-    """Open a directory that nobody else may write, made if it is missing and to be."""
-    with places.place(path, make=make) as place:
-        if make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(place.name, places.NEW_DIRECTORY_MODE, dir_fd=place.folder)
-        folder = os.open(place.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
-        try:
-            places.check(path, folder, os.fstat(folder))
-            yield folder
-        finally:
-            os.close(folder)
+            os.symlink(link.target, name, dir_fd=place.folder)
 
 
 def _on_path(engine: Engine | None) -> list[str]:

@@ -1,1 +1,1 @@
-"""Files of settings of any engine: read, edited byte for byte, recorded, taken back."""
+"""Files of settings of any engine: read with checks, replaced whole, and those that are gpushim's own."""

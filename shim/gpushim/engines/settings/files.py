@@ -1,27 +1,46 @@
-"""Settings files of others: read with limits, shown as a diff, replaced whole, put back.
+"""Settings files: read with checks, shown as a diff, and replaced whole by a rename.
 
-Each `configure` renews the records (records.py) and each --remove removes them, whether the file changes or not: a
-record that outlives its file would be believed of the next one. All is done in directories that `places.py` has
-walked to and holds open. Out of scope: what the files say.
+Nothing is recorded: a file of gpushim's own says so itself (own.py), and in daemon.json it is one entry.
+What is written lies beside a directory of which an engine reads every file (DIR.d), not in it, and so do copies.
+All is done in directories that `places.py` has walked to and holds open. Out of scope: what the files say.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import shlex
+import errno
+import os
+import stat
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from gpushim.engines.settings import records, rewrite
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import exchange, places
+from gpushim.paths import lock, places
+from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from gpushim.paths.places import Place
+
+BEFORE = ".before-gpushim"  # behind the name of a copy of a file as it was without gpushim; there is one at most
+EDITED = ".kept-gpushim"  # of what somebody wrote into a file, or an entry, of gpushim's; older ones stay
+RUN = system.STATE_DIR  # where root's lock is
+NEW_MODE, PRIVATE = 0o644, 0o600
+LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
+_REASONS = {
+    errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
+    errno.EPERM: "is immutable (lsattr shows it) or belongs to another user; chattr -i, or run this as its owner",
+    errno.EACCES: "may not be written by this user; run this as its owner, for the system's engines as root",
+    errno.EBUSY: "is a mount point of its own; change the file that is mounted there",
+    errno.ENOSPC: "does not fit: no space is left on the file system",
+    errno.EDQUOT: "does not fit: the disk quota is used up",
+}
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW  # a FIFO must not hang us
 
 
 @dataclass(frozen=True)
@@ -32,27 +51,17 @@ class Change:
         path: absolute; a link is followed to its target.
         old: bytes that are there now; None if there is no file.
         new: bytes that are to be there; None to delete it.
-        recorded: whether `before` and `after` are kept; a file that shows whose it is needs no records.
-        before: bytes to record as the file without gpushim; None if it is gpushim's alone.
-        lost: settings that go although gpushim did not write them; a copy of the file is kept then.
-        main: absolute path of the engine's settings that lead to it; "" if it is those.
-        made: bytes to record as what gpushim made, where `new` keeps what somebody else wrote into its entry.
-        partly: something of gpushim's stays although this takes back, and so do the records.
+        copy: BEFORE or EDITED, to keep `old` beside the file; "" for no copy.
     """
 
     path: str
     old: bytes | None
     new: bytes | None
-    recorded: bool = True
-    before: bytes | None = None
-    lost: tuple[str, ...] = ()
-    main: str = ""
-    made: bytes | None = None
-    partly: bool = False
+    copy: str = ""
 
 
 def read(path: str) -> bytes | None:
-    """Read a settings file at an absolute path, links followed; None if there is none.
+    """Return what a settings file at an absolute path holds, links followed; None if there is none.
 
     Raises:
         GpushimError: it is not a regular file, too large, not readable, a link that leads nowhere, or somebody who is
@@ -60,7 +69,7 @@ def read(path: str) -> bytes | None:
     """
     try:
         with places.place(path) as place:
-            content = rewrite.content(path, place)
+            content = _content(path, place)
             if content is None and place.link:
                 raise places.dangling(path, place.path)
             return content
@@ -70,184 +79,186 @@ def read(path: str) -> bytes | None:
         raise GpushimError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def copy_path(path: str, suffix: str) -> str:
+    """Return where the copy of a file is, or would be; of EDITED, the first."""
+    with contextlib.suppress(FileNotFoundError), places.place(path) as place:
+        return _base(place) + suffix
+    return path + suffix
+
+
 def diff(changes: list[Change]) -> str:
-    """Show changes as a unified diff; bytes that are not UTF-8 appear as escapes."""
-    return "".join(_diff(change) for change in changes)
+    """Return changes as a unified diff; bytes that are not UTF-8 appear as escapes."""
+    return "".join(map(_diff, changes))
 
 
-def apply(changes: list[Change], *, undo: bool = False, first: bool = False) -> list[str]:
+def apply(changes: list[Change]) -> list[str]:
     """Make changes, all of them or none.
 
-    Args:
-        changes: their `old` must still be there; where `new` is the same, only the records change.
-        undo: these take back, so the records go too.
-        first: record also files that do not change and have no records yet, for which `undo.py` is right without.
-
     Returns:
-        sentences for the user about kept copies, attributes that could not be set, and what killed processes left.
+        sentences for the user about copies.
 
     Raises:
-        GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were, but for
-            what somebody else has written since.
+        GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
     """
     notes: list[str] = []
-    done: list[Callable[[], object]] = []  # what takes back what is made, in the order in which it was
-    with records.locked():
-        whole = [change for change in changes if undo and not change.partly]
-        there = {change.path: records.found(change.path) for change in whole if change.recorded}
+    done: list[Change] = []
+    with _locked():
         try:
             for change in changes:
-                notes += _settled(change.path)
-                if change.new != change.old or (change not in whole and (first or _is_recorded(change))):
-                    notes += _made(change, done, recorded=change.recorded and change not in whole)
-        except BaseException as error:
-            stays = _taken_back(done)
-            if isinstance(error, GpushimError) and stays:
+                if change.new != change.old:
+                    notes += _put(change)
+                    done.append(change)
+        except GpushimError as error:
+            stays = []
+            for change in reversed(done):
+                try:
+                    _put(Change(change.path, change.new, change.old))
+                except GpushimError as reason:
+                    stays.append(str(reason))
+            if stays:
                 raise GpushimError(
-                    f"{error}; and what gpushim had changed before that stays: {'; '.join(stays)}"
+                    f"{error}; what gpushim had changed before that stays: {'; '.join(stays)}"
                 ) from None
             raise
-        for path, base in there.items():
-            _forget(path, base)
     return notes
 
 
-def _made(change: Change, done: list[Callable[[], object]], *, recorded: bool) -> list[str]:
-    """Make one change: the copy and the records, then the file."""
+def _locked() -> AbstractContextManager[None]:
+    """Hold off other `gpushim configure` of the same user."""
+    folder = system.state_dir()
+    if folder == system.STATE_DIR:
+        home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        folder = f"{home}/gpushim" if os.geteuid() else RUN
+    with contextlib.suppress(OSError):  # of which the lock tells
+        os.makedirs(folder, 0o755, exist_ok=True)
+    return lock.held(f"{folder}/configure.lock")
+
+
+def _put(change: Change) -> list[str]:
+    """Make one change, the file last; returns sentences about its copy."""
     path = change.path
-    notes: list[str] = []
-    with _writable(change) as place:
-        if exchange.content(place.name, place.folder) != change.old:
-            raise rewrite.meanwhile(path)
-        base, there = rewrite.own(place), records.found(path)
-        expected = _copied(base, change, notes)
-        if recorded:
-            after = change.new if change.made is None else change.made
-            expected += [(base + records.BEFORE, change.before), (base + records.AFTER, after)]
-        for record, data in expected:
-            old = records.read(record)
-            if old != data:
-                done.append(functools.partial(_record, path, record, old))
-                _record(path, record, data)
-        if change.new != change.old:
-            notes += rewrite.put(path, place, change.old, change.new)
-            done.append(functools.partial(_put_back, change))
-        if recorded:
-            if there != base:  # of where the file was when gpushim last wrote it
-                _forget(path, there)
-            records.note(path, place, change.main)
-    return notes
-
-
-def _taken_back(done: list[Callable[[], object]]) -> list[str]:
-    """Take back what was made, the last first; return why for what stays."""
-    stays = []
-    for take_back in reversed(done):
-        try:
-            take_back()
-        except GpushimError as error:
-            stays.append(str(error))
-    return stays
-
-
-def _put_back(change: Change) -> None:
-    with places.place(change.path) as place:
-        rewrite.put(change.path, place, change.new, change.old)
-
-
-def _record(path: str, record: str, data: bytes | None) -> None:
     try:
-        with places.place(path) as like, places.place(record) as place:
-            rewrite.write(place, data, like)
+        with places.place(path, make=change.old is None) as place, _folders(place) as (folder, beside):
+            if change.old is not None and not _mode(place) & 0o222:
+                raise GpushimError(
+                    f"{path} is read-only, perhaps on purpose; chmod u+w, or choose another with --config"
+                )
+            _check(change, place)
+            copy = _copied(change, place, beside)
+            _replace(change, place, folder, beside)
+            os.fsync(folder)
+            return [f"{path} as it was is kept as {copy}"] if copy else []
     except OSError as error:
-        raise rewrite.refusal(path, error) from None
+        reason = _REASONS.get(error.errno or 0, f"cannot be replaced: {error.strerror}")
+        raise GpushimError(f"{path} {reason}") from None
 
 
-def prepare(changes: list[Change]) -> list[str]:
-    """Leave files as they are, and record what `changes`, which take gpushim out, would make of them.
+def _replace(change: Change, place: Place, folder: int, beside: int) -> None:
+    """Put a file in its place, or remove it, if what is there is still as it was."""
+    fresh, finish = f"{place.name}.gpushim", partial(_take_after, place=place)
+    try:
+        if change.new is not None:
+            replace(fresh, change.new, PRIVATE, folder=beside, finish=finish)
+        _check(change, place)
+        if change.new is None:
+            os.unlink(place.name, dir_fd=folder)
+        else:
+            os.rename(fresh, place.name, src_dir_fd=beside, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.EXDEV or change.new is None:
+            raise
+        replace(place.name, change.new, PRIVATE, folder=folder, finish=finish)  # something is mounted on DIR.d
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=beside)
 
-    Returns:
-        for each file a command that takes gpushim out without gpushim, if nobody has edited the file meanwhile.
+
+def _check(change: Change, place: Place) -> None:
+    if _content(change.path, place) != change.old:
+        raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
+
+
+def _content(path: str, place: Place) -> bytes | None:
+    """Return what a file holds; None if there is none. `path` is how somebody named it, for messages.
+
+    Raises:
+        GpushimError: it is not a regular file, too large, or others could change it.
     """
-    found = [each for each in changes if each.new != each.old]
-    apply([Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in found], first=True)
-    return [_by_hand(change) for change in found]
-
-
-def _by_hand(change: Change) -> str:
-    base = records.found(change.path)
-    before, after = (shlex.quote(base + suffix) for suffix in (records.BEFORE, records.AFTER))
-    path = shlex.quote(change.path)
-    if change.new is None:
-        undo, otherwise = f"rm {path}", f"keep what diff {after} {path} shows, take the rest out"
-    else:
-        undo, otherwise = f"cp {before} {path}", f"take out what diff {before} {after} shows"
-    message = shlex.quote(f"{change.path} has been edited since: {otherwise}")
-    return f"if cmp -s {path} {after}; then {undo}; else echo {message}; fi"
-
-
-def copies(path: str) -> list[str]:
-    """List the copies of a file with what somebody wrote into gpushim's entry, the oldest first."""
-    found: list[str] = []
-    with contextlib.suppress(FileNotFoundError), places.place(path) as place:
-        base = rewrite.own(place)
-        while records.read(_copy(base, len(found))) is not None:
-            found.append(_copy(base, len(found)))
-    return found
-
-
-def _copied(base: str, change: Change, notes: list[str]) -> list[tuple[str, bytes | None]]:
-    """Return the copy of a file of which something goes that gpushim did not write, under the first free name."""
-    if not change.lost or change.old is None:
-        return []
-    number = 0
-    while records.read(_copy(base, number)) not in (None, change.old):
-        number += 1
-    copy = _copy(base, number)
-    what = ", ".join(change.lost[:4]) + (" and others" if len(change.lost) > 4 else "")
-    notes.append(f"{copy} is a copy of {change.path} as it was: it has {what}, of which gpushim has no record")
-    return [(copy, change.old)]
-
-
-def _copy(base: str, number: int) -> str:
-    return base + exchange.COPY + (f".{number + 1}" if number else "")
-
-
-def _is_recorded(change: Change) -> bool:
-    return change.recorded and records.any_at(records.found(change.path))
-
-
-def _forget(path: str, base: str) -> None:
     try:
-        records.remove(base)
-        with places.place(path) as place:
-            records.note(path, place, gone=True)
+        fd = os.open(place.name, _READ, dir_fd=place.folder)
     except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise rewrite.refusal(base, error) from None
+        return None
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
+        places.check_file(path, facts)
+        data = os.read(fd, LIMIT + 1)
+    finally:
+        os.close(fd)
+    if len(data) > LIMIT:
+        raise GpushimError(f"{path} is larger than {LIMIT >> 20} MiB; no engine has such settings")
+    return data
 
 
-def _settled(path: str) -> list[str]:
-    with contextlib.suppress(FileNotFoundError), places.place(path) as place:
-        return rewrite.settle(path, place)
-    return []
+def _mode(place: Place) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return place.status().st_mode
+    return NEW_MODE
 
 
 @contextlib.contextmanager
-def _writable(change: Change) -> Iterator[Place]:
-    """Open where a change goes, with its directory made."""
+def _folders(place: Place) -> Iterator[tuple[int, int]]:
+    """Open a file's directory, and the one for what is not to be read by an engine: the one above a DIR.d."""
     with contextlib.ExitStack() as stack:
-        try:
-            place = stack.enter_context(places.place(change.path, make=change.old is None))
-        except OSError as error:
-            raise rewrite.refusal(change.path, error) from None
-        status = rewrite.status(place)
-        if status and not status.st_mode & 0o222 and change.new != change.old:
-            raise GpushimError(
-                f"{change.path} is read-only, perhaps on purpose; chmod u+w, or choose another with --config"
-            )
-        yield place
+        fds = []
+        for name in (".", ".." if _in_drop_ins(place) else "."):
+            fds.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder))
+            stack.callback(os.close, fds[-1])
+            places.check(place.path, fds[-1], os.fstat(fds[-1]))
+        yield fds[0], fds[1]
+
+
+def _in_drop_ins(place: Place) -> bool:
+    return os.path.dirname(place.path).endswith(".d")
+
+
+def _base(place: Place) -> str:
+    """Return what the paths of copies of a file begin with."""
+    folder = os.path.dirname(place.path)
+    return f"{folder}.{place.name}" if _in_drop_ins(place) else place.path
+
+
+def _copied(change: Change, place: Place, beside: int) -> str:
+    """Keep the file as it is, if that is wished; returns the path of the copy."""
+    if not change.copy or change.old is None:
+        return ""
+    base = copy = _base(place) + change.copy
+    number = 1
+    while change.copy == EDITED and read(copy) not in (None, change.old):
+        number += 1
+        copy = f"{base}.{number}"
+    name = os.path.basename(copy)
+    replace(name, change.old, PRIVATE, folder=beside, finish=partial(_take_after, place=place))
+    return copy
+
+
+def _take_after(fd: int, place: Place) -> None:
+    """Give a new file the mode, owner and extended attributes (SELinux label, ACL) that its forerunner has."""
+    try:
+        old = os.open(place.name, _READ, dir_fd=place.folder)
+    except FileNotFoundError:
+        os.fchmod(fd, NEW_MODE)
+        return
+    with open(old, "rb"):
+        facts, own = os.fstat(old), os.fstat(fd)
+        if (own.st_uid, own.st_gid) != (facts.st_uid, facts.st_gid):
+            os.fchown(fd, facts.st_uid, facts.st_gid)
+        os.fchmod(fd, stat.S_IMODE(facts.st_mode))
+        with contextlib.suppress(OSError):  # the file system knows none
+            for name in os.listxattr(old):
+                with contextlib.suppress(OSError):  # a label that the policy has given already
+                    os.setxattr(fd, name, os.getxattr(old, name))
 
 
 def _diff(change: Change) -> str:

@@ -91,6 +91,7 @@ class Plan:
         engine: the running engine that reads these settings, if one does.
         stopped: name of the service that will read them once it is started, where that is not the engine's own.
         stays: by the name of a runtime of gpushim's that is left, because containers need it, the sentence for that.
+        by_hand: commands that take gpushim out of what `changes` edit, where there is no gpushim.
         check: raises GpushimError if the engine would not start with what these leave; before they are made.
     """
 
@@ -101,6 +102,7 @@ class Plan:
     links: list[Link] = field(default_factory=list)
     stopped: str = ""
     stays: dict[str, str] = field(default_factory=dict)
+    by_hand: list[str] = field(default_factory=list)
     check: Callable[[], None] = field(default=lambda: None, compare=False)
 
     @property
@@ -135,8 +137,16 @@ def check_entry(path: str, name: str, program: object, ours: bool, force: bool) 
     if program is not None and not ours and not force:
         raise GpushimError(
             f"{path}: the runtime {name} is {quote(str(program))}; take another --runtime-name, or replace it with "
-            "--force, which --remove undoes"
+            "--force"
         )
+
+
+def goes_with(path: str, default: str, name: str, title: str) -> GpushimError:
+    """Return the refusal to take back a runtime that a line of others names as the default."""
+    return GpushimError(
+        f"{path}: {default} is {quote(name)}, which goes with gpushim's entry, and {title} does not start without "
+        "it; remove that line, then try again"
+    )
 
 
 def executes_ours(program: str, engine: Engine | None = None) -> bool:

@@ -9,20 +9,19 @@ only looked at (migrate_engines.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim.config import policy
-from gpushim.engines.settings import files, records
-from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.text import Toml
+from gpushim.engines.settings import files, toml
+from gpushim.engines.settings.files import BEFORE, Change
 from gpushim.ground import seen
 from gpushim.ground.errors import CONFIG, LEFT_OUT, GpushimError, quote
-from gpushim.nvidia.migrate.migrate_keys import GIVEN_UP, KEYS, KINDS, Setting
+from gpushim.nvidia.migrate.migrate_keys import KEYS
 
 SYSTEM_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 NAMED = 10  # keys in one sentence
+_KINDS = {bool: "true or false", str: "a string", list: "an array"}
 # Modes in which NVIDIA's runtime looks at neither variable (auto becomes jit-cdi since 1.18).
 OF_ANY_CAPABILITY = ("auto", "jit-cdi", "cdi")
 _CAPABILITIES_COUNT = (
@@ -36,11 +35,8 @@ _REQUIREMENTS_COUNT = (
     "refused if this driver does not meet them. Set NVIDIA_DISABLE_REQUIRE=true for one that is to start all the "
     "same, or [requests] disable-require = true in {} for all"
 )
-_ANNOTATIONS_STAY = (
-    "closing variables to unprivileged containers does not close annotations, and Podman takes those of an image's "
-    "manifest; set [requests] accept-annotations-when-unprivileged = false in {} as well, unless a device plugin "
-    "gives GPUs by annotations"
-)
+GIVEN_UP = "left out"
+Setting = tuple[str, str, Any]  # section, key and value of config.toml
 
 
 @dataclass(frozen=True)
@@ -74,14 +70,12 @@ class Plan:
         rows: what each of them becomes.
         changes: of config.toml; none if it says all that already.
         warnings: sentences about what containers meet here that NVIDIA's toolkit does otherwise.
-        plugin: what each setting of NVIDIA's device plugin becomes.
     """
 
     source: str
     rows: list[Row] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    plugin: list[Row] = field(default_factory=list)
 
 
 def source() -> str:
@@ -95,13 +89,12 @@ def source() -> str:
     return next((os.path.abspath(path) for path in candidates if not seen.absent(path)), "")
 
 
-def plan(path: str, ours: str, plugin: Sequence[Row] = ()) -> Plan:
+def plan(path: str, ours: str) -> Plan:
     """Work out a migration from NVIDIA's settings into config.toml.
 
     Args:
         path: of the toolkit's settings; "" if there are none.
         ours: path of config.toml.
-        plugin: what settings of the device plugin become.
 
     Raises:
         GpushimError: one of the two files cannot be read or understood.
@@ -109,8 +102,8 @@ def plan(path: str, ours: str, plugin: Sequence[Row] = ()) -> Plan:
     data = files.read(path) if path else b""
     if data is None:
         raise GpushimError(f"{path} is not there; name the toolkit's config.toml with --from")
-    found = rows(Toml.parse(data, path).get())
-    return Plan(path, found, changes([*found, *plugin], ours), warnings(found, ours), [*plugin])
+    found = rows(toml.parse(data, path))
+    return Plan(path, found, changes(found, ours), warnings(found, ours))
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
@@ -119,32 +112,19 @@ def rows(data: dict[str, Any]) -> list[Row]:
 
 
 def warnings(found: list[Row], ours: str) -> list[str]:
-    """Say what changes for containers though no setting says it, a sentence each.
+    """Return what changes for containers though no setting says it, a sentence each.
 
     Raises:
         GpushimError: config.toml is wrong.
     """
-    theirs = {row.key: row.value for row in found}
-    new = {row.setting[:2]: row.setting[2] for row in found if row.setting}
-    has = {
-        (section, key): value
-        for section, entries in (policy.given(ours) or {}).items()
-        for key, value in entries.items()
-    }
-    has.update(new)
-    notes = []
-    profile = has.get(("requests", "profile"), "default")
-    mode = theirs.get("nvidia-container-runtime.mode", "auto")
-    if mode in OF_ANY_CAPABILITY and "all" not in has.get(("requests", "default-capabilities"), ()):
-        notes.append(_CAPABILITIES_COUNT.format(mode, ours))
-    if mode in OF_ANY_CAPABILITY and not has.get(("requests", "disable-require")):
-        notes.append(_REQUIREMENTS_COUNT.format(mode, ours))
-    by_annotation = has.get(("requests", "accept-annotations-when-unprivileged"), profile != "multi-tenant")
-    if new.get(("requests", "accept-env-when-unprivileged")) is False and by_annotation:
-        notes.append(_ANNOTATIONS_STAY.format(ours))
-    if ("mps", "pipe-directory") in new and not has.get(("mps", "enabled")):
-        notes.append(f"here no container takes part in MPS without [mps] enabled = true in {ours}")
-    return notes
+    mode = {row.key: row.value for row in found}.get("nvidia-container-runtime.mode", "auto")
+    if mode not in OF_ANY_CAPABILITY:
+        return []
+    given: Any = policy.given(ours) or {}  # by names that are data
+    requests = dict(given.get("requests", {}))
+    requests.update({row.setting[1]: row.setting[2] for row in found if row.setting and row.setting[0] == "requests"})
+    notes = [] if "all" in requests.get("default-capabilities", ()) else [_CAPABILITIES_COUNT.format(mode, ours)]
+    return notes + ([] if requests.get("disable-require") else [_REQUIREMENTS_COUNT.format(mode, ours)])
 
 
 def check(found: list[Row], place: str, advice: str) -> None:
@@ -176,16 +156,17 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     """
     policy.given(ours)  # says what is wrong with it
     old = files.read(ours)
-    text = before = Toml.parse(old or b"", ours)
+    text = before = toml.decoded(old or b"", ours)
     defaults: Any = policy.defaults()  # by names that are data
     for section, key, value in [row.setting for row in found if row.setting]:
-        if text.get((section, key), defaults[section][key]) != value:
-            text = text.put((section, key), value)
-    problem = _problem(text.text)
+        settings = toml.table(toml.parse(text.encode(), ours), section)
+        if settings.get(key, defaults[section][key]) != value:
+            text = toml.put(text, section, key, value, ours)
+    problem = _problem(text)
     if problem:
         raise GpushimError(f"{ours} would be wrong: {problem}", CONFIG)
-    first = old if records.after(ours) != old else records.before(ours)
-    return [Change(ours, old, text.encode(), before=first)] if text.text != before.text else []
+    copy = BEFORE if files.read(files.copy_path(ours, BEFORE)) is None else ""
+    return [Change(ours, old, text.encode(), copy)] if text != before else []
 
 
 def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
@@ -195,34 +176,28 @@ def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _row(key: str, value: Any) -> Row:
-    if key not in KEYS:
-        return Row(key, value, f"{GIVEN_UP}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
-    kind, meaning = KEYS[key]
-    fits = isinstance(value, kind) and (kind is not list or all(isinstance(item, str) for item in value))
-    if not fits:
-        return Row(key, value, f"{GIVEN_UP}: it is not {KINDS[kind]}")
-    if isinstance(meaning, str) and value in ("", []):
-        return Row(key, value, "not needed: it is empty")
-    if isinstance(meaning, str):
-        return Row(key, value, meaning)
-    answer = meaning(value) if callable(meaning) else (meaning[0], meaning[1], value)
-    if isinstance(answer, str):
-        return Row(key, value, answer)
-    section, name, ours = answer
-    becomes = written(name, ours)
-    problem = _problem(Toml("").put((section, name), ours).text)
-    if problem:
-        return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({problem})")
+def _row(name: str, value: Any) -> Row:
+    if name not in KEYS:
+        return Row(name, value, f"{GIVEN_UP}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
+    key = KEYS[name]
+    if not isinstance(value, key.kind):
+        return Row(name, value, f"{GIVEN_UP}: it is not {_KINDS[key.kind]}")
+    ours = key.become(value) if key.setting else None
+    if ours is None:
+        is_needless = key.harmless is None or not value or value in key.harmless
+        return Row(name, value, f"{'not needed' if is_needless else GIVEN_UP}: {key.why}")
+    section, entry = key.setting
+    becomes = f"[{section}] {written(entry, ours)}"
+    if problem := _problem(f"[{section}]\n{written(entry, ours)}\n"):
+        return Row(name, value, f"{GIVEN_UP}: {becomes} is not allowed ({problem})")
     defaults: Any = policy.defaults()
-    if defaults[section][name] == ours:
-        becomes += ", the default"
-    return Row(key, value, f"[{section}] {becomes}", answer)
+    note = ", the default" if defaults[section][entry] == ours else ""
+    return Row(name, value, becomes + note, (section, entry, ours))
 
 
 def written(key: str, value: Any) -> str:
-    """Write a setting as a line of TOML."""
-    return Toml("").put((key,), value).text.strip()
+    """Return a setting as a line of TOML."""
+    return f"{key} = {toml.value_text(value)}"
 
 
 def _problem(text: str) -> str:

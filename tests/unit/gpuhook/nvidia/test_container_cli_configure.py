@@ -18,8 +18,8 @@ from gpushim.decision import plan
 from gpushim.decision.decide import Decision
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
-from gpushim.nvidia import getopt
-from gpushim.nvidia.container_cli_options import COMMANDS
+from gpushim.nvidia.container_cli import getopt
+from gpushim.nvidia.container_cli.cli_options import COMMANDS
 from gpushim.oci.edits import Edit
 from gpushim.oci.request import Request
 from gpushim.paths.rootfs import Rootfs

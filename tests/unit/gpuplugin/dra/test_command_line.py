@@ -19,7 +19,7 @@ from gpushim.ground.errors import GpushimError
 TOP = Path(__file__).parents[4]
 
 
-@pytest.mark.parametrize("module", ["cluster.dra_in_cluster", "dra.explain_file", "dra.explain_held"])
+@pytest.mark.parametrize("module", ["cluster.dra_in_cluster", "dra.explain_claim"])
 def test_what_does_not_speak_with_kubelet_needs_no_grpc(module: str) -> None:
     """Nor does --help: grpcio is large, and a node that runs the driver in a pod may not have it."""
     words = f"import sys, gpuplugin.dra.command_line, gpuplugin.{module}; print('grpc' in sys.modules)"
@@ -39,7 +39,7 @@ def test_without_grpc_the_driver_that_runs_says_whether_there_is_another(monkeyp
 
 def test_what_is_no_report_has_no_format() -> None:
     done = CliRunner().invoke(command_line.command, ["--check", "--format=json"])
-    assert (done.exit_code, "--format is for --explain and --explain-claim" in done.output) == (2, True)
+    assert (done.exit_code, "--format is for --explain-claim" in done.output) == (2, True)
 
 
 class Half:
@@ -101,8 +101,8 @@ def test_flags_that_explain_is_given_are_seen(
     half: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], unseen: set[str]
 ) -> None:
     notes: list[str] = []
-    monkeypatch.setattr("gpuplugin.dra.explain_file.tell", lambda _, settings, form: notes.extend(settings.notes))
-    run("--explain=x", *words)
+    monkeypatch.setattr("gpuplugin.dra.explain_claim.tell", lambda _, settings, form: notes.extend(settings.notes))
+    run("--explain-claim=x", *words)
     said = " ".join(note for note in notes if "of the driver that runs" in note)
     assert {flag for flag in FLAGS if f"--{flag}" in said} == unseen
 

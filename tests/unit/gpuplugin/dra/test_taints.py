@@ -99,3 +99,26 @@ def test_nor_by_who_tolerates_its_xid() -> None:
         (KEY + "xid", "None"),
         (KEY + "problem", "NoSchedule"),
     ]
+
+
+TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "taint", "kept"),
+    [
+        (None, TAINT, True),
+        (None, {**TAINT, "effect": "None"}, False),
+        ({"key": "k", "value": "v"}, TAINT, False),
+        ({"key": "k", "operator": "Equal", "value": "w"}, TAINT, True),
+        ({"key": "k", "operator": "Exists"}, TAINT, False),
+        ({"operator": "Exists"}, TAINT, False),
+        ({"operator": "Exists", "effect": "NoExecute"}, TAINT, True),
+        ({"key": "other", "operator": "Exists"}, TAINT, True),
+        ({}, TAINT, True),
+    ],
+)
+def test_what_is_tolerated(toleration: dict[str, Any] | None, taint: dict[str, str], kept: bool) -> None:
+    """As the scheduler judges it."""
+    tolerations = () if toleration is None else (toleration,)
+    assert bool(taints.untolerated(tolerations, [taint])) is kept

@@ -8,24 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import configured, host, owners, record, remains, uninstall
+from gpuplugin.node import configured, host, owners, payload, record, uninstall
 from gpushim.ground.errors import GpushimError
 
 
-@pytest.mark.parametrize(
-    ("shell", "sentence"),
-    [
-        (
-            "recorded() { echo a b; }; keep_stub() { :; }; ",
-            "2 containers still .* no runc or crun",
-        ),
-        ("recorded() { :; }; keep_stub() { exit 3; }; ", "cannot be found out"),
-    ],
-)
-def test_programs_that_are_needed_and_cannot_be_replaced_stay(shell: str, sentence: str) -> None:
-    with pytest.raises(GpushimError, match=sentence):
-        remains.keep(f"STUB=/none\n{shell}", record.Record({"/x/removed": ""}))
-    remains.keep("STUB=/\nrecorded() { echo a; }; keep_stub() { :; }; ", record.Record())
+def test_programs_stay_where_nothing_can_be_left_in_their_place(capsys: pytest.CaptureFixture[str]) -> None:
+    programs = record.Record(dict.fromkeys([*uninstall.PROGRAMS, "/usr/bin/gpushim"], ""))
+    with pytest.raises(GpushimError, match=r"could not be left: .*; nothing was removed"):
+        uninstall._leave(programs, "leave() { return 3; }\n")
+    assert len(programs.files) == 3
+    uninstall._leave(programs, "leave() { echo 'gpushim: it stays'; }\n")
+    assert ([*programs.files], capsys.readouterr().out) == (["/usr/bin/gpushim"], "gpushim-node: it stays\n")
 
 
 @pytest.mark.parametrize(("script", "seconds"), [("exit 3", 60.0), ("sleep 9", 0.1)])
@@ -62,28 +55,17 @@ def test_claims_that_are_left_are_named(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("needed", [False, True])
-def test_claims_are_named_whether_or_not_programs_can_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: bool
-) -> None:
-    """Once the engine's settings are away; that programs stay is no answer to who must end first."""
+def test_what_stays_is_there_before_the_programs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And claims are named whether or not it can be left; once the engine's settings are away."""
     does: list[str] = []
-
-    def keep(*_: object) -> None:
-        does.append("keep")
-        if needed:
-            raise GpushimError("containers still need them")
-
     monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
     record.Record({"/usr/bin/x": record.digest(b"x")}).save()
-    for module, name in ((host, "check"), (host, "enter"), (remains, "functions")):
+    for module, name in ((host, "check"), (host, "enter"), (payload, "shell")):
         monkeypatch.setattr(module, name, lambda *_: "")
     monkeypatch.setattr(host, "locked", contextlib.nullcontext)
     monkeypatch.setattr(owners, "package", lambda _: "")
     monkeypatch.setattr(configured, "take_back", lambda *_: does.append("take back"))
-    monkeypatch.setattr(uninstall, "_tell_of_claims", lambda: does.append("tell"))
-    monkeypatch.setattr(remains, "keep", keep)
-    monkeypatch.setattr(uninstall, "_remove", lambda *_: does.append("remove"))
-    with pytest.raises(GpushimError) if needed else contextlib.nullcontext():
-        uninstall.uninstall("/host", "/payload", "/labels", True)
-    assert does == ["take back", "tell", "keep", *["remove"] * (not needed)]
+    for name in ("tell_of_claims", "leave", "remove"):
+        monkeypatch.setattr(uninstall, f"_{name}", lambda *_, name=name: does.append(name))
+    uninstall.uninstall("/host", "/payload", "/labels", True)
+    assert does == ["take back", "tell_of_claims", "leave", "remove"]

@@ -100,14 +100,3 @@ def test_the_warnings_name_both_ways_out(ours: Path) -> None:
         assert text in said
     for text in ("NVIDIA_DISABLE_REQUIRE=true", f"disable-require = true in {ours}"):
         assert text in said
-
-
-def test_the_device_plugin_too(ours: Path, tmp_path: Path) -> None:
-    (tmp_path / "plugin.yaml").write_text("flags: {migStrategy: mixed}\nsharing: {mps: {resources: []}}")
-    words = ("--device-plugin", str(tmp_path / "plugin.yaml"), "--write")
-    result = run(*words, code=17)
-    assert "device plugin:\nSETTING " in result.stdout
-    assert f"{tmp_path}/plugin.yaml has what config.toml cannot say: sharing" in result.stderr
-    assert '[device-plugin]\nmig-strategy = "mixed"\n' in ours.read_text()
-    data = json.loads(run(*words, "--format", "json", code=17).stdout)
-    assert [row["key"] for row in data["device-plugin"]] == ["flags.migStrategy", "sharing"]

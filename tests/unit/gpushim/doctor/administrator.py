@@ -24,7 +24,7 @@ from gpushim.engines import podman
 from gpushim.engines.containerd import process
 from gpushim.engines.docker import on_path
 from gpushim.engines.processes import programs, running, units
-from gpushim.engines.settings import dropin
+from gpushim.engines.settings import toml
 from gpushim.ground import system
 from unit.gpushim.doctor import dra_states, nodes
 from unit.gpushim.doctor.engine_states import K3S
@@ -105,7 +105,7 @@ class Administrator:
             (patient.top / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint").unlink(missing_ok=True)
             return
         if unit.startswith("crio"):
-            known = dropin.merged([f"{patient.root}/etc/crio/crio.conf", f"{patient.root}/etc/crio/crio.conf.d"])
+            known = toml.merged([f"{patient.root}/etc/crio/crio.conf", f"{patient.root}/etc/crio/crio.conf.d"])
             patient.write("loaded.toml", tomlkit.dumps(known))
             return
         name = "dockerd" if unit.startswith("docker") else "containerd"

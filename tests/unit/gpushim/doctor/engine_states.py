@@ -9,7 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpushim.engines import containerd
+from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.processes import programs, running
+from gpushim.engines.settings import files
+from gpushim.engines.settings.setup import Options
 from unit.gpushim.doctor import dra_states, nodes
 from unit.gpushim.doctor.fault import State, into
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
@@ -399,7 +403,10 @@ def containerds_file_is_gone(patient: Patient) -> None:
     (patient.top / CONTAINERD).unlink()
     config = f"{patient.top}/{CONTAINERD}"
     built_in = '[ "$*" = "config default" ] && echo version = 2'  # a file that is named must be there
-    patient.script("usr/bin/containerd", f"cat '{config}' 2>/dev/null || {{ {built_in}; }}")
+    ours = f"{patient.top}/conf.d/99-gpushim.toml"
+    patient.script(
+        "usr/bin/containerd", f"cat '{ours}' 2>/dev/null || cat '{config}' 2>/dev/null || {{ {built_in}; }}"
+    )
     patient.patch.setattr("gpushim.engines.processes.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
 
 
@@ -417,6 +424,16 @@ def handler_of_nvidias_is_gone(patient: Patient) -> None:
 @fault("containerd-runtime", "broken", "is disabled, so there are no pods")
 def cri_is_disabled(patient: Patient) -> None:
     edit(patient, CONTAINERD, "version = 2\n", 'version = 2\ndisabled_plugins = ["cri"]\n')
+
+
+@fault("containerd-restart", "warning", "the CRI's settings were changed since")
+def the_copy_of_the_cris_settings_is_old(patient: Patient) -> None:
+    patient.patch.setattr("gpushim.engines.containerd.process._version", lambda *_: (1, 7))
+    config = patient.top / CONTAINERD
+    options = Options(str(RUNTIME), config=str(config), force=True)
+    config.write_text(f'version = 2\n[plugins."{CRI[2]}"]\nenable_cdi = true\nsandbox_image = "old"\n')
+    files.apply(containerd.plan(options).changes)
+    config.write_text(config.read_text().replace("old", "new"))
 
 
 @fault("containerd-restart", "warning", "more.toml was changed after containerd")

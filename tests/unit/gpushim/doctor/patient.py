@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,14 @@ INFO = {
     "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}],
 }
 
+# What containerd makes of its file and the ones that this imports.
+MERGE = f"""
+import os, sys
+sys.path[:0] = {sys.path!r}
+from gpushim.engines.settings import toml
+print(toml.written(toml.merged([os.path.abspath("containerd.toml"), os.path.abspath("conf.d")])))
+""".replace("'", '"')
+
 
 class Patient(Machine):
     patch: pytest.MonkeyPatch
@@ -96,7 +105,8 @@ class Patient(Machine):
         self.script("usr/bin/podman", "echo podman version 5.4.2")
         self.script(
             "usr/bin/containerd",
-            f'[ "$1" = --version ] && echo containerd x v2.1.9 || exec cat {self.top}/containerd.toml',
+            f'[ "$1" = --version ] && echo containerd x v2.1.9 && exit; cd {self.top}; '
+            f"[ -e conf.d/99-gpushim.toml ] || exec cat containerd.toml; exec {sys.executable} -IBc '{MERGE}'",
         )
         self.script("usr/bin/dockerd", "echo Docker version 28.5.2, build x")
         self.script("usr/bin/kubectl", """echo '{"items": [{"handler": "nvidia"}]}'""")

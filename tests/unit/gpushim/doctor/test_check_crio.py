@@ -13,7 +13,7 @@ from gpushim.doctor import Finding, checks
 from gpushim.engines import crio
 from gpushim.engines.processes import programs
 from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings import dropin
+from gpushim.engines.settings import toml
 from unit.gpushim.doctor.administrator import Administrator
 from unit.gpushim.doctor.engine_states import of_a_user
 from unit.gpushim.doctor.fault import State, into
@@ -59,7 +59,7 @@ def node(administrator: Administrator) -> Patient:
 
 
 def restarted(node: Node) -> None:
-    merged = dropin.merged([f"{node.root}/{MAIN}", f"{node.root}/{os.path.dirname(DROP_IN)}"])
+    merged = toml.merged([f"{node.root}/{MAIN}", f"{node.root}/{os.path.dirname(DROP_IN)}"])
     node.write("loaded.toml", tomlkit.dumps(merged))
 
 

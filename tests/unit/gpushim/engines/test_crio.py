@@ -179,18 +179,17 @@ def test_a_new_handler_takes_the_place_of_others_that_nobody_needs(
 
 
 def test_what_is_needed_is_left_by_a_removal_that_is_asked_for_that(etc: Path, call: Call, storage: Path) -> None:
-    ok(call("crio", etc / "crio.conf", "--set-as-default"))
-    ok(call("crio", etc / "crio.conf", "--runtime-name=gpu"))
+    drop_in = etc / "crio.conf.d" / "99-gpushim.toml"
+    ok(call("crio", None, "--set-as-default"))
+    ok(call("crio", None, "--runtime-name=gpu"))
     kept.pod(storage, "one", "gpu")
-    said = ok(call("crio", etc / "crio.conf", "--remove", "--only-needed")).output
+    said = ok(call("crio", None, "--remove", "--only-needed")).output
     assert "note: CRI-O could neither end nor remove the containers of default/one without the handler gpu" in said
-    assert [*runtime(etc / "crio.conf")["runtimes"]] == ["crun", "gpu"]
-    assert runtime(etc / "crio.conf")["default_runtime"] == "crun"
-    ok(call("crio", etc / "crio.conf", "--remove", "--only-needed"))
+    assert ([*runtime(drop_in)["runtimes"]], "default_runtime" in runtime(drop_in)) == (["gpu"], False)
+    ok(call("crio", None, "--remove", "--only-needed"))
     shutil.rmtree(storage)
-    ok(call("crio", etc / "crio.conf", "--remove", "--only-needed"))
-    assert (etc / "crio.conf").read_text() == MAIN
-    assert sorted(os.listdir(etc)) == ["crio.conf", "crio.conf.d"]
+    ok(call("crio", None, "--remove", "--only-needed"))
+    assert [path.name for path in etc.rglob("*") if path.is_file()] == ["crio.conf"]
 
 
 def test_a_default_stays_where_its_pods_would_get_another_runtime(
@@ -209,61 +208,26 @@ def test_a_default_stays_where_its_pods_would_get_another_runtime(
     ok(call("crio", None, "--remove"))
 
 
-def test_what_an_administrator_set_in_the_entry_stays(etc: Path, call: Call) -> None:
-    """However often it is run, and whatever the default runtime's becomes."""
-    drop_in, conf = etc / "crio.conf.d" / "99-gpushim.toml", etc / "crio.conf"
-    ok(call("crio", None))
-    drop_in.write_text(drop_in.read_text() + 'monitor_cgroup = "pod"\nmonitor_env = ["A=B"]\n')
-    for cgroup in ("system.slice", "x.slice", ""):
-        conf.write_text(f'{MAIN}monitor_cgroup = "{cgroup}"\n'.replace("libexec/crio/conmon", f"bin/conmon-{cgroup}"))
-        ok(call("crio", None))
-        mine = runtime(drop_in)["runtimes"]["nvidia"]
-        assert (mine["monitor_cgroup"], mine["monitor_env"]) == ("pod", ["A=B"])
-        assert mine["monitor_path"] == f"/usr/bin/conmon-{cgroup}"
-    assert "monitor_cgroup" in ok(call("crio", None, "--remove")).output  # of which there is a copy
-    assert not drop_in.exists()
-
-
-def test_defect_the_drop_in_is_made_anew_and_loses_the_default(etc: Path, call: Call) -> None:
-    ok(call("crio", None, "--set-as-default"))
+@pytest.mark.parametrize("word", ["--remove", "--runtime-name=gpu"])
+def test_what_an_administrator_set_in_our_file_is_kept(etc: Path, call: Call, word: str) -> None:
+    """It stays there until something in the file has to change."""
     drop_in = etc / "crio.conf.d" / "99-gpushim.toml"
-    drop_in.write_text(drop_in.read_text() + "# mine\n[crio.image]\npause_image = 'x'\n")
+    ok(call("crio", None, "--set-as-default"))
+    edited = drop_in.read_text() + 'monitor_env = ["A=B"] # mine\n'
+    drop_in.write_text(edited)
     assert "nothing to change" in ok(call("crio", None)).stdout
-    ok(call("crio", None, "--runtime-name=gpu"))
-    assert runtime(drop_in)["default_runtime"] == "nvidia"
-    assert list(runtime(drop_in)["runtimes"]) == ["nvidia", "gpu"]
-    ok(call("crio", None, "--remove"))
-    assert tomlkit.parse(drop_in.read_text()).unwrap() == {"crio": {"image": {"pause_image": "x"}}}
-    assert "# mine" in drop_in.read_text()
+    copy = etc / "crio.conf.d.99-gpushim.toml.kept-gpushim"
+    assert str(copy) in ok(call("crio", None, word)).output
+    assert copy.read_text() == edited
+    if drop_in.exists():
+        assert (runtime(drop_in)["default_runtime"], [*runtime(drop_in)["runtimes"]]) == ("nvidia", ["nvidia", "gpu"])
 
 
-def test_defect_crio_conf_is_overwritten(etc: Path, call: Call, program: str) -> None:
-    ok(call("crio", etc / "crio.conf", "--set-as-default"))
-    text = (etc / "crio.conf").read_text()
-    assert text.startswith('# the cluster\'s\n[crio.runtime]\ndefault_runtime = "nvidia" # not runc\n')
-    assert runtime(etc / "crio.conf")["runtimes"]["crun"]["runtime_path"] == "/usr/bin/crun"
-    assert runtime(etc / "crio.conf")["runtimes"]["nvidia"]["runtime_path"] == program
+def test_a_file_of_others_is_not_edited(etc: Path, call: Call) -> None:
+    assert "is not gpushim's; give --config a name" in str(call("crio", etc / "crio.conf").exception)
     ok(call("crio", etc / "crio.conf", "--remove"))
+    ok(call("crio", etc / "crio.conf.d" / "50-gpu.conf"))
     assert (etc / "crio.conf").read_text() == MAIN
-    assert sorted(os.listdir(etc)) == ["crio.conf", "crio.conf.d"]
-
-
-def test_what_somebody_wrote_into_crio_conf_since_stays(etc: Path, call: Call) -> None:
-    ok(call("crio", etc / "crio.conf", "--set-as-default"))
-    text = (etc / "crio.conf").read_text()
-    (etc / "crio.conf").write_text(text + "\n[crio.image]\npause_image = 'x' # new\n")
-    ok(call("crio", etc / "crio.conf", "--remove"))
-    left = (etc / "crio.conf").read_text()
-    assert tomlkit.parse(left).unwrap() == {**tomlkit.parse(MAIN).unwrap()} | {
-        "crio": {"runtime": runtime_of_main(), "image": {"pause_image": "x"}}
-    }
-    assert "# the cluster's" in left
-    assert "# new" in left
-
-
-def runtime_of_main() -> dict[str, Any]:
-    table: dict[str, Any] = tomlkit.parse(MAIN).unwrap()["crio"]["runtime"]
-    return table
 
 
 def test_a_runtime_of_the_same_name_elsewhere(etc: Path, call: Call) -> None:
@@ -452,12 +416,13 @@ def test_a_default_of_others_whose_entry_is_elsewhere_stays(etc: Path, call: Cal
     assert os.listdir(etc / "crio.conf.d") == ["10-nvidia.conf"]
 
 
-def test_the_drop_in_of_a_directory_that_is_not_read_any_more_goes_too(
-    etc: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+def test_the_drop_in_of_the_usual_directory_goes_too(
+    etc: Path, call: Call, tmp_path: Path, engines: list[Engine]
 ) -> None:
+    """CRI-O has been told to read another one since."""
     ok(call("crio", None))
-    (etc / "other.d").mkdir()
-    monkeypatch.setattr(crio, "DIRECTORY", f"{etc}/other.d")
+    argv = ("crio", f"--config-dir={tmp_path}/own.d")
+    engines.append(Engine("crio", 12, argv=argv, config=f"{etc}/crio.conf", uid=os.geteuid()))
+    (tmp_path / "storage").mkdir()
     ok(call("crio", None, "--remove"))
     assert os.listdir(etc / "crio.conf.d") == []
-    assert not [*etc.glob("*-gpushim")]

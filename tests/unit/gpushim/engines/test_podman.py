@@ -36,10 +36,9 @@ def ok(result: Result) -> Result:
 def test_a_drop_in_is_made_and_deleted_again(etc: Path, call: Call, program: str) -> None:
     ok(call("podman", None, "--set-as-default"))
     drop_in = etc / "containers.conf.d" / "99-gpushim.conf"
-    assert drop_in.read_text() == (
-        "# Made by `gpushim configure`; `gpushim configure podman --remove` takes it away.\n"
-        f'[engine]\nruntime = "nvidia"\n\n[engine.runtimes]\nnvidia = ["{program}"]\n'
-    )
+    first, _, text = drop_in.read_text().partition("\n")
+    assert first.startswith("# Made by `gpushim configure`; `gpushim configure podman --remove` takes it away.")
+    assert text == f'\n[engine]\nruntime = "nvidia"\n\n[engine.runtimes]\nnvidia = ["{program}"]\n'
     assert "nothing to change" in ok(call("podman", None, "--set-as-default")).stdout
     ok(call("podman", None, "--remove"))
     assert os.listdir(etc) == ["containers.conf.d"]
@@ -49,26 +48,28 @@ def test_a_drop_in_is_made_and_deleted_again(etc: Path, call: Call, program: str
 def test_containers_conf_replaces_all_others(
     etc: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Podman reads nothing else where this variable is set; so that file is edited, comments and all."""
-    own = tmp_path / "own.conf"
-    own.write_text('[engine.runtimes] # mine\nkata = ["/usr/bin/kata"]\n\n[containers]\nlog_size_max = 1\n')
-    old = own.read_bytes()
-    monkeypatch.setenv("CONTAINERS_CONF", str(own))
+    """Podman reads nothing else where this variable is set; a file of others there is not edited."""
+    path = tmp_path / "other.conf"
+    monkeypatch.setenv("CONTAINERS_CONF", str(path))
     ok(call("podman", None))
-    assert own.read_text().startswith('[engine.runtimes] # mine\nkata = ["/usr/bin/kata"]\nnvidia = [')
-    assert os.listdir(etc) == []
+    assert (path.exists(), os.listdir(etc)) == (True, [])
     ok(call("podman", None, "--remove"))
-    assert own.read_bytes() == old
+    path.write_text("# theirs\n")
+    assert f"{path} is not gpushim's" in str(call("podman", None).exception)
+    ok(call("podman", None, "--remove"))
+    assert path.read_text() == "# theirs\n"
 
 
 def test_somebody_elses_runtime_of_that_name(etc: Path, call: Call, program: str) -> None:
     conf = etc / "containers.conf"
-    conf.write_text('[engine.runtimes]\nnvidia = ["/usr/bin/nvidia-container-runtime"]\n')
+    theirs = '[engine.runtimes]\nnvidia = ["/usr/bin/nvidia-container-runtime"]\n'
+    conf.write_text(theirs)
     assert "the runtime nvidia is ['/usr/bin/nvidia-container-runtime']" in str(call("podman", None).exception)
-    ok(call("podman", conf, "--force"))
-    assert tomlkit.parse(conf.read_text())["engine"]["runtimes"]["nvidia"] == [program]
-    ok(call("podman", conf, "--remove"))
-    assert "nvidia-container-runtime" in conf.read_text()
+    ok(call("podman", None, "--force"))
+    drop_in = etc / "containers.conf.d" / "99-gpushim.conf"
+    assert tomlkit.parse(drop_in.read_text())["engine"]["runtimes"]["nvidia"] == [program]
+    ok(call("podman", None, "--remove"))
+    assert (conf.read_text(), os.listdir(drop_in.parent)) == (theirs, [])
 
 
 def test_the_hook_is_off_by_default_and_goes_with_the_rest(etc: Path, call: Call, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpushim.config.policy import defaults, schema
 from gpushim.ground import errors
+from gpushim.inventory import nodes
 from gpushim.oci import device_list, request
 from gpushim.oci.authorization import FEATURES, VARIABLES
 
@@ -797,3 +798,8 @@ def test_reading_a_large_bundle_costs_a_bounded_number_of_calls() -> None:
     finally:
         sys.setprofile(None)
     assert calls < 600
+
+
+def test_all_nodes_that_a_plan_may_have_are_known() -> None:
+    folders = [folder for folder, _ in nodes.PLACES if folder != "/dev"]
+    assert [path for path in (*nodes.EXPECTED, *folders) if not f"{path}/".startswith(device_list.NODES)] == []

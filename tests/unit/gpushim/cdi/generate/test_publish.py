@@ -21,7 +21,7 @@ from gpushim.ground import bounds, system
 from unit.gpushim import labels
 from unit.gpushim.cdi import hosts
 from unit.gpushim.decision.test_plan import gpu
-from unit.gpushim.engines.settings import meanwhile
+from unit.gpushim.paths import meanwhile
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ import pytest
 import tomlkit
 from click.testing import Result
 
-from gpushim.engines.containerd import generated, imports, process, services
+from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.processes.running import Engine
-from gpushim.engines.settings import dropin
+from gpushim.engines.settings import toml
 
 Call = Callable[..., Result]
 RUNC = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}}
@@ -38,9 +38,9 @@ class K0s:
         }
         if self.version == 2:
             for path in sorted(self.folder.glob("*.toml")):
-                dropin.merge(data, tomlkit.parse(path.read_text()).unwrap())
+                toml.merge(data, tomlkit.parse(path.read_text()).unwrap())
             self.made.write_text(tomlkit.dumps(data))
-        self.main.write_text(f'{generated.K0S}\n# k0s\nversion = {self.version}\nimports = ["{pattern}"]\n')
+        self.main.write_text(f'{services.K0S}\n# k0s\nversion = {self.version}\nimports = ["{pattern}"]\n')
 
     def files(self) -> dict[Path, bytes]:
         """Return all files."""
@@ -81,21 +81,19 @@ def test_its_directory_gets_a_file_that_lasts_and_goes(k0s: K0s, call: Call, pro
     assert k0s.files() == before
 
 
-def test_what_others_have_in_that_file_stays(k0s: K0s, call: Call) -> None:
-    ours = k0s.folder / "99-gpushim.toml"
-    text = f"# mine\nversion = {k0s.version}\n[debug]\nlevel = 'info'\n"
-    ours.write_text(text)
-    ok(call("containerd", k0s.main))
-    assert "gpushim-runtime" in ours.read_text()
+def test_a_file_of_others_in_that_place(k0s: K0s, call: Call) -> None:
+    theirs = k0s.folder / "99-gpushim.toml"
+    theirs.write_text("# mine\n[debug]\nlevel = 'info'\n")
+    before = k0s.files()
+    assert "is not gpushim's" in str(call("containerd", k0s.main).exception)
     ok(call("containerd", k0s.main, "--remove"))
-    assert ours.read_text() == text
+    assert k0s.files() == before
 
 
-def test_settings_that_k0s_leaves_alone_are_changed_themselves(k0s: K0s, call: Call) -> None:
-    table = f"[plugins.'{imports.CRI[k0s.version]}']\n"
-    k0s.main.write_text(f"version = {k0s.version}\n{table}")
+def test_settings_that_k0s_leaves_alone_are_as_any_others(k0s: K0s, call: Call) -> None:
+    k0s.main.write_text(f"version = {k0s.version}\n[plugins.'{imports.CRI[k0s.version]}']\n")
     ok(call("containerd", k0s.main))
-    assert "gpushim-runtime" in k0s.main.read_text()
+    assert "gpushim-runtime" in (k0s.main.parent / "conf.d/99-gpushim.toml").read_text()
     assert os.listdir(k0s.folder) == []
 
 

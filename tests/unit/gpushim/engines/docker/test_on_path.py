@@ -163,36 +163,6 @@ def test_an_ordinary_users_are_below_the_home_directory(
     assert ([link.path for link in links], notes) == ([f"{tmp_path}/bin/{name}" for name in NAMES], [])
 
 
-@pytest.mark.parametrize(
-    ("version", "says"),
-    [
-        ("29.7.2", "Docker 29.7.2 looks for nvidia-cdi-hook on its PATH"),
-        ("29.2.0", "looks for nvidia-cdi-hook"),
-        ("29.1.5", "looks for nvidia-container-runtime-hook"),
-        ("20.10.24+dfsg1", "looks for nvidia-container-runtime-hook"),
-        ("dev", ""),
-    ],
-)
-def test_configure_says_what_this_docker_looks_for(
-    call: Call, config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str, says: str
-) -> None:
-    engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",)))
-    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": version})
-    output = ok(call("docker", None))
-    assert says in output
-    assert (" looks for " in output) is bool(says)
-
-
-@pytest.mark.parametrize("version", ["29.7.2", "29.1.5"])
-def test_it_does_not_say_it_where_the_names_are_there(
-    local: Path, call: Call, config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), environ={"PATH": str(local)}))
-    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": version})
-    assert " looks for " in ok(call("docker", None))
-    assert " looks for " not in ok(call("docker", None))
-
-
 @pytest.mark.usefixtures("config")
 def test_json_reports_links(local: Path, call: Call) -> None:
     report = json.loads(call("docker", None, "--format=json").stdout)

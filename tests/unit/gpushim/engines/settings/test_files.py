@@ -1,11 +1,10 @@
-"""Files of others: what is read, refused, replaced and put back."""
+"""Settings files: what is read, refused and replaced."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import pwd
 import re
@@ -14,14 +13,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpushim.engines.settings import files, records
+from gpushim.engines.settings import files
 from gpushim.engines.settings.files import Change, apply, diff, read
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import exchange, replace, walk
+from gpushim.paths import walk
 
 # pytest's directories let nobody in but root, so the file's is made the root directory.
 AS_USER = f"""
@@ -46,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def edit(path: Path, new: bytes | None = b"new") -> Change:
-    return Change(str(path), read(str(path)), new, before=read(str(path)))
+    return Change(str(path), read(str(path)), new)
 
 
 def test_a_missing_file_is_none(tmp_path: Path) -> None:
@@ -61,7 +59,6 @@ def test_mode_owner_and_attributes_are_kept(file: Path) -> None:
     status = file.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o640, 0, 12)
     assert os.getxattr(file, "user.note") == b"x"
-    assert stat.S_IMODE(Path(f"{file}{records.BEFORE}").stat().st_mode) == 0o640
 
 
 def test_a_new_file_gets_its_directories(tmp_path: Path) -> None:
@@ -77,7 +74,6 @@ def test_a_link_stays_and_its_file_is_replaced(file: Path, tmp_path: Path) -> No
     apply([edit(link)])
     assert os.readlink(link) == "etc/daemon.json"
     assert file.read_bytes() == b"new"
-    assert records.before(str(link)) == b"old"
 
 
 def test_a_dangling_link(tmp_path: Path) -> None:
@@ -128,7 +124,7 @@ def test_what_is_no_file(make: object, tmp_path: Path) -> None:
 
 
 def test_a_huge_file(file: Path) -> None:
-    os.truncate(file, exchange.LIMIT + 1)
+    os.truncate(file, files.LIMIT + 1)
     with pytest.raises(GpushimError, match="is larger than 1 MiB"):
         read(str(file))
 
@@ -212,31 +208,6 @@ def test_a_read_only_file(file: Path) -> None:
     assert os.listdir(file.parent) == ["daemon.json"]
 
 
-def refuse_exchange(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
-    """Let nothing be renamed to a name."""
-    rename, renames = exchange._rename, os.rename
-
-    def refuse(source: str, folder: int, target: str, into: int, flags: int) -> None:
-        if target == name:
-            raise OSError(number, os.strerror(number))
-        rename(source, folder, target, into, flags)
-
-    def refuse_plain(source: str, target: str, **folders: int) -> None:
-        refuse(source, -1, target, -1, -1) if target == name else renames(source, target, **folders)
-
-    monkeypatch.setattr(exchange, "_rename", refuse)
-    monkeypatch.setattr(os, "rename", refuse_plain)
-
-
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.EBUSY, errno.ENOSPC, errno.EIO])
-def test_a_file_that_cannot_be_replaced(number: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_exchange(monkeypatch, file.name, number)
-    with pytest.raises(GpushimError, match=f"^{file} "):
-        apply([edit(file)])
-    assert file.read_bytes() == b"old"
-    assert os.listdir(file.parent) == ["daemon.json"]
-
-
 def test_a_file_that_changes_meanwhile(file: Path) -> None:
     change = edit(file)
     file.write_bytes(b"theirs")
@@ -257,35 +228,6 @@ def test_all_or_none(file: Path, tmp_path: Path) -> None:
     assert os.listdir(file.parent) == ["daemon.json"]
 
 
-def test_before_and_after_are_of_the_last_time(file: Path) -> None:
-    apply([edit(file, b"first")])
-    apply([Change(str(file), b"first", b"second", before=b"theirs")])
-    assert (records.before(str(file)), records.after(str(file))) == (b"theirs", b"second")
-
-
-def test_no_before_for_a_file_that_we_made(tmp_path: Path) -> None:
-    path = tmp_path / "daemon.json"
-    apply([edit(path, b"first")])
-    apply([Change(str(path), b"first", b"second", before=b"theirs")])
-    apply([Change(str(path), b"second", b"third", before=None)])
-    assert (records.before(str(path)), records.after(str(path))) == (None, b"third")
-
-
-def test_undo_takes_the_records_along(file: Path) -> None:
-    apply([edit(file)])
-    apply([edit(file, b"old")], undo=True)
-    assert os.listdir(file.parent) == ["daemon.json"]
-
-
-def test_records_lie_beside_a_directory_that_an_engine_reads_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "crio.conf.d" / "99-gpushim.toml"
-    path.parent.mkdir()
-    path.write_bytes(b"old")
-    apply([edit(path)])
-    assert os.listdir(path.parent) == ["99-gpushim.toml"]
-    assert records.before(str(path)) == b"old"
-
-
 def test_a_diff_shows_ends_of_lines_and_odd_bytes() -> None:
     shown = diff(
         [Change("/f", b"a\r\nb\x0c\xff", b"a\r\nc\x0c\xff"), Change("/g", None, b"x\n"), Change("/h", b"y\n", None)]
@@ -297,121 +239,10 @@ def test_a_diff_shows_ends_of_lines_and_odd_bytes() -> None:
     )
 
 
-def test_each_attribute_is_set_by_itself_and_those_lost_are_named(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("user.a", "user.b", "user.c"):
-        os.setxattr(file, name, name.encode())
-    setxattr = os.setxattr
-
-    def refuse(path: int, name: str, value: bytes) -> None:
-        if name == "user.a":
-            raise OSError(errno.EPERM, "Operation not permitted")
-        setxattr(path, name, value)
-
-    monkeypatch.setattr(os, "setxattr", refuse)
-    monkeypatch.setattr(os, "listxattr", lambda path: ["user.a", "user.b", "user.c"])
-    notes = apply([edit(file)])
-    assert notes == [f"{file} has lost its attribute user.a: Operation not permitted"]
-    assert (os.getxattr(file, "user.b"), os.getxattr(file, "user.c")) == (b"user.b", b"user.c")
-
-
-def test_records_are_as_before_after_a_change_that_failed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply([edit(file, b"first")])
-    refuse_exchange(monkeypatch, file.name, errno.ENOSPC)
-    with pytest.raises(GpushimError, match="no space is left"):
-        apply([Change(str(file), b"first", b"second", before=b"theirs")])
-    assert (records.before(str(file)), records.after(str(file))) == (b"old", b"first")
-
-
-def test_copies_have_names_of_their_own(file: Path) -> None:
-    for content in (b"one", b"two", b"two"):
-        file.write_bytes(content)
-        apply([Change(str(file), content, b"new", recorded=False, lost=("x",))])
-    assert sorted(os.listdir(file.parent)) == [
-        "daemon.json",
-        "daemon.json.kept-gpushim",
-        "daemon.json.kept-gpushim.2",
-    ]
-
-
-class TestAFileThatIsAsWishedAlready:
-    """Records are about the file that is there, never about one that was there before it."""
-
-    def same(self, path: Path) -> Change:
-        now = read(str(path))
-        return Change(str(path), now, now, before=b"theirs")
-
-    def test_configure_renews_its_records(self, file: Path) -> None:
-        apply([edit(file)])
-        file.write_bytes(b"another")
-        apply([self.same(file)])
-        assert (records.before(str(file)), records.after(str(file))) == (b"theirs", b"another")
-
-    def test_configure_makes_none(self, file: Path) -> None:
-        """Nothing is written where nothing changes: it may lie on a read-only file system."""
-        apply([self.same(file)])
-        assert os.listdir(file.parent) == ["daemon.json"]
-
-    @pytest.mark.parametrize("now", [b"another", None], ids=["replaced", "removed"])
-    def test_remove_forgets_its_records(self, file: Path, now: bytes | None) -> None:
-        apply([edit(file)])
-        file.write_bytes(now) if now else file.unlink()
-        apply([Change(str(file), now, now)], undo=True)
-        assert os.listdir(file.parent) == ([file.name] if now else [])
-
-    def test_remove_makes_no_directory(self, tmp_path: Path) -> None:
-        apply([Change(f"{tmp_path}/none/daemon.json", None, None)], undo=True)
-        assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("folder", ["crio.conf.d", "etc"])
-@pytest.mark.parametrize("undo", [False, True], ids=["configure", "remove"])
-@pytest.mark.parametrize("number", [1, 2, 3], ids=["before", "after", "file"])
-def test_what_a_killed_process_has_left(tmp_path: Path, folder: str, undo: bool, number: int) -> None:
-    path = tmp_path / "top" / folder / "99-gpushim.toml"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"old")
-    assert killed(edit(path), number)
-    assert not folder.endswith(".d") or os.listdir(path.parent) == [path.name]
-    assert [each for each in path.parents[1].rglob("*") if each.suffix == replace.SUFFIX]
-    now = read(str(path))
-    apply([Change(str(path), now, now)], undo=undo)
-    assert not [each for each in path.parents[1].rglob("*") if each.suffix == replace.SUFFIX]
-
-
-def killed(change: Change, number: int) -> bool:
-    """Make a change in a process that is gone at a rename; returns whether it was."""
-    child = os.fork()
-    if not child:
-        calls = iter(range(1, 10))
-        rename = os.rename
-
-        def gone(*names: Any, **folders: Any) -> None:
-            if next(calls) == number:
-                os._exit(9)
-            rename(*names, **folders)
-
-        os.rename = gone
-        with contextlib.suppress(BaseException):
-            apply([change])
-        os._exit(0)
-    return os.waitpid(child, 0)[1] >> 8 == 9
-
-
-def test_a_directory_that_is_a_file_system_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "crio.conf.d" / "99-gpushim.toml"
-    rename = exchange._rename
-
-    def other(source: str, folder: int, target: str, into: int, flags: int) -> None:
-        if not os.path.samestat(os.fstat(folder), os.fstat(into)):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        rename(source, folder, target, into, flags)
-
-    monkeypatch.setattr(exchange, "_rename", other)
-    apply([edit(path)])
-    assert (path.read_bytes(), os.listdir(path.parent)) == (b"new", [path.name])
-    assert sorted(os.listdir(tmp_path)) == ["crio.conf.d", "crio.conf.d.99-gpushim.toml.after-gpushim"]
+def test_nothing_is_written_where_nothing_changes(file: Path, tmp_path: Path) -> None:
+    """It may lie on a read-only file system."""
+    apply([edit(file, b"old"), edit(tmp_path / "none" / "daemon.json", None)])
+    assert (os.listdir(file.parent), os.listdir(tmp_path)) == (["daemon.json"], ["etc"])
 
 
 def test_a_lock_of_somebody_else_on_the_directory_holds_nobody_up(file: Path) -> None:
@@ -423,85 +254,85 @@ def test_a_lock_of_somebody_else_on_the_directory_holds_nobody_up(file: Path) ->
     assert file.read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("back", [False, True], ids=["became a link", "became a file"])
-def test_records_are_found_when_the_file_becomes_a_link_and_back(back: bool, file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "srv.json"
-    if back:
-        file.rename(other)
-        file.symlink_to(other)
-    apply([edit(file)])
-    if back:
-        file.unlink()
-        other.rename(file)
-    else:
-        file.rename(other)
-        file.symlink_to(other)
-    assert (records.before(str(file)), records.after(str(file))) == (b"old", b"new")
-    apply([Change(str(file), b"new", b"old")], undo=True)
-    assert not [name for folder in (file.parent, tmp_path) for name in os.listdir(folder) if "-gpushim" in name]
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.EBUSY, errno.ENOSPC, errno.EIO])
+def test_a_file_that_cannot_be_replaced(number: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def refuse(source: str, target: str, **folders: int) -> None:
+        if target == file.name:
+            raise OSError(number, os.strerror(number))
+        rename(source, target, **folders)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(GpushimError, match=f"^{file} "):
+        apply([edit(file)])
+    assert (file.read_bytes(), os.listdir(file.parent)) == (b"old", ["daemon.json"])
 
 
-def test_two_directories_of_one_engine_have_records_of_their_own(tmp_path: Path) -> None:
-    paths = [tmp_path / folder / "99-gpushim.toml" for folder in ("crio.conf.d", "more.d")]
-    for number, path in enumerate(paths):
-        path.parent.mkdir()
-        path.write_text(f"{number}")
-        apply([edit(path)])
-    assert [records.before(str(path)) for path in paths] == [b"0", b"1"]
+def test_copies(file: Path) -> None:
+    """One as it was without gpushim, the last; all of what somebody wrote."""
+    for content in (b"one", b"two", b"two"):
+        for suffix in (files.BEFORE, files.EDITED):
+            file.write_bytes(content)
+            (note,) = apply([Change(str(file), content, b"new", suffix)])
+            assert note.startswith(f"{file} as it was is kept as {file}{suffix}")
+    found = {path.name: path.read_bytes() for path in file.parent.iterdir()}
+    assert found == {
+        "daemon.json": b"new",
+        "daemon.json.before-gpushim": b"two",
+        "daemon.json.kept-gpushim": b"one",
+        "daemon.json.kept-gpushim.2": b"two",
+    }
 
 
-def reuse(file: Path, other: Path) -> None:
-    """Let another file have the inode number of one that has records and is gone."""
-    rows = json.loads(Path(records.DIRECTORY, records.NAME).read_text())
-    rows[str(file)]["inode"] = other.stat().st_ino
-    file.unlink()
-    Path(records.DIRECTORY, records.NAME).write_text(json.dumps(rows))
+@pytest.mark.parametrize("fails", [False, True], ids=["one file system", "two"])
+def test_only_the_file_is_made_in_a_directory_that_an_engine_reads_as_a_whole(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "crio.conf.d" / "99-gpushim.toml"
+    rename, seen = os.rename, list[str]()
+
+    def watch(source: str, target: str, src_dir_fd: int, dst_dir_fd: int) -> None:
+        seen.extend(os.listdir(path.parent))
+        if fails and not os.path.samestat(os.fstat(src_dir_fd), os.fstat(dst_dir_fd)):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", watch)
+    apply([edit(path)])
+    assert fails or seen == []
+    apply([Change(str(path), b"new", b"newer", files.EDITED)])
+    assert ([*path.parent.iterdir()], path.read_bytes()) == ([path], b"newer")
+    assert sorted(os.listdir(tmp_path)) == ["crio.conf.d", "crio.conf.d.99-gpushim.toml.kept-gpushim"]
 
 
-def test_a_file_that_has_got_the_number_of_another_has_no_records(file: Path, tmp_path: Path) -> None:
-    apply([edit(file)])
-    other = tmp_path / "other.json"
-    other.write_bytes(b"theirs")
-    reuse(file, other)
-    assert (records.before(str(other)), records.after(str(other))) == (None, None)
-    apply([Change(str(other), b"theirs", b"theirs")], undo=True)
-    assert records.after(str(file)) == b"new"
+@pytest.mark.parametrize("folder", ["crio.conf.d", "etc"])
+@pytest.mark.parametrize("new", [b"new", None], ids=["change", "remove"])
+def test_a_kill_leaves_the_old_or_the_new_file_and_nothing_that_stays(
+    folder: str, new: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any call that changes something; the next run takes away what is left."""
+    path, names, count = tmp_path / folder / "file", ("write", "fsync", "rename", "unlink"), 0
+    path.parent.mkdir()
+    while True:
+        path.write_bytes(b"old")
+        count += 1
+        if not killed(Change(str(path), b"old", new), count, names):
+            break
+        assert (path.read_bytes() if path.exists() else None) in (b"old", new)
+        apply([Change(str(path), read(str(path)), b"x")])
+        assert [*path.parent.iterdir(), *tmp_path.glob(".*")] == [path]
+    assert count > 2
 
 
-def test_a_file_that_was_moved_keeps_its_records_and_they_go_with_it(file: Path, tmp_path: Path) -> None:
-    apply([edit(file)])
-    moved = tmp_path / "moved.json"
-    file.rename(moved)
-    assert records.before(str(moved)) == b"old"
-    apply([Change(str(moved), b"new", b"old")], undo=True)
-    assert os.listdir(file.parent) == []
-    assert not {str(file), str(moved)} & {*records.led("", [])}
-
-
-@pytest.mark.parametrize("same", [False, True], ids=["another", "a copy"])
-def test_a_file_in_the_place_of_a_link_while_what_it_led_to_is_there(same: bool, file: Path, tmp_path: Path) -> None:
-    """Its records are the other's, unless it is what `configure` wrote."""
-    link = tmp_path / "link.json"
-    link.symlink_to(file)
-    apply([edit(link)])
-    link.unlink()
-    link.write_bytes(b"new" if same else b"theirs")
-    assert records.before(str(link)) == (b"old" if same else None)
-
-
-def test_a_place_of_another_engines_that_is_not_trusted_holds_nobody_up(file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "crio" / "crio.conf"
-    other.parent.mkdir()
-    apply([edit(other)])
-    other.parent.chmod(0o777)
-    apply([edit(file)])
-    assert file.read_bytes() == b"new"
-
-
-def test_a_configure_of_a_moved_file_lists_it_where_it_is(file: Path, tmp_path: Path) -> None:
-    apply([edit(file)])
-    moved = tmp_path / "moved.json"
-    file.rename(moved)
-    apply([Change(str(moved), b"new", b"newer", before=b"old", main="/main")])
-    assert records.led("/main", []) == [str(moved)]
-    assert os.listdir(file.parent) == []
+def killed(change: Change, at: int, names: tuple[str, ...]) -> bool:
+    """Make a change in a process that is killed before such a call; return whether it was."""
+    pid = os.fork()
+    if not pid:
+        left = iter(range(1, 1000))
+        for name in names:
+            call = getattr(os, name)
+            setattr(os, name, lambda *a, call=call, **k: os._exit(7) if next(left) == at else call(*a, **k))
+        apply([change])
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

@@ -1,4 +1,4 @@
-"""Settings files on file systems of their own; ../test_exchange.py has those without an exchange."""
+"""Settings files on file systems of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from gpushim.engines.settings.files import Change, apply
 from gpushim.ground.errors import GpushimError
 from unit.gpuhook.sandbox import bind, mount
-from unit.gpushim.engines.settings.meanwhile import THEIRS, contents, in_place, kills, rename, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")]
 
@@ -51,21 +50,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 def test_a_file_is_changed_and_comes_back(place: Path) -> None:
     place.write_bytes(b"old") if not place.exists() else None
-    assert apply([Change(str(place), b"old", b"new", before=b"old")]) == []
+    assert apply([Change(str(place), b"old", b"new")]) == []
     assert place.read_bytes() == b"new"
-    assert apply([Change(str(place), b"new", b"old")], undo=True) == []
+    assert apply([Change(str(place), b"new", b"old")]) == []
     assert (place.read_bytes(), os.listdir(place.parent)) == (b"old", [place.name])
-
-
-@pytest.mark.parametrize("act", [rename, in_place])
-def test_what_another_writes_is_not_lost(act: object, place: Path) -> None:
-    for refusal in states(place, b"old", b"new", act):  # type: ignore[arg-type]
-        assert THEIRS in contents(place), refusal
-
-
-def test_a_kill_leaves_the_old_or_the_new_file(place: Path) -> None:
-    for _ in kills(place, b"old", b"new"):
-        assert place.read_bytes() in (b"old", b"new")
 
 
 def test_a_file_that_is_mounted_by_itself(tmp_path: Path) -> None:
@@ -76,8 +64,8 @@ def test_a_file_that_is_mounted_by_itself(tmp_path: Path) -> None:
         path.write_bytes(b"old")
     bind(source, place)
     with pytest.raises(GpushimError, match="is a mount point of its own; change the file that is mounted there"):
-        apply([Change(str(place), b"old", b"new", before=b"old")])
+        apply([Change(str(place), b"old", b"new")])
     assert (place.read_bytes(), os.listdir(place.parent)) == (b"old", [place.name])
-    apply([Change(str(source), b"old", b"new", before=b"old")])  # as it says
+    apply([Change(str(source), b"old", b"new")])  # as it says
     assert source.read_bytes() == b"new"
     subprocess.run(["umount", place], check=True)

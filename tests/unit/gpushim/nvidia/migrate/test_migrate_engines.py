@@ -28,7 +28,7 @@ def found(root: Path, path: str, text: str) -> list[tuple[str, str]]:
                 "runtimes": {"nv": {"path": "nvidia-container-runtime.cdi"}},
                 "features": {"cdi": True},
             },
-            "gpushim configure docker --runtime-name nv --set-as-default --cdi --force",
+            "gpushim configure docker --runtime-name nv --set-as-default --force",
         ),
     ],
 )
@@ -46,7 +46,7 @@ def test_containerd(tmp_path: Path, plugin: str, path: str) -> None:
     text += f'[{plugin}.containerd.runtimes.other.options]\nBinaryName = "/usr/bin/runc"\n'
     ((key, becomes),) = found(tmp_path, path, text)
     assert key.startswith(f"/{path}: ")
-    assert becomes == "gpushim configure containerd --set-as-default --cdi --force"
+    assert becomes == "gpushim configure containerd --set-as-default --force"
 
 
 def test_crio(tmp_path: Path) -> None:
@@ -68,7 +68,6 @@ def test_hooks_d(tmp_path: Path, hook: object) -> None:
     ("path", "text"),
     [
         ("etc/docker/daemon.json", ""),
-        ("etc/docker/daemon.json", "[]"),
         ("etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "/usr/bin/gpushim-runtime"}}}'),
         ("etc/docker/daemon.json", '{"runtimes": {"nvidia": 5}}'),
         ("etc/docker/daemon.json", '{"runtimes": []}'),

@@ -1,0 +1,184 @@
+"""What this node knows of one claim: its devices, their health, their names in the CDI spec, and who has it.
+
+Out of scope: what the API server has of it, and claims that have nothing yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.book import by_device, checkpoints
+from gpuplugin.dra import node_state
+from gpuplugin.dra.node_state import present
+from gpushim.cdi.generate import output, publish
+from gpushim.cli import show
+from gpushim.containers import kubelet
+from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground import system
+from gpushim.ground.errors import REQUEST, GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gpuplugin.book.claimed import Row
+    from gpuplugin.dra.node_state import NodeState
+    from gpuplugin.settings.settings import Settings
+    from gpushim.containers.kubelet import Claim
+
+KNOWN = ("request", "device", "uuid", "admin")  # of a device in the ledger; the rest is shown as it is
+DEVICES = ("REQUEST", "DEVICE", "INDEX", "SINCE", "CDI NAME", "USE", "HEALTH")
+# NAMESPACE/NAME of a claim (RFC 1123: a label, and a subdomain), without what a shell or terminal understands.
+NAME = re.compile("[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-.a-z0-9]{0,252}")
+
+
+def tell(name: str, settings: Settings, form: str) -> None:
+    """Print it, as "table" or "json".
+
+    Args:
+        name: NAMESPACE/NAME of the claim.
+        settings: in force.
+        form: how to print it.
+
+    Raises:
+        GpushimError: this node knows of no such claim, or cannot serve GPUs.
+    """
+    if not NAME.fullmatch(name):
+        raise GpushimError(f"{quote(name)} names no claim; write NAMESPACE/NAME", REQUEST)
+    namespace, _, claim = name.partition("/")
+    found = report(namespace, claim, present(settings), str(settings.values["kubelet-dir"]))
+    if form == "json":
+        show.emit(form, found)
+        return
+    for note in found["notes"]:
+        show.say(f"note: {note}")
+    for one in found["claims"]:
+        show.say(f"Claim {name}, uid {one['uid']}, has here:")
+        show.table(DEVICES, [[*row.values()] for row in one["devices"]])
+        show.say()
+    if found["kubelet"]:
+        show.say("kubelet has for it:")
+        show.table(
+            ("POD", "CONTAINER", "DRIVER", "DEVICE", "CDI NAMES"), [[*row.values()] for row in found["kubelet"]]
+        )
+        show.say()
+    show.text(f"Its selectors and configs: {kubectl(namespace, claim)}")  # in one line, to be pasted
+
+
+def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict[str, Any]:
+    """Find out what this node knows of a claim.
+
+    Args:
+        namespace: of the claim.
+        name: of it, both as NAME has them.
+        node: what counts here.
+        kubelet_dir: kubelet's directory.
+
+    Returns:
+        "notes"    sentences
+        "claims"   [{"uid", "devices"}], of claims of this name: of the devices {"request", "device", "index",
+                   "since", "cdi", "use", "health"}
+        "kubelet"  [{"pod", "container", "driver", "device", "cdi"}]: who has it, a pod by its uid if kubelet is away
+
+    Raises:
+        GpushimError: nothing is known of such a claim.
+    """
+    notes = [*node.notes]
+    rows = {uid: row for uid, row in node.claims.items() if (row["namespace"], row["name"]) == (namespace, name)}
+    listed = [*_listed(namespace, name, kubelet_dir, notes)]
+    if why := node_state.refusal(node, namespace, name):
+        notes.append(f"its driver refuses it: {why}")
+    if why and not rows and not listed:
+        raise GpushimError(
+            f"claim {namespace}/{name} has nothing on this node: its driver refuses it: {why}", REQUEST
+        )
+    if not rows and not listed:
+        raise GpushimError(
+            f"claim {namespace}/{name} has nothing on this node; {kubectl(namespace, name)} says "
+            "whether it is allocated, in which pool (a node's name), and for which pods",
+            REQUEST,
+        )
+    if not rows:
+        notes.append("gpushim's driver has given it nothing: kubelet has it of another")
+    claims = [{"uid": uid, "devices": [*_devices(row, node)]} for uid, row in rows.items()]
+    return {"notes": notes, "claims": claims, "kubelet": [_row(one) for one in listed]}
+
+
+def kubectl(namespace: str, name: str) -> str:
+    """Return the command that shows a claim, whole; both names are as NAME has them."""
+    return f"kubectl --namespace {namespace} get resourceclaim {name} -o yaml"
+
+
+def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
+    """Say what is known of each device of a claim."""
+    policy = node.snapshot["policy"]
+    path = output.path_of(policy)
+    there = {one["name"] for one in (publish.saved(path) or {"devices": ()})["devices"]}
+    here = {one.uuid for one in node.offered}
+    to = checkpoints.named(row["namespace"], row["name"], OWN_DRIVER)
+    for one in row["devices"]:
+        uuid = one["uuid"]
+        missing = "" if uuid in there else f" (not in {path})"
+        well = "healthy" if node.watched else "not known"
+        health = node.why.get(uuid, "") or (well if uuid in here else "this node does not offer it now")
+        yield {
+            "request": one["request"],
+            "device": one["device"],
+            "index": node.indices.get(uuid, ""),
+            "since": _since(uuid, to, node),
+            "cdi": f"{policy['cdi']['kind']}={uuid}{missing}",
+            "use": ", ".join(_use(one)),
+            "health": health,
+        }
+
+
+def _use(device: Mapping[str, Any]) -> Iterator[str]:
+    """Say how a claim uses a device: what else the ledger has of it, such as what its config asks for."""
+    if device.get("admin"):
+        yield "only looks"
+    yield from (f"{key}: {value}" for key, value in device.items() if key not in KNOWN)
+
+
+def _since(uuid: str, to: str, node: NodeState) -> str:
+    """Say since when a claim has a device, by the wall clock; "" if this boot does not know."""
+    times = [
+        one["time"]
+        for *_, one in (by_device.entries(node.page) if node.page else ())
+        if (one["uuid"], one["to"], one["giver"]) == (uuid, to, by_device.DRIVER)
+    ]
+    boot = time.time() - system.clock()
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(boot + min(times))) if times else ""
+
+
+def _listed(namespace: str, name: str, kubelet_dir: str, notes: list[str]) -> Sequence[Claim]:
+    """List what kubelet has for a claim: as it says, without grpcio to the driver; else as its file does."""
+    why = "kubelet does not say which containers have it"
+    try:
+        from gpuplugin.kubelet import podresources
+    except ImportError:
+        claims = node_state.listed()
+        why = "this Python has no grpcio, and the driver does not say which containers have it"
+    else:
+        found = asyncio.run(podresources.listed(kubelet_dir))
+        claims = found.claims if found else None
+    if claims is None:
+        claims = []
+        notes.append(f"{why}: see gpushim ps; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods")
+        try:
+            claims = kubelet.claims(kubelet_dir)
+        except (OSError, ValueError) as error:
+            notes.append(f"{kubelet_dir}/{kubelet.CLAIMS} cannot be used: {error}")
+    return [one for one in claims if (one.namespace, one.name) == (namespace, name)]
+
+
+def _row(one: Claim) -> dict[str, str]:
+    pod = f"{one.namespace}/{one.pod}" if one.pod else f"uid {', '.join(sorted(one.uids))}"
+    return {
+        "pod": pod,
+        "container": one.container,
+        "driver": one.driver,
+        "device": one.device,
+        "cdi": ", ".join(one.cdi),
+    }

@@ -1,0 +1,107 @@
+"""A settings file that is wholly gpushim's: its first line says so, and with what it was made.
+
+If somebody has edited such a file, a copy stays of what is replaced or removed.
+Out of scope: what is in it (each engine's module).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from gpushim.engines.settings import files, former, toml
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.setup import goes_with
+from gpushim.ground.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_HEADER = "# Made by `gpushim configure`; `gpushim configure {} --remove` takes it away."
+_FIRST = re.compile(re.escape(_HEADER).replace(r"\{\}", "[a-z]+") + r"(?: ([0-9a-f]{16}))?\r?\n?")
+
+
+def is_own(content: bytes | None) -> bool:
+    """Return whether gpushim has made a file."""
+    return bool(content and _FIRST.match(content.decode("utf-8", "replace")))
+
+
+def data(path: str, content: bytes | None) -> dict[str, Any]:
+    """Return what a file of gpushim's own says; {} if there is none.
+
+    Raises:
+        GpushimError: somebody else has made it.
+    """
+    if content is not None and not is_own(content):
+        raise GpushimError(f"{path} is not gpushim's; give --config a name in the same directory that is free")
+    return toml.parse(content or b"", path)
+
+
+def put(path: str, engine: str, wished: dict[str, Any]) -> Change:
+    """Return the change after which a file of gpushim's own says what is wished, and nothing else.
+
+    One that somebody has edited stays as it is, as long as it says all that is wished.
+    """
+    old = files.read(path)
+    if old is not None and _is_edited(path, old) and _has(data(path, old), wished):
+        return Change(path, old, old)
+    body = toml.written(wished)
+    new = f"{_HEADER.format(engine)} {digest(body)}\n{body}".encode()
+    return Change(path, old, new, _copy(path, old))
+
+
+def remove(path: str) -> list[Change]:
+    """Return the changes that remove a file of gpushim's own, or what an earlier gpushim wrote into one of others."""
+    old = files.read(path)
+    new = None if is_own(old) else former.without(path, old)
+    return [Change(path, old, new, _copy(path, old)), *former.records(path)]
+
+
+def check_left(
+    title: str, read: list[str], changes: list[Change], default: tuple[str, ...], stock: Collection[str]
+) -> None:
+    """Refuse to take back a runtime that a file of others names as the default.
+
+    Args:
+        title: the engine's name, for the sentence.
+        read: files and directories that it reads and merges.
+        changes: that take gpushim out.
+        default: the key of the default runtime's name, beside the table `runtimes`.
+        stock: runtimes that it has by itself.
+
+    Raises:
+        GpushimError: the engine would not start with what is left.
+    """
+    left = {change.path: change.new for change in changes}
+    *above, key = default
+    had, has = (toml.table(toml.merged(read, instead), *above, "runtimes") for instead in ({}, left))
+    named = [(toml.table(toml.merged([path], left), *above).get(key), path) for path in toml.listed(read)]
+    name, path = ([each for each in named if each[0] is not None] or [("", "")])[-1]
+    if name in {*had} - {*has} - {*stock}:
+        raise goes_with(path, key, str(name), title)
+
+
+def digest(text: str) -> str:
+    """Return by what an edit of a text is seen."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _copy(path: str, old: bytes | None) -> str:
+    return files.EDITED if old is not None and _is_edited(path, old) else ""
+
+
+def _is_edited(path: str, content: bytes) -> bool:
+    """Return whether somebody has edited a file that gpushim has made."""
+    text = content.decode("utf-8", "replace")
+    match = _FIRST.match(text)
+    if match and not match[1]:
+        return content != files.read(files.copy_path(path, former.AFTER))
+    return match is not None and match[1] != digest(text[match.end() :])
+
+
+def _has(there: object, wished: object) -> bool:
+    """Return whether settings say all that is wished."""
+    if isinstance(wished, dict):
+        return isinstance(there, dict) and all(_has(there.get(key), value) for key, value in wished.items())
+    return there == wished
