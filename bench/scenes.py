@@ -18,6 +18,7 @@ HOOK = str(TOP / "bin" / "gpushim-hook")
 RUNC = "/usr/sbin/runc"
 ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 SPEC = (TOP / "tests" / "data" / "docker-config.json").read_text()
+SERVICE = 1000  # the user whom nvidia-persistenced's packages let it run as
 SEVEN = ["1g.10gb"] * 7
 
 Prepare = Callable[[], object]
@@ -33,6 +34,8 @@ def settings(
     host = fakehost.build(str(work / name / "driver"), gpus, mig=dict.fromkeys(range(gpus), SEVEN) if mig else None)
     for gpu in host.gpus[gpus if bound is None else bound :]:
         os.unlink(f"{host.root}/sys/bus/pci/drivers/nvidia/{gpu.pci}")
+    for path in ("run/nvidia-persistenced", "run/nvidia-persistenced/socket"):
+        os.chown(f"{host.root}/{path}", SERVICE, SERVICE)
     config, state = work / name / "config.toml", work / name / "state"
     config.write_text(f'[driver]\nroot = "{host.root}"\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')
     env = {**ENV, "GPUSHIM_CONFIG": str(config), "GPUSHIM_STATE": str(state)}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import _signal
 import posix
 
+from gpuhook.loader.finish import may_run
 from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED
 
@@ -39,9 +40,11 @@ class Shell:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # the engine's may block it
         _signal.signal(_signal.SIGALRM, lambda *_: self._look())
         _signal.setitimer(_signal.ITIMER_REAL, TICK, TICK)
-        if "--cover" in self.argv or "--socket" in self.argv:
-            from gpuhook.inject import mounts  # noqa: F401 - as above
-        if "--socket" in self.argv:
+        values = [value for option, value in zip(self.argv, self.argv[1:]) if option == "--socket"]
+        services = any(may_run(value.partition("::")[0]) for value in values)
+        if "--cover" in self.argv or services:
+            from gpuhook.inject import mounts  # noqa: F401 - while the low-level runtime works
+        if services:
             from gpuhook.inject import service_sockets  # noqa: F401 - as above
         try:
             shell = int(posix.read(0, 32))

@@ -217,6 +217,23 @@ def test_scripts_say_what_is_next_and_take_back_what_they_are_asked_to(
     ]
 
 
+@pytest.mark.parametrize("brought", [True, False])
+def test_a_unit_that_an_upgrade_brings_is_enabled(
+    bare: RpmMachine, rpms: dict[str, dict[str, Path]], brought: bool
+) -> None:
+    """Boots after an upgrade are ordered, too; what is there already stays as the administrator has it."""
+    bare.there.write("/usr/bin/systemctl", SYSTEMCTL)
+    bare.there.run("chmod +x /usr/bin/systemctl")
+    unit = "gpushim-refresh-boot.service"
+    bare.rpm("-i", rpms[OLD][MAIN])
+    bare.there.run(f": >/run/systemctl; rm -f {f'/usr/lib/systemd/system/{unit}' * brought}")
+    bare.rpm("-U", rpms[HERE][MAIN])
+    said = bare.there.run("cat /run/systemctl").stdout.splitlines()
+    bare.rpm("-e gpushim")
+    bare.there.run("rm /usr/bin/systemctl /run/systemctl")
+    assert (f"--no-reload preset {unit}" in said) == brought
+
+
 def test_systemd_gets_the_units_and_no_engine_is_restarted(
     bare: RpmMachine, rpms: dict[str, dict[str, Path]]
 ) -> None:

@@ -22,6 +22,7 @@ from e2e import engines, hostile_places
 from e2e.bundles import Bundle
 from e2e.cdihooks import run
 from e2e.hostile_places import Place
+from e2e.test_bad_rootfs import silent
 from e2e.test_races import racer
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings
@@ -244,6 +245,15 @@ def test_a_race_for_the_name(services: Services, tmp_path: Path, way: str) -> No
             assert services.reached(way).get(f"/{PERSISTENCED}", "socket") == "socket"
     assert int.from_bytes(count[:], "little") > 1000
     assert services.snapshot.stat().st_mtime_ns == listed
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_system_of_the_services_user_that_does_not_answer(services: Services, way: str) -> None:
+    """T-LENT: FUSE with allow_other has whoever looks wait for its server."""
+    services.refresh()
+    with silent(services.socket.parent):
+        assert services.reached(way) == {"data": False}
+    assert "persistenced" in services.log.read_text()
 
 
 @pytest.mark.parametrize("nodes", [True, False])

@@ -27,7 +27,15 @@ def driver_files(request, inventory):
         {"way": "shim", "nodes": False},
     ),
     "T-LENT config.json names what others can change": Build(
-        {PLAN: '_way = lambda path: "path" if "persistenced" in path else ""'},
+        {
+            PLAN: """
+_real_own = _own
+def _own(request, inventory, bundle):
+    edits, meant = _real_own(request, inventory, bundle)
+    files = [file for file, _ in driver_files(request, inventory).values() if "persistenced" in file["path"]]
+    return [*edits, *(Edit("mount", mount(file, inventory["driver"]["root"]), []) for file in files)], meant
+"""
+        },
         ANOTHERS,
         NOTHING,
         {"way": "shim", "trick": test_services.a_link, "when": "after it"},

@@ -22,7 +22,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (bundled := root / "bundled").mkdir()
     shutil.copytree(TOP / "vendor/click", bundled / "click")
     subprocess.run([TOP / "packaging/install", root, "main", bundled], check=True)
-    subprocess.run([TOP / "packaging/install", root, "compat"], check=True)
+    subprocess.run([TOP / "packaging/install", root, "compat", bundled], check=True)
     subprocess.run([TOP / "packaging/install", root, "device-plugin", bundled], check=True)
     subprocess.run([TOP / "packaging/install", root, "node"], check=True)
     return root
@@ -35,6 +35,17 @@ def test_nothing_of_the_code_is_left_out(installed: Path) -> None:
         wanted = {path.relative_to(source) for kind in ("*.py", "*.json") for path in source.rglob(kind)}
         found = {path.relative_to(lib / source.name) for path in (lib / source.name).rglob("*") if path.is_file()}
         assert found == wanted
+
+
+@pytest.mark.parametrize("program", ["gpushim", "nvidia-ctk"])
+def test_shells_complete_the_words_of_what_people_call(installed: Path, program: str) -> None:
+    share, variable = installed / "usr/share", program.upper().replace("-", "_")
+    for shell, path in {
+        "bash": f"bash-completion/completions/{program}",
+        "zsh": f"zsh/vendor-completions/_{program}",
+        "fish": f"fish/vendor_completions.d/{program}.fish",
+    }.items():
+        assert f"_{variable}_COMPLETE={shell}_complete" in (share / path).read_text()
 
 
 def test_the_last_file_is_the_last_in_every_order(installed: Path) -> None:

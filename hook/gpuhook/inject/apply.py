@@ -13,7 +13,7 @@ from gpuhook.inject import mountpoints, mounts, roots
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, Edit
 from gpushim.paths.mountinfo import OtherMountError
-from gpushim.paths.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE
+from gpushim.paths.walk import CHARACTER, DIRECTORY, REGULAR, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,15 +89,11 @@ def _open_node(path: str, major: int, minor: int) -> Source:
 
 
 def _open_file(path: str) -> Source:
-    """Open a file, socket or directory of the driver that only root can exchange; service_sockets.py opens the
-    others.
-    """
+    """Open a file or directory of the driver; what others can exchange comes by service_sockets.py."""
     fd, facts = _open(path)
-    if facts.st_mode & TYPE not in (REGULAR, SOCKET, DIRECTORY):
+    if facts.st_mode & TYPE not in (REGULAR, DIRECTORY):
         posix.close(fd)
-        raise GpushimError(
-            f"{path} is neither a file nor a socket or directory any more; run gpushim refresh", INVENTORY
-        )
+        raise GpushimError(f"{path} is neither a file nor a directory any more; run gpushim refresh", INVENTORY)
     return path, fd, facts
 
 

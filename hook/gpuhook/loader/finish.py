@@ -16,6 +16,7 @@ from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.ground.fastjson import dumps
 from gpushim.ground.machines import LOADER32, LOADERS, MULTIARCH
 from gpushim.paths.mountinfo import OtherMountError
+from gpushim.paths.walk import PLACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -270,11 +271,22 @@ def finish(work: Work, options: Options) -> None:
 
         for source, path in covers:
             work.attempt(path, cover, work.root, source, path)
-    if options.socket:
-        from gpuhook.inject.service_sockets import lend  # with utility
+    for source, path in options.socket:
+        if may_run(source):
+            from gpuhook.inject.service_sockets import lend  # of a service that runs
 
-        for source, path in options.socket:
             work.attempt(path, lend, work.root, source, path)
+
+
+def may_run(source: str) -> bool:
+    """Return whether a socket's directory is there; who serves its file system, if others do, is not asked."""
+    try:
+        posix.close(posix.open(source.rpartition("/")[0], PLACE))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _leads_into(link: tuple[str, str, str], folders: set[str]) -> bool:

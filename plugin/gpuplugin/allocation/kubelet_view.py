@@ -60,6 +60,7 @@ class Questions:
         self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
         self._starts = Starts(registry.book, kubelet_dir, self._hurry)
         registry.meet, registry.met = self._starts.meet, self._starts.is_met
+        registry.pods = lambda: found.uids if (found := checkpoints.remembered(kubelet_dir())) else {}
         node = os.environ.get("NODE_NAME", "")
         self._complete, self._node = podresources.Complete(node), node or socket.gethostname()
         self._repeated: tuple[object, float] = None, 0.0  # for what kubelet was to write its checkpoint, and when

@@ -56,6 +56,7 @@ class Registry:
         book: of who has what, which they share.
         meet: takes note of another kubelet, before it is told of anything.
         met: says whether the book has the kubelet that is there, and so what that has forgotten.
+        pods: lists the uids of the pods that have devices in kubelet's checkpoint, by resource and id.
         news: is called when something was given out, or offered.
         doubt: is called when something could not be given out.
         watched: somebody tells what comes and goes in kubelet's directory (`changed`).
@@ -66,6 +67,7 @@ class Registry:
         self.instances, self.book = Instances(), Book()
         self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
         self.met: Callable[[], bool] = lambda: True
+        self.pods: Callable[[], Mapping[str, str]] = dict
         self.news: Callable[[], object] = lambda: None
         self.doubt: Callable[[], object] = lambda: None
         self.watched = False
@@ -113,7 +115,7 @@ class Registry:
         if not self.met():
             raise GpushimError(f"{self.book.path} does not have the kubelet yet that has just started", FAILED)
         try:
-            self.book.give(given)
+            self.book.give(given, pods=self.pods())
         except GpushimError:  # kubelet takes for free what is not
             self.doubt()
             raise
@@ -122,7 +124,7 @@ class Registry:
     async def _wait_for_end(self, resource: str, ids: Collection[str]) -> None:
         """Wait for the last processes of the pods that had devices, which kubelet takes for free moments before."""
         with contextlib.suppress(GpushimError):  # `give` tells of it
-            page = self.book.now(self.book.read())
+            page = by_device.with_uids(self.book.now(self.book.read()), await asyncio.to_thread(self.pods))
             await cgroups.wait_for_end(by_device.former_uids(page, {(resource, name) for name in ids}))
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:

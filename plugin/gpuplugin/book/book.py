@@ -29,7 +29,7 @@ from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpuplugin.book.by_device import Given
     from gpuplugin.book.page import Gifts, Page
@@ -206,13 +206,20 @@ class Book:
             raise _unwritable(error) from None
         self._page, self._seen, self._more = page, trust.identity(self.path), self._more + len(data)
 
-    def give(self, given: Sequence[Given], giver: str = by_device.PLUGIN, to: str = "") -> None:
+    def give(
+        self,
+        given: Sequence[Given],
+        giver: str = by_device.PLUGIN,
+        to: str = "",
+        pods: Mapping[str, str] | None = None,
+    ) -> None:
         """Note that a container or claim gets something, before anybody is told.
 
         Args:
             given: what it gets.
             giver: the front that gives it.
             to: the container or claim, "" while it is not known.
+            pods: as for `by_device.with_uids`.
 
         Raises:
             GpushimError: the book has some of it in another division, a process is left of a pod that has it, or the
@@ -221,6 +228,7 @@ class Book:
         with self.locked() as page:
             if page is None or page["boot"] != self.boot:
                 raise GpushimError(f"{self.path} is missing or damaged, and what pods have is asked again", FAILED)
+            page = by_device.with_uids(page, pods or {})
             running = cgroups.running(by_device.former_uids(page, {(one.resource, one.id) for one in given}))
             after, new = by_device.give(page, given, giver, to, system.clock(), running)
             self.stuck = True

@@ -176,6 +176,22 @@ def withheld(entry: Entry) -> str:
     return why(_whose(entry)) if why else ""
 
 
+def with_uids(page: Page, pods: Mapping[str, str]) -> Page:
+    """Return the book with the pods that kubelet has for what it has of no pod yet, as for moments after Allocate.
+
+    Args:
+        page: the book.
+        pods: uids by resource and id with a blank between them.
+    """
+    gpus: dict[str, Any] = {}
+    for uuid, one in page["gpus"].items():
+        rows = {
+            key: {**row, "uid": pods[key]} for key, row in one["entries"].items() if key in pods and not uids(row)
+        }
+        gpus[uuid] = {**one, "entries": {**one["entries"], **rows}}
+    return {**page, "gpus": gpus}
+
+
 def former_uids(page: Page, keys: Collection[tuple[str, str]]) -> frozenset[str]:
     """List the uids of the pods that have, as the book knows it, what is to be given now: resources and ids."""
     return frozenset(uid for resource, name, one in entries(page) if (resource, name) in keys for uid in uids(one))

@@ -22,7 +22,7 @@ from gpushim.ground import fastjson, system
 from gpushim.ground.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError, for_engines
 from gpushim.oci import bundle
 from gpushim.oci.edits import apply
-from gpushim.paths.logfile import append, now, remove
+from gpushim.paths.logfile import append, now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,20 +39,17 @@ def main(argv: list[str]) -> NoReturn:
 
     Args:
         argv: what the launcher found: the low-level runtime, "yes" if the configuration is newer than that or there
-            is none yet, verb, bundle, container id, runc's --log, "yes" if the launcher has made that to say that
-            Python does not start, runc's --log-format, the mask of ignored signals (decimal, as in /proc/self/stat),
-            where standard streams are that are directories (pairs of digits: "09" means that 0 is at 9), "=" and
-            LC_CTYPE if that was set, the launcher's own path; then runc's arguments.
+            is none yet, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
+            (decimal, as in /proc/self/stat), where standard streams are that are directories (pairs of digits: "09"
+            means that 0 is at 9), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's arguments.
     """
     started = time.monotonic()
-    low, stale, verb, bundle_path, container, log, noted, log_format, ignored, moved, lc_ctype, launcher, *args = argv
+    low, stale, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
     for number, place in zip(moved[::2], moved[1::2]):
         posix.dup2(int(place), int(number))
         posix.close(int(place))
     if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    if noted:  # by the launcher, in case that Python does not start
-        remove(log)
     posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
     if lc_ctype:
         posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")

@@ -6,8 +6,6 @@ On the create path: imports only its siblings. Out of scope: the request (reques
 
 from __future__ import annotations
 
-import posix
-
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory.ensure import (
     CONTROL_NODE,
@@ -24,7 +22,6 @@ from gpushim.oci.edits import (
     HOOK_ENV,
     HOOK_NAME,
     NODE_OPTIONS,
-    SOCKET_OPTIONS,
     Edit,
     last_counts,
 )
@@ -85,9 +82,8 @@ def _own(
 ) -> tuple[list[Edit], dict[str, list[Device]], list[Limit]]:
     """Decide what a container gets of this host's own GPUs and their driver."""
     if inventory["error"]:
-        raise GpushimError(
-            f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
-        )
+        asks = "asks for GPUs: " if request.own else "asks for the driver without a GPU: "  # as "none" does
+        raise GpushimError(f"{request.source} {asks}{inventory['error']['sentence']}", inventory["error"]["code"])
     meant: dict[str, list[Device]] = {}
     gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, meant)
     require.check(request.requirements, facts(gpus, migs, inventory))
@@ -104,9 +100,7 @@ def _own(
     files = driver_files(request, inventory)
     _check_needed(request, inventory, bundle)
     root = inventory["driver"]["root"]
-    sockets = {path: _on_host(file, root) for path, (file, _) in files.items() if file["kind"] == "socket"}
-    ways = {path: _way(source) if bundle["rootfs"] else "hook" for path, source in sockets.items()}
-    by_path = [(file, why) for path, (file, why) in files.items() if ways.get(path, "path") == "path"]
+    by_path = [(file, why) for file, why in files.values() if file["kind"] != "socket"]
     mounts = [Edit("mount", mount(file, root), why) for file, why in by_path]
     edits += mounts if bundle["rootfs"] else []
     if request.source == "env " + DEVICES:
@@ -120,8 +114,6 @@ def _own(
     hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, own)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
-    for path, source in sockets.items():
-        hook["args"] += hookargs.words("--socket", source, path) if ways[path] == "hook" else []
     hook["args"] += memory_words(limits, inventory, bundle["rootfs"])
     reasons = ["finishes the container", *([f"an image's newer libcuda is not used: {own}"] if own else [])]
     edits.append(Edit("hook", hook, [*reasons, *map(str, limits)]))
@@ -383,25 +375,8 @@ def mount(file: File, root: str) -> Mount:
         "destination": file["path"],
         "source": _on_host(file, root),
         "type": "bind",
-        "options": SOCKET_OPTIONS if file["kind"] == "socket" else FILE_OPTIONS,
+        "options": FILE_OPTIONS,
     }
-
-
-def _way(path: str) -> str:
-    """Return how a service's socket gets into a container now: by its "path", the "hook", or "" if it is not there.
-
-    A path in config.json is followed as root when the container is made. So it names only what root alone can change;
-    at all else the hook looks, and mounts what it has looked at (gpuhook/inject/service_sockets.py).
-    """
-    folder = path.rpartition("/")[0]
-    try:
-        facts, above = posix.lstat(folder), posix.lstat(folder.rpartition("/")[0] or "/")
-        # A file system of its own, such as FUSE of the service's user, may say of its owners what it likes.
-        if facts.st_uid or facts.st_mode & trust.OTHERS_WRITE or facts.st_dev != above.st_dev:
-            return "hook"
-        return "path" if posix.lstat(path).st_mode & trust.FILE_TYPE == trust.SOCKET else ""
-    except OSError:
-        return ""
 
 
 def _on_host(file: File, root: str) -> str:
@@ -433,6 +408,9 @@ def _hook(
     for file in files:
         if file["kind"] in LIBRARY_OPTIONS:
             args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"])
+        elif file["kind"] == "socket":
+            # A low-level runtime would follow its path as root, and this process would wait for who answers there.
+            args += words("--socket", _on_host(file, driver["root"]), file["path"])
         for link in file.get("links", ()):
             args += words("--link", link)
     if own:

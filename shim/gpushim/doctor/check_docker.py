@@ -16,6 +16,7 @@ from gpushim.engines import docker
 from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
 from gpushim.engines.processes import ask, programs
+from gpushim.engines.processes.running import SLACK
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import executes_ours, is_ours
 from gpushim.ground.errors import GpushimError
@@ -183,7 +184,7 @@ def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
         by_cdi = on_path.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
-        late = [path for path in (by_cdi, on_path.found(engine, HOOK)) if path and engine.before(path)]
+        late = [path for path in (by_cdi, on_path.found(engine, HOOK)) if path and _is_late(host, engine, path)]
         if late:
             evidence = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
         elif not names(host, engine) and engine.before(dockerd.config(engine)):
@@ -194,6 +195,17 @@ def restarted(host: Host) -> Iterator[Finding]:
             yield warning(evidence, _fix_of_names(host, engine) or host.restart(engine))
         else:
             yield ok("dockerd started after all that it reads at its start")
+
+
+def _is_late(host: Host, engine: Engine, path: str) -> bool:
+    """Return whether a dockerd may have started before a name of the hook's was there.
+
+    An upgrade lays a package's names down anew, and what a link leads to; the links of `configure` stay. A dockerd
+    that knows gpushim's runtime has looked at its PATH since gpushim came.
+    """
+    if os.path.dirname(path) not in on_path.folders(engine) and names(host, engine):
+        return False
+    return os.lstat(path).st_ctime > engine.started + SLACK
 
 
 def _fix_of_names(host: Host, engine: Engine) -> str:

@@ -8,6 +8,7 @@ Out of scope: giving files their labels (paths/selinux.py).
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from gpushim.doctor import REFRESH, Finding, Host, check_docker, check_podman, entries, ok, skipped, text, warning
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 BOOLEANS = ("container_use_xserver_devices", "container_use_devices")  # of container-selinux, the narrow one first
 ENFORCING = "SELinux is enforcing"
+PERMISSIVE = "write SELINUX=permissive to /etc/selinux/config (there is no container-selinux here); then setenforce 0"
 
 
 def labels(host: Host) -> Iterator[Finding]:
@@ -35,13 +37,15 @@ def labels(host: Host) -> Iterator[Finding]:
     closed = _closed(host)
     if not known:
         evidence = f"{ENFORCING}, and its policy has no {BOOLEANS[-1]}, so it knows nothing of containers"
-        yield warning(evidence, "install container-selinux")
+        yield warning(evidence, _policy(host, "install container-selinux"))
     elif closed:
         lacks = (
             "" if selinux.knows(selinux.READABLE, closed[0], host.top) else f"; its policy has no {selinux.READABLE}"
         )
         evidence = f"{ENFORCING}, and containers may not read {closed[0]}, which is {closed[1]}{lacks}"
-        yield warning(evidence, f"install a newer container-selinux; then {REFRESH}" if lacks else REFRESH)
+        yield warning(
+            evidence, _policy(host, f"install a newer container-selinux; then {REFRESH}") if lacks else REFRESH
+        )
     elif on:
         yield ok(f"{ENFORCING}, and {on[0]} is on")
     elif needing:
@@ -50,6 +54,12 @@ def labels(host: Host) -> Iterator[Finding]:
     else:
         who = "rootless engines and the hook alone, as with docker run --gpus before 29.2"
         yield ok(f"{ENFORCING}, and {known[0]} is off, which only {who}, need")
+
+
+def _policy(host: Host, fix: str) -> str:
+    """Return how this host gets a policy with rules for containers; Debian's kin have no package of one."""
+    release = text(f"{host.top}/etc/os-release")
+    return PERMISSIVE if re.search(r"^ID(?:_LIKE)?=.*\b(?:debian|ubuntu)\b", release, re.MULTILINE) else fix
 
 
 def _closed(host: Host) -> tuple[str, str] | None:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 THEN = f"do what it says, if that is not done yet; then {REFRESH}"
-UNSAID = f"look for it in docs/errors.md; then {REFRESH}"
+UNSAID = f"look for it in docs/errors.md; then {REFRESH}"  # which has what is refused
+NOTED = f"mend what it names, where containers lack something; then {REFRESH}"
 # What a sentence of ours has behind what is wrong.
 ADVICE = re.compile(r"; |: (?:correct|install|load|make|reboot|set)\b|run gpushim")
 PYTHON = "/usr/bin/python3"  # what the launcher starts
@@ -125,10 +126,15 @@ def snapshot(host: Host) -> Iterator[Finding]:
         yield broken(found["error"]["sentence"], _then(found["error"]["sentence"]))
     else:
         for note in found["notes"]:
-            yield warning(f"the snapshot notes: {note}", _then(note))
+            yield warning(f"the snapshot notes: {note}", fix_of_note(note))
         if not found["notes"]:
             old = f"; it is older than {found['life']} s, so the next GPU container lists again" if stale else ""
             yield ok(f"{path} of {found['written']} matches the host: {len(found['gpus'])} GPUs{old}")
+
+
+def fix_of_note(note: str) -> str:
+    """Return what a note of a snapshot says itself; most are no fault, and docs/errors.md has none of them."""
+    return THEN if ADVICE.search(note) else NOTED
 
 
 def _then(sentence: str) -> str:

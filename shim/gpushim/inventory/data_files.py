@@ -116,11 +116,19 @@ def _is_of(root: str, entry: File, version: str, notes: list[str]) -> bool:
 def configs(root: str, capability: str, arch: str, version: str) -> list[File]:
     """List a capability's configuration and data files wherever the host has them; `arch` is one of ARCHS."""
     places = []
-    for folder, actual in [*zip(CONFIG_DIRS, CONFIG_DIRS), *NIXOS_CONFIGS.items()]:
+    for folder, actual in [*zip(CONFIG_DIRS, CONFIG_DIRS), *NIXOS_CONFIGS.items(), *_flat(root)]:
         for name in CONFIGS.get(capability, ()):
             below = name.format(arch=arch, version=version)
             places.append((f"{actual}/{below}", f"{folder}/{below}"))
     return list(_hits(root, places, "data"))
+
+
+def _flat(root: str) -> list[tuple[str, str]]:
+    """Return the top of a driver root as the place of /etc's files: some installers put all into one directory.
+
+    Google's for its Container-Optimized OS, for one: bin, lib64, vulkan/icd.d and firmware.
+    """
+    return [("/etc", "")] if root != "/" else []
 
 
 def ngx(loader: Loader) -> list[File]:
@@ -172,11 +180,13 @@ def _xorg_names(version: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def firmware(root: str, version: str) -> list[File]:
     """List the GSP's firmware: for each name the file that the kernel loads (fw_path in firmware_loader/main.c)."""
     found: dict[str, File] = {}
-    for place in _firmware_places(root):
-        folder = f"{place}/nvidia/{version}"
-        for name in rooted.listing(root, folder):
+    places = [(place, place) for place in _firmware_places(root)]
+    for place, path in [*places, *([("/firmware", "/lib/firmware")] if root != "/" else ())]:
+        for name in rooted.listing(root, f"{place}/nvidia/{version}"):
             if name.startswith("gsp") and name.endswith(".bin") and name not in found:
-                found.update((name, entry) for entry in _hits(root, [(f"{folder}/{name}",) * 2], "firmware"))
+                below = f"nvidia/{version}/{name}"
+                hits = _hits(root, [(f"{place}/{below}", f"{path}/{below}")], "firmware")
+                found.update((name, entry) for entry in hits)
     return list(found.values())
 
 
@@ -226,6 +236,8 @@ def places(root: str, version: str, libraries: set[str]) -> set[str]:
     for names, below in zip(_xorg_names(version), XORG_MODULES):
         usual |= {f"{folder}/{place}/{name}" for name in names for folder in libraries for place in below}
     usual |= {f"{folder}/nvidia/wine/" for folder in libraries} | {f"{RIMS}/{version}/"}
+    if root != "/":
+        usual |= {f"/{name}" for name in configs} | {f"/firmware/nvidia/{version}/"}
     return watched | {path for path in usual if rooted.resolve(root, os.path.dirname(path))}
 
 

@@ -10,12 +10,14 @@ Only where no service goes by this configuration and state, as in a checkout or 
 answers, does a create start a child. The child inherits the lock and goes on when the create gives up, so that a host
 that takes longer than an engine waits has its snapshot in the end. For that it has a session, a working directory and
 descriptors of its own: most engines end no other process when a create fails. Where one does (a unit that runs
-`podman run` and is stopped), the kernel releases the lock and the next create starts another refresh.
+`podman run` and is stopped), the kernel releases the lock and the next create starts another refresh. Root's child
+leaves the cgroups that it comes from, as all wait for it.
 Out of scope: what a refresh does (refresh.py), the service (on_demand.py), whose failure is passed on (failure.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -42,6 +44,7 @@ STDERR_LIMIT = 8192  # bytes at the end of the child's stderr
 WHAT_LIMIT = 256  # bytes of what a refresh is waiting for
 ATTEMPTS = 2
 PAUSE = 0.01  # seconds between two attempts to lock
+CGROUPS = ("cgroup", "cgroup2")  # file systems
 LEAST = 1  # second that everyone waits before config.toml is read for the deadline
 
 
@@ -158,6 +161,7 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
     # Not a pipe: nobody would read it after the create gives up.
     with open(os.memfd_create("refresh"), "r+b") as output:
         child = _started(config, state, lock, output)
+        _free(child.pid)
         try:
             while child.poll() is None:
                 wait.a_moment(lock)
@@ -184,6 +188,18 @@ def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> sub
         raise failure.scarce(error) or GpushimError(
             f"gpushim refresh cannot be started: {error}", INVENTORY
         ) from None
+
+
+def _free(pid: int) -> None:
+    """Take a refresh, for which all wait, out of cgroups with a tenant's limits; where only others may, it stays."""
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts,
+    ):
+        rows = [line.split()[1:4] for line in mounts]
+        for place in [place for place, kind, options in rows if kind in CGROUPS and "name=" not in options]:
+            with contextlib.suppress(OSError), open(f"{place}/cgroup.procs", "w", encoding="ascii") as processes:
+                processes.write(str(pid))
 
 
 def _why(code: int, output: str) -> GpushimError:

@@ -39,11 +39,10 @@ OTHER_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 _VERBS = (["prestart"], ["createRuntime"])  # of our hook, in a spec
 
-# Options of the mount of a file of the driver, of a socket or directory of one of its services, and of a device node.
+# Options of the mount of a file of the driver or a directory of one of its services, and of a device node.
 FILE_OPTIONS = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-# With ro, too, sockets can be connected to and nodes opened for writing; but root in a container cannot change their
-# owner and mode, which are the host's and all other containers'.
-SOCKET_OPTIONS = ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
+# With ro, too, nodes can be opened for writing; but root in a container cannot change their owner and mode, which are
+# the host's and all other containers'.
 NODE_OPTIONS = ["ro", "nosuid", "noexec", "rbind", "rprivate"]
 
 

@@ -38,25 +38,6 @@ def append(path: str, line: str) -> None:
         posix.close(fd)
 
 
-def remove(path: str) -> None:
-    """Remove a log of one line at most; one that would not be written, or has another process's error, stays."""
-    try:
-        folder, name = _folder(path)
-    except OSError:
-        return
-    try:
-        fd = posix.open(name, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC, dir_fd=folder)
-        try:
-            if _is_log(posix.fstat(fd)) and posix.read(fd, 4096).count(b"\n") < 2:
-                posix.unlink(name, dir_fd=folder)
-        finally:
-            posix.close(fd)
-    except OSError:
-        pass
-    finally:
-        posix.close(folder)
-
-
 def now() -> str:
     """Return the time as RFC 3339 in UTC, as in runc's log."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

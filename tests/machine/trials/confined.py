@@ -31,7 +31,7 @@ from machine.trials.looks import (
 )  # fmt: skip
 from machine.trials.rows import case, end, note, run, sh, until
 
-SERVICE = "gpushim-refresh.service"
+SERVICE, BOOT = "gpushim-refresh.service", "gpushim-refresh-boot.service"
 SNAPSHOT, SPEC = "/run/gpushim/inventory.json", "/run/cdi/nvidia.com-gpu.json"
 STATE = ("/run/gpushim", SNAPSHOT, "/run/gpushim/params", "/run/cdi", SPEC, "/var/log/gpushim.log")
 # All that packages, refreshes and creates make.
@@ -74,7 +74,7 @@ def settled() -> str:
     until(lambda: os.path.exists(SNAPSHOT))
     until(lambda: not run("systemctl", "is-active", SERVICE).startswith("activating"), 200)
     return run("systemctl", "show", SERVICE, "--property=Result,ExecMainStatus") + run(
-        "journalctl", "--unit", SERVICE, "--output=cat", "--no-pager"
+        *("journalctl", "--unit", SERVICE, "--unit", BOOT, "--output=cat", "--no-pager")
     )
 
 

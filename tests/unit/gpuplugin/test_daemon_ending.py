@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import grpc.aio
@@ -11,6 +12,7 @@ import pytest
 
 from gpuplugin.book import book, by_device
 from gpuplugin.kubelet import cgroups
+from gpushim.containers import kubelet as kubelet_files
 from gpushim.paths import lock
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import uuid
@@ -20,7 +22,7 @@ __all__ = ["host", "top"]
 POD, PATIENCE = "0a1b2c3d-0000-4000-8000-000000000001", 1.0
 
 
-def note_pod() -> None:
+def in_the_book(_plugins: Path) -> None:
     """Have the book know whose the devices are, as kubelet says a moment after Allocate."""
     shared = book.Book()
     with shared.locked() as page:
@@ -30,15 +32,29 @@ def note_pod() -> None:
         shared.write(page)
 
 
+def in_kubelets_checkpoint(plugins: Path) -> None:
+    """Have kubelet alone know it, as when the pod is deleted within seconds of its Allocate."""
+    entry = {
+        "PodUID": POD,
+        "ContainerName": "c",
+        "ResourceName": GPU,
+        "DeviceIDs": {"-1": [uuid(0)]},
+        "AllocResp": "",
+    }
+    document = {"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {GPU: [uuid(0), uuid(1)]}}, "Checksum": 1}
+    (plugins / kubelet_files.CHECKPOINT).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("known", [in_the_book, in_kubelets_checkpoint])
 @pytest.mark.parametrize("hangs", [False, True])
 def test_what_a_pod_had_whose_process_ends_soon_is_given_to_the_next(
-    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, hangs: bool
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, hangs: bool, known: Callable[[Path], None]
 ) -> None:
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
             await kubelet.allocate(GPU, uuid(0))
-            note_pod()
+            known(top / "device-plugins")
             looks: list[bool] = []  # whether the lock was free at each
 
             def left(uids: Collection[str]) -> frozenset[str]:
@@ -58,5 +74,6 @@ def test_what_a_pod_had_whose_process_ends_soon_is_given_to_the_next(
             else:
                 assert (await second)["envs"] == {"NVIDIA_VISIBLE_DEVICES": uuid(0)}
             assert all(looks[:3])
+            (top / "device-plugins" / kubelet_files.CHECKPOINT).unlink(missing_ok=True)
 
     asyncio.run(run())

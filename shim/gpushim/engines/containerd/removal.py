@@ -5,6 +5,8 @@ Out of scope: what is put in (__init__.py).
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpushim.engines.containerd import imports, services
@@ -30,6 +32,9 @@ def changes(daemon: Daemon, config: str) -> list[Change]:
     if place not in [each.path for each in changes]:
         old = files.read(place)
         new = imports.without_import(former.without(place, old), place, imports.own_pattern(config))
+        if new != old:  # nobody else has that directory imported
+            own_path = daemon.seen(f"{os.path.dirname(config)}/{imports.FOLDER}/{imports.OURS}")
+            changes = [replace(each, folder=True) if each.path == own_path else each for each in changes]
         copy = files.copy_path(place, files.BEFORE)
         backup = [Change(copy, files.read(copy), None)]
         changes += [Change(place, old, new), *(former.records(place) or backup)]

@@ -52,12 +52,14 @@ class Change:
         old: bytes that are there now; None if there is no file.
         new: bytes that are to be there; None to delete it.
         copy: BEFORE or EDITED, to keep `old` beside the file; "" for no copy.
+        folder: the file's DIR.d goes with it, if nothing else is there.
     """
 
     path: str
     old: bytes | None
     new: bytes | None
     copy: str = ""
+    folder: bool = False
 
 
 def read(path: str) -> bytes | None:
@@ -147,6 +149,9 @@ def _put(change: Change) -> list[str]:
             copy = _copied(change, place, beside)
             _replace(change, place, folder, beside)
             os.fsync(folder)
+            if change.folder and change.new is None:
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.basename(os.path.dirname(place.path)), dir_fd=beside)
             return [f"{path} as it was is kept as {copy}"] if copy else []
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, f"cannot be replaced: {error.strerror}")

@@ -340,6 +340,203 @@ def test_a_directory_where_the_image_has_a_file(case: Case) -> None:
         assert "the image has no directory there" in case.apply(pid)
 
 
+@pytest.mark.parametrize("text", ["VOLUME", "VOLUME/secret", "VOLUME/new", "/", "../../../../..", "loop"])
+def test_links_that_lead_out(case: Case, name: str, text: str) -> None:
+    """CVE-2024-0132 and -0133, CVE-2021-30465: whatever happens inside, nothing happens beside the root."""
+    place = case.top / name
+    if place.exists():
+        place.rename(case.top / "moved")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(place.name if text == "loop" else text.replace("VOLUME", str(case.volume)))
+    before = picture(case.volume), case.mountinfo()
+    with container() as pid:
+        case.apply(pid)
+        ours = [line.split()[4] for line in case.mountinfo(pid) if case.within in line]
+    assert [path for path in ours if not path.startswith(f"{case.top}/")] == []
+    assert (picture(case.volume), case.mountinfo()) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [(NODE, "a directory there"), (LIBRARY, "a directory there"), ("/usr/lib/drv", "Not a directory")],
+)
+def test_what_cannot_be_a_place(case: Case, path: str, text: str) -> None:
+    place = case.top / path[1:]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.touch() if text == "Not a directory" else place.mkdir()
+    with container() as pid:
+        assert text in case.apply(pid)
+
+
+@pytest.mark.parametrize("kind", ["empty", "full", "fifo", "other device"])
+def test_what_is_mounted_over(case: Case, kind: str) -> None:
+    for path in (NODE, LIBRARY):
+        place = case.top / path[1:]
+        place.parent.mkdir(exist_ok=True)
+        if kind == "fifo":
+            os.mkfifo(place)
+        elif kind == "other device":
+            os.mknod(place, 0o20666, os.makedev(1, 5))
+        else:
+            place.write_text("" if kind == "empty" else "the image's")
+    before = picture(case.top)
+    with container() as pid:
+        assert case.apply(pid) == ""
+        assert case.has_everything(pid)
+    assert picture(case.top) == before
+
+
+@pytest.mark.parametrize("path", ["/dev", "/usr/lib"])
+def test_a_volume_is_not_written(case: Case, path: str) -> None:
+    before = picture(case.volume)
+    with container(f"mount --bind '{case.volume}' '{case.top}{path}'") as pid:
+        as_root(pid, case.top)
+        seen = case.mountinfo(pid)
+        assert "on a volume" in case.apply(pid)
+        assert case.mountinfo(pid) == seen
+    assert picture(case.volume) == before
+
+
+@pytest.mark.parametrize("where", ["/proc/sys/kernel/core_pattern", "/proc/1/attr/current", "/sys/kernel/mm/ksm/run"])
+def test_a_file_system_of_the_kernels_is_not_mounted_on(case: Case, where: str) -> None:
+    """T-KERNEL: the container's own procfs and sysfs say what the kernel says, or programs in it are deceived."""
+    for name in ("proc", "sys"):
+        (case.top / name).mkdir()
+    (case.top / "usr/lib/drv").mkdir()
+    (case.top / LIBRARY[1:]).symlink_to(where)
+    script = f"{dev(case)}; mount -t proc proc '{case.top}/proc'; mount -t sysfs sysfs '{case.top}/sys'"
+    with container(script) as pid:
+        before = case.mountinfo(pid)
+        said = case.apply(pid)
+        assert "a file system of the kernel's" in said or (
+            "volume" in said and "/sys/" in where
+        )  # that is the host's
+        assert case.mountinfo(pid) == before
+
+
+def test_another_file_in_a_volume_is_not_mounted_over(case: Case) -> None:
+    (case.volume / "nvidia0").touch()
+    with container(f"mount --bind '{case.volume}' '{case.top}/dev'") as pid:
+        assert f"mount {case.host}{NODE} there too" in case.apply(pid)
+
+
+def test_a_volume_that_has_the_very_things_is_enough(case: Case) -> None:
+    """`-v /dev:/dev -v /usr/lib:/usr/lib`, of the host itself."""
+    os.mknod(case.volume / "nvidia0", 0o20600, os.makedev(*NUMBER))
+    (case.host / "drv").mkdir()
+    os.link(case.host / "lib", case.host / "drv/libcuda.so.5")
+    script = f"mount --bind '{case.volume}' '{case.top}/dev'; mount --bind '{case.host}' '{case.top}/usr/lib'"
+    with container(script) as pid:
+        as_root(pid, case.top)
+        before = case.mountinfo(pid)
+        assert case.apply(pid) == ""
+        assert case.has_everything(pid)
+        assert case.mountinfo(pid) == before
+
+
+def test_the_right_node_on_a_nodev_mount_is_not_enough(case: Case) -> None:
+    os.mknod(case.volume / "nvidia0", 0o20600, os.makedev(*NUMBER))
+    script = f"mount --bind '{case.volume}' '{case.top}/dev'; mount -o remount,bind,nodev '{case.top}/dev'"
+    with container(script) as pid:
+        assert "on a volume" in case.apply(pid)
+
+
+def elsewhere(case: Case, work: Callable[[], str], script: str) -> str:
+    """Do something as the host of another mount namespace; return what it says if no mount stays behind."""
+
+    def attempt() -> tuple[str, list[str], list[str]]:
+        subprocess.run(["/bin/sh", "-ec", script], check=True)
+        before = case.mountinfo()
+        return work(), before, case.mountinfo()
+
+    said, before, after = forked(attempt, namespace=True)
+    assert before == after
+    return said
+
+
+def test_a_tmpfs_of_the_host_is_a_volume_too(case: Case) -> None:
+    def attempt() -> str:
+        with container(f"mount --bind '{case.volume}' '{case.top}/dev'") as pid:
+            return case.apply(pid) + str(os.listdir(case.volume))
+
+    assert "on a volume" in elsewhere(case, attempt, f"mount -t tmpfs none '{case.volume}'")
+
+
+@pytest.mark.parametrize("propagation", ["slave", "unchanged"])
+def test_nothing_propagates_to_the_host(case: Case, propagation: str) -> None:
+    """The host's mounts are shared, as systemd makes them; a namespace that still shares them is refused."""
+
+    def attempt() -> str:
+        command = ["/usr/bin/unshare", "--mount", f"--propagation={propagation}", "/bin/sh", "-c"]
+        command += [("true" if propagation == "unchanged" else dev(case)) + "; echo ready; exec sleep 600"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            said = case.apply(process.pid)
+            assert said or case.has_everything(process.pid)
+            process.kill()
+            return said
+
+    said = elsewhere(case, attempt, f"mount --bind '{case.top}' '{case.top}'; mount --make-rshared /")
+    assert ("shared with the host" in said) == (propagation == "unchanged")
+
+
+def test_a_container_without_a_mount_namespace(case: Case) -> None:
+    before = case.mountinfo()
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        assert "no mount namespace of its own" in case.apply(process.pid)
+        process.kill()
+    assert case.mountinfo() == before
+
+
+@pytest.mark.parametrize("kind", ["gone", "file", "other number", "block"])
+def test_a_node_of_the_host_that_is_another(case: Case, kind: str) -> None:
+    node = case.host / NODE[1:]
+    node.unlink()
+    if kind == "file":
+        node.touch()
+    elif kind != "gone":
+        os.mknod(node, (0o60666 if kind == "block" else 0o20666), os.makedev(1, 5 if kind == "other number" else 3))
+    with container(dev(case)) as pid:
+        before = case.mountinfo(pid)
+        assert "run gpushim refresh" in case.apply(pid)
+        assert case.mountinfo(pid) == before
+
+
+@pytest.mark.parametrize("kind", ["gone", "fifo", "device"])
+def test_a_file_of_the_host_that_is_another(case: Case, kind: str) -> None:
+    (case.host / "lib").unlink()
+    if kind != "gone":
+        os.mknod(case.host / "lib", 0o10666 if kind == "fifo" else 0o20666, os.makedev(1, 5))
+    with container(dev(case)) as pid:
+        assert "run gpushim refresh" in case.apply(pid)
+    assert not (case.top / "usr/lib/drv").exists()
+
+
+def test_a_directory(case: Case) -> None:
+    """The pipes of MPS, and what GPUDirect Storage reads."""
+    (case.host / "lib").unlink()
+    (case.host / "lib").mkdir()
+    (case.host / "lib/control").write_text("theirs")
+    with container(dev(case)) as pid:
+        assert case.apply(pid) == ""
+        assert (case.inside(pid, LIBRARY) / "control").read_text() == "theirs"
+        before = case.mountinfo(pid)
+        assert case.apply(pid) == ""
+        assert case.mountinfo(pid) == before
+    assert not list((case.top / LIBRARY[1:]).iterdir())
+
+
+def test_a_directory_where_the_image_has_a_file(case: Case) -> None:
+    (case.host / "lib").unlink()
+    (case.host / "lib").mkdir()
+    place = case.top / LIBRARY[1:]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.touch()
+    with container(dev(case)) as pid:
+        assert "the image has no directory there" in case.apply(pid)
+
+
 def test_a_socket(case: Case) -> None:
     (case.host / "lib").unlink()
     os.mknod(case.host / "lib", 0o140666)

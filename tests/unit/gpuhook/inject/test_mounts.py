@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.inject import mounts
+from gpuhook.inject import mounts, service_sockets
 from gpushim.ground.errors import ROOTFS, GpushimError
-from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS
+from gpushim.oci.edits import FILE_OPTIONS, NODE_OPTIONS
 from unit.gpuhook.sandbox import container, forked, open_fds
 from unit.gpuhook.seccomp import deny
 
@@ -76,7 +76,7 @@ def mounted(pid: int, place: Path) -> list[str]:
 
 OPTIONS = [
     (FILE_OPTIONS, "ro,nosuid,nodev"),
-    (SOCKET_OPTIONS, "ro,nosuid,nodev,noexec"),
+    (service_sockets.OPTIONS, "ro,nosuid,nodev,noexec"),
     (NODE_OPTIONS, "ro,nosuid,noexec"),
     ([], "rw"),
 ]

@@ -14,7 +14,6 @@ from gpuhook import standalone
 from gpuhook.inject import apply
 from gpuhook.nvidia import container_cli_configure
 from gpushim.config.policy import defaults
-from gpushim.decision import plan
 from gpushim.decision.decide import Decision
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
@@ -150,8 +149,7 @@ def test_nodes_are_left_out(landed: Landed) -> None:
     assert landed.paths("node") == []
 
 
-def test_a_services_socket_is_left_out(landed: Landed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_way", lambda _path: "hook")
+def test_a_services_socket_is_left_out(landed: Landed) -> None:
     container_cli_configure.configure(["configure", *CTR.split()])
     assert landed.options.socket == [("/run/nvidia-persistenced/socket",) * 2]
     container_cli_configure.configure(["configure", "--no-persistenced", *CTR.split()])

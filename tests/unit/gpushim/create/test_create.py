@@ -357,7 +357,6 @@ def create_imports(shim: Shim) -> dict[str, float]:
         str(shim.bundle),
         "x",
         "",
-        "",
         "text",
         "0",
         "",

@@ -40,7 +40,7 @@ def tree(tmp_path: Path, made: Path) -> Path:
 
 def create(tree: Path) -> set[str]:
     """Call `state` by way of create.py, which becomes /bin/true; return gpushim's modules that were imported."""
-    words = ["/bin/true", "", "state", "", "", "", "", "text", "0", "", "", "/launcher", "state", "x"]
+    words = ["/bin/true", "", "state", "", "", "", "text", "0", "", "", "/launcher", "state", "x"]
     return imported([PYTHON, "-IBS", "-X", "importtime", tree / "shim/gpushim/create/stub.py", "create", *words])
 
 
@@ -117,7 +117,6 @@ def test_no_file_descriptor_is_left(tree: Path) -> None:
         "/bin/sh",
         "",
         "state",
-        "",
         "",
         "",
         "",

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import posix
 from pathlib import Path
 from typing import Any
@@ -332,56 +331,21 @@ def test_files_by_capability(capabilities: str, destinations: list[str]) -> None
     assert [mount["destination"] for mount in found["mount"]] == destinations
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Path:
-    """A service's socket below a driver root."""
-    path = tmp_path / SOCKET[1:]
-    path.parent.mkdir(parents=True)
-    os.mknod(path, 0o140666)
-    return path
+def test_mounts_are_read_only() -> None:
+    for mount in decide("NVIDIA_VISIBLE_DEVICES=0")["mount"]:
+        assert mount["options"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
 
 
-def test_mounts_are_read_only_those_of_sockets_too(service: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rootfs", ["/b/rootfs", ""])
+def test_a_services_socket_is_the_hooks(tmp_path: Path, rootfs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T-LENT: whoever serves the file system that it is on could have a create wait: the create looks at nothing."""
     inventory = snapshot()
     inventory["driver"]["root"] = str(tmp_path)
-    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
-    options = {mount["destination"]: mount["options"] for mount in found["mount"]}
-    assert options["/usr/lib/libcuda.so.5"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-    assert options[SOCKET] == ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
-
-
-@pytest.mark.parametrize(
-    "trouble", ["a user's", "everybody's", "a link", "a mount", "gone", "no socket", "for a CDI spec"]
-)
-def test_who_mounts_a_services_socket(
-    service: Path, tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """config.json names what root alone can put there; where others can, the hook looks; and what is gone, nobody."""
-    inventory = snapshot()
-    inventory["driver"]["root"] = str(tmp_path)
-    if trouble == "a user's":
-        os.chown(service.parent, 1000, 1000)
-    elif trouble == "everybody's":
-        service.parent.chmod(0o1777)
-    elif trouble == "a link":
-        service.parent.rename(tmp_path / "elsewhere")
-        service.parent.symlink_to(tmp_path / "elsewhere")
-    elif trouble == "a mount":  # of FUSE, say, whose server tells the owner
-        lstat = posix.lstat
-
-        def lstat_of_a_mount(path: str) -> os.stat_result:
-            facts = [*lstat(path)[:10]]
-            return os.stat_result([*facts[:2], facts[2] + (path == str(service.parent)), *facts[3:]])
-
-        monkeypatch.setattr(posix, "lstat", lstat_of_a_mount)
-    elif trouble != "for a CDI spec":
-        service.unlink()
-        service.touch() if trouble == "no socket" else service.parent.rmdir()
-    bundle = {"rootfs": ""} if trouble == "for a CDI spec" else {}
-    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory, **bundle)
-    (hook,) = found["hook"]
+    for name in ("stat", "lstat", "open"):
+        monkeypatch.delattr(posix, name)
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory, rootfs=rootfs)
     assert SOCKET not in [mount["destination"] for mount in found["mount"]]
-    assert (f"{service}::{SOCKET}" in hook["args"]) == (trouble not in ("gone", "no socket"))
+    assert f"{tmp_path}{SOCKET}::{SOCKET}" in found["hook"][0]["args"]
 
 
 def test_a_driver_root_is_the_source_but_not_the_destination() -> None:
@@ -408,6 +372,15 @@ def test_the_directories_of_other_gpus_are_covered(wanted: str, hidden: list[str
     assert covers == [f"/e::/proc/driver/nvidia/gpus/0000:{bus}:00.0" for bus in hidden]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "words"), [("all", "asks for GPUs: "), ("none", "asks for the driver without a GPU: ")]
+)
+def test_what_is_asked_for_without_a_driver(wanted: str, words: str) -> None:
+    inventory = snapshot(error={"sentence": "there is no driver", "code": INVENTORY})
+    with pytest.raises(GpushimError, match=f"env NVIDIA_VISIBLE_DEVICES {words}there is no driver"):
+        decide(f"NVIDIA_VISIBLE_DEVICES={wanted}", inventory=inventory)
+
+
 def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
     (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0")["hook"]
     assert hook["path"] == "/usr/bin/gpushim-hook"
@@ -416,6 +389,7 @@ def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
         *("gpushim-hook", "prestart", "--rootfs", "/b/rootfs", "--log", "/var/log/g.log"),
         *("--lib", "libcuda.so.1=/usr/lib/libcuda.so.5", "--link", "a::/usr/lib/b"),
         *("--lib", "libnvidia-ml.so.1=/usr/lib/libnvidia-ml.so.5"),
+        *("--socket", f"{SOCKET}::{SOCKET}"),
         *("--driver", "535.183.01", "--cuda", "12.2"),
     ]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpushim.engines import containerd
 from gpushim.engines.containerd.imports import CRI
+from gpushim.engines.docker import on_path
 from gpushim.engines.processes import programs, running
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Options
@@ -142,7 +143,8 @@ def hook_of_nvidias_is_first(patient: Patient) -> None:
 
 
 @fault("docker-restart", "warning", "was installed")
-def hook_is_newer(patient: Patient) -> None:
+def link_of_configures_is_newer(patient: Patient) -> None:
+    patient.patch.setattr(on_path, "SYSTEM", f"{patient.top}/usr/bin")
     change(patient, 0, started=1e9)
 
 
@@ -377,6 +379,7 @@ def default_was_changed_since(patient: Patient) -> None:
 @fault("docker-restart", "warning", "nvidia-container-runtime-hook was installed")
 def compat_package_came_since(patient: Patient) -> None:
     """The link is new; what it leads to has been there."""
+    only_runc(patient)
     change(patient, 0, started=os.stat(RUNTIME.with_name("gpushim-hook")).st_ctime + 1)
 
 

@@ -46,6 +46,15 @@ def test_a_policy_that_knows_no_containers_is_the_first_thing_to_mend(patient: P
     assert [each.fix for each in patient.said("selinux")] == ["install container-selinux"]
 
 
+@pytest.mark.parametrize("release", ["ID=debian\n", 'ID=pop\nID_LIKE="ubuntu debian"\n'])
+def test_a_distribution_without_that_package(patient: Patient, release: str) -> None:
+    host_states.selinux(patient)
+    patient.write("etc/os-release", release)
+    (found,) = patient.said("selinux")
+    assert found.fix.endswith("; then setenforce 0")
+    assert "install" not in found.fix
+
+
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_refresh_is_no_fix_where_the_policy_lacks_the_label_that_it_gives(patient: Patient, knows: bool) -> None:
     host_states.selinux_hides_the_parameters(patient)

@@ -14,7 +14,7 @@ from gpushim.doctor import Finding, Host, broken, check_state, checks, ok, skipp
 from gpushim.engines.settings import setup
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.doctor import own_states
-from unit.gpushim.doctor.patient import RUNTIME, Patient
+from unit.gpushim.doctor.patient import REPOSITORY, RUNTIME, Patient
 
 
 def test_a_check_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +223,10 @@ def test_while_the_drivers_halves_differ_no_refresh_is_advised(patient: Patient)
     (spec,) = [each for each in after if each.check == "cdi-spec"]
     assert spec.verdict == "skipped"
     assert spec.evidence.endswith("returns with the next successful refresh")
+
+
+def test_nobody_is_sent_to_the_page_of_refusals_for_a_note() -> None:
+    note = "there is no ld.so.cache: the driver's libraries are sought in the usual directories only"
+    assert note in (REPOSITORY / "shim/gpushim/inventory/loader.py").read_text()
+    assert note not in (REPOSITORY / "docs/errors.md").read_text()
+    assert "errors.md" not in check_state.fix_of_note(note)

@@ -272,3 +272,18 @@ def test_a_program_of_another_driver_is_left_out(tmp_path: Path, inside: str, gi
     assert bool(data_files.binaries(str(tmp_path), "utility", "550.54.14", notes)) is given
     assert bool(notes) is not given
     assert all("it is of driver 470.256.02, and the kernel module is 550.54.14" in note for note in notes)
+
+
+def test_one_directory_with_all_of_a_driver(tmp_path: Path) -> None:
+    """As Google's installer for its Container-Optimized OS makes it; programs look for these files elsewhere."""
+    icd, firmware = "vulkan/icd.d/nvidia_icd.json", f"firmware/nvidia/{VERSION}/gsp_ga10x.bin"
+    for path in (icd, firmware):
+        make(tmp_path / path)
+    root = str(tmp_path)
+    assert data_files.configs(root, "graphics", "x86_64", VERSION) == [
+        {"path": f"/{icd}", "kind": "data", "links": [f"/{icd}::/etc/{icd}"]}
+    ]
+    assert data_files.firmware(root, VERSION) == [
+        {"path": f"/{firmware}", "kind": "firmware", "links": [f"/{firmware}::/lib/{firmware}"]}
+    ]
+    assert {f"/{icd}", f"/firmware/nvidia/{VERSION}/"} <= data_files.places(root, VERSION, set())

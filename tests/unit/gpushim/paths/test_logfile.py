@@ -102,17 +102,3 @@ def test_a_fifo_that_somebody_reads(log: Path) -> None:
 @pytest.mark.parametrize("path", ["", "/", "/nowhere/log", "a\0b", "/dev/full"])
 def test_paths_that_are_nothing(path: str) -> None:
     logfile.append(path, "x")
-
-
-def test_a_log_of_one_line_is_removed_where_one_would_be_written(tmp_path: Path) -> None:
-    log, other = tmp_path / "log", tmp_path / "other"
-    for text, stays in (("", False), ("a note\n", False), ("a note\nanother process's error\n", True)):
-        log.write_text(text)
-        logfile.remove(str(log))
-        assert log.exists() == stays
-    other.write_text("a note\n")
-    log.unlink()
-    log.symlink_to(other)
-    logfile.remove(str(log))
-    logfile.remove(str(tmp_path / "none/log"))
-    assert other.exists()

@@ -86,6 +86,7 @@ def test_taken(name: str, call: Call, config: Path, program: str, version: Versi
     assert tree(config.parent) == before
     ok(call("containerd", config, "--remove"))
     assert tree(config.parent) == {"config.toml": content}
+    assert os.listdir(config.parent) == ["config.toml"]
 
 
 @pytest.mark.parametrize(("installed", "number"), [((1, 6), 2), ((1, 7), 2), ((2, 1), 3), ((0, 0), 2)])
@@ -391,3 +392,22 @@ def test_a_default_of_others_keeps_our_entry_until_it_is_taken_out(
     config.write_text(text + f"{table(number, 'containerd')}\n")  # as it says
     ok(call("containerd", config, "--remove"))
     assert not ours(config).exists()
+
+
+@pytest.mark.parametrize("since", ["", "# mine\n"])
+def test_what_an_earlier_gpushim_wrote_into_the_file_goes(since: str, call: Call, config: Path) -> None:
+    """Its lines, and its records; the file as it was without gpushim stays beside it until `--remove`."""
+    old = write(config, "version = 2", table(2), "sandbox_image = 'mine'")
+    made = (
+        old + f"{table(2, 'containerd', 'runtimes', 'nvidia', 'options')}\nBinaryName = '/gpushim-runtime'\n".encode()
+    )
+    config.write_bytes(since.encode() + made)
+    for suffix, content in ((".before-gpushim", old), (".after-gpushim", made)):
+        config.with_name(config.name + suffix).write_bytes(content)
+    ok(call("containerd", config))
+    assert {*tree(config.parent)} == {"config.toml", "config.toml.before-gpushim", "conf.d/99-gpushim.toml"}
+    assert "nvidia" in runtimes(ours(config))
+    assert [*meaning(config)] == ["version", "imports", "plugins"]
+    assert "BinaryName" not in config.read_text()
+    ok(call("containerd", config, "--remove"))
+    assert tree(config.parent) == {"config.toml": since.encode() + old}
