@@ -49,7 +49,7 @@ from gpuplugin.book import by_device  # noqa: E402
 from gpuplugin.book.book import Book  # noqa: E402
 from gpuplugin.book.page import fresh  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
-from gpuplugin.kubelet.v1beta1 import written  # noqa: E402
+from gpuplugin.kubelet.v1beta1 import write_list  # noqa: E402
 from gpuplugin.settings import resources, settings  # noqa: E402
 from gpushim.ground import system  # noqa: E402
 from unit.gpuplugin.kubelet.fake import Kubelet, until  # noqa: E402
@@ -148,7 +148,7 @@ def inside(rounds: int) -> dict[str, str]:
     names = [device.id for device in whole]
 
     def table() -> None:
-        preferred._sets.cache_clear()
+        preferred._list_sets.cache_clear()
         preferred.nearest(whole, weights)
 
     choose = preferred.nearest(whole, weights)
@@ -160,7 +160,7 @@ def inside(rounds: int) -> dict[str, str]:
 
     def mark_unhealthy() -> None:
         replicas.mark_unhealthy(next(turns))
-        written(replicas.name, replicas.listed.values())
+        write_list(replicas.name, replicas.listed.values())
 
     return {
         "Allocate of 560, in process": both(times(rounds * 100, lambda: parts.allocate(ten))),

@@ -14,9 +14,9 @@ from __future__ import annotations
 import posix
 from errno import ENOENT
 
-from gpuhook.finish.dev_links import has_gpu
-from gpuhook.finish.options import Options
-from gpuhook.live import devices
+from gpuhook.inject import devices
+from gpuhook.inject.dev_links import has_gpu
+from gpuhook.loader.options import Options
 from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError, visible
 
@@ -37,7 +37,7 @@ CHILD = "import sys; sys.path[:] = sys.argv[1].split(':'); from gpuhook.nvml_lim
 
 
 def limit(options: Options, process: str, warn: Callable[[str, Exception], None]) -> None:
-    """Set the limits of a container, and see that they are in force.
+    """Set the limits of a container, and check that they are in force.
 
     Args:
         options: the hook's.
@@ -81,9 +81,9 @@ def _set(sizes: Sizes, nvml: str, process: str) -> None:
     try:
         if not devices.is_in(process, cgroup):
             raise GpushimError(f"the container's process has left its cgroup {cgroup.path}", ROOTFS)
-        others = _set_by_kernel(sizes, cgroup, leaf)
-        if others:
-            _set_by_nvml(others, nvml, f"/proc/self/fd/{leaf}")
+        unknown = _set_by_kernel(sizes, cgroup, leaf)
+        if unknown:
+            _set_by_nvml(unknown, nvml, f"/proc/self/fd/{leaf}")
     finally:
         posix.close(leaf)
 
@@ -93,11 +93,11 @@ def _set_by_kernel(sizes: Sizes, cgroup: devices.Cgroup, leaf: int) -> Sizes:
     if not _enable(cgroup):
         return sizes
     regions = _values(leaf)
-    others: Sizes = {}
+    unknown: Sizes = {}
     for pci, size in sizes.items():
         region = f"nvidia/{pci}/vidmem"
         if region not in regions:
-            others[pci] = size
+            unknown[pci] = size
             continue
         _write(leaf, "dmem.max", f"{region} {size}")
         limit = _values(leaf).get(region, "")
@@ -107,11 +107,11 @@ def _set_by_kernel(sizes: Sizes, cgroup: devices.Cgroup, leaf: int) -> Sizes:
                 "start another container of this image",
                 INVENTORY,
             )
-    return others
+    return unknown
 
 
 def _enable(cgroup: devices.Cgroup) -> bool:
-    """Have the cgroups above pass dmem on to the leaf; return False where the kernel does not have it.
+    """Enable dmem in the cgroups above the leaf; return False where the kernel does not have it.
 
     systemd leaves alone what controllers it does not know, and of its own units it takes none away that is in use.
     """
@@ -134,7 +134,7 @@ def _enable(cgroup: devices.Cgroup) -> bool:
 
 
 def _values(leaf: int) -> dict[str, str]:
-    """Return the limits in dmem.max: what stands there, by region."""
+    """Return the limits in dmem.max by region."""
     lines = [line.split() for line in _read(leaf, "dmem.max").splitlines()]
     return {line[0]: line[1] for line in lines if len(line) == 2}
 
@@ -165,7 +165,7 @@ def _write(directory: int, name: str, text: str) -> None:
 
 
 def _set_by_nvml(sizes: Sizes, nvml: str, link: str) -> None:
-    """Have a child ask NVML, which may hang or crash."""
+    """Set limits by a child that asks NVML, which may hang or crash."""
     import contextlib
     import json
     import subprocess
@@ -222,5 +222,5 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs) -> None:
 
 def _name(pci: str) -> str:
     """Return a PCI address as the kernel writes it: four digits of domain, more if need be."""
-    domain, _, rest = pci.lower().partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}"
+    domain, _, suffix = pci.lower().partition(":")
+    return f"{domain.lstrip('0'):0>4}:{suffix}"

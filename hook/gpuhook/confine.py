@@ -40,22 +40,22 @@ def confine(*logs: str) -> None:
         sys.path[:] = before
     _signal.signal(_signal.SIGXCPU, _out_of_time)
     written = max([_size(2), *[_size(path) for path in logs]])
-    for kind, most, grace in (
+    for kind, limit, grace in (
         (resource.RLIMIT_AS, bounds.HOOK_MEMORY, 0),
         (resource.RLIMIT_CPU, bounds.HOOK_SECONDS, GRACE),
         (resource.RLIMIT_FSIZE, bounds.HOOK_FILE + written, 0),
         (resource.RLIMIT_NOFILE, bounds.HOOK_OPEN, 0),
         (resource.RLIMIT_CORE, 0, 0),
     ):
-        soft, hard = [most + grace if limit < 0 else limit for limit in resource.getrlimit(kind)]  # -1: none
+        soft, hard = [limit + grace if current < 0 else current for current in resource.getrlimit(kind)]  # -1: none
         try:
-            resource.setrlimit(kind, (min(soft, most), min(hard, most + grace)))
+            resource.setrlimit(kind, (min(soft, limit), min(hard, limit + grace)))
         except (OSError, ValueError):
             pass  # seccomp of a nested engine, for instance; it is only the second line
 
 
 def exhausted() -> GpushimError:
-    """Return what is said when a limit has struck: MemoryError is what Python makes of it."""
+    """Return the error for a limit that has struck, of which Python makes a MemoryError."""
     return GpushimError(
         f"the hook needs more than {bounds.HOOK_MEMORY >> MIB} MiB or {bounds.HOOK_SECONDS} s of CPU time for this "
         "container: its image may be hostile, or this machine too slow just now, as an emulated or overcommitted one "

@@ -1,7 +1,7 @@
 """The entry point of the hook: the container's state on stdin, everything else in the arguments (options.py).
 
-A hook that a CDI spec brings knows neither the rootfs nor the GPUs: the one is read from config.json, and of the
-GPUs named those are the container's whose nodes are in it.
+A hook that a CDI spec brings knows neither the rootfs nor the GPUs: the rootfs is read from config.json, and the
+container's GPUs are those of its arguments whose nodes are in it.
 
 It runs in the host's namespaces when the container's mounts are done and its process waits, sees them
 through /proc/<pid>/root, and has finish.py make links, the loader's cache and its configuration ready.
@@ -11,8 +11,7 @@ through /proc/<pid>/root, and has finish.py make links, the loader's cache and i
 Without arguments it was not gpushim-runtime that put the hook there: standalone.py does the whole work. The
 verb may be createRuntime too, and the program's name that of NVIDIA's hook, which some engines look for.
 
-Out of scope: mounts and device nodes, which config.json brings or live.py; the engine's environment, but for
-GPUSHIM_CONFIG and GPUSHIM_STATE, and these for the hook alone.
+Of the engine's environment only GPUSHIM_CONFIG and GPUSHIM_STATE count, and these for the hook alone.
 
 Hot path: the whole process within 1.4 times `python3 -IS -c pass` for a cache of 600 entries.
 """
@@ -25,9 +24,9 @@ import sys
 import time
 
 from gpuhook.confine import confine, exhausted
-from gpuhook.finish.finish import Work, finish
-from gpuhook.finish.options import Options, usage
-from gpuhook.live import roots
+from gpuhook.inject import roots
+from gpuhook.loader.finish import Work, finish
+from gpuhook.loader.options import Options, usage
 from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED, ROOTFS, USAGE, GpushimError, for_engines, visible
 from gpushim.ground.fastjson import loads
@@ -43,21 +42,18 @@ WAITING = (None, "creating", "created", roots.RESTORED)  # runc's word and crun'
 SETTINGS = (b"GPUSHIM_CONFIG", b"GPUSHIM_STATE")
 
 
-def read_state(fd: int, deadline: float = STATE_DEADLINE, most: int = bounds.STATE) -> dict[str, Any]:
+def read_state(fd: int, deadline: float = STATE_DEADLINE, limit: int = bounds.STATE) -> dict[str, Any]:
     """Read the container's state, which the runtime writes (OCI runtime-spec, State).
 
     Args:
         fd: where it comes from.
         deadline: seconds it may take until its end.
-        most: bytes that it may have.
-
-    Returns:
-        the state; its "pid" is a positive int.
+        limit: bytes that it may have.
 
     Raises:
         GpushimError: it does not come, is too large, is not JSON, has no pid, or the container runs already.
     """
-    state = read_object(fd, deadline, most)
+    state = read_object(fd, deadline, limit)
     pid = state.get("pid")
     if type(pid) is not int or not 0 < pid < 1 << 31:
         raise GpushimError("the container's state on stdin names no pid; has its process ended?", ROOTFS)
@@ -68,11 +64,11 @@ def read_state(fd: int, deadline: float = STATE_DEADLINE, most: int = bounds.STA
     return state
 
 
-def read_object(fd: int, deadline: float = STATE_DEADLINE, most: int = bounds.STATE) -> dict[str, Any]:
-    """Read the container's state, whatever it says; what is no JSON object is an empty one."""
+def read_object(fd: int, deadline: float = STATE_DEADLINE, limit: int = bounds.STATE) -> dict[str, Any]:
+    """Read the container's state unchecked; return an empty object for anything but a JSON object."""
     posix.set_blocking(fd, False)
     try:
-        data = _read_state(fd, time.monotonic() + deadline, most)
+        data = _read_state(fd, time.monotonic() + deadline, limit)
     finally:
         posix.set_blocking(fd, True)  # the other holders of a terminal or pipe expect it so
     if not data:
@@ -81,10 +77,10 @@ def read_object(fd: int, deadline: float = STATE_DEADLINE, most: int = bounds.ST
     return state if isinstance(state, dict) else {}
 
 
-def _read_state(fd: int, end: float, left: int) -> bytes:
-    most = left
+def _read_state(fd: int, end: float, room: int) -> bytes:
+    limit = room
     parts: list[bytes] = []
-    while left >= 0:
+    while room >= 0:
         try:
             part = posix.read(fd, 1 << 16)
         except BlockingIOError:
@@ -97,8 +93,8 @@ def _read_state(fd: int, end: float, left: int) -> bytes:
         if not part:
             return b"".join(parts)
         parts.append(part)
-        left -= len(part)
-    raise GpushimError(f"the container's state on stdin has more than {most} bytes", ROOTFS)
+        room -= len(part)
+    raise GpushimError(f"the container's state on stdin has more than {limit} bytes", ROOTFS)
 
 
 def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
@@ -116,7 +112,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         from gpuhook import standalone  # the whole of gpushim's create path, and ctypes
 
         state = read_state(
-            0, most=bounds.CONFIG_JSON
+            0, limit=bounds.CONFIG_JSON
         )  # whose annotations it has, of a container that may ask nothing
         posix.environ.update(settings)
         standalone.inject(state)
@@ -162,15 +158,15 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
         return
     roots.check(root)
     if options.bound:
-        from gpuhook.finish import dev_links  # of a CDI spec
+        from gpuhook.inject import dev_links  # of a CDI spec
 
-        dev_links.check_bindings(root, options)
+        dev_links.check_bindings(root, options.gpu, options.bound, options.bindings)
     if options.mount:
-        from gpuhook.live import live  # of a CDI spec
+        from gpuhook.inject import apply  # of a CDI spec
 
-        live.mount(options.mount, root, work.warn)
+        apply.mount_files(options.mount, root, work.warn)
     if options.mounted:
-        from gpuhook.live import leaks  # for containers with a volume that can carry mounts to the host
+        from gpuhook.inject import leaks  # for containers with a volume that can carry mounts to the host
 
         leaks.check(root, options.mounted)
     finish(work, options)
@@ -187,7 +183,7 @@ def _names_limit(spec: dict[str, Any]) -> bool:
 
 
 def isolate() -> dict[bytes, bytes]:
-    """Get rid of the caller's environment; return what of it is gpushim's.
+    """Drop the caller's environment; return the variables in it that are gpushim's.
 
     Raises:
         GpushimError: Python was started with it.
@@ -201,14 +197,6 @@ def isolate() -> dict[bytes, bytes]:
 
 
 def run(argv: list[str]) -> None:
-    """Do what the verb says.
-
-    Args:
-        argv: the words behind the program's name.
-
-    Raises:
-        GpushimError: it cannot be done.
-    """
     settings = isolate()
     verb = argv[0] if argv else ""
     if verb in ("prestart", "createRuntime"):
@@ -223,12 +211,12 @@ def run(argv: list[str]) -> None:
 def main(
     argv: list[str], work: Callable[[list[str]], None] = run, refuse: Callable[[Exception], int] | None = None
 ) -> NoReturn:
-    """Run as a process: exit 0, or say one sentence on stderr and exit with its code.
+    """Run as a process: exit 0, or write one sentence on stderr and exit with its code.
 
     Args:
         argv: the words behind the program's name.
         work: what to do with them.
-        refuse: says an error, and returns the exit code.
+        refuse: writes an error for people, and returns the exit code.
     """
     code, refuse, shell = 0, refuse or _refuse, None
     if argv[:1] == ["wait"] and len(argv) > 2:
@@ -246,8 +234,8 @@ def main(
     except MemoryError:
         code = refuse(exhausted())
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
-        known = isinstance(error, (GpushimError, OSError))
-        code = refuse(error if known else GpushimError(f"internal error, please report it: {error!r}", FAILED))
+        expected = isinstance(error, (GpushimError, OSError))
+        code = refuse(error if expected else GpushimError(f"internal error, please report it: {error!r}", FAILED))
     if shell:
         shell.end(code)
     posix._exit(code)  # nothing is left to flush; taking the interpreter down costs a millisecond
@@ -259,7 +247,7 @@ def _refuse(error: Exception) -> int:
 
 
 def drain() -> None:
-    """Take from stdin what nothing has read: crun before 1.17 dies of SIGPIPE if a hook ends before it wrote all."""
+    """Read the rest of stdin: crun before 1.17 dies of SIGPIPE if a hook ends before it has written all."""
     try:
         if posix.fstat(0).st_mode & TYPE == FIFO:  # a person's terminal would not end
             read_object(0, REST_DEADLINE, bounds.CONFIG_JSON)
@@ -268,7 +256,7 @@ def drain() -> None:
 
 
 def say(sentence: str) -> None:
-    """Write a line on stderr."""
+    """Write a line on stderr, made safe for a terminal and shortened for engines."""
     try:
         posix.write(2, f"gpushim-hook: {visible(for_engines(sentence))}\n".encode())
     except OSError:

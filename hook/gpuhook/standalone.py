@@ -1,19 +1,16 @@
 """The hook alone: an engine called it for a container that went past gpushim-runtime.
 
-So does `docker run --gpus` before Docker 29.2, and a hooks.d directory of Podman or CRI-O. The story is that of
-create.py, with the same decision; only the edits land elsewhere: in the container that runc or crun has created
-and not started.
-
-Out of scope: deciding anything (gpushim.decision.decide), mounting (live.py), finishing (finish.py).
+So does `docker run --gpus` before Docker 29.2, and a hooks.d directory of Podman or CRI-O. It makes the decision of
+create.py, and its edits land in the container that runc or crun has created and not started.
 """
 
 from __future__ import annotations
 
 from gpuhook.confine import confine
-from gpuhook.finish.finish import Work, finish
-from gpuhook.finish.options import Options
-from gpuhook.live import live, roots
-from gpuhook.live.roots import bundle_of
+from gpuhook.inject import apply, roots
+from gpuhook.inject.roots import bundle_of
+from gpuhook.loader.finish import Work, finish
+from gpuhook.loader.options import Options
 from gpushim.decision.decide import Decision, of_bundle
 from gpushim.ground import fastjson
 from gpushim.ground.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
@@ -29,9 +26,6 @@ if TYPE_CHECKING:
 def inject(state: dict[str, Any]) -> None:
     """Give a created container what it asks for.
 
-    Args:
-        state: what the runtime wrote on stdin (OCI runtime-spec, State).
-
     Raises:
         GpushimError: the request is malformed or cannot be met, or config.json cannot be read.
     """
@@ -46,12 +40,12 @@ def inject(state: dict[str, Any]) -> None:
 
 def _give(decision: Decision, state: dict[str, Any]) -> None:
     directory, spec = read(state)
-    asked = None if edits.edited(spec) else decision.ask(spec)
-    if asked is None:
+    request = None if edits.edited(spec) else decision.ask(spec)
+    if request is None:
         return
-    if asked.foreign:  # their edits reach far beyond what a created container can still be given
+    if request.foreign:  # their edits reach far beyond what a created container can still be given
         sentence = "devices of CDI specs need gpushim-runtime, or an engine that does CDI itself"
-        raise GpushimError(f"{asked.source} asks for {asked.foreign[0]}, but {sentence}", REQUEST)
+        raise GpushimError(f"{request.source} asks for {request.foreign[0]}, but {sentence}", REQUEST)
     if roots.is_restored(state):
         raise GpushimError(
             "the container cannot be restored: the hook alone has given it GPUs, whose device rules no checkpoint "
@@ -73,13 +67,7 @@ def _give(decision: Decision, state: dict[str, Any]) -> None:
 
 
 def read(state: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Read what a created container was made from.
-
-    Args:
-        state: as `inject` takes it.
-
-    Returns:
-        the bundle's directory, and its config.json.
+    """Return the directory of a container's bundle, and its config.json.
 
     Raises:
         GpushimError: it cannot be read.
@@ -94,11 +82,11 @@ def read(state: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def put(planned: list[Edit], spec: dict[str, Any], pid: int, dev_root: str) -> None:
-    """Let a plan land in a created container, and finish it.
+    """Apply a plan to a created container, and finish it.
 
     Args:
         planned: edits.
-        spec: the container's config.json, which tells what it has already; changed on the way.
+        spec: the container's config.json, changed on the way: an edit that it has already is left out.
         pid: of its process.
         dev_root: absolute path of the directory that the host's nodes lie below.
 
@@ -126,5 +114,5 @@ def land(planned: list[Edit], options: Options, pid: int, dev_root: str) -> None
     if roots.is_host_root(root):
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     work = Work(root, options.log)
-    live.apply(planned, work.root, dev_root, work.warn)
+    apply.apply_edits(planned, work.root, dev_root, work.warn)
     finish(work, options)

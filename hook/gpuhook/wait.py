@@ -14,7 +14,7 @@ from __future__ import annotations
 import _signal
 import posix
 
-from gpuhook.finish.finish import may_run
+from gpuhook.loader.finish import may_run
 from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED
 
@@ -36,16 +36,16 @@ class Shell:
     """
 
     def __init__(self, argv: list[str]) -> None:
-        self.parent, self.argv, self.left = argv[1], argv[2:], MOST
+        self.parent, self.argv, self.ticks = argv[1], argv[2:], MOST
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # the engine's may block it
         _signal.signal(_signal.SIGALRM, lambda *_: self._look())
         _signal.setitimer(_signal.ITIMER_REAL, TICK, TICK)
         values = [value for option, value in zip(self.argv, self.argv[1:]) if option == "--socket"]
         services = any(may_run(value.partition("::")[0]) for value in values)
         if "--cover" in self.argv or services:
-            from gpuhook.live import mounts  # noqa: F401 - while the low-level runtime works
+            from gpuhook.inject import mounts  # noqa: F401 - while the low-level runtime works
         if services:
-            from gpuhook.live import service_sockets  # noqa: F401 - as above
+            from gpuhook.inject import service_sockets  # noqa: F401 - as above
         try:
             shell = int(posix.read(0, 32))
             self._look()  # what has asked may be of another low-level runtime
@@ -55,19 +55,19 @@ class Shell:
         posix.dup2(state, 0)
         posix.close(state)
         posix.dup2(1, 2)
-        self.left = MOST
+        self.ticks = MOST
         posix.write(1, b"begun\n")
 
     def _look(self) -> None:
-        self.left -= 1
-        if str(posix.getppid()) != self.parent or self.left < 0:
+        self.ticks -= 1
+        if str(posix.getppid()) != self.parent or self.ticks < 0:
             posix._exit(FAILED)
 
     def end(self, code: int) -> NoReturn:
-        """Let the shell end, with nothing of the container open, and wait for the low-level runtime's end."""
+        """End the shell, with nothing of the container open, and wait for the low-level runtime's end."""
         posix.closerange(3, bounds.HOOK_OPEN)
         posix.close(0)
         posix.write(1, b"exit %d\n" % code)
-        self.left = LAST
+        self.ticks = LAST
         while True:
             _signal.pause()

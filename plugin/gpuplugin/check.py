@@ -48,7 +48,7 @@ def tell(settings: Settings, others: Others) -> None:
     for name, devices in found.items():
         well = [device for device in devices if not device.problem]
         show.say(f"{name}: {len(well)} of {len(devices)} can be given out")
-        for line in sharing.described(devices):
+        for line in sharing.describe(devices):
             show.say(f"shared: {line}")
         show.table(COLUMNS, _rows(devices))
         show.say()

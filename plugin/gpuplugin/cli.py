@@ -36,7 +36,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
-    given = options.given(flags)
+    given = options.flag_values(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
@@ -57,7 +57,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     if labels:
         from gpuplugin.cluster import labels_file
 
-        labels_file.tell(found, form, _beside_us)
+        labels_file.print_labels(found, form, _beside_us)
         return
     if check:
         from gpuplugin import check as checking
@@ -143,4 +143,4 @@ def command() -> click.Command:
 
 def main() -> None:
     """Run as a process."""
-    as_process(command(), options.spelled(sys.argv[1:]))
+    as_process(command(), options.spell_flags(sys.argv[1:]))

@@ -62,7 +62,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
         ids = _chosen(resource, text.partition("=")[2])
         answer = resource.allocate({"devices_ids": ids})
         chosen = {resource.devices[each].uuid for each in ids}
-        shared = sharing.described([one for one in found[name] if one.uuid in chosen])
+        shared = sharing.describe([one for one in found[name] if one.uuid in chosen])
         answers.append({"resource": name, "devices": ids, "shared": shared, "answer": answer})
     merged = _merged([each["answer"] for each in answers])
     cdi = _places(merged, snapshot["policy"]["cdi"]["spec-dirs"])

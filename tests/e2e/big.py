@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fakehost import smallelf
-from gpuhook.finish.ldcache import FLAGS
+from gpuhook.loader.ldcache import FLAGS
 from unit.gpuhook import notes
 from unit.gpuhook.trees import DRV
 

@@ -114,7 +114,7 @@ def params_hook(folder: Path) -> str:
     path.write_text(
         "#!/usr/bin/python3 -IBS\nimport sys\n"
         f"sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']\n"
-        "from gpuhook.finish import cover\nfrom gpuhook.nvidia import cdi_hook\n"
+        "from gpuhook.inject import cover\nfrom gpuhook.nvidia import cdi_hook\n"
         "cover.PARAMS, cover.MODIFIES, cover.MODIFIES_NOT = '/proc/tty/drivers', b'/dev/tty ', b'/dev/gpu '\n"
         "cdi_hook.main(sys.argv)\n"
     )

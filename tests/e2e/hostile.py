@@ -25,7 +25,7 @@ from e2e.expect import PROBE
 from e2e.hostile_places import Place
 from e2e.trees import TOP
 from fakehost import Host
-from gpuhook.finish import ldcache
+from gpuhook.loader import ldcache
 
 HOOK = TOP / "bin" / "nvidia-container-runtime-hook"
 LIBS = "usr/lib/x86_64-linux-gnu"

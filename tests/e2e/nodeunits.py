@@ -51,9 +51,9 @@ class Units:
                 one.wait(SECONDS)
         self.crash()
 
-    def place(self, group: str) -> mps.Place:
+    def place(self, group: str) -> mps.Folders:
         """Return the directories of a group."""
-        return mps.Place(self.env["GPUSHIM_STATE"], group)
+        return mps.Folders(self.env["GPUSHIM_STATE"], group)
 
     def groups(self) -> list[str]:
         """List the groups that have directories."""

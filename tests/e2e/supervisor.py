@@ -31,7 +31,7 @@ class Supervisor:
     def __init__(self, node: Node, env: dict[str, str], group: str) -> None:
         self.node, self.env, self.group, self.log = node, env, group, node.work / f"{group}.log"
         self.file = str(node.work / f"{group}.pid")
-        self.place = mps.Place(env["GPUSHIM_STATE"], group)
+        self.place = mps.Folders(env["GPUSHIM_STATE"], group)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -56,8 +56,8 @@ def told(values: Values, container: str = "device-plugin") -> list[str]:
 
 def understood(args: list[str]) -> dict[str, Any]:
     """Let the plugin's own code read arguments, and return the settings that it then has."""
-    context = cli.command().make_context(cli.PROGRAM, flags.spelled(args))
-    given = flags.given({name: value for name, value in context.params.items() if isinstance(value, tuple)})
+    context = cli.command().make_context(cli.PROGRAM, flags.spell_flags(args))
+    given = flags.flag_values({name: value for name, value in context.params.items() if isinstance(value, tuple)})
     return settings.resolve(given, {}, {}).values
 
 

@@ -51,7 +51,7 @@ def test_settings_of_the_plugin_reach_the_driver() -> None:
     variables = [{"name": "DP_ENABLE_HEALTHCHECKS", "value": "13"}]
     rendered = charts.objects({**CLAIMS, **TWO, "settings": given, "env": variables})
     found = containers(rendered[DRIVER])
-    words = flags.spelled(found["node"]["args"], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
+    words = flags.spell_flags(found["node"]["args"], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
     params = command_line.command.make_context("x", words).params
     settings = {
         key.replace("_", "-"): value[0] for key, value in params.items() if isinstance(value, tuple) and value

@@ -18,12 +18,12 @@ from sample import share
 LAUNCHER = Path(__file__).with_name("nosyscalls.py")
 UNIT = TOP / "tests/unit"
 MOUNTING = (
-    "gpuhook/live/test_live",
-    "gpuhook/live/test_mounts",
-    "gpuhook/finish/test_cover",
+    "gpuhook/inject/test_apply",
+    "gpuhook/inject/test_mounts",
+    "gpuhook/inject/test_cover",
     "gpuhook/test_standalone",
 )
-LOOKING = ("gpushim/paths/test_rootfs", "gpushim/paths/test_walk", "gpuhook/finish/test_finish_hard")
+LOOKING = ("gpushim/paths/test_rootfs", "gpushim/paths/test_walk", "gpuhook/loader/test_finish_hard")
 # Random trees and edges are compared with openat2's answers; the way "new" is that of the new calls.
 WITHOUT = "not (test_random_trees or test_edges or openat2 or (test_mounts and (node_on_a_nodev or window) and new))"
 CONTAINERS = ("the_gpus_asked_for", "(the_same_as and all)", "user_namespace", "rslave", "rshared", "volume")

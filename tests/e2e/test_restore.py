@@ -18,7 +18,7 @@ from e2e.installed import Machine
 PLACES = [("restore", "runc"), ("restore-sid", "runc"), ("restore-sid", "crun")]
 # The arguments: a tree for containers, the directory of tests.
 SETUP = """
-for file in /usr/lib/gpushim/*/gpushim/decision/plan.py /usr/lib/gpushim/*/gpuhook/finish/cover.py; do
+for file in /usr/lib/gpushim/*/gpushim/decision/plan.py /usr/lib/gpushim/*/gpuhook/inject/cover.py; do
     sed -i s,/proc/driver/nvidia/params,/proc/version, $file
 done
 python3 -m compileall -q /usr/lib/gpushim

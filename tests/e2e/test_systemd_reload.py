@@ -56,7 +56,7 @@ TRY = """
 create() { runc --root /run/runc --systemd-cgroup create --bundle /mnt --pid-file /run/pid one; }
 create </dev/null >/mnt/container 2>&1
 sources="import sys; sys.path[:0] = ['TOP/hook', 'TOP/shim']"
-sources="$sources; from gpuhook.live import devices; from gpushim.paths import mountinfo"
+sources="$sources; from gpuhook.inject import devices; from gpushim.paths import mountinfo"
 python3 -IBSc "$sources; devices.allow(mountinfo.held($(cat /run/pid)), [(195, 0)], print)"
 runc --root /run/runc start one
 opens() { echo $1 $(runc --root /run/runc exec one /bin/sh -c 'for i in 0 1; do head -c1 /dev/nv$i; done' 2>&1); }

@@ -18,8 +18,8 @@ from e2e.hostile_places import checkout
 CREATE, EDITS, FINISH, MOUNTS, ROOTFS, WALK, SPECS = (
     "shim/gpushim/create/create.py",
     "shim/gpushim/oci/edits.py",
-    "hook/gpuhook/finish/finish.py",
-    "hook/gpuhook/live/mounts.py",
+    "hook/gpuhook/loader/finish.py",
+    "hook/gpuhook/inject/mounts.py",
     "shim/gpushim/paths/rootfs.py",
     "shim/gpushim/paths/walk.py",
     "shim/gpushim/cdi/specs.py",
@@ -108,7 +108,7 @@ BUILDS = {
         {"name": "T-0132 compat is up"},
     ),
     "T-0133 makes places by their paths": Build(
-        {"hook/gpuhook/live/live.py": BY_PATH}, LINKS, CANARY, {"name": "T-0133 program"}, "hook"
+        {"hook/gpuhook/inject/apply.py": BY_PATH}, LINKS, CANARY, {"name": "T-0133 program"}, "hook"
     ),
     "T-0134 leaves links to the kernel": Build(
         {WALK: FOLLOWS, ROOTFS: ANY_MOUNT_WRITTEN}, LINKS, CANARY, {"name": "T-0134 library directory"}

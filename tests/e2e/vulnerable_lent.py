@@ -5,7 +5,7 @@ from __future__ import annotations
 from e2e import test_services, test_standalone
 from e2e.vulnerable import Build
 
-PLAN, SOCKETS = "shim/gpushim/decision/plan.py", "hook/gpuhook/live/service_sockets.py"
+PLAN, SOCKETS = "shim/gpushim/decision/plan.py", "hook/gpuhook/inject/service_sockets.py"
 ANOTHERS = test_services.test_another_services_socket_under_its_name
 UDEV = test_services.test_gpudirect_storage_brings_no_socket_of_udevs
 NOTHING, ALL = "services.reached(way) ==", "said =="
@@ -57,7 +57,7 @@ def _own(request, inventory, bundle):
             SOCKETS: """
 _real = lend
 def lend(root, source, path):
-    from gpuhook.live import mounts
+    from gpuhook.inject import mounts
     clone = mounts._clone
     def by_name(one):  # in a window that is long enough for somebody
         looked_at, left = one.source, 10000
@@ -89,12 +89,12 @@ def _watched(snapshot, *rest):
         {"way": "shim", "trick": test_services.a_link, "when": "after it"},
     ),
     "T-CGROUP the engine's own": Build(
-        {"hook/gpuhook/live/devices.py": "is_shared = lambda cgroup: False"},
+        {"hook/gpuhook/inject/devices.py": "is_shared = lambda cgroup: False"},
         test_standalone.test_a_container_without_a_cgroup,
         "exit code: 16",
     ),
     "T-KERNEL mounts on file systems of the kernel's": Build(
-        {"hook/gpuhook/live/mountpoints.py": "KERNELS = ()"},
+        {"hook/gpuhook/inject/mountpoints.py": "KERNELS = ()"},
         test_standalone.test_a_library_that_is_a_link_to_a_file_of_the_kernels,
         "a file system of the kernel's",
         {"where": "/proc/sys/kernel/core_pattern"},

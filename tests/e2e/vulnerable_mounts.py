@@ -5,7 +5,7 @@ from __future__ import annotations
 from e2e import test_shared_volumes
 from e2e.vulnerable import Build
 
-PROPAGATION, LEAKS = "shim/gpushim/oci/propagation.py", "hook/gpuhook/live/leaks.py"
+PROPAGATION, LEAKS = "shim/gpushim/oci/propagation.py", "hook/gpuhook/inject/leaks.py"
 
 BUILDS = {
     "T-SHARED the driver comes after the volumes": Build(

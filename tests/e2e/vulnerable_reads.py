@@ -6,7 +6,7 @@ from e2e import test_hostile, test_hostile_logs, test_hostile_reads, test_hostil
 from e2e.vulnerable import ANY_MOUNT_READ, BY_PATH, FINISH, ROOTFS, Build
 
 READS = test_hostile_reads.test_what_the_container_may_not_read_does_not_come_in
-ROOTS = "hook/gpuhook/live/roots.py"
+ROOTS = "hook/gpuhook/inject/roots.py"
 LOGFILE, MOUNTINFO = "shim/gpushim/paths/logfile.py", "shim/gpushim/paths/mountinfo.py"
 ANY_WAY = "Rootfs.way = lambda self, also=(): lambda *_: None"
 LOGGED = test_hostile_logs.test_a_refusal_is_not_written_where_strangers_say
@@ -96,14 +96,14 @@ Rootfs._admit = _admit
         {LOGFILE: "_check = lambda *_: None"}, LOGGED, "made.log", {"name": "in a stranger's directory"}
     ),
     "T-41579 makes nodes by their paths": Build(
-        {"hook/gpuhook/live/live.py": BY_PATH},
+        {"hook/gpuhook/inject/apply.py": BY_PATH},
         test_hostile.test_dev_as_a_link,
         "names_in(behind) == before",
         {"text": "absolute"},
         "hook",
     ),
     "T-52881 takes any /proc for a procfs": Build(
-        {"hook/gpuhook/finish/cover.py": "_check = lambda *_: None"},
+        {"hook/gpuhook/inject/cover.py": "_check = lambda *_: None"},
         test_hostile_roots.test_an_images_own_proc,
         "the image's",
         way="hook",

@@ -65,7 +65,7 @@ def _unknown(name, troubles, directories):
         {"mps": 'pipe-directory = "/tmp/nvidia-mps"'},
     ),
     "T-OWNER sockets are mounted writable": Build(
-        {"hook/gpuhook/live/service_sockets.py": "OPTIONS = OPTIONS[1:]"},
+        {"hook/gpuhook/inject/service_sockets.py": "OPTIONS = OPTIONS[1:]"},
         test_hostile_container.test_owner_and_mode_of_what_is_the_hosts,
         "after == before",
     ),

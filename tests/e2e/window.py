@@ -19,7 +19,7 @@ TOP = __file__.rpartition("/tests/")[0]
 sys.path[:0] = [TOP + "/hook", TOP + "/shim"]
 
 from gpuhook import prestart  # noqa: E402 - found only now
-from gpuhook.live import mounts, roots  # noqa: E402
+from gpuhook.inject import mounts, roots  # noqa: E402
 from gpushim.paths import directory, rootfs, walk  # noqa: E402
 
 RENAME_EXCHANGE, AT_FDCWD = 2, -100

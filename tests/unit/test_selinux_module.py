@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.mps.mps import Place
+from gpuplugin.mps.mps import Folders
 from gpushim.ground import system
 from gpushim.paths import selinux
 
@@ -17,7 +17,7 @@ CONTEXTS = re.findall(
     r'\(filecon "([^"]+)" (any|file|dir) \((?:system_u object_r (\w+) \(\(s0\) \(s0\)\))?\)\)',
     (PACKAGING / "selinux/gpushim.cil").read_text(),
 )
-PLACE = Place(system.STATE_DIR, "gpu-0.x")
+PLACE = Folders(system.STATE_DIR, "gpu-0.x")
 GIVEN = {
     system.STATE_DIR: selinux.STATE,
     f"{system.STATE_DIR}/inventory.json": selinux.STATE,

@@ -9,8 +9,7 @@ They do what NVIDIA's do, by our means: below the rootfs all goes through rootfs
 image does not allow is skipped with a line on stderr. So are unknown hooks and options, which are of newer tools: the
 container starts. Such specs have them as createContainer hooks; the stages prestart and createRuntime work too.
 
-Out of scope: all else that NVIDIA's two programs do; the rootfs and its namespace (container.py). Not for the hot
-path: our own specs bring our own hook.
+Not for the hot path: our own specs bring our own hook.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ import posix
 
 from gpuhook import prestart
 from gpuhook.confine import confine
-from gpuhook.finish import cover, dev_links
-from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
-from gpuhook.live import roots
+from gpuhook.inject import cover, dev_links, roots
+from gpuhook.loader.finish import COMPAT_FOLDER, PROFILES, encode, folders_in
 from gpuhook.nvidia.container import Container, decode, libraries, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
 from gpushim.paths.mountinfo import OtherMountError, mount_id
@@ -30,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from gpuhook.finish.finish import Entries
+    from gpuhook.loader.finish import Entries
 
     Options = dict[str, list[str]]
 
@@ -45,7 +43,7 @@ def main(argv: list[str]) -> None:
 
 
 def run(argv: list[str]) -> None:
-    """Do what the words say.
+    """Run the hook that the words name.
 
     Raises:
         GpushimError: an option's value is wrong, there is no such container, or it is none that we may touch.
@@ -59,8 +57,8 @@ def run(argv: list[str]) -> None:
         prestart.say(f"nothing is done: there is no hook {quote(words[0])!r}" if words else "no hook is named")
         prestart.drain()
         return
-    work, known = HOOKS[words[0]]
-    options = parse(words[1:], known)
+    work, expected = HOOKS[words[0]]
+    options = parse(words[1:], expected)
     work(open_container(state_from(_last(options, "container-spec", "-"))), options)
     prestart.drain()
 
@@ -70,31 +68,27 @@ def _without_flags(words: list[str]) -> list[str]:
     return words[at:]
 
 
-def parse(words: list[str], known: tuple[str, ...]) -> Options:
+def parse(words: list[str], expected: tuple[str, ...]) -> Options:
     """Sort options, `--name value` and `--name=value`, with one dash or two, into values by name.
-
-    Args:
-        words: behind the hook's name.
-        known: names of its options.
 
     Raises:
         GpushimError: one has no value.
     """
-    found: Options = {}
-    rest = iter(words)
-    for word in rest:
+    options: Options = {}
+    following = iter(words)
+    for word in following:
         name, equals, value = word.lstrip("-").partition("=")
         if name in FLAGS and word.startswith("-"):
             continue
-        if not word.startswith("-") or name not in (*known, "container-spec"):
+        if not word.startswith("-") or name not in (*expected, "container-spec"):
             prestart.say(f"{quote(word)} is not known and ignored")
             continue
-        text = value if equals else next(rest, None)
-        if text is None:
+        argument = value if equals else next(following, None)
+        if argument is None:
             raise GpushimError(f"--{name} has no value", USAGE)
-        values = text.split(",") if name in LISTS else [text]
-        found.setdefault(name, []).extend([one.strip() for one in values if one.strip()])
-    return found
+        values = argument.split(",") if name in LISTS else [argument]
+        options.setdefault(name, []).extend([text.strip() for text in values if text.strip()])
+    return options
 
 
 def _last(options: Options, name: str, default: str = "") -> str:
@@ -102,7 +96,7 @@ def _last(options: Options, name: str, default: str = "") -> str:
 
 
 def create_symlinks(work: Container, options: Options) -> None:
-    """Make links; what is in the place of one, but a directory, is replaced."""
+    """Make links; each replaces whatever is there, but a directory."""
     links = []
     for value in options.get("link", []):
         target, _, path = value.partition("::")
@@ -112,11 +106,11 @@ def create_symlinks(work: Container, options: Options) -> None:
         links.append((target, directory, name))
     for target, directory, name in dict.fromkeys(links):
         try:
-            place = work.root.directory(directory or "/", create=True, also=_own_dev(work, directory))
+            parent = work.root.directory(directory or "/", create=True, also=_own_dev(work, directory))
             try:
-                place.symlink(target, name)
+                parent.symlink(target, name)
             finally:
-                place.close()
+                parent.close()
         except OSError as error:
             work.warn(f"{directory}/{name}", error)
 
@@ -128,19 +122,19 @@ def _own_dev(work: Container, path: str) -> set[bytes]:
 
 
 def update_ldcache(work: Container, options: Options) -> None:
-    """Tell the loader about the libraries in some folders, those of the image's newer CUDA before all others."""
+    """Add the libraries in some folders to the loader's, those of the image's newer CUDA before all others."""
     machine = posix.uname().machine
-    found: dict[int, Entries] = {32: [], 64: []}
+    entries: dict[int, Entries] = {32: [], 64: []}
     for folder in dict.fromkeys([*_chosen(work), *options.get("folder", [])]):
         for bits, soname, path in libraries(work, folder, machine):
-            found[bits].append((soname, path))
-    if found[32] or found[64]:
-        work.configure(found[64], machine, entries32=found[32])
+            entries[bits].append((soname, path))
+    if entries[32] or entries[64]:
+        work.configure(entries[64], machine, entries32=entries[32])
 
 
 def _chosen(work: Container) -> list[str]:
-    named = folders_in(work.read_own(f"/etc/ld.so.conf.d/{COMPAT}"))
-    return [decode(line) for line in named[:1]]
+    folders = folders_in(work.read_own(f"/etc/ld.so.conf.d/{COMPAT}"))
+    return [decode(line) for line in folders[:1]]
 
 
 def create_soname_symlinks(work: Container, options: Options) -> None:
@@ -150,22 +144,22 @@ def create_soname_symlinks(work: Container, options: Options) -> None:
 
 
 def enable_cuda_compat(work: Container, options: Options) -> None:
-    """Let the image's own libcuda come first where it is newer than the host's and runs on its driver."""
-    from gpuhook.finish import compat  # other hooks do without
+    """Put the image's own libcuda first where it is newer than the host's and runs on its driver."""
+    from gpuhook.loader import compat  # other hooks do without
 
     driver, cuda = _last(options, "host-driver-version"), _last(options, "host-cuda-version")
     folder = _last(options, "cuda-compat-container-root", COMPAT_FOLDER).rstrip("/")
     if not folder.startswith("/") or "\n" in folder:
         raise GpushimError("--cuda-compat-container-root: want an absolute path", USAGE)
-    found = compat.choose(work.root, driver, cuda, work.warn, folder) if driver or cuda else []
-    entries = [(encode(soname), encode(path)) for soname, path in found]
+    libraries = compat.choose(work.root, driver, cuda, work.warn, folder) if driver or cuda else []
+    entries = [(encode(soname), encode(path)) for soname, path in libraries]
     work.attempt(f"/etc/ld.so.conf.d/{COMPAT}", _remember, work, encode(folder) + b"\n" if entries else b"")
     if entries and work.root.exists("/etc/ld.so.cache"):  # without one, update-ldcache makes it
         work.attempt("/etc/ld.so.cache", work.merge_cache, entries, [], posix.uname().machine)
 
 
 def _remember(work: Container, text: bytes) -> None:
-    """Say for update-ldcache and for ldconfig which folder was chosen; an earlier container's choice is void."""
+    """Record for update-ldcache and for ldconfig which folder was chosen; an earlier container's choice is void."""
     if work.read_own(f"/etc/ld.so.conf.d/{COMPAT}") != text:
         work.directory("/etc/ld.so.conf.d", create=True).write(COMPAT, text)
 
@@ -178,31 +172,31 @@ def chmod(work: Container, options: Options) -> None:
         raise GpushimError(f"--mode {quote(text)}: want an octal mode", USAGE)
     for path in options.get("path", []):
         try:
-            place = work.root.reach(path)
+            fd = work.root.reach(path)
         except FileNotFoundError:
             continue
         except OSError as error:
             work.warn(path, error)
             continue
         try:
-            if posix.fstat(place).st_mode & 0o7777 == mode:
+            if posix.fstat(fd).st_mode & 0o7777 == mode:
                 continue
-            if mount_id(place) not in {work.root.mount, *_own_dev(work, path)}:
+            if mount_id(fd) not in {work.root.mount, *_own_dev(work, path)}:
                 raise OtherMountError(path)
-            posix.chmod(f"/proc/self/fd/{place}", mode)
+            posix.chmod(f"/proc/self/fd/{fd}", mode)
         except OSError as error:
             work.warn(path, error)
         finally:
-            posix.close(place)
+            posix.close(fd)
 
 
 def disable_device_node_modification(work: Container, options: Options) -> None:
-    """Let the container see that its libraries are not to make device nodes."""
+    """Show the container that its libraries are not to make device nodes."""
     work.attempt(cover.PARAMS, cover.restrict_params, work.root)
 
 
 def update_application_profile(work: Container, options: Options) -> None:
-    """Tell NVIDIA's EGL which GPUs are the container's: those whose nodes are in it."""
+    """Restrict NVIDIA's EGL to the container's GPUs: those whose nodes are in it."""
     mask = dev_links.mask(dev_links.gpus(work.root), work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)

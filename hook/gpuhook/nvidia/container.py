@@ -5,9 +5,7 @@ place, and the rootfs is at its path on the host. prestart and createRuntime hoo
 container's mounts are behind /proc/<pid>/root. `process_of` tells which of the two it is.
 
 The driver's libraries lie on mounts that the engine made, and that look like volumes: there only the SONAMEs of files
-that everybody may read are read, as ldconfig(8) does.
-
-Out of scope: what is done in the container (cdi_hook.py), the loader's cache (finish.py). Not for the hot path.
+that everybody may read are read, as ldconfig(8) does. Not for the hot path.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ import posix
 import sys
 
 from gpuhook import prestart
-from gpuhook.finish.finish import SYSTEM_FOLDERS, Work, encode, skipped
-from gpuhook.finish.ldcache import compare
-from gpuhook.live import roots
-from gpuhook.live.roots import rootfs_of
+from gpuhook.inject import roots
+from gpuhook.inject.roots import rootfs_of
+from gpuhook.loader.finish import SYSTEM_FOLDERS, Work, encode, skipped
+from gpuhook.loader.ldcache import compare
 from gpushim.ground import bounds, elf
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.ground.machines import COMPANIONS
@@ -33,19 +31,17 @@ if TYPE_CHECKING:
 
 
 class Container(Work):
-    """One container; what is skipped in it is said on stderr."""
+    """A container whose skipped steps go to stderr, and whose folders stand beside those of its other hooks."""
 
     __slots__ = ()
 
     def __init__(self, root: Rootfs) -> None:
         super().__init__(root, "")
 
-    def warn(self, what: str, error: Exception) -> None:
-        """Say what was skipped."""
-        prestart.say(skipped(what, error)[: bounds.LOG_TEXT])
+    def warn(self, step: str, error: Exception) -> None:
+        prestart.say(skipped(step, error)[: bounds.LOG_TEXT])
 
     def name_folders(self, folders: list[bytes], keep: bool = True) -> None:
-        """Name directories beside those of other hooks of this container."""
         super().name_folders(folders, keep)
 
 
@@ -61,8 +57,8 @@ def state_from(path: str) -> dict[str, Any]:
         try:
             fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY)
         except (OSError, ValueError) as error:
-            place = visible(path)
-            raise GpushimError(f"the container's state cannot be read from {place}: {error}", ROOTFS) from None
+            name = visible(path)
+            raise GpushimError(f"the container's state cannot be read from {name}: {error}", ROOTFS) from None
         try:
             if posix.fstat(fd).st_mode & TYPE != REGULAR:
                 raise GpushimError(f"{visible(path)} is not a regular file", ROOTFS)
@@ -75,16 +71,13 @@ def state_from(path: str) -> dict[str, Any]:
 
 
 def process_of(state: dict[str, Any]) -> str:
-    """Say whether we see a container's mounts only through its process, and through which.
+    """Return the directory of the container's process in /proc, held open; "" if we are in its mount namespace.
 
     The pid of a state counts from the runtime's own pid namespace. To a createContainer hook it is the container's,
     while /proc is still the host's and has another process under that number: nothing is looked up there until it
     is known that the number belongs there. It does not if there is none (crun gives 0 then), if it is our own
     parent's, which is the container's process in that stage alone, or if we have a number in a pid namespace
     below that of /proc ("NSpid" in proc(5)). Otherwise the two mount namespaces tell.
-
-    Returns:
-        the directory of the container's process in /proc, held open; "" if we are in its mount namespace.
 
     Raises:
         GpushimError: its namespace cannot be looked at.
@@ -149,57 +142,61 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
     except OSError as error:
         work.warn(path, error)
         return []
-    every = encode(path) not in SYSTEM_FOLDERS
+    on_any_mount = encode(path) not in SYSTEM_FOLDERS
     count = 0
     files: dict[tuple[int, bytes], bytes] = {}
     for name in sorted(name for name, regular in names.items() if regular and _is_library(name)):
-        known = _soname(work, f"{path}/{name}", machine, every)
-        if known is None:
+        library = _soname(work, f"{path}/{name}", machine, on_any_mount)
+        if library is None:
             continue
         count += 1
         if count > bounds.FOLDER_LIBRARIES:
             work.warn(path, GpushimError(f"there are more than {bounds.FOLDER_LIBRARIES} libraries", ROOTFS))
             break
-        key, text = (known[0], known[1] or encode(name)), encode(name)
-        if key not in files or compare(text + b"\0", 0, files[key] + b"\0") > 0:
-            files[key] = text
-    found = [(bits, soname, _link(work, path, soname, name, names)) for (bits, soname), name in files.items()]
+        key, encoded = (library[0], library[1] or encode(name)), encode(name)
+        if key not in files or compare(encoded + b"\0", 0, files[key] + b"\0") > 0:
+            files[key] = encoded
+    entries = [(bits, soname, _link(work, path, soname, name, names)) for (bits, soname), name in files.items()]
     for name in sorted(name for name, regular in names.items() if not regular and _is_library(name)):
-        known = _soname(work, f"{path}/{name}", machine, every)  # of what the link leads to, now that all are made
-        if known and (known[0], encode(name)) not in files and len(found) < bounds.FOLDER_LIBRARIES:
-            found.append((known[0], encode(name), encode(f"{path}/{name}")))
-    return found
+        library = _soname(
+            work, f"{path}/{name}", machine, on_any_mount
+        )  # of what the link leads to, now that all are made
+        if library and (library[0], encode(name)) not in files and len(entries) < bounds.FOLDER_LIBRARIES:
+            entries.append((library[0], encode(name), encode(f"{path}/{name}")))
+    return entries
 
 
 def _is_library(name: str) -> bool:
     return name.startswith("lib") and (name.endswith(".so") or ".so." in name) and "\n" not in name
 
 
-def _soname(work: Work, path: str, machine: str, every: bool) -> tuple[int, bytes] | None:
-    """Read what a file is; None for one that does not count. The text files of compilers are called *.so, too."""
+def _soname(work: Work, path: str, machine: str, on_any_mount: bool) -> tuple[int, bytes] | None:
+    """Return a library's bits and SONAME; None for a file that is none, such as the text files of compilers called
+    *.so.
+    """
     try:
-        fd, facts = work.root.open(path, volumes=True)
+        fd, status = work.root.open(path, volumes=True)
         try:
-            if not every and mount_id(fd) == work.root.mount:
+            if not on_any_mount and mount_id(fd) == work.root.mount:
                 return None
             machines = [machine, COMPANIONS.get(machine, "")]
-            found, soname = elf.soname(lambda at, size: posix.pread(fd, size, at), facts.st_size, machines)
+            file_machine, soname = elf.soname(lambda at, size: posix.pread(fd, size, at), status.st_size, machines)
         finally:
             posix.close(fd)
     except (OSError, ValueError):
         return None
     odd = b"/" in soname or soname in (b".", b"..") or b"\n" in soname
-    return 64 if found == machine else 32, b"" if odd else soname
+    return 64 if file_machine == machine else 32, b"" if odd else soname
 
 
 def _link(work: Work, folder: str, soname: bytes, name: bytes, names: dict[str, bool]) -> bytes:
     """Make a SONAME link, unless a file has that name; return the path that the cache is to have."""
-    place, own = encode(folder) + b"/", decode(soname)
-    if soname == name or names.get(own):
-        return place + name
+    prefix, link = encode(folder) + b"/", decode(soname)
+    if soname == name or names.get(link):
+        return prefix + name
     try:
-        work.directory(folder).symlink(decode(name), own)
+        work.directory(folder).symlink(decode(name), link)
     except OSError as error:
-        work.warn(f"{folder}/{own}", error)
-        return place + name  # the cache can do without the link
-    return place + soname
+        work.warn(f"{folder}/{link}", error)
+        return prefix + name  # the cache can do without the link
+    return prefix + soname

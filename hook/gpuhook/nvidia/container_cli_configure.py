@@ -5,8 +5,6 @@ it. The options become a request; the decision and the ways into the container a
 
 With --pid, the container is that process's, which waits in a mount namespace of its own. Without it, this process is
 in the container's mount namespace itself, as when enroot and Apptainer call it.
-
-Out of scope: info and list (gpushim/nvidia/container_cli/).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine
-from gpuhook.finish.options import Options
+from gpuhook.loader.options import Options
 from gpushim.decision.decide import Decision
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, USAGE, GpushimError, quote
@@ -40,7 +38,7 @@ MAX_REQUIREMENTS = 32
 
 
 def main(words: list[str]) -> NoReturn:
-    """Run `configure` as a process: exit 0, or say one line on stderr and exit with 1."""
+    """Run `configure` as a process: exit 0, or write one line on stderr and exit with 1."""
     prestart.main(words, _run, _say)
 
 
@@ -56,10 +54,10 @@ def configure(words: list[str]) -> None:
         GpushimError: the command line is wrong, or the container cannot have what it says.
     """
     started = time.monotonic()
-    given, rest = parse(words, cli.GLOBAL, in_order=True)
-    options, others = parse(rest[1:], cli.COMMANDS["configure"])
-    rootfs, pid, named = _rootfs(others), _pid(options), cli.names(options)
-    if not pid and "no-cgroups" not in named:
+    global_options, command = parse(words, cli.GLOBAL, in_order=True)
+    options, arguments = parse(command[1:], cli.COMMANDS["configure"])
+    rootfs, pid, names = _rootfs(arguments), _pid(options), cli.names(options)
+    if not pid and "no-cgroups" not in names:
         raise GpushimError(
             "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
             USAGE,
@@ -67,19 +65,19 @@ def configure(words: list[str]) -> None:
     decision = Decision({"container": rootfs, "by": "nvidia-container-cli"}, started)
     try:
         decision.inventory = host = _inventory(system.config_path(), system.state_dir())
-        cli.check_root(given, host["driver"]["root"])
+        cli.check_root(global_options, host["driver"]["root"])
         decision.take(request(options, host["policy"]))
         decision.plan({"rootfs": rootfs, "userns": False, "hook": ""})
         if not host["policy"]["hook"]["device-rules"]:
-            named.add("no-cgroups")
-        finishing = _options(decision.edits, options, given)
+            names.add("no-cgroups")
+        finishing = _options(decision.edits, options, global_options)
         if decision.limits:
             from gpuhook import cgroup_limits  # most containers have no limit
-            from gpuhook.live import roots
+            from gpuhook.inject import roots
 
             cgroup_limits.limit_decided(decision, roots.process_of(pid) if pid else "")
         confine(host["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
-        _land(decision.edits, named, finishing, pid, host["driver"]["dev-root"])
+        _land(decision.edits, names, finishing, pid, host["driver"]["dev-root"])
     except GpushimError as error:
         decision.record(str(error))
         raise
@@ -87,12 +85,12 @@ def configure(words: list[str]) -> None:
 
 
 def _inventory(config: str, state: str) -> Snapshot:
-    found = ensure.read(config, state)
-    if found is None:
+    snapshot = ensure.read(config, state)
+    if snapshot is None:
         from gpushim.inventory import renew  # some 10 ms with what it imports, beside the hundreds of a refresh
 
-        found = renew.snapshot(config, state)
-    return found
+        snapshot = renew.snapshot(config, state)
+    return snapshot
 
 
 def request(options: Given, policy: Policy) -> Request:
@@ -134,8 +132,8 @@ def _channels(options: Given, gate: Gate) -> list[int]:
     return list(dict.fromkeys([int(word) for word in words]))
 
 
-def _rootfs(others: list[str]) -> str:
-    path = others[0] if len(others) == 1 else ""
+def _rootfs(arguments: list[str]) -> str:
+    path = arguments[0] if len(arguments) == 1 else ""
     if not path.startswith("/") or not path.strip("/") or "\0" in path:
         raise GpushimError("invalid rootfs directory; want one absolute path behind the options, and not /", USAGE)
     return path
@@ -152,30 +150,30 @@ def _pid(options: Given) -> int:
     return pid
 
 
-def _options(planned: list[Edit], options: Given, given: Given) -> Options:
-    """Return what is to be finished in the container: the plan's own hook, less what the options switch off."""
+def _options(planned: list[Edit], options: Given, global_options: Given) -> Options:
+    """Return the steps to be finished in the container: the plan's own hook, less what the options switch off."""
     (hook,) = [edit.value for edit in planned if edit.kind == "hook"]
-    found = Options(hook["args"][2:])
+    finishing = Options(hook["args"][2:])
     for name, value in options:
         if name == "cuda-compat-mode" and value not in COMPAT_MODES:
             raise GpushimError(f"--cuda-compat-mode={quote(value)}: want one of {', '.join(COMPAT_MODES)}", USAGE)
         if name == "no-cntlibs" or value == "disabled":
-            found.driver = found.cuda = ""
-    found.socket = [pair for pair in found.socket if not cli.left_out(cli.names(options), pair[1])]
-    for name, value in given:
+            finishing.driver = finishing.cuda = ""
+    finishing.socket = [pair for pair in finishing.socket if not cli.left_out(cli.names(options), pair[1])]
+    for name, value in global_options:
         if name == "debug" and value.startswith("/"):
-            found.log = value
-    return found
+            finishing.log = value
+    return finishing
 
 
-def _land(planned: list[Edit], named: set[str], options: Options, pid: int, dev_root: str) -> None:
-    """Give the container the edits of a plan that the options leave."""
+def _land(planned: list[Edit], names: set[str], options: Options, pid: int, dev_root: str) -> None:
+    """Apply the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
     granted = [
         edit
         for edit in planned
-        if kinds.get(edit.kind) not in named
-        and not (edit.kind == "mount" and cli.left_out(named, edit.value["destination"]))
+        if kinds.get(edit.kind) not in names
+        and not (edit.kind == "mount" and cli.left_out(names, edit.value["destination"]))
     ]
     standalone.land(granted, options, pid, dev_root)
 

@@ -170,7 +170,7 @@ def _mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[
     Pipes can be opened on a read-only mount, but none made or removed. Limits go by UUID: an index is the
     container's, and one entry of a GPU that the process does not see drops all of them.
     """
-    pipes, place = f"{MPS_PIPES}/{share.group}/pipe", mps.Place(system.state_dir(), share.group)
+    pipes, place = f"{MPS_PIPES}/{share.group}/pipe", mps.Folders(system.state_dir(), share.group)
     envs["CUDA_MPS_PIPE_DIRECTORY"] = pipes
     if share.sliced:
         if share.memory:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.book import checkpoints, claimed
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed, is_ours
+from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, is_believed, is_ours
 from gpuplugin.processes import tasks
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
@@ -133,7 +133,7 @@ async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
 def _served(kubelet_dir: str, resource: str) -> bool:
     """Say whether an instance of this plugin serves a resource."""
     path = f"{kubelet.plugins(kubelet_dir)}/{sockets.PREFIX}{resource[len(PREFIX) :]}{sockets.SUFFIX}"
-    return resource.startswith(PREFIX) and believed(path)
+    return resource.startswith(PREFIX) and is_believed(path)
 
 
 class Allocators:
@@ -192,7 +192,7 @@ class Allocators:
         kubelet_dir, registry = self.folders()
         ours = kubelet.plugins(kubelet_dir)
         places = [path.rpartition("/") for path in paths]
-        found = any(folder == ours and sockets.foreign(name) for folder, _, name in places)
+        found = any(folder == ours and sockets.is_foreign(name) for folder, _, name in places)
         for folder, _, name in places:
             if found or folder == registry or (folder == kubelet_dir and name in (kubelet.CLAIMS, REGISTRY)):
                 self._wake.set()

@@ -195,7 +195,7 @@ class Questions:
 
     async def _running(self, page: Page, held: Held | None, promised: Remembered | None) -> frozenset[str]:
         """Return which pods have a process, of those that kubelet does not list."""
-        return await cgroups.left(listed.unlisted_uids(page, held, promised) if held is not None else ())
+        return await cgroups.find_running(listed.unlisted_uids(page, held, promised) if held is not None else ())
 
     def _matters(self, page: Page, desired: Devices, units: Units) -> bool:
         """Say whether it has to be known who has what."""

@@ -16,7 +16,7 @@ from gpuplugin.allocation.allocation import Ways
 from gpuplugin.book.by_device import Given
 from gpuplugin.devices import changes, division, preferred
 from gpuplugin.health import reason
-from gpuplugin.kubelet.v1beta1 import check, listed
+from gpuplugin.kubelet.v1beta1 import check, write_device
 from gpuplugin.mps import mps
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device
@@ -133,7 +133,10 @@ class Resource:
             else:
                 self.since.pop(uuid, None)
         reason.log(before, now, dict.fromkeys(now, self.name))
-        self.listed = {**self.listed, **{key: listed(key, not one.problem, one.numa) for key, one in made.items()}}
+        self.listed = {
+            **self.listed,
+            **{key: write_device(key, not one.problem, one.numa) for key, one in made.items()},
+        }
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
@@ -216,7 +219,7 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
     found = division.divide(there, snapshot, settings.sharing, notes)
     groups = division.mps_groups(snapshot, settings)
-    daemons = {one.name: mps.ready(system.state_dir(), one) for one in groups}
+    daemons = {one.name: mps.unready_reason(system.state_dir(), one) for one in groups}
     owed = mps.unrestored(system.state_dir(), groups)
     found = {name: [_served(device, daemons, owed) for device in devices] for name, devices in found.items()}
     ways = _ways(settings, snapshot)

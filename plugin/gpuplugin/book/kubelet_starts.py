@@ -40,7 +40,7 @@ class Starts:
 
     def runs(self) -> bool:
         """Say whether kubelet listens for plugins."""
-        return sockets.listening(self._path())
+        return sockets.is_listening(self._path())
 
     def young(self, now: float, quiet: float) -> bool:
         """Say whether kubelet has started just now: its socket, which it makes then, was first seen just now.
@@ -78,7 +78,7 @@ class Starts:
         if self._knows(self._book.read(), there) or not self.runs():
             return
         remembered = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
-        running = await cgroups.left(listed.unlisted_uids(self._book.now(self._book.read()), {}, remembered))
+        running = await cgroups.find_running(listed.unlisted_uids(self._book.now(self._book.read()), {}, remembered))
         with self._book.locked() as before:
             if not self._knows(before, there):
                 page = self._book.now(before)

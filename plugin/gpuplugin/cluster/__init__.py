@@ -1,1 +1,1 @@
-"""What asks the API server, in containers of their own: labels, profiles, slices, claims."""
+"""The containers that talk to the API server: labels, profiles, slices, claims."""

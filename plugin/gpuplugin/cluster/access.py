@@ -1,7 +1,6 @@
-"""Where the API server is, and what it is asked with: what kubelet gives a pod, or a package's node half tells.
+"""Where the API server is, and the credentials for it: kubelet's for a pod, or those that a node half sends.
 
-Both rotate, so they are read, or told, again.
-Out of scope: requests (cluster.py), the kubeconfig (gpushim/config/kubeconfig.py).
+Both rotate, so they are read, or sent, again.
 """
 
 from __future__ import annotations
@@ -23,16 +22,7 @@ WAIT = 15.0  # seconds for the node half
 
 
 class Access(NamedTuple):
-    """What a request is made with.
-
-    Attributes:
-        host: of the server.
-        port: of the server.
-        base: what paths begin with.
-        name: that its certificate must have.
-        headers: that say who asks.
-        context: of TLS.
-    """
+    """What a request is made with: the server, the prefix of paths, the name in its certificate, headers, TLS."""
 
     host: str
     port: int
@@ -42,8 +32,8 @@ class Access(NamedTuple):
     context: ssl.SSLContext
 
 
-class Pod:
-    """What kubelet gives a pod.
+class PodAccess:
+    """The access that kubelet gives a pod.
 
     Args:
         environment: variables of a pod.
@@ -54,15 +44,15 @@ class Pod:
     """
 
     def __init__(self, environment: Mapping[str, str], folder: str) -> None:
-        self._host, self._port = _place(environment)
+        self._host, self._port = _server_address(environment)
         self._folder = folder
         self.mounted("token")
 
-    def now(self) -> Access:
-        """Return what to ask with.
+    def current(self) -> Access:
+        """Read the credentials.
 
         Raises:
-            GpushimError: there is nothing.
+            GpushimError: there are none.
         """
         token, path = self.mounted("token"), f"{self._folder}/ca.crt"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # which checks certificate and name
@@ -81,88 +71,84 @@ class Pod:
         path = f"{self._folder}/{name}"
         try:
             with open(path, "rb") as file:
-                found = file.read(TOKEN_LIMIT).decode("ascii").strip()
+                text = file.read(TOKEN_LIMIT).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            raise GpushimError(f"{path} cannot be read: {why}; mount the service account there", FAILED) from None
-        if not found or not found.isprintable():
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise GpushimError(f"{path} cannot be read: {reason}; mount the service account there", FAILED) from None
+        if not text or not text.isprintable():
             raise GpushimError(f"{path} is empty or not text; mount the service account there", FAILED)
-        return found
+        return text
 
 
-class Lent:
-    """What the node half tells; before it has told anything, that of the pod.
+class RelayedAccess:
+    """The access that the node half sends; until it has sent any, that of the pod, or None where this is no pod."""
 
-    Args:
-        pod: that; None where this is no pod.
-    """
-
-    def __init__(self, pod: Pod | None) -> None:
+    def __init__(self, pod: PodAccess | None) -> None:
         self._pod, self._changed = pod, threading.Condition()
         self._access: Access | None = None
 
-    def take(self, lent: Any) -> None:
-        """Go by what is told from now on.
+    def take(self, fields: Any) -> None:
+        """Set the access for all requests from now on.
 
         Args:
-            lent: texts: path, server, ca, name, cert, key, token; None: by the pod's.
+            fields: path, server, ca, name, cert, key, token, all text; None for the pod's.
 
         Raises:
-            GpushimError: nothing can be asked with it.
+            GpushimError: it cannot be used.
         """
-        found = None if lent is None else _access(lent)
+        access = None if fields is None else _access(fields)
         with self._changed:
-            self._access = found
+            self._access = access
             self._changed.notify_all()
 
-    def now(self) -> Access:
-        """Return what to ask with; as `Pod.now`."""
+    def current(self) -> Access:
+        """Return the access, for which this waits a while; raises as `PodAccess.current` does."""
         with self._changed:
             if self._pod is None and not self._changed.wait_for(lambda: self._access, WAIT):
                 raise GpushimError(
                     "no API server is known; name a kubeconfig under [device-plugin] of config.toml", FAILED
                 )
-            found = self._access
-        if found is None:
+            access = self._access
+        if access is None:
             assert self._pod
-            return self._pod.now()
-        return found
+            return self._pod.current()
+        return access
 
 
 def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _access(lent: Mapping[str, str]) -> Access:
+def _access(fields: Mapping[str, str]) -> Access:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        server = urlsplit(lent["server"])
+        server = urlsplit(fields["server"])
         host, port = str(server.hostname), server.port or 443
-        context.load_verify_locations(cadata=lent["ca"])
-        if lent["cert"]:
-            _present(context, lent["cert"], lent["key"])
+        context.load_verify_locations(cadata=fields["ca"])
+        if fields["cert"]:
+            _load_certificate(context, fields["cert"], fields["key"])
     except (OSError, ValueError) as error:  # OSError: ssl.SSLError, too
-        why = getattr(error, "strerror", None) or error
-        raise GpushimError(f"the kubeconfig {quote(lent['path'])} cannot be used: {why}", CONFIG) from None
-    return Access(host, port, server.path.rstrip("/"), lent["name"] or host, _bearer(lent["token"]), context)
+        reason = getattr(error, "strerror", None) or error
+        raise GpushimError(f"the kubeconfig {quote(fields['path'])} cannot be used: {reason}", CONFIG) from None
+    return Access(host, port, server.path.rstrip("/"), fields["name"] or host, _bearer(fields["token"]), context)
 
 
-def _present(context: ssl.SSLContext, *parts: str) -> None:
-    """Have a context present a certificate; OpenSSL reads it, and its key, from files alone: these are on no disk."""
+def _load_certificate(context: ssl.SSLContext, *parts: str) -> None:
+    """Load a certificate into a context; OpenSSL reads it, and its key, from files alone: these are on no disk."""
     files = []
     try:
         for text in parts:
             files.append(os.memfd_create("client"))
-            with open(files[-1], "wb", closefd=False) as file:
-                file.write(text.encode())
+            with open(files[-1], "wb", closefd=False) as stream:
+                stream.write(text.encode())
         cert, key = (f"/proc/self/fd/{file}" for file in files)
         context.load_cert_chain(cert, key, password="")  # or it would ask at a terminal
     finally:
-        for one in files:
-            os.close(one)
+        for fd in files:
+            os.close(fd)
 
 
-def _place(environment: Mapping[str, str]) -> tuple[str, int]:
+def _server_address(environment: Mapping[str, str]) -> tuple[str, int]:
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (port.isascii() and port.isdecimal() and len(port) < 6):
         raise GpushimError(

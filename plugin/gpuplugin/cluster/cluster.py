@@ -1,8 +1,6 @@
 """A client of the API server of the cluster that this pod or node is in.
 
 Whatever the server sends is bounded in size, and in time.
-Out of scope: where it is, and credentials (access.py); what is asked
-(node_label.py, node_feature.py, installed_label.py, slices.py, claims.py).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from gpuplugin.cluster import pause
-from gpuplugin.cluster.access import FOLDER, Lent, Pod
+from gpuplugin.cluster.access import FOLDER, PodAccess, RelayedAccess
 from gpushim.ground.errors import FAILED, GpushimError, quote, visible
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ MERGE = "application/merge-patch+json"
 
 
 class ApiError(GpushimError):
-    """What the API server answers, or why it does not.
+    """An answer of the API server that is an error, or the lack of one.
 
     Attributes:
         status: of HTTP; 0 if there is no answer.
@@ -51,7 +49,7 @@ class ApiError(GpushimError):
 
 
 class DeepError(ApiError):
-    """What the API server answers is nested deeper than Python reads."""
+    """An answer of the API server that is nested deeper than Python reads."""
 
 
 class Api:
@@ -66,20 +64,21 @@ class Api:
         GpushimError: this is no pod, or its service account is not mounted.
     """
 
-    def __init__(self, environment: Mapping[str, str], folder: str = FOLDER, access: Lent | None = None) -> None:
-        self._pod = None if access else Pod(environment, folder)
+    def __init__(
+        self, environment: Mapping[str, str], folder: str = FOLDER, access: RelayedAccess | None = None
+    ) -> None:
+        self._pod = None if access else PodAccess(environment, folder)
         self._access, self._folder = access or self._pod, folder
 
     @property
     def namespace(self) -> str:
-        """That of this pod."""
         assert self._pod
         return named(self._pod.mounted("namespace"), f"{self._folder}/namespace")
 
     def ask(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None, accept: str = "", kind: str = APPLY
     ) -> Any:
-        """Ask, and return the JSON of the answer.
+        """Make a request, and return the JSON of the answer.
 
         Args:
             method: of HTTP.
@@ -100,8 +99,8 @@ class Api:
     ) -> Iterator[Any]:
         """Yield the events of a watch until the server ends it, after WATCH seconds or up to twice that.
 
-        One that ends before, or cannot begin, does so together with those of other nodes, as with a server: so this
-        goes on for a while then (`pause.apart`).
+        Watches of all nodes end together when a server restarts, so an early end is raised after a random delay
+        (`pause.apart`).
 
         Args:
             path: as for `ask`.
@@ -113,19 +112,19 @@ class Api:
             ApiError: as for `ask`; or the server says nothing for SILENCE seconds.
         """
         seconds = WATCH * random.uniform(1, 2)  # noqa: S311 - no secret; nodes that began at once do not stay together
-        asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": f"{seconds:.0f}"}
-        enough = time.monotonic() + seconds - pause.SPREAD
+        parameters = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": f"{seconds:.0f}"}
+        earliest_end = time.monotonic() + seconds - pause.SPREAD
         try:
-            with self._answer("GET", path, asked, None, accept, watch=seconds + SILENCE) as answer:
+            with self._answer("GET", path, parameters, None, accept, watch=seconds + SILENCE) as answer:
                 begun()
                 while (line := answer.readline(ANSWER_LIMIT + 1)).endswith(b"\n"):
                     yield _json(line)
                 if len(line) > ANSWER_LIMIT:
                     raise ApiError("the API server sends an event that is too large")
         except ApiError:
-            pause.apart(enough)
+            pause.apart(earliest_end)
             raise
-        pause.apart(enough)
+        pause.apart(earliest_end)
 
     @contextlib.contextmanager
     def _answer(
@@ -138,28 +137,32 @@ class Api:
         kind: str = APPLY,
         watch: float = 0.0,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Ask; yields an answer that is no error, which must come within DEADLINE, or `watch` seconds if given."""
+        """Yield an answer that is no error, which must come within DEADLINE, or `watch` seconds if given."""
         assert self._access
-        to = self._access.now()
-        headers = {**to.headers, "Accept": accept or "application/json"}
+        access = self._access.current()
+        headers = {**access.headers, "Accept": accept or "application/json"}
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = kind if method == "PATCH" else "application/json"
-        connection = http.client.HTTPSConnection(to.host, to.port, context=to.context)  # else it reads all others
+        connection = http.client.HTTPSConnection(
+            access.host, access.port, context=access.context
+        )  # else it reads all others
         limit = _Limit()
         try:
-            with socket.create_connection((to.host, to.port), DEADLINE) as plain:
-                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else it waits 40 ms for an ACK
-                limit.begin(DEADLINE, plain.dup())
-                connection.sock = to.context.wrap_socket(plain, server_hostname=to.name)  # which takes its descriptor
-            connection.request(method, f"{to.base}{path}?{urlencode(query)}", data, headers)
-            opened = connection.sock  # which an answer without keep-alive takes with it
+            with socket.create_connection((access.host, access.port), DEADLINE) as tcp:
+                tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else it waits 40 ms for an ACK
+                limit.begin(DEADLINE, tcp.dup())
+                connection.sock = access.context.wrap_socket(
+                    tcp, server_hostname=access.name
+                )  # which takes its descriptor
+            connection.request(method, f"{access.base}{path}?{urlencode(query)}", data, headers)
+            tls = connection.sock  # which an answer without keep-alive takes with it
             with connection.getresponse() as answer:
                 if not 200 <= answer.status < 300:
                     raise _refused(answer)
                 if watch:
                     limit.begin(watch)
-                    opened.settimeout(SILENCE)
+                    tls.settimeout(SILENCE)
                 yield answer
             if limit.over:  # which looks like the answer's end
                 raise ApiError("")
@@ -168,32 +171,28 @@ class Api:
                 raise ApiError(f"the API server's answer takes more than {limit.seconds:g} s") from None
             if isinstance(error, ApiError):
                 raise
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ApiError(f"the API server at {to.host} does not answer: {quote(str(why))}") from None
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ApiError(f"the API server at {access.host} does not answer: {quote(str(reason))}") from None
         finally:
             limit.end()
             connection.close()
 
 
-def named(text: str, where: str) -> str:
+def named(text: str, source: str) -> str:
     """Return a name that Kubernetes gave an object.
-
-    Args:
-        text: as it was given.
-        where: by what, in messages.
 
     Raises:
         GpushimError: it is none.
     """
     if not NAME.fullmatch(text):
         raise GpushimError(
-            f'{where} is "{quote(text)}", which is not a Kubernetes name; set it by the downward API', FAILED
+            f'{source} is "{quote(text)}", which is not a Kubernetes name; set it by the downward API', FAILED
         )
     return text
 
 
 class _Limit:
-    """An end that a connection has, whatever comes of it: a socket's timeout is for each byte, and some drip."""
+    """A deadline of a connection, whatever comes of it: a socket's timeout is for each byte, and some drip."""
 
     def __init__(self) -> None:
         self.seconds, self.over = 0.0, False
@@ -201,7 +200,7 @@ class _Limit:
         self._timer: threading.Timer | None = None
 
     def begin(self, seconds: float, connected: socket.socket | None = None) -> None:
-        """Let it end after so many seconds from now; `connected`, which is closed at the end, is told once."""
+        """Close a socket after so many seconds from now; `connected` is that socket, given once."""
         if self._timer:
             self._timer.cancel()
         self.seconds, self._socket = seconds, connected or self._socket
@@ -216,7 +215,6 @@ class _Limit:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Let it be as long as it will."""
         if self._timer:
             self._timer.cancel()
         if self._socket:
@@ -245,16 +243,44 @@ def _json(data: bytes) -> Any:
 
 
 def _refused(answer: http.client.HTTPResponse) -> ApiError:
-    """Say what the server says of an error, a Status object."""
+    """Return the error that the server describes in a Status object."""
     try:
-        answered = _json(b"".join(_read(answer)))
+        status = _json(b"".join(_read(answer)))
     except (ApiError, OSError, http.client.HTTPException):
-        answered = None
-    why = visible(str(member(answered, "message") or answer.reason)[:MESSAGE])
-    about = member(member(answered, "details"), "name")
-    return ApiError(f"the API server answers {answer.status}: {why}", answer.status, str(about or ""))
+        status = None
+    message = visible(str(member(status, "message") or answer.reason)[:MESSAGE])
+    about = member(member(status, "details"), "name")
+    return ApiError(f"the API server answers {answer.status}: {message}", answer.status, str(about or ""))
 
 
-def member(thing: Any, name: str) -> Any:
+def member(parent: Any, name: str) -> Any:
     """Return a member of what a server sends; None if it is no object, or has none of that name."""
-    return thing.get(name) if isinstance(thing, dict) else None
+    return parent.get(name) if isinstance(parent, dict) else None
+
+
+def lacking(error: ApiError, verb: str, resource: str) -> ApiError:
+    """Return the error with the right that the service account lacks, if that is what it is.
+
+    Args:
+        error: what the API server answered.
+        verb: what was wanted, as RBAC has it.
+        resource: of what.
+    """
+    if error.status != 403:
+        return error
+    return ApiError(f"{error}; give the service account the right to {verb} {resource}", 403, error.about)
+
+
+def node_uid(api: Api, node: str) -> str:
+    """Return the uid of a node's object, with which the node's own objects go.
+
+    Raises:
+        ApiError: the API server does not say, or has no such node.
+    """
+    try:
+        answer = api.ask("GET", f"/api/v1/nodes/{node}", {}, accept=METADATA.format("PartialObjectMetadata"))
+    except ApiError as error:
+        if error.status == 404:
+            raise ApiError(f"the API server knows no node {node}; set NODE_NAME to spec.nodeName") from None
+        raise lacking(error, "get", "nodes") from None
+    return str(member(member(answer, "metadata"), "uid") or "")

@@ -6,7 +6,6 @@ It connects to a socket that the node half makes, and gets and sends lines of JS
 {"claim": n, "namespace": ..., "name": ..., "uid": ...}.
 Cluster to node: {"claim": n, "object" | "absent" | "error": ...},
 {"published": {"generation": n, "problem": sentence, "dropped": [field, ...]}}.
-Out of scope: slices (slices.py), claims (claims.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster import claims, parts
-from gpuplugin.cluster.access import FOLDER, Lent, Pod
+from gpuplugin.cluster.access import FOLDER, PodAccess, RelayedAccess
 from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import Api, named
 from gpuplugin.cluster.node_label import NodeLabel
@@ -40,7 +39,7 @@ SEND = 10  # seconds for the other side to take a line
 
 
 def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> None:
-    """Keep slices and read claims for the node half until a signal ends it.
+    """Keep slices and read claims for the node half until a signal ends the process.
 
     Args:
         environment: of a pod, with NODE_NAME.
@@ -56,7 +55,7 @@ def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile
 
 def half(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> list[Part]:
     """Return the parts that `run` does; arguments and errors are the same."""
-    access = Lent(Pod(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None)
+    access = RelayedAccess(PodAccess(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None)
     api, node = Api(environment, folder, access), named(environment.get("NODE_NAME", ""), "NODE_NAME")
     link = Link(path, access)
     link.slices, link.claims = Slices(api, node, link.send), Claims(api)
@@ -71,38 +70,40 @@ class Link:
 
     Args:
         path: of its socket.
-        access: gets what it tells of the API server.
+        access: gets what the node half sends of the API server.
 
     Attributes:
         slices: get the pools that are desired.
-        claims: get those that are asked for.
+        claims: get the requests for claims.
     """
 
     slices: Slices
     claims: Claims
 
-    def __init__(self, path: str, access: Lent) -> None:
+    def __init__(self, path: str, access: RelayedAccess) -> None:
         self._path, self._access = path, access
         self._sending = threading.Lock()
         self._connected: socket.socket | None = None
 
     def follow(self) -> Iterator[None]:
-        """Do what the node half says, until the connection ends.
+        """Handle the node half's lines until the connection ends.
 
         Raises:
-            GpushimError: there is no socket, or what comes is no line of JSON.
+            GpushimError: there is no socket, or a line is no JSON.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
-            seen = trust.identity(self._path)
+            identity = trust.identity(self._path)
             try:
                 connected.connect(self._path)
             except OSError as error:
-                why = error.strerror or error
-                raise GpushimError(f"{self._path} cannot be reached: {why}; the node half makes it", FAILED) from None
+                reason = error.strerror or error
+                raise GpushimError(
+                    f"{self._path} cannot be reached: {reason}; the node half makes it", FAILED
+                ) from None
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND, 0))
             self._connected = connected
             try:
-                for line in self._lines(connected, seen):
+                for line in self._lines(connected, identity):
                     self._take(line, connected)
                     yield
             finally:
@@ -110,9 +111,9 @@ class Link:
                 with self._sending:
                     self._connected = None
 
-    def _lines(self, connected: socket.socket, seen: object) -> Iterator[bytearray]:
-        rest = bytearray()
-        while (trust.identity(self._path) or ())[:2] == (seen or ())[:2]:  # type: ignore[index]
+    def _lines(self, connected: socket.socket, identity: object) -> Iterator[bytearray]:
+        buffer = bytearray()
+        while (trust.identity(self._path) or ())[:2] == (identity or ())[:2]:  # type: ignore[index]
             if not select.select([connected], [], [], LOOK)[0]:
                 continue
             try:
@@ -121,57 +122,52 @@ class Link:
                 return
             if not part:
                 return
-            rest += part
+            buffer += part
             if b"\n" in part:
-                *lines, rest = rest.split(b"\n")
+                *lines, buffer = buffer.split(b"\n")
                 yield from lines
-            if len(rest) > CLAIM_LINE:
+            if len(buffer) > CLAIM_LINE:
                 raise GpushimError(f"{self._path} sends a line of more than {CLAIM_LINE >> 20} MiB", FAILED)
 
     def _take(self, line: bytearray, connected: socket.socket) -> None:
         try:
-            answered = json.loads(line)
+            message = json.loads(line)
         except (ValueError, RecursionError):
-            answered = None
-        if isinstance(answered, dict) and isinstance(answered.get("claim"), int):
-            self.claims.ask(answered, lambda answer: self.send(answer, connected))
-        elif isinstance(answered, dict) and "pool" in answered and _is_pool(answered["pool"]):
-            self.slices.want(answered["pool"] and answered["pool"]["slices"])
-        elif isinstance(answered, dict) and "api" in answered:
-            self._access.take(answered["api"])
+            message = None
+        if isinstance(message, dict) and isinstance(message.get("claim"), int):
+            self.claims.ask(message, lambda answer: self.send(answer, connected))
+        elif isinstance(message, dict) and "pool" in message and _is_pool(message["pool"]):
+            self.slices.want(message["pool"] and message["pool"]["slices"])
+        elif isinstance(message, dict) and "api" in message:
+            self._access.take(message["api"])
         else:
             raise GpushimError(f"{self._path} sends a line that is not understood", FAILED)
 
-    def send(self, answered: dict[str, Any], connected: socket.socket | None = None) -> None:
-        """Send a line; it is lost if there is no connection, or another one than was meant.
-
-        Args:
-            answered: the object to be sent.
-            connected: by which it was asked for.
-        """
+    def send(self, message: dict[str, Any], connected: socket.socket | None = None) -> None:
+        """Send a line; drop it if there is no connection, or another one than was meant."""
         try:
-            line = _line(answered)
+            line = _line(message)
         except GpushimError as error:
-            line = _line({"claim": answered.get("claim"), "error": str(error)})
+            line = _line({"claim": message.get("claim"), "error": str(error)})
         with self._sending:
-            to = self._connected
-            if to is None or (connected is not None and connected is not to):
+            current = self._connected
+            if current is None or (connected is not None and connected is not current):
                 return
             try:
-                to.sendall(line)
+                current.sendall(line)
             except OSError:  # half a line may have gone
                 with contextlib.suppress(OSError):
-                    to.shutdown(socket.SHUT_RDWR)
+                    current.shutdown(socket.SHUT_RDWR)
 
 
-def _line(answered: dict[str, Any]) -> bytes:
-    """Return a line that the node half reads: of a claim, which others write, it may have to be refused.
+def _line(message: dict[str, Any]) -> bytes:
+    """Return a line that the node half reads; one about a claim, which others write, may have to be refused.
 
     Raises:
         GpushimError: it is too large, or too deep.
     """
     try:
-        line = json.dumps(answered).encode() + b"\n"
+        line = json.dumps(message).encode() + b"\n"
         deep = deeper(line, CLAIM_DEPTH)
     except RecursionError:
         line, deep = b"", True
@@ -187,5 +183,5 @@ def _is_pool(pool: Any) -> bool:
         return True
     slices = pool.get("slices") if isinstance(pool, dict) else None
     return isinstance(slices, list) and all(
-        isinstance(each, list) and all(isinstance(device, dict) for device in each) for each in slices
+        isinstance(devices, list) and all(isinstance(device, dict) for device in devices) for devices in slices
     )

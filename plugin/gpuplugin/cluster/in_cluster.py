@@ -2,8 +2,7 @@
 
 It has no GPU, is not root, and alone has the service account's token. RBAC cannot limit a DaemonSet's pods to their
 own nodes: whoever has the token may read all nodes, and write the NodeFeature object of each.
-The container beside gpushim-node works by `watching`, too. Out of scope: what it does there (installed_label.py); the
-plugin, which reads and writes the files (profiles.py, labels_file.py).
+The container beside gpushim-node works by `watching`, too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LOOK = 1.0  # seconds between looks at a file
 def run(
     environment: Mapping[str, str], profile_file: str, labels_file: str, once: bool, folder: str = FOLDER
 ) -> None:
-    """Follow the node's label, and post its labels, until a signal ends it.
+    """Follow the node's label, and post its labels, until a signal ends the process.
 
     Args:
         environment: of a pod, with NODE_NAME.
@@ -61,11 +60,7 @@ def half(environment: Mapping[str, str], profile_file: str, labels_file: str, fo
 
 
 def watching(look: Callable[[], None]) -> Callable[[], Iterator[None]]:
-    """Make work of a look at what may have changed.
-
-    Args:
-        look: asks the API server if something has.
-    """
+    """Return the part that calls `look` every LOOK seconds."""
 
     def work() -> Iterator[None]:
         while True:

@@ -2,7 +2,7 @@
 
 The device plugin's DaemonSet has pods where it is. The label follows a file, so one that somebody has removed comes
 back, and that of a machine which was replaced under its name goes. The chart names the label, and its admission
-policy lets nothing else be changed. Out of scope: when gpushim is installed (gpuplugin.node.installed).
+policy lets nothing else be changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InstalledLabel:
         """Set or remove the label, if the file has come or some time has passed.
 
         Raises:
-            GpushimError: the API server refuses or does not answer, or it cannot be noted that it has.
+            GpushimError: the API server refuses or does not answer, or the file `posted` cannot be made.
         """
         installed = bool(self._installed) and os.path.lexists(self._installed)
         if installed == self._state and time.monotonic() < self._again:
@@ -50,7 +50,7 @@ class InstalledLabel:
         self._set(installed)
         if installed != self._state:
             logger.info("the node %s has %s label %s", self._node, "the" if installed else "no", self._label)
-        self._note()
+        self._make_posted()
         self._state = installed
         self._again = time.monotonic() + pause.roughly(AGAIN)
 
@@ -63,7 +63,7 @@ class InstalledLabel:
             if installed or error.status != MISSING:  # what is not there has no label
                 raise
 
-    def _note(self) -> None:
+    def _make_posted(self) -> None:
         if self._posted:
             try:
                 os.close(os.open(self._posted, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))

@@ -1,7 +1,6 @@
 """The labels of a node, as NVIDIA's GPU feature discovery names and spells them, from the snapshot.
 
 Source of names and values: GPU feature discovery of NVIDIA's k8s-device-plugin 0.20. What is not known has no label.
-Out of scope: where they go (labels_file.py, node_feature.py).
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Way:
-    """How devices are given out.
+class Replication:
+    """How devices are offered.
 
     Attributes:
-        replicas: how often each; 0 is said of what is not given out.
+        replicas: how often each; 0 stands for a device that is not offered.
         strategy: of sharing: none, time-slicing or mps.
         renamed: the replicas have a resource of their own.
     """
@@ -65,19 +64,16 @@ class Way:
     renamed: bool = False
 
 
-NOT_GIVEN = Way(0)
+NOT_OFFERED = Replication(0)
 
 
 def labels(snapshot: Snapshot, settings: Settings, model: str) -> dict[str, str]:
-    """Say what a node has.
+    """Return the labels of a node but TIMESTAMP, sorted by name; none where no GPU is offered.
 
     Args:
         snapshot: of its inventory.
         settings: in force.
         model: of the machine, as `machine` reads it.
-
-    Returns:
-        the labels but TIMESTAMP, sorted by name; none where no GPU can be given out.
 
     Raises:
         GpushimError: groups of sharing do not go together, or not with these GPUs.
@@ -87,18 +83,20 @@ def labels(snapshot: Snapshot, settings: Settings, model: str) -> dict[str, str]
     if snapshot["error"] or not gpus:
         return {}
     strategy = settings.values["mig-strategy"]
-    found = {**_of_node(gpus, model), **_versions(snapshot), **_sharing(settings)}
+    fields = {**_node_labels(gpus, model), **_version_labels(snapshot), **_sharing(settings)}
     if strategy != "none":
-        found["mig.strategy"] = strategy
+        fields["mig.strategy"] = strategy
     single = strategy == "single" and any(gpu["mig"] for gpu in gpus)
     if single and not _is_single(gpus, migs):
-        found.update(_whole(gpus, {}), **_invalid(gpus))
+        fields.update(_gpu_labels(gpus, {}), **_invalid_mig_labels(gpus))
     else:
-        ways = _ways(snapshot, settings)
-        found.update(_whole(gpus, ways))
-        for name, alike in _by_resource(migs, "gpu" if single else "").items() if strategy != "none" else ():
-            found.update(_divided(name, alike, gpus, ways))
-    return {PREFIX + name: value for name, value in sorted(found.items())}
+        replications = _replications(snapshot, settings)
+        fields.update(_gpu_labels(gpus, replications))
+        for name, instances in (
+            _group_by_resource(migs, "gpu" if single else "").items() if strategy != "none" else ()
+        ):
+            fields.update(_mig_labels(name, instances, gpus, replications))
+    return {PREFIX + name: value for name, value in sorted(fields.items())}
 
 
 def machine(path: str = PRODUCT_NAME) -> str:
@@ -110,17 +108,14 @@ def machine(path: str = PRODUCT_NAME) -> str:
         return UNKNOWN
 
 
-def value(text: str, *more: str) -> str:
-    """Spell a label's value.
+def value(text: str, *words: str) -> str:
+    """Return a label's value, spelled as Kubernetes takes it; "" if nothing of the text can be in a value.
 
     Args:
         text: any; what is too long of it goes.
-        more: words that follow, none of which goes.
-
-    Returns:
-        what Kubernetes takes; "" if nothing of the text can be in a value.
+        words: that follow, none of which goes.
     """
-    end = "".join(f"-{word}" for one in more for word in [_spelled(one)] if word)
+    end = "".join(f"-{spelled}" for word in words for spelled in [_spelled(word)] if spelled)
     begin = _spelled(text)[: LONGEST - len(end)].rstrip(_EDGE)
     return begin + end if begin else ""
 
@@ -129,37 +124,37 @@ def _spelled(text: str) -> str:
     return "-".join(_OUTSIDE.sub("", text).split()).strip(_EDGE)
 
 
-def _of_node(gpus: Sequence[Gpu], model: str) -> dict[str, str]:
+def _node_labels(gpus: Sequence[Gpu], model: str) -> dict[str, str]:
     classes = {gpu["pci_class"] for gpu in gpus}
     cliques = {gpu["fabric"] for gpu in gpus if gpu["fabric"]}
-    found = {
+    fields = {
         "gpu.machine": model,
         "gpu.mode": MODES.get(classes.pop(), UNKNOWN) if len(classes) == 1 else UNKNOWN,
         "mig.capable": _bool(any(gpu["mig_capable"] for gpu in gpus)),
         "vgpu.present": _bool(any(gpu["vgpu"] for gpu in gpus)),
     }
-    return {**found, "gpu.clique": cliques.pop()} if len(cliques) == 1 else found
+    return {**fields, "gpu.clique": cliques.pop()} if len(cliques) == 1 else fields
 
 
 def _sharing(settings: Settings) -> dict[str, str]:
     return {"mps.capable": _bool(any(group.mps for group in settings.sharing))}
 
 
-def _versions(snapshot: Snapshot) -> dict[str, str]:
-    """Say the versions of driver and CUDA; the labels with fewer words are deprecated."""
-    found = {}
+def _version_labels(snapshot: Snapshot) -> dict[str, str]:
+    """Return the versions of driver and CUDA; the labels with fewer words are deprecated."""
+    fields = {}
     driver, cuda = value(snapshot["driver"]["version"]), snapshot["driver"]["cuda"]
     if driver:
-        found["cuda.driver-version.full"] = driver
+        fields["cuda.driver-version.full"] = driver
     parts = driver.split(".")
     if 2 <= len(parts) <= 3:
         for short, name, part in zip(("major", "minor", "rev"), ("major", "minor", "revision"), [*parts, ""]):
-            found[f"cuda.driver.{short}"] = found[f"cuda.driver-version.{name}"] = part
+            fields[f"cuda.driver.{short}"] = fields[f"cuda.driver-version.{name}"] = part
     if cuda:
-        found["cuda.runtime-version.full"] = cuda
+        fields["cuda.runtime-version.full"] = cuda
         for name, part in zip(("major", "minor"), cuda.split(".")):
-            found[f"cuda.runtime.{name}"] = found[f"cuda.runtime-version.{name}"] = part
-    return found
+            fields[f"cuda.runtime.{name}"] = fields[f"cuda.runtime-version.{name}"] = part
+    return fields
 
 
 def _is_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance]) -> bool:
@@ -170,93 +165,97 @@ def _is_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance]) -> bool:
     return True
 
 
-def _whole(gpus: Sequence[Gpu], ways: dict[str, Way]) -> dict[str, str]:
-    """Say what GPUs there are; of several models, the one that most are of, and the first of these."""
-    found = [gpu for gpu in gpus if not gpu["mig"]] or gpus
-    model = _most(gpu["model"] for gpu in found)
+def _gpu_labels(gpus: Sequence[Gpu], replications: dict[str, Replication]) -> dict[str, str]:
+    """Return the labels of GPUs; of several models, the one that most are of, and the first of these."""
+    candidates = [gpu for gpu in gpus if not gpu["mig"]] or gpus
+    model = _most_common(gpu["model"] for gpu in candidates)
     count = sum(gpu["model"] == model for gpu in gpus)
-    alike = [gpu for gpu in found if gpu["model"] == model]
-    one = min(alike, key=lambda gpu: not gpu["arch"])  # a sick one does not tell all
-    way = _shared(ways[gpu["uuid"]] for gpu in alike if gpu["uuid"] in ways and not gpu["mig"])
-    labels = _base("gpu", way, count, model)
-    if one["memory"]:
-        labels["gpu.memory"] = str(one["memory"])
-    if one["arch"]:
-        major, _, minor = one["arch"].partition(".")
-        labels.update({"gpu.compute.major": major, "gpu.compute.minor": minor, "gpu.family": family(one["arch"])})
+    same_model = [gpu for gpu in candidates if gpu["model"] == model]
+    example = min(same_model, key=lambda gpu: not gpu["arch"])  # a sick one does not tell all
+    replication = _choose(
+        replications[gpu["uuid"]] for gpu in same_model if gpu["uuid"] in replications and not gpu["mig"]
+    )
+    labels = _base_labels("gpu", replication, count, model)
+    if example["memory"]:
+        labels["gpu.memory"] = str(example["memory"])
+    if example["arch"]:
+        major, _, minor = example["arch"].partition(".")
+        labels.update({"gpu.compute.major": major, "gpu.compute.minor": minor, "gpu.family": family(example["arch"])})
     return labels
 
 
 def family(arch: str) -> str:
-    """Name the family of a compute capability, such as 8.6."""
+    """Return the name of the family of a compute capability, such as 8.6."""
     number = tuple(int(part) for part in arch.split("."))
     return [UNDEFINED, *(name for first, name in FAMILIES.items() if first <= number)][-1]
 
 
-def _invalid(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Say that MIG instances are not such as the strategy single needs them."""
+def _invalid_mig_labels(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """Return the labels of MIG instances that are not such as the strategy single needs them."""
     model = next(gpu["model"] for gpu in gpus if gpu["mig"])
     product = value(model, "MIG", "INVALID")
     return {**{f"gpu.{name}": "0" for name in ("count", "replicas", "memory")}, "gpu.product": product}
 
 
-def _by_resource(migs: Sequence[MigInstance], only: str) -> dict[str, list[MigInstance]]:
-    found: dict[str, list[MigInstance]] = {}
+def _group_by_resource(migs: Sequence[MigInstance], only: str) -> dict[str, list[MigInstance]]:
+    by_name: dict[str, list[MigInstance]] = {}
     for mig in migs:
         name = only or resources.name_of(mig, []).replace(PREFIX, "", 1)
         if name:
-            found.setdefault(name, []).append(mig)
-    return found
+            by_name.setdefault(name, []).append(mig)
+    return by_name
 
 
-def _divided(name: str, migs: Sequence[MigInstance], gpus: Sequence[Gpu], ways: dict[str, Way]) -> dict[str, str]:
-    """Say what MIG instances there are of a profile; of several models, as of GPUs."""
+def _mig_labels(
+    name: str, migs: Sequence[MigInstance], gpus: Sequence[Gpu], replications: dict[str, Replication]
+) -> dict[str, str]:
+    """Return the labels of a profile's MIG instances; of several models, as of GPUs."""
     models = {gpu["index"]: gpu["model"] for gpu in gpus}
-    model = _most(models[mig["gpu"]] for mig in migs)
-    one = next(mig for mig in migs if models[mig["gpu"]] == model)
-    way = _shared(ways[mig["uuid"]] for mig in migs if mig["uuid"] in ways)
-    labels = _base(name, way, len(migs), model, "MIG", one["profile"])
-    if one["memory"]:
-        labels[f"{name}.memory"] = str(one["memory"])
-    return {**labels, **{f"{name}.{key}": str(number) for key, number in one["attributes"].items()}}
+    model = _most_common(models[mig["gpu"]] for mig in migs)
+    example = next(mig for mig in migs if models[mig["gpu"]] == model)
+    replication = _choose(replications[mig["uuid"]] for mig in migs if mig["uuid"] in replications)
+    labels = _base_labels(name, replication, len(migs), model, "MIG", example["profile"])
+    if example["memory"]:
+        labels[f"{name}.memory"] = str(example["memory"])
+    return {**labels, **{f"{name}.{key}": str(number) for key, number in example["attributes"].items()}}
 
 
-def _base(name: str, way: Way, count: int, model: str, *more: str) -> dict[str, str]:
-    shared = ("SHARED",) if way.replicas > 1 and not way.renamed else ()
-    product = value(model, *more, *shared)
-    found = {"count": str(count), "replicas": str(way.replicas), "sharing-strategy": way.strategy}
-    return {f"{name}.{key}": text for key, text in {**found, "product": product}.items() if text}
+def _base_labels(name: str, replication: Replication, count: int, model: str, *words: str) -> dict[str, str]:
+    shared = ("SHARED",) if replication.replicas > 1 and not replication.renamed else ()
+    product = value(model, *words, *shared)
+    fields = {"count": str(count), "replicas": str(replication.replicas), "sharing-strategy": replication.strategy}
+    return {f"{name}.{key}": text for key, text in {**fields, "product": product}.items() if text}
 
 
-def _ways(snapshot: Snapshot, settings: Settings) -> dict[str, Way]:
-    """Say of each device how it is given out, by UUID."""
-    there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], [])
-    names = {one.uuid: name for name, devices in there.items() for one in devices}
+def _replications(snapshot: Snapshot, settings: Settings) -> dict[str, Replication]:
+    """Return by UUID how each device is offered."""
+    devices_by_resource = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], [])
+    names = {device.uuid: name for name, devices in devices_by_resource.items() for device in devices}
     parts: dict[str, list[tuple[str, Device]]] = {}
-    for name, devices in division.divide(there, snapshot, settings.sharing, []).items():
+    for name, devices in division.divide(devices_by_resource, snapshot, settings.sharing, []).items():
         for device in devices:
             parts.setdefault(device.uuid, []).append((name, device))
-    found = {uuid: _way(names[uuid], devices) for uuid, devices in parts.items()}
+    replications = {uuid: _replication(names[uuid], devices) for uuid, devices in parts.items()}
     if snapshot["platform"] in ALL_IN_ONE:  # where one device is all GPUs
-        return {gpu["uuid"]: way for gpu in snapshot["gpus"] for way in found.values()}
-    return found
+        return {gpu["uuid"]: replication for gpu in snapshot["gpus"] for replication in replications.values()}
+    return replications
 
 
-def _way(resource: str, parts: Sequence[tuple[str, Device]]) -> Way:
+def _replication(resource: str, parts: Sequence[tuple[str, Device]]) -> Replication:
     share = parts[0][1].share
     if len(parts) == 1 or share is None:
-        return Way(1)
-    return Way(len(parts), share.kind, all(name != resource for name, _ in parts))
+        return Replication(1)
+    return Replication(len(parts), share.kind, all(name != resource for name, _ in parts))
 
 
-def _shared(ways: Iterable[Way]) -> Way:
-    """Choose what is said of several devices: that some are shared under their name, or else what most are."""
-    found = [*ways]
-    under_it = [way for way in found if way.replicas > 1 and not way.renamed]
-    return Counter(under_it or found).most_common(1)[0][0] if found else NOT_GIVEN
+def _choose(replications: Iterable[Replication]) -> Replication:
+    """Choose the label for several devices: that some are shared under their name, or else what most are."""
+    every = [*replications]
+    own_name = [replication for replication in every if replication.replicas > 1 and not replication.renamed]
+    return Counter(own_name or every).most_common(1)[0][0] if every else NOT_OFFERED
 
 
-def _most(names: Iterable[str]) -> str:
+def _most_common(names: Iterable[str]) -> str:
     return Counter(names).most_common(1)[0][0]  # of equal ones, the first
 
 

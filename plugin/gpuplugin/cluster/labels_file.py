@@ -1,7 +1,6 @@
 """The file of labels that node-feature-discovery reads (its source "local"), and their print.
 
 The file stays when the plugin ends: labels of a node must not go and come with each restart.
-Out of scope: which labels there are (labels.py).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ RETRY = 60.0  # seconds, where no interval is wanted
 
 
 class LabelsFile:
-    """The daemon's.
+    """The labels file that the daemon keeps.
 
     Args:
         spawn: starts what is awaited, as asyncio.create_task does.
@@ -51,69 +50,69 @@ class LabelsFile:
         self.problem = ""
 
     def look(self, snapshot: Snapshot, settings: Settings) -> None:
-        """Have the file written if snapshot or settings have changed, or its time has come.
+        """Start to write the file if snapshot or settings have changed, or its time has come.
 
         To be called every few seconds.
         """
         path, interval = settings.values["labels-file"], settings.values["labels-interval"]
-        now, of = time.monotonic(), (snapshot["looked"], settings)
-        same = self._of is not None and self._of[0] == of[0] and self._of[1] is settings
-        due = not same or (now >= self._again and (interval or self.problem))
+        time_now, source = time.monotonic(), (snapshot["looked"], settings)
+        is_same = self._of is not None and self._of[0] == source[0] and self._of[1] is settings
+        is_due = not is_same or (time_now >= self._again and (interval or self.problem))
         self.problem = self.problem if path else ""
-        if not path or not due or (self._task and not self._task.done()):
+        if not path or not is_due or (self._task and not self._task.done()):
             return
-        self._of, self._again = of, now + (interval or RETRY)
+        self._of, self._again = source, time_now + (interval or RETRY)
         try:
-            found = labels.labels(snapshot, settings, labels.machine())
+            pairs = labels.labels(snapshot, settings, labels.machine())
         except GpushimError as error:
-            self._say(f"the labels in {path} stay as they were: {error}")
+            self._warn(f"the labels in {path} stay as they were: {error}")
         else:
-            self._task = self._spawn(self._write(path, found, settings))
+            self._task = self._spawn(self._write(path, pairs, settings))
 
-    async def _write(self, path: str, found: Mapping[str, str], settings: Settings) -> None:
+    async def _write(self, path: str, pairs: Mapping[str, str], settings: Settings) -> None:
         stamped = not settings.values["labels-no-timestamp"]
-        theirs = (settings.values["kubelet-dir"], system.state_dir(), system.LASTING_DIR)
+        forbidden = (settings.values["kubelet-dir"], system.state_dir(), system.LASTING_DIR)
         try:
-            await asyncio.to_thread(write, path, found, stamped, theirs)  # no RPC waits for a disk
+            await asyncio.to_thread(write, path, pairs, stamped, forbidden)  # no RPC waits for a disk
         except OSError as error:
-            why = error.strerror
+            reason = error.strerror
             if isinstance(error, FileNotFoundError):  # which below /proc and its kind says that none can be made
-                there = os.path.isdir(os.path.dirname(path))
-                why = "no file can be made in its directory" if there else "its directory is missing"
-            self._say(f"the labels cannot be written to {path}: {why}; retrying")
+                has_directory = os.path.isdir(os.path.dirname(path))
+                reason = "no file can be made in its directory" if has_directory else "its directory is missing"
+            self._warn(f"the labels cannot be written to {path}: {reason}; retrying")
         else:
             self.problem = ""
 
-    def _say(self, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         if sentence != self.problem:
             logger.warning("%s", sentence)
         self.problem = sentence
 
 
-def write(path: str, found: Mapping[str, str], stamped: bool, theirs: Collection[str]) -> None:
-    """Write the file if it says something else.
+def write(path: str, pairs: Mapping[str, str], stamped: bool, forbidden: Collection[str]) -> None:
+    """Write the file if its labels change.
 
     Args:
         path: of the file, whose directory exists.
-        found: labels.
+        pairs: labels.
         stamped: the file says, too, since when they are so, in seconds since 1970; that stays while they do.
-        theirs: directories below which a file would mean something else.
+        forbidden: directories below which a file would mean something else.
 
     Raises:
-        OSError: it cannot be written, or something else is there; that stays.
+        OSError: it cannot be written, or another file is there; that stays.
     """
-    _check(path, theirs)
-    before = read(path)
-    since = before.pop(labels.TIMESTAMP, "")
-    changed_at = (since if before == found else "") or str(int(time.time()))
-    if before != found or since != (changed_at if stamped else ""):
-        replace.replace(path, text(found, changed_at if stamped else "").encode())
+    _check(path, forbidden)
+    old = read(path)
+    since = old.pop(labels.TIMESTAMP, "")
+    changed_at = (since if old == pairs else "") or str(int(time.time()))
+    if old != pairs or since != (changed_at if stamped else ""):
+        replace.replace(path, text(pairs, changed_at if stamped else "").encode())
 
 
-def _check(path: str, theirs: Collection[str]) -> None:
+def _check(path: str, forbidden: Collection[str]) -> None:
     """Refuse to write where a node lives by the files: a path may be mistyped, or lead elsewhere."""
     folder = os.path.realpath(os.path.dirname(path))
-    for top in map(os.path.realpath, theirs):
+    for top in map(os.path.realpath, forbidden):
         if f"{folder}/".startswith(f"{top}/"):
             raise OSError(errno.EPERM, f"what is below {top} is not for labels; name a directory made for them")
     lines = (replace.content(path, LIMIT) or b"").splitlines()
@@ -121,9 +120,9 @@ def _check(path: str, theirs: Collection[str]) -> None:
         raise OSError(errno.EEXIST, "what is there is not a labels file; remove it, or choose another place")
 
 
-def text(found: Mapping[str, str], since: str = "") -> str:
+def text(pairs: Mapping[str, str], since: str = "") -> str:
     """Return labels as lines, KEY=VALUE, sorted."""
-    rows = {**found, labels.TIMESTAMP: since} if since else found
+    rows = {**pairs, labels.TIMESTAMP: since} if since else pairs
     return "".join(f"{name}={value}\n" for name, value in sorted(rows.items()))
 
 
@@ -133,13 +132,13 @@ def read(path: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def tell(settings: Settings, form: str, others: Others) -> None:
+def print_labels(settings: Settings, form: str, find_rivals: Others) -> None:
     """Print labels as the file has them, or as JSON.
 
     Args:
         settings: in force.
         form: "table" or "json".
-        others: says who else gives out GPUs, which the labels count all the same.
+        find_rivals: returns sentences about others that offer GPUs, which the labels count all the same.
 
     Raises:
         GpushimError: there are none, as of sharing that does not go together.
@@ -147,14 +146,14 @@ def tell(settings: Settings, form: str, others: Others) -> None:
     for note in settings.notes:
         show.say(f"note: {note}", error=True)
     snapshot = node_snapshot.current()
-    for note in others(settings, snapshot):
+    for note in find_rivals(settings, snapshot):
         show.say(f"note: {note}", error=True)
-    found = labels.labels(snapshot, settings, labels.machine())
-    if not found:
+    pairs = labels.labels(snapshot, settings, labels.machine())
+    if not pairs:
         error = snapshot["error"]
         show.say(f"note: no labels of GPUs: {error['sentence'] if error else 'no GPU is given out'}", error=True)
     since = "" if settings.values["labels-no-timestamp"] else str(int(time.time()))
     if form == "json":
-        show.emit(form, {**found, labels.TIMESTAMP: since} if since else found)
+        show.emit(form, {**pairs, labels.TIMESTAMP: since} if since else pairs)
     else:
-        show.text(text(found, since))
+        show.text(text(pairs, since))

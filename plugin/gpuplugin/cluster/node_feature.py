@@ -1,7 +1,7 @@
 """The labels of a node as a NodeFeature object, which node-feature-discovery makes labels of the node.
 
 The object is in this pod's namespace, and goes when the pod does: the next one of the node has taken it over by then.
-Out of scope: which labels there are (labels.py); they are read from the labels file of the container beside.
+The labels are read from the labels file of the container beside.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ class NodeFeature:
             {"apiVersion": "v1", "kind": "Pod", "name": named(pod, "POD_NAME"), "uid": uid} if pod and uid else None
         )
         self._owners = [owner] if owner else []
-        self._seen: object = None
+        self._identity: object = None
         self._again = 0.0
 
     def look(self) -> None:
         """Post the labels if the file has changed, or the object is gone.
 
-        One that is there is left alone: it may be that of the pod that takes this one's place in a rolling update,
+        An object that is there is left alone: it may be that of the pod that replaces this one in a rolling update,
         and with this pod as its owner it would go when this one does.
 
         Raises:
             GpushimError: the API server does not take them.
         """
-        seen = trust.identity(self._path)
-        if seen is None or (seen == self._seen and time.monotonic() < self._again):
+        identity = trust.identity(self._path)
+        if identity is None or (identity == self._identity and time.monotonic() < self._again):
             return
         namespace, name = self._api.namespace, f"gpushim-{self._node}"
         path = f"/apis/{API}/namespaces/{namespace}/nodefeatures/{name}"
-        if seen == self._seen and self._is_there(path):
+        if identity == self._identity and self._is_there(path):
             self._again = time.monotonic() + pause.roughly(AGAIN)
             return
-        found = {
+        labels = {
             name: value for name, value in read(self._path).items() if KEY.fullmatch(name) and VALUE.fullmatch(value)
         }
-        body = self._object(name, namespace, dict([*found.items()][:MOST]))
+        body = self._object(name, namespace, dict([*labels.items()][:MOST]))
         try:
             self._api.ask("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, body)
         except ApiError as error:
@@ -79,7 +79,7 @@ class NodeFeature:
                     404,
                 ) from None
             raise
-        self._seen, self._again = seen, time.monotonic() + pause.roughly(AGAIN)
+        self._identity, self._again = identity, time.monotonic() + pause.roughly(AGAIN)
 
     def _is_there(self, path: str) -> bool:
         try:

@@ -1,7 +1,6 @@
 """Which profile a node's label names, written to the profile file, as the config manager of NVIDIA's plugin does.
 
 A label that is taken away leaves an empty file: the default of config-file counts.
-Out of scope: whether there is such a profile (profiles.py says so), and what it says.
 """
 
 from __future__ import annotations
@@ -23,13 +22,7 @@ PROFILE = re.compile("[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # as a la
 
 
 class NodeLabel:
-    """The label of a node, and the file.
-
-    Args:
-        api: the API server.
-        node: its name.
-        path: of the file.
-    """
+    """The label of a node, and the file."""
 
     def __init__(self, api: Api, node: str, path: str) -> None:
         self._api, self._path = api, path
@@ -39,14 +32,14 @@ class NodeLabel:
         self._wrong: str | None = None
 
     def once(self) -> str:
-        """Write what the label says now; returns the version to go on from.
+        """Write the profile that the label names now; return the version to watch from.
 
         Raises:
             GpushimError: the API server does not say, or the file cannot be written.
         """
         kind = METADATA.format("PartialObjectMetadataList")
-        found = self._api.ask("GET", NODES, {**self._only, "limit": "2"}, accept=kind)
-        items, version = member(found, "items"), member(member(found, "metadata"), "resourceVersion")
+        answer = self._api.ask("GET", NODES, {**self._only, "limit": "2"}, accept=kind)
+        items, version = member(answer, "items"), member(member(answer, "metadata"), "resourceVersion")
         for item in items if isinstance(items, list) else ():
             self._take(item)
         if not items:
@@ -54,23 +47,23 @@ class NodeLabel:
         return str(version or "")
 
     def follow(self) -> Iterator[None]:
-        """Write whatever the label says from now on; yields when the server has answered, ends when it does.
+        """Write the profile at each change of the label; yields when the server has answered, ends when it does.
 
         Raises:
             GpushimError: as for `once`.
         """
         version = self.once()
         yield
-        asked = {**self._only, "resourceVersion": version}
-        for event in self._api.watch(NODES, asked, accept=METADATA.format("PartialObjectMetadata")):
-            kind, found = member(event, "type"), member(event, "object")
+        query = {**self._only, "resourceVersion": version}
+        for event in self._api.watch(NODES, query, accept=METADATA.format("PartialObjectMetadata")):
+            kind, node = member(event, "type"), member(event, "object")
             if kind == "ERROR":
-                if member(found, "code") == GONE:
+                if member(node, "code") == GONE:
                     return
-                message = quote(str(member(found, "message"))[:300])
+                message = quote(str(member(node, "message"))[:300])
                 raise ApiError(f"the API server ends the watch of node {self._node}: {message}")
             if kind in ("ADDED", "MODIFIED"):
-                self._take(found)
+                self._take(node)
             yield
 
     def _take(self, node: Any) -> None:

@@ -1,7 +1,4 @@
-"""The parts of a process at the API server: each a thread that goes on after an error, and all end together.
-
-Out of scope: what they do (in_cluster.py, dra_in_cluster.py, gpuplugin.node).
-"""
+"""The parts of a process at the API server: each a thread that goes on after an error, and all end together."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ RACE = 10.0  # seconds after which a signal is seen that comes just as the wait 
 
 
 def run(parts: Collection[Part], once: bool = False) -> None:
-    """Do parts until a signal ends the process.
+    """Run parts until a signal ends the process.
 
     Args:
         parts: of the process.
@@ -36,8 +33,8 @@ def run(parts: Collection[Part], once: bool = False) -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # at once: threads in TLS do not outlive the interpreter's end
-    for each in parts:
-        threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
+    for part in parts:
+        threading.Thread(target=_keep, args=(part, once, ended), daemon=True).start()
     while not ended.wait(RACE):
         pass
     if not once:
@@ -45,7 +42,7 @@ def run(parts: Collection[Part], once: bool = False) -> None:
 
 
 def _keep(part: Part, once: bool, ended: threading.Event) -> None:
-    """Do it again and again; what fails is said once, and tried again later and later."""
+    """Repeat a part; log an error once, and try again later and later."""
     pause, last_error = Pause(), ""
     try:
         while True:

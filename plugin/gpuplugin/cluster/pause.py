@@ -1,7 +1,4 @@
-"""How long to wait before the next request to the API server, so that not all nodes come at once.
-
-Out of scope: what is asked.
-"""
+"""How long to wait before the next request to the API server, so that not all nodes come at once."""
 
 from __future__ import annotations
 
@@ -13,16 +10,15 @@ SPREAD = 5.0  # seconds in which nodes come back whose watches have ended togeth
 
 
 def roughly(seconds: float) -> float:
-    """Return a time to wait that differs on each node, and each time: nodes that began at once do not stay together.
+    """Return a time to wait, `seconds` on average, that differs on each node and each time.
 
-    Args:
-        seconds: what it is on average.
+    Nodes that began at once do not stay together.
     """
     return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
 
 class Pause:
-    """How long to wait before the next try: longer each time, until one has lasted; and not all nodes at once."""
+    """The wait before the next try: longer each time, until one has lasted; and not all nodes at once."""
 
     def __init__(self) -> None:
         self._next, self._begun = LEAST, time.monotonic()
@@ -31,16 +27,12 @@ class Pause:
         """Return the next pause, which begins now."""
         if time.monotonic() - self._begun > MOST:
             self._next = LEAST
-        now = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-        self._next, self._begun = min(2 * self._next, MOST), time.monotonic() + now
-        return now
+        pause = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        self._next, self._begun = min(2 * self._next, MOST), time.monotonic() + pause
+        return pause
 
 
-def apart(enough: float) -> None:
-    """Wait for a while, another one on each node, of SPREAD seconds at most.
-
-    Args:
-        enough: time.monotonic() from when on there is no need to.
-    """
-    if time.monotonic() < enough:
+def apart(end: float) -> None:
+    """Wait for a while, another one on each node, of SPREAD seconds at most; not after `end` of time.monotonic()."""
+    if time.monotonic() < end:
         time.sleep(random.uniform(0, SPREAD))  # noqa: S311 - no secret

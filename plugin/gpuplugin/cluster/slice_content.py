@@ -1,7 +1,7 @@
-"""Whether the API server has the devices that were desired, and what of them it dropped.
+"""Compare desired devices with those of the API server, and find what it dropped.
 
 It writes quantities in another form, adds the time of a taint, leaves out what is empty, and drops fields of features
-that are off. Out of scope: which slices there are (slice_plan.py).
+that are off.
 """
 
 from __future__ import annotations
@@ -18,63 +18,52 @@ BY_NAME = {"attributes", "capacity", "counters"}  # objects whose members have n
 QUANTITIES = {"capacity", "counters"}  # below them, texts are quantities
 
 
-def same(desired: Any, found: Any, path: tuple[str, ...] = ()) -> bool:
-    """Say whether devices are the same.
+def same(desired: Any, actual: Any, path: tuple[str, ...] = ()) -> bool:
+    """Return whether devices are the same.
 
     Args:
         desired: a list of devices, or a part of it.
-        found: what the API server has in its place.
+        actual: that part at the API server.
         path: of names to the part.
     """
-    if isinstance(desired, dict) and isinstance(found, dict):
-        names = _given(desired) | _given(found)
+    if isinstance(desired, dict) and isinstance(actual, dict):
+        names = _member_names(desired) | _member_names(actual)
         if path[-1:] == ("taints",):
-            names -= {"timeAdded"} - _given(desired)
-        return all(same(desired.get(name), found.get(name), (*path, name)) for name in names)
-    if isinstance(desired, list) and isinstance(found, list):
-        return len(desired) == len(found) and all(same(*both, path) for both in zip(desired, found))
-    if isinstance(desired, str) and isinstance(found, str) and desired != found and QUANTITIES.intersection(path):
-        return None is not quantity.parse(desired) == quantity.parse(found)
-    return desired == found and isinstance(desired, bool) == isinstance(found, bool)
+            names -= {"timeAdded"} - _member_names(desired)
+        return all(same(desired.get(name), actual.get(name), (*path, name)) for name in names)
+    if isinstance(desired, list) and isinstance(actual, list):
+        return len(desired) == len(actual) and all(same(*pair, path) for pair in zip(desired, actual))
+    if isinstance(desired, str) and isinstance(actual, str) and desired != actual and QUANTITIES.intersection(path):
+        return None is not quantity.parse(desired) == quantity.parse(actual)
+    return desired == actual and isinstance(desired, bool) == isinstance(actual, bool)
 
 
-def dropped(desired: Any, found: Any, path: str = "spec.devices") -> Iterator[str]:
-    """Yield the fields that the API server has not kept, such as spec.devices[].taints.
-
-    Args:
-        desired: a list of devices, or a part of it.
-        found: what the API server answered.
-        path: of the part.
-    """
-    if isinstance(desired, dict) and isinstance(found, dict):
-        named = path.rpartition(".")[2] in BY_NAME
-        for name in _given(desired):
-            step = f"{path}.{'*' if named else name}"
-            if name in _given(found):
-                yield from dropped(desired[name], found[name], step)
+def dropped(desired: Any, actual: Any, path: str = "spec.devices") -> Iterator[str]:
+    """Yield the fields that the API server has not kept, such as spec.devices[].taints."""
+    if isinstance(desired, dict) and isinstance(actual, dict):
+        by_name = path.rpartition(".")[2] in BY_NAME
+        for name in _member_names(desired):
+            step = f"{path}.{'*' if by_name else name}"
+            if name in _member_names(actual):
+                yield from dropped(desired[name], actual[name], step)
             else:
                 yield step
-    elif isinstance(desired, list) and isinstance(found, list):
-        for both in zip(desired, found):
-            yield from dropped(*both, f"{path}[]")
+    elif isinstance(desired, list) and isinstance(actual, list):
+        for pair in zip(desired, actual):
+            yield from dropped(*pair, f"{path}[]")
 
 
-def dated(desired: list[dict[str, Any]], found: list[list[Any]]) -> list[dict[str, Any]]:
-    """Return devices whose taints have the time that those in the API server have: a pod is evicted by it.
-
-    Args:
-        desired: devices.
-        found: devices of each slice that is there.
-    """
+def dated(desired: list[dict[str, Any]], published: list[list[Any]]) -> list[dict[str, Any]]:
+    """Return devices whose taints have the time that those in the API server have: a pod is evicted by it."""
     times = {
-        _taint(device, taint): member(taint, "timeAdded")
-        for devices in found
+        _taint_key(device, taint): member(taint, "timeAdded")
+        for devices in published
         for device in devices
         for taint in member(device, "taints") or ()
     }
 
     def with_time(device: dict[str, Any], taint: dict[str, Any]) -> dict[str, Any]:
-        time = times.get(_taint(device, taint))
+        time = times.get(_taint_key(device, taint))
         return {"timeAdded": time, **taint} if time else taint
 
     return [
@@ -85,11 +74,10 @@ def dated(desired: list[dict[str, Any]], found: list[list[Any]]) -> list[dict[st
     ]
 
 
-def _taint(device: Any, taint: Any) -> tuple[str, ...]:
-    """Return what a taint is known by."""
+def _taint_key(device: Any, taint: Any) -> tuple[str, ...]:
     return (str(member(device, "name")), *(str(member(taint, name)) for name in ("key", "value", "effect")))
 
 
-def _given(thing: dict[str, Any]) -> set[str]:
+def _member_names(parent: dict[str, Any]) -> set[str]:
     """Return the names of members that the API server would not leave out."""
-    return {name for name, value in thing.items() if value is not None and value not in ([], {})}
+    return {name for name, value in parent.items() if value is not None and value not in ([], {})}

@@ -1,9 +1,8 @@
-"""What is to be written so that a node's pool has what was desired, and in which order.
+"""Which slices to write and delete, and in which order, so that a node's pool has the desired devices.
 
 Kubernetes looks at the highest generation of a pool alone, and gives out nothing of it unless all its slices are
 there. So a pool of one slice is changed in its place. One of several is written anew under other names before the old
 slices go: if that does not come to its end, the new ones can be taken back, and the old generation counts again.
-Out of scope: the API server (slices.py).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MANAGER = "gpushim"  # by which managedFields know who wrote
 
 
 @dataclass(frozen=True)
-class Seen:
+class Slice:
     """A slice of this node and driver, as the API server has it.
 
     Attributes:
@@ -58,7 +57,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, in this order.
+    """Deletions and writes, in this order.
 
     Attributes:
         first: slices that are deleted before anything is written, as they stand in the way.
@@ -68,20 +67,19 @@ class Plan:
         anew: whether the generation is new, and an older one is complete.
     """
 
-    first: list[Seen]
-    writes: list[tuple[int, str, Seen | None]]
-    after: list[Seen]
+    first: list[Slice]
+    writes: list[tuple[int, str, Slice | None]]
+    after: list[Slice]
     generation: int
     anew: bool = False
 
     @property
     def empty(self) -> bool:
-        """Whether all is as it should be."""
         return not (self.first or self.writes or self.after)
 
 
-def _stem(node: str) -> str:
-    """Return what the names of a node's slices begin with; a long name of a node is cut, and its hash is added."""
+def _name_prefix(node: str) -> str:
+    """Return the beginning of the names of a node's slices; a long name of a node is cut, and its hash is added."""
     tail = f"-{OWN_DRIVER}-"
     room = MOST - len(tail) - DIGITS
     if len(node) > room:
@@ -91,99 +89,97 @@ def _stem(node: str) -> str:
 
 
 def name(node: str, number: int) -> str:
-    """Return the name of a node's slice."""
-    return f"{_stem(node)}{number:0{DIGITS}}"
+    return f"{_name_prefix(node)}{number:0{DIGITS}}"
 
 
-def seen(found: Any, node: str) -> Seen | None:
-    """Return what is to be known of a ResourceSlice object; None if it is none of this node and driver."""
-    metadata, spec = member(found, "metadata"), member(found, "spec")
-    called, pool, devices = member(metadata, "name"), member(spec, "pool"), member(spec, "devices")
-    if (member(spec, "driver"), member(spec, "nodeName")) != (OWN_DRIVER, node) or not isinstance(called, str):
+def parse_slice(slice_: Any, node: str) -> Slice | None:
+    """Parse a ResourceSlice object; return None if it is none of this node and driver."""
+    metadata, spec = member(slice_, "metadata"), member(slice_, "spec")
+    slice_name, pool, devices = member(metadata, "name"), member(spec, "pool"), member(spec, "devices")
+    if (member(spec, "driver"), member(spec, "nodeName")) != (OWN_DRIVER, node) or not isinstance(slice_name, str):
         return None
-    number = called[len(_stem(node)) :] if called.startswith(_stem(node)) else ""
-    ours = re.fullmatch(f"[0-9]{{{DIGITS}}}", number) and member(pool, "name") == node
-    return Seen(
-        name=called,
+    number = slice_name[len(_name_prefix(node)) :] if slice_name.startswith(_name_prefix(node)) else ""
+    is_own = re.fullmatch(f"[0-9]{{{DIGITS}}}", number) and member(pool, "name") == node
+    return Slice(
+        name=slice_name,
         uid=str(member(metadata, "uid")),
-        version=_version(metadata),
-        number=int(number) if ours else -1,
+        version=_parse_version(metadata),
+        number=int(number) if is_own else -1,
         pool=str(member(pool, "name")),
-        generation=_number(member(pool, "generation")),
-        count=_number(member(pool, "resourceSliceCount")),
-        devices=devices if ours and isinstance(devices, list) else [],
-        owned=_owned(metadata, node),
+        generation=_parse_number(member(pool, "generation")),
+        count=_parse_number(member(pool, "resourceSliceCount")),
+        devices=devices if is_own and isinstance(devices, list) else [],
+        owned=_is_owned(metadata, node),
         others=any(value for key, value in spec.items() if key not in OWN),
         deleting=bool(member(metadata, "deletionTimestamp")),
-        by=_by(metadata),
+        by=_find_writer(metadata),
         metadata={key: member(metadata, key) for key in ("labels", "annotations") if member(metadata, key)},
     )
 
 
-def _version(metadata: Any) -> int:
-    """Return an object's resourceVersion; 0 if that is no number."""
-    found = str(member(metadata, "resourceVersion"))
-    return int(found) if re.fullmatch("[0-9]{1,19}", found) else 0
+def _parse_version(metadata: Any) -> int:
+    text = str(member(metadata, "resourceVersion"))
+    return int(text) if re.fullmatch("[0-9]{1,19}", text) else 0
 
 
-def plan(there: Collection[Seen], node: str, count: int, same: Callable[[int, Seen], bool]) -> Plan:
-    """Work out what is to be done.
+def plan(slices: Collection[Slice], node: str, count: int, same: Callable[[int, Slice], bool]) -> Plan:
+    """Return the writes and deletions that are needed.
 
     Args:
-        there: all slices of this node and driver.
+        slices: all slices of this node and driver.
         node: its name, and the pool's.
         count: of desired slices.
-        same: says whether a slice that is there, and is one of ours, has what is desired at an index.
+        same: returns whether a slice that is there, and is one of ours, has what is desired at an index.
     """
-    wild = [one for one in there if one.pool != node or not 0 <= one.generation <= LIMIT]
-    rest = sorted((one for one in there if one not in wild), key=lambda one: (-one.generation, one.name))
-    pools = [[*group] for _, group in groupby(rest, lambda one: one.generation)]  # by generation, the highest first
-    newest = pools[0] if pools else []
+    alien = [slice_ for slice_ in slices if slice_.pool != node or not 0 <= slice_.generation <= LIMIT]
+    own = sorted(
+        (slice_ for slice_ in slices if slice_ not in alien), key=lambda slice_: (-slice_.generation, slice_.name)
+    )
+    generations = [[*group] for _, group in groupby(own, lambda slice_: slice_.generation)]  # the highest first
+    complete = next((group for group in generations if all(slice_.count == len(group) for slice_ in group)), [])
+    newest = generations[0] if generations else []
     generation = newest[0].generation if newest else 0
-    begin = _begins(newest, count, same)
-    complete = next((each for each in pools if all(one.count == len(each) for one in each)), [])
-    if begin is not None:
-        keep = {one.name for one in newest}
-    else:
-        generation, keep = generation + 1, set()
-        begin = _free(complete, count)
-    by_name = {one.name: one for one in there}
-    names = [(index, name(node, begin + index)) for index in range(count)]
-    writes = [(index, each, by_name.get(each)) for index, each in names if each not in keep]
-    writes = [(index, each, None if one in wild else one) for index, each, one in writes]
-    stay = {*keep, *(each for _, each, _ in writes)}
-    first = [one for one in wild if not one.deleting or one.name in stay]
-    after = [one for one in rest if not (one.name in stay or one.deleting)]
-    return Plan(first, writes, after, generation, anew=not keep and bool(complete))
+    begin, right = _find_begin(newest, count, same), {slice_.name for slice_ in newest}
+    if begin is None:
+        generation, begin, right = generation + 1, _find_free(complete, count), set()
+    names = [name(node, begin + index) for index in range(count)]
+    replaceable = {slice_.name: slice_ for slice_ in slices if slice_ not in alien}
+    writes = [(index, text, replaceable.get(text)) for index, text in enumerate(names) if text not in right]
+    stay = right.union(names)
+    first = [slice_ for slice_ in alien if not slice_.deleting or slice_.name in stay]
+    after = [slice_ for slice_ in own if not (slice_.name in stay or slice_.deleting)]
+    return Plan(first, writes, after, generation, anew=not right and bool(complete))
 
 
-def candidates(there: Collection[Seen], count: int) -> Iterator[tuple[int, Seen]]:
+def candidates(slices: Collection[Slice], count: int) -> Iterator[tuple[int, Slice]]:
     """Yield the slices that may be as they are desired but for what the server dropped, each with its index."""
-    top = max((one.generation for one in there), default=0)
-    newest = sorted((one for one in there if one.generation == top), key=lambda one: one.number)
-    if newest and all(one.count == len(newest) == count and one.number >= 0 for one in newest):
+    generation = max((slice_.generation for slice_ in slices), default=0)
+    newest = sorted(
+        (slice_ for slice_ in slices if slice_.generation == generation), key=lambda slice_: slice_.number
+    )
+    if newest and all(slice_.count == len(newest) == count and slice_.number >= 0 for slice_ in newest):
         yield from enumerate(newest)
 
 
-def _begins(slices: list[Seen], count: int, same: Callable[[int, Seen], bool]) -> int | None:
+def _find_begin(slices: list[Slice], count: int, same: Callable[[int, Slice], bool]) -> int | None:
     """Return the number of the first desired slice, if each of these is right as one of them; else None.
 
     They are of one generation, and some of the desired ones may be missing.
     """
-    numbers = [one.number for one in slices]
+    numbers = [slice_.number for slice_ in slices]
     if not slices or min(numbers) < 0 or max(numbers) - min(numbers) >= count:
         return None
-    if any(one.count != count or one.others or not one.owned for one in slices):
+    if any(slice_.count != count or slice_.others or not slice_.owned for slice_ in slices):
         return None
     for begin in range(max(0, max(numbers) - count + 1), min(numbers) + 1):
-        if all(same(one.number - begin, one) for one in slices):
+        if all(same(slice_.number - begin, slice_) for slice_ in slices):
             return begin
     return None
 
 
-def _free(keep: list[Seen], count: int) -> int:
-    """Return the first of so many numbers that no slice has that stays for now; one takes one's place."""
-    numbers = [one.number for one in keep if one.number >= 0]
+def _find_free(keep: list[Slice], count: int) -> int:
+    """Return the first of so many numbers that no slice has that stays for now; a single slice keeps its number."""
+    numbers = [slice_.number for slice_ in keep if slice_.number >= 0]
     if not numbers or min(numbers) >= count:
         return 0
     if count == len(keep) == 1:
@@ -191,20 +187,20 @@ def _free(keep: list[Seen], count: int) -> int:
     return max(numbers) + 1
 
 
-def _owned(metadata: Any, node: str) -> bool:
+def _is_owned(metadata: Any, node: str) -> bool:
     owners = member(metadata, "ownerReferences")
     return isinstance(owners, list) and any(
-        (member(one, "kind"), member(one, "name")) == ("Node", node) for one in owners
+        (member(owner, "kind"), member(owner, "name")) == ("Node", node) for owner in owners
     )
 
 
-def _by(metadata: Any) -> str:
+def _find_writer(metadata: Any) -> str:
     fields = member(metadata, "managedFields")
     if not isinstance(fields, list) or not fields:
         return ""
-    last = max(fields, key=lambda one: str(member(one, "time")))
-    return "" if member(last, "manager") == MANAGER else str(member(last, "manager"))[:60]
+    newest = max(fields, key=lambda entry: str(member(entry, "time")))
+    return "" if member(newest, "manager") == MANAGER else str(member(newest, "manager"))[:60]
 
 
-def _number(found: Any) -> int:
-    return found if isinstance(found, int) and not isinstance(found, bool) else -1
+def _parse_number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1

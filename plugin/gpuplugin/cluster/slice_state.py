@@ -1,6 +1,6 @@
-"""The state of a node's slices: what to say of it, when to try again, and whether somebody works against it.
+"""The state of a node's slices: its message, the time of the next try, and whether somebody works against it.
 
-Out of scope: locks; slices.py has them.
+Locks are in slices.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpushim.ground.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuplugin.cluster.slice_plan import Plan, Seen
+    from gpuplugin.cluster.slice_plan import Plan, Slice
 
 AT_ONCE = 4  # repairs, before each waits longer than the one before
 CALM = 60.0  # seconds without a repair, after which nobody works against it
@@ -26,7 +26,7 @@ class State:
     """The state.
 
     Attributes:
-        say: whether to say it although nothing has changed.
+        say: whether to send the message although nothing has changed.
     """
 
     def __init__(self) -> None:
@@ -40,52 +40,53 @@ class State:
         self._sent = self._message()  # nothing has been written, which need not be said
 
     def begin(self, anew: bool) -> None:
-        """Something else is desired, which need not wait; anew: nothing was, and what went then is no contest."""
+        """Note that other slices are desired, which need not wait; anew: none were, and their deletion then is no
+        contest.
+        """
         if anew:
             self._repairs, self._repaired, self._contest = 0, -CALM, Pause()
         self._settled, self._not_before = False, 0.0
         self._problems["write"] = ""
 
-    def wait(self, most: float) -> float:
-        """Return the seconds until something may be written, at most so many."""
-        return max(0.0, min(most, self._not_before - time.monotonic()))
+    def wait(self, limit: float) -> float:
+        """Return the seconds until a write is allowed, at most `limit`."""
+        return max(0.0, min(limit, self._not_before - time.monotonic()))
 
     def settle(self, seconds: float) -> None:
-        """Let nothing be written for so long, as more may come."""
+        """Allow no write for so long, as more changes may come."""
         self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     def again(self) -> None:
-        """Let what has failed be tried now: the server answers."""
+        """Allow a failed write to be tried now: the server answers."""
         if self._problems["write"]:
             self._not_before = 0.0
 
-    def repairing(self, plan: Plan, there: Iterable[Seen]) -> None:
-        """Count a repair, and let the next one wait if there are many."""
+    def repairing(self, plan: Plan, slices: Iterable[Slice]) -> None:
+        """Count a repair, and delay the next one if there are many."""
         if not self._settled:
             return
         self._settled = False
-        now = time.monotonic()
-        if now - self._repaired > CALM:
+        time_now = time.monotonic()
+        if time_now - self._repaired > CALM:
             self._repairs, self._contest = 0, Pause()
-        self._repairs, self._repaired = self._repairs + 1, now
+        self._repairs, self._repaired = self._repairs + 1, time_now
         if self._repairs > AT_ONCE:
-            by = next((one.by for one in there if one.by), "")
-            who = f' ("{quote(by)}")' if by else ""
-            self._not_before = now + self._contest.seconds()
+            rival = next((slice_.by for slice_ in slices if slice_.by), "")
+            name = f' ("{quote(rival)}")' if rival else ""
+            self._not_before = time_now + self._contest.seconds()
             self.problem(
                 "contest",
-                f"somebody{who} keeps changing or deleting this node's ResourceSlices; if that is another "
+                f"somebody{name} keeps changing or deleting this node's ResourceSlices; if that is another "
                 f"driver named {OWN_DRIVER}, remove it",
             )
 
     def failed(self, sentence: str) -> None:
-        """Note why nothing could be written, and when it is tried again."""
+        """Note why a write failed, and when to try again."""
         self._not_before = time.monotonic() + self._failing.seconds()
         self.problem("write", sentence)
         self.say = True
 
     def done(self, generation: int, dropped: set[str]) -> None:
-        """Note that all is as it is desired."""
         if dropped and sorted(dropped) != self._dropped:
             logger.warning("the API server dropped %s: it has those features off", ", ".join(sorted(dropped)))
         self._generation, self._dropped, self._settled = generation, sorted(dropped), True
@@ -99,16 +100,16 @@ class State:
         self._problems[source] = sentence
 
     def changed(self) -> bool:
-        """Say whether there is something to be said."""
+        """Return whether there is a message to send."""
         return self._message() != self._sent
 
     def message(self) -> dict[str, Any] | None:
-        """Return what is to be said now; None if that has been said."""
-        found = self._message()
-        if found == self._sent and not (self.say and self._generation + bool(found["problem"])):
+        """Return the message to send; None if it has been sent."""
+        message = self._message()
+        if message == self._sent and not (self.say and self._generation + bool(message["problem"])):
             return None
-        self._sent, self.say = found, False
-        return found
+        self._sent, self.say = message, False
+        return message
 
     def _message(self) -> dict[str, Any]:
         if time.monotonic() - self._repaired > CALM:

@@ -1,1 +1,1 @@
-"""What `gpushim device-plugin` asks of the plugin, or the DRA driver, that runs."""
+"""The socket through which `gpushim device-plugin` asks the running plugin, or the DRA driver."""

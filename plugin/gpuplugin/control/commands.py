@@ -1,7 +1,6 @@
-"""What root may ask of the plugin: its state, and to let go of the GPUs and take them again.
+"""The commands of root to the plugin: its state, and to release the GPUs and take them again.
 
-Replicas are counted, not listed: a node may have 60 000. Out of scope: the socket (control.py), how a state is shown
-(gpushim.cli.device_plugin), the file that keeps what was asked for (release.py).
+Replicas are counted, not listed: a node may have 60 000.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class Commands:
     """The commands.
 
     Args:
-        registry: what kubelet was told.
+        registry: of the resources at kubelet.
         start: starts a task, and sees to what it ends with.
         close: ends the processes that ask the driver.
-        wake: has the host looked at again.
-        about: says what else is in the state: kubelet's directory, reasons by UUID, members of the answer.
+        wake: makes the plugin look at the host again.
+        about: returns the rest of the state: kubelet's directory, reasons by UUID, members of the answer.
     """
 
     def __init__(
@@ -50,12 +49,10 @@ class Commands:
         self.by_word = {"status": self._status, "release": self._let_go, "take": self._take}
 
     def held(self) -> bool:
-        """As `LettingGo.held`."""
         return self._letting.held()
 
     @property
     def turns(self) -> int:
-        """As `LettingGo.turns`."""
         return self._letting.turns
 
     async def _let_go(self) -> dict[str, Any]:
@@ -67,75 +64,75 @@ class Commands:
         return await self._status()
 
     async def _status(self) -> dict[str, Any]:
-        kubelet_dir, reasons, more = self._about()
+        kubelet_dir, reasons, members = self._about()
         served = self._registry.served
         holders = await podresources.holders(kubelet_dir, [*served])
-        taken = [resource(one) for one in served.values()]
+        copies = [resource(served_resource) for served_resource in served.values()]
         return {
             "version": __version__,
             "kubelet_dir": kubelet_dir,
             **self._letting.state,
-            "resources": await asyncio.to_thread(resources, taken, reasons, holders),
+            "resources": await asyncio.to_thread(resources, copies, reasons, holders),
             "pods": holders,
-            **more,
+            **members,
         }
 
 
 def resource(served: Served) -> dict[str, Any]:
-    """Take of a resource what `resources` needs; quick, for it runs where kubelet's calls do."""
-    one = served.resource
-    devices, allocated = (*one.devices.values(),), (*one.allocated,)
-    shown = {"name": one.name, "told": served.endpoint.listed, "devices": devices, "allocated": allocated}
-    return {**shown, "since": {**one.since}}
+    """Copy the data of a resource that `resources` needs; quick, for it runs where kubelet's calls do."""
+    own = served.resource
+    devices, allocated = (*own.devices.values(),), (*own.allocated,)
+    fields = {"name": own.name, "told": served.endpoint.listed, "devices": devices, "allocated": allocated}
+    return {**fields, "since": {**own.since}}
 
 
-def resources(taken: Iterable[Mapping[str, Any]], reasons: Reasons, holders: Sequence[Holder] | None) -> Any:
-    """List resources with their devices, each GPU or MIG instance once.
+def resources(copies: Iterable[Mapping[str, Any]], reasons: Reasons, holders: Sequence[Holder] | None) -> Any:
+    """Return resources with their devices, each GPU or MIG instance once.
 
     Args:
-        taken: of each, by `resource`.
+        copies: of each, by `resource`.
         reasons: why devices are sick, beside what the snapshot says.
-        holders: who has what, or None if kubelet does not say.
+        holders: of kubelet's list, or None if kubelet does not answer.
     """
     return [
         {
-            "name": one["name"],
-            "registered": one["told"],
-            "devices": _devices(one["devices"], one["since"], reasons, _held(one["name"], holders)),
-            "allocated": [{"at": at, "devices": [*ids]} for at, ids in reversed(one["allocated"])],
+            "name": copy["name"],
+            "registered": copy["told"],
+            "devices": _devices(copy["devices"], copy["since"], reasons, _held_ids(copy["name"], holders)),
+            "allocated": [{"at": at, "devices": [*ids]} for at, ids in reversed(copy["allocated"])],
         }
-        for one in taken
+        for copy in copies
     ]
 
 
-def _held(name: str, holders: Sequence[Holder] | None) -> set[str] | None:
+def _held_ids(name: str, holders: Sequence[Holder] | None) -> set[str] | None:
     if holders is None:
         return None
-    return {device for one in holders if one["resource"] == name for device in one["devices"]}
+    return {device for holder in holders if holder["resource"] == name for device in holder["devices"]}
 
 
 def _devices(
     devices: Iterable[Device], since: Mapping[str, float], reasons: Reasons, held: set[str] | None
 ) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     boot = time.time() - system.clock()
-    for one in devices:
-        row = found.get(one.uuid)
+    for device in devices:
+        row = rows.get(device.uuid)
         if row is None:
-            row = found[one.uuid] = {
-                "uuid": one.uuid,
-                "index": one.index,
+            row = rows[device.uuid] = {
+                "uuid": device.uuid,
+                "index": device.index,
                 "replicas": 0,
                 "held": None if held is None else 0,
-                "healthy": not one.problem,
-                "problem": one.problem,
-                "since": boot + since[one.uuid] if one.uuid in since else None,
+                "healthy": not device.problem,
+                "problem": device.problem,
+                "since": boot + since[device.uuid] if device.uuid in since else None,
                 "reasons": [
-                    {"kind": why.kind, "text": why.text, "since": why.when, "until": why.until}
-                    for why in reasons.get(one.uuid, ())
+                    {"kind": reason.kind, "text": reason.text, "since": reason.when, "until": reason.until}
+                    for reason in reasons.get(device.uuid, ())
                 ],
             }
         row["replicas"] += 1
         if held is not None:
-            row["held"] += one.id in held
-    return [*found.values()]
+            row["held"] += device.id in held
+    return [*rows.values()]

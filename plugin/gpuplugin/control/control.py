@@ -1,8 +1,7 @@
-"""The plugin's own socket, on which root asks for its state, and has GPUs let go and taken; and the DRA driver's.
+"""The plugin's own socket, for root's commands about its state and the release of GPUs; and the DRA driver's.
 
 One line of JSON each way. Whoever connects is known by the kernel's word, and can make nothing big or slow: few
 clients at a time, each with a deadline, and answers are made beside the loop that kubelet's calls run in.
-Out of scope: what is answered (commands.py); the command (gpushim.cli.device_plugin).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.kubelet.sockets import identity, is_socket, listening, of_root, private
+from gpuplugin.kubelet.sockets import identity, is_listening, is_root, is_socket, listen_privately
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
 
@@ -37,23 +36,23 @@ class Control:
     """The socket.
 
     Args:
-        commands: what may be asked for, by the word of `do`; each may raise GpushimError.
+        commands: by the word of `do`; each may raise GpushimError.
         name: of the socket.
-        who: is asked, for sentences.
+        program: that is asked, for sentences.
     """
 
-    def __init__(self, commands: Mapping[str, Command], name: str = NAME, who: str = "the device plugin") -> None:
-        self._commands, self._name, self._who = commands, name, who
+    def __init__(self, commands: Mapping[str, Command], name: str = NAME, program: str = "the device plugin") -> None:
+        self._commands, self._name, self._program = commands, name, program
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
         self._folder, self._last_problem = "", ""
         self._clients = 0
-        self._met = 0.0  # time.monotonic() since when another plugin listens there
+        self._rival_since = 0.0  # time.monotonic() since when another plugin listens there
 
     async def attend(self, folder: str) -> None:
-        """See to it that the socket is there, unless another plugin listens at it, and log once why it is not.
+        """Bind the socket, unless another plugin listens at it, and log once why that fails.
 
-        One that is being replaced, as in an update, ends within PATIENCE, and nothing is said of it.
+        One that is being replaced, as in an update, ends within PATIENCE, and is not logged.
         """
         self._folder, problem = folder, ""
         try:
@@ -65,21 +64,21 @@ class Control:
         except OSError as error:
             problem = f"the socket {folder}/{self._name} cannot be made: {error.strerror or error}"
         if problem and problem != self._last_problem:
-            logger.warning("%s; gpushim cannot ask %s that runs here", problem, self._who)
+            logger.warning("%s; gpushim cannot ask %s that runs here", problem, self._program)
         self._last_problem = problem
 
     async def _bind(self, path: str) -> None:
         if is_socket(path):
-            if listening(path):
-                self._met = self._met or time.monotonic()
-                if time.monotonic() - self._met > PATIENCE:
+            if is_listening(path):
+                self._rival_since = self._rival_since or time.monotonic()
+                if time.monotonic() - self._rival_since > PATIENCE:
                     raise GpushimError(f"another plugin listens at {self._folder}/{self._name}", FAILED)
                 return
         elif os.path.lexists(path):
             raise GpushimError(f"{self._folder}/{self._name} is in the way and is not a socket; remove it", FAILED)
         self._close()
-        self._met = 0.0
-        server, self._inode = private(path, CLIENTS)
+        self._rival_since = 0.0
+        server, self._inode = listen_privately(path, CLIENTS)
         self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=LIMIT)
 
     def _close(self) -> None:
@@ -88,7 +87,7 @@ class Control:
         self._server = None
 
     def stop(self) -> None:
-        """Listen no more, and remove the socket if it is ours."""
+        """Stop listening, and remove the socket if it is ours."""
         if self._server is not None:
             with contextlib.suppress(OSError), near(self._folder, self._name) as path:
                 if identity(path) == self._inode:
@@ -111,15 +110,15 @@ class Control:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        if not of_root(writer.get_extra_info("socket")):
-            return {"error": f"only root may ask {self._who}"}
+        if not is_root(writer.get_extra_info("socket")):
+            return {"error": f"only root may ask {self._program}"}
         if self._clients > CLIENTS:
-            return {"error": f"too many ask {self._who} at a time; try again"}
+            return {"error": f"too many ask {self._program} at a time; try again"}
         try:
-            asked = json.loads(await asyncio.wait_for(reader.readline(), DEADLINE))
-            command = self._commands[asked["do"]]
+            request = json.loads(await asyncio.wait_for(reader.readline(), DEADLINE))
+            command = self._commands[request["do"]]
         except (ValueError, KeyError, TypeError, RecursionError, asyncio.TimeoutError) as error:
-            return {"error": f"{self._who} does not understand what it is asked: {quote(str(error))}"}
+            return {"error": f"{self._program} does not understand what it is asked: {quote(str(error))}"}
         try:
             return await command()
         except GpushimError as error:

@@ -1,7 +1,4 @@
-"""Letting go of the GPUs, and taking them again: what of it the device plugin and the DRA driver have in common.
-
-Out of scope: the file that keeps what was asked for (release.py), and the sockets on which it is asked (control.py).
-"""
+"""The release of the GPUs, and taking them again, as the device plugin and the DRA driver have it in common."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ CLOSING = 20.0  # seconds that letting go may take before it is said that it doe
 
 
 class LettingGo:
-    """Whether the GPUs are let go.
+    """Whether the GPUs are released.
 
     Args:
         start: starts a task, and sees to what it ends with.
         close: ends the processes that ask the driver.
-        wake: has the host looked at again.
+        wake: makes the plugin look at the host again.
         tell: is called with why nothing is given out, and with "" when it is again.
-        who: this program, for sentences.
+        program: this program, for sentences.
 
     Attributes:
-        turns: how often the GPUs were let go or taken; after each the host is looked at again.
+        turns: how often the GPUs were released or taken; after each the host is looked at again.
     """
 
     def __init__(
@@ -40,24 +37,23 @@ class LettingGo:
         close: Callable[[], Awaitable[object]],
         wake: Callable[[], None],
         tell: Callable[[str], None],
-        who: str,
+        program: str,
     ) -> None:
-        self._start, self._close, self._wake, self._tell, self._who = start, close, wake, tell, who
+        self._start, self._close, self._wake, self._tell, self._program = start, close, wake, tell, program
         self._release, self.turns = Release(), 0
         self._closing: asyncio.Task[Any] | None = None  # while the GPUs are let go
 
     def held(self) -> bool:
-        """Let go of the GPUs or take them again, as the release's file says.
+        """Release the GPUs or take them again, as the release's file says; return whether they are released.
 
-        Returns:
-            whether they are let go now: nothing may ask the driver.
+        While they are, nothing may ask the driver.
         """
         if self._release.requested():
             if self._closing is None:
                 logger.warning("the GPUs are released until gpushim device-plugin take")
                 self.turns += 1
                 self._tell(release.PROBLEM)
-                self._closing = self._start(self._closed())
+                self._closing = self._start(self._close_all())
         elif self._closing and self._closing.done():  # not before: it would open what is being closed
             logger.info("the GPUs are given out again")
             self.turns += 1
@@ -67,17 +63,17 @@ class LettingGo:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is told of it: since when, in seconds since 1970 or None, and whether all is closed."""
+        """Return since when, in seconds since 1970 or None, and whether all is closed."""
         closed = self._closing is not None and self._closing.done()
         return {"released": self._release.since or None, "closed": closed}
 
-    async def _closed(self) -> None:
+    async def _close_all(self) -> None:
         await self._close()
-        await spawn.alone()
+        await spawn.wait_for_all()
         self._wake()
 
     async def let_go(self) -> None:
-        """Let go.
+        """Release the GPUs.
 
         Raises:
             GpushimError: that cannot be written down, or does not end in time.
@@ -86,13 +82,13 @@ class LettingGo:
         self.held()
         if self._closing and not (await asyncio.wait([self._closing], timeout=CLOSING))[0]:
             raise GpushimError(
-                f"the GPUs are not released yet: a process of {self._who}, or a refresh, is in the driver and does "
-                "not end; gpushim device-plugin release, once more, waits for it, and a reboot ends it",
+                f"the GPUs are not released yet: a process of {self._program}, or a refresh, is in the driver and "
+                "does not end; gpushim device-plugin release, once more, waits for it, and a reboot ends it",
                 FAILED,
             )
 
     def take(self) -> None:
-        """Take them again.
+        """Take the GPUs again.
 
         Raises:
             GpushimError: the file cannot be removed.

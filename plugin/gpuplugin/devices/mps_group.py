@@ -1,7 +1,4 @@
-"""What a supervisor is to serve: GPUs that share one MPS daemon, or one time slice, with their limits.
-
-Pure. Out of scope: groups of the settings (division.py), groups of claims (gpuplugin.mps.of_claims).
-"""
+"""A group that a supervisor serves: GPUs that share one MPS daemon, or one time slice, with their limits."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class MpsGpu:
 
 @dataclass(frozen=True)
 class MpsGroup:
-    """What the daemon of an MPS group is to serve.
+    """An MPS group as its daemon serves it.
 
     Attributes:
         name: of its directory and its unit.
@@ -41,10 +38,10 @@ class MpsGroup:
 
     @property
     def limits(self) -> tuple[int | None, ...]:
-        """MiB that a client process may have of each GPU, in their order."""
+        """Return the MiB that a client process may have of each GPU, in their order."""
         return self.each or (self.memory,) * len(self.gpus)
 
     @property
     def exclusive(self) -> list[str]:
-        """UUIDs of the GPUs that its daemon alone may use; NVML has no compute mode of MIG instances."""
+        """Return UUIDs of the GPUs that its daemon alone may use; NVML has no compute mode of MIG instances."""
         return [] if self.interval else [gpu.uuid for gpu in self.gpus if not gpu.uuid.startswith("MIG-")]

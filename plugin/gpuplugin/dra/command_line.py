@@ -101,7 +101,7 @@ def command(
     """
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
-    given, notes = nvidia_flags.ours(options.given(flags), os.environ)
+    given, notes = nvidia_flags.ours(options.flag_values(flags), os.environ)
     given.update({"metrics": (metrics,), "metrics-token-file": (token,)})  # never the device plugin's address
     if form != "table" and not claim:
         raise click.UsageError("--format is for --explain-claim")
@@ -160,7 +160,7 @@ def _rival(kubelet_dir: str) -> str | None:
         from gpuplugin.dra import node_state
 
         return node_state.rival()
-    return asyncio.run(plugins.rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
+    return asyncio.run(plugins.find_rival(plugins.Plugins(), kubelet_dir, OWN_DRIVER))
 
 
 def _half() -> Any:
@@ -179,4 +179,4 @@ def _half() -> Any:
 
 def main() -> None:
     """Run as a process."""
-    as_process(command, options.spelled(sys.argv[1:], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA)))
+    as_process(command, options.spell_flags(sys.argv[1:], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.settings import quantity
-from gpuplugin.settings.forms import ALIKE, meant, shown, suggested
+from gpuplugin.settings.forms import ALIKE, find_meant, show, suggest
 from gpushim.ground.bounds import CLAIM_CONFIG, LISTED
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
@@ -103,7 +103,7 @@ def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
     found = [row["opaque"].get("driver") for row in rows if isinstance(row.get("opaque"), dict)]
     others = dict.fromkeys(one for one in found if isinstance(one, str) and one != driver)
     return [
-        f"a config is for the driver {quote(one)}, which is not this one{suggested(one, (driver,), ALIKE)}"
+        f"a config is for the driver {quote(one)}, which is not this one{suggest(one, (driver,), ALIKE)}"
         for one in [*others][:LISTED]
     ]
 
@@ -272,7 +272,7 @@ def _object(value: Any, where: str, name: str, known: tuple[str, ...] | Callable
         if not isinstance(known, tuple):
             fix = "write a UUID, or an index among the claim's devices"
         else:
-            near = meant(key, known)
+            near = find_meant(key, known)
             fix = f"is {near} meant?" if near else f"it may have {', '.join(known)}"
         raise _unknown(where, name, key, fix)
     return value
@@ -285,7 +285,7 @@ def _one_of(value: Any, where: str, name: str, known: tuple[str, ...]) -> str:
 
 
 def _wrong(where: str, name: str, value: Any, form: str) -> GpushimError:
-    return GpushimError(f"{where}: {name} is {shown(value)}; write {form}", REQUEST)
+    return GpushimError(f"{where}: {name} is {show(value)}; write {form}", REQUEST)
 
 
 def _unknown(where: str, name: str, key: str, fix: str) -> GpushimError:

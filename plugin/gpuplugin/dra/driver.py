@@ -195,7 +195,7 @@ class NodeHalf:
         if time.monotonic() - self._asked < OTHERS:
             return
         self._asked = time.monotonic()
-        found = await plugins.rival(self._plugins, kubelet_dir, OWN_DRIVER)
+        found = await plugins.find_rival(self._plugins, kubelet_dir, OWN_DRIVER)
         if found and found != self._rival:
             logger.error("%s", spec.RIVAL.format(found))
             await self._driver.stop()

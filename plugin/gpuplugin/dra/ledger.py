@@ -171,7 +171,7 @@ class Ledger:
         with self.book.locked() as before:
             rows = self.claims()
             if groups or of_claims.KEY in rows.get(claim.uid, {}):
-                row[of_claims.KEY] = [of_claims.described(group) for group in groups]
+                row[of_claims.KEY] = [of_claims.describe(group) for group in groups]
             _refuse(claim, held(row), {uid: one for uid, one in rows.items() if uid != claim.uid}, homes)
             page = self.book.now(before)
             if claim.uid in rows:  # it may have had others, which nobody else would take back

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.sockets import identity
-from gpuplugin.processes.peer_unit import of_unit
+from gpuplugin.processes.peer_unit import is_of_unit
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError, visible
 from gpushim.ground.logs import logger
@@ -94,7 +94,7 @@ class Link:
             return
         try:
             # The other half is not root; `_admit` says who is let in. It may have put a link where the socket was.
-            listening, inode = sockets.private(self.path, CLIENTS, 0o666)
+            listening, inode = sockets.listen_privately(self.path, CLIENTS, 0o666)
         except OSError as error:
             raise GpushimError(f"the socket {self.path} cannot be made: {error.strerror or error}", FAILED) from None
         if self._accepting:
@@ -179,7 +179,7 @@ class Link:
 
     async def _admit(self, connected: socket.socket) -> None:
         """Serve a client if it is the other half."""
-        if not sockets.of_user(connected, self._user) or (self._unit and not of_unit(connected, self._unit)):
+        if not sockets.is_user(connected, self._user) or (self._unit and not is_of_unit(connected, self._unit)):
             connected.close()
             where = f"of {self._unit}" if self._unit else f"user {self._user}'s"
             self._warn(f"a process that is not {where} connects to {self.path}, and is sent away")

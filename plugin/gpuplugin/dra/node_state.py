@@ -210,7 +210,7 @@ def _asked(word: str = "status", seconds: float = SECONDS) -> dict[str, Any] | N
 def _owed() -> dict[str, str]:
     """Say what is still as a claim that is over had it, by UUID, as far as this user may read that."""
     state = system.state_dir()
-    claims = of_claims.left(state)
+    claims = of_claims.claims_by_group(state)
     return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
 
 

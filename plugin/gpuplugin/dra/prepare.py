@@ -151,7 +151,7 @@ class Claims:
             GpushimError: it cannot have that.
         """
         row = self._ledger.claims().get(claim.uid)
-        left = await cgroups.left(frozenset(claimed.pods_of(row))) if row else frozenset()
+        left = await cgroups.find_running(frozenset(claimed.pods_of(row))) if row else frozenset()
         if row and left and not {*claimed.held(row)} <= {*uuids.values()}:  # another device, while one has the old
             self._hold(claim.uid, row, sorted(left))
             raise GpushimError(self._ledger.ending[claim.uid], REQUEST)
@@ -188,7 +188,7 @@ class Claims:
         """
         rows = self._ledger.claims()
         pods = {uid: claimed.pods_of(rows[uid]) for uid in uids if uid in rows}
-        running = await cgroups.left(frozenset(pod for row in pods.values() for pod in row))
+        running = await cgroups.find_running(frozenset(pod for row in pods.values() for pod in row))
         uids = self._ended.intersection(uids)  # without those that were prepared again meanwhile
         ending = {uid: sorted(running.intersection(row)) for uid, row in pods.items() if running.intersection(row)}
         for uid in uids:
@@ -231,7 +231,7 @@ class Claims:
         stale = not instances.anyone(release.folder())
         held, page = found.held(), self._ledger.book.read()
         known = {**held, CLAIM: {**claims, **self._ledger.held()}}
-        running = await cgroups.left(listed.unlisted_uids(page, known, promised) if page else ())
+        running = await cgroups.find_running(listed.unlisted_uids(page, known, promised) if page else ())
         return found, Holders(held, None if young else found.pods, whole, promised, claims, asked, stale, running)
 
     async def keep(self) -> None:
@@ -293,7 +293,7 @@ class Claims:
                 found = await self._fetch(uid, row)
                 self._pods[uid] = here[uid]
                 if found:
-                    before = await cgroups.left(frozenset(claimed.pods_of(row)))
+                    before = await cgroups.find_running(frozenset(claimed.pods_of(row)))
                     self._ledger.join(uid, before.union(reserved_for(found)))
 
     async def _fetch(self, uid: str, row: Row) -> Mapping[str, Any] | None:

@@ -64,11 +64,11 @@ class Sharing:
         the first moment on, and for an instance that begins.
         """
         state, now, rows = system.state_dir(), time.monotonic(), {}
-        left = of_claims.left(state).items()
+        left = of_claims.claims_by_group(state).items()
         with contextlib.suppress(GpushimError):  # while it cannot be read, no claim is known
             rows = self._ledger.claims() if left else {}
         late = [name for name, uid in left if uid not in rows or now - self._over.get(name, now) > END]
-        return {uuid: mps.unfinished(name) for name in late for uuid in mps.owed(mps.Place(state, name))}
+        return {uuid: mps.unfinished(name) for name in late for uuid in mps.unreleased(mps.Folders(state, name))}
 
     @property
     def problems(self) -> dict[str, str]:
@@ -103,7 +103,7 @@ class Sharing:
             GpushimError: they do not serve by then, or the spec cannot be written.
         """
         self._begins.add(claim.uid)
-        problems = [mps.Place(system.state_dir(), group.name).problem for group in groups]
+        problems = [mps.Folders(system.state_dir(), group.name).problem for group in groups]
         for path in problems:
             _remove(path)  # of an attempt before
         try:
@@ -148,8 +148,8 @@ class Sharing:
             return
         state, folder = system.state_dir(), output.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
-        files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.left(state)
-        there = {uid: of_claims.of(row) for uid, row in of_claims.shared().items()}
+        files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.claims_by_group(state)
+        there = {uid: of_claims.groups_of(row) for uid, row in of_claims.shared().items()}
         known = {group.name for groups in there.values() for group in groups}
         over = [name for name, uid in left.items() if name not in known and there.get(uid) != []]
         self._units.need(over)
@@ -176,7 +176,7 @@ def need_programs(groups: Sequence[MpsGroup], snapshot: Snapshot) -> None:
         GpushimError: so it is.
     """
     for group in groups:
-        (time_slice.program if group.interval else control_daemon.program_of)(snapshot)
+        (time_slice.find_program if group.interval else control_daemon.find_daemon)(snapshot)
 
 
 def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:
@@ -212,7 +212,7 @@ def spec(groups: Sequence[MpsGroup]) -> dict[str, Any]:
 def _edits(group: MpsGroup) -> dict[str, Any]:
     if group.interval:  # it has nothing else, and a device without edits is an error
         return {"env": [f"GPUSHIM_TIME_SLICE={time_slice.VALUES[group.interval]}"]}
-    place, pipes = mps.Place(system.state_dir(), group.name), f"{IN_CONTAINER}/{group.name}/pipe"
+    place, pipes = mps.Folders(system.state_dir(), group.name), f"{IN_CONTAINER}/{group.name}/pipe"
     return {
         "env": [f"CUDA_MPS_PIPE_DIRECTORY={pipes}"],
         "mounts": [
@@ -224,11 +224,11 @@ def _edits(group: MpsGroup) -> dict[str, Any]:
 
 def _why(groups: Sequence[MpsGroup]) -> str:
     """Say why groups do not serve now; "" if they do."""
-    return next(filter(None, (mps.ready(system.state_dir(), group) for group in groups)), "")
+    return next(filter(None, (mps.unready_reason(system.state_dir(), group) for group in groups)), "")
 
 
 def _left(state: str, uids: Collection[str]) -> list[str]:
-    return sorted(name for name, uid in of_claims.left(state).items() if uid in uids)
+    return sorted(name for name, uid in of_claims.claims_by_group(state).items() if uid in uids)
 
 
 def _path(uid: str) -> str:

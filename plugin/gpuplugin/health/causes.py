@@ -1,8 +1,7 @@
-"""What is known against each GPU, and the file that keeps it while the plugin is not running.
+"""The causes of each GPU's troubles, and the file that keeps them while the plugin is not running.
 
 The file is for the same start of the host only: it says which. All times are seconds since then, suspends included
-(system.clock), which nobody sets. Out of scope: what becomes a cause, and when it ends
-(health.py).
+(system.clock), which nobody sets.
 """
 
 from __future__ import annotations
@@ -94,25 +93,25 @@ class Cause:
 
     @property
     def counts(self) -> bool:
-        """Say whether it was seen often enough."""
+        """Return whether it was seen often enough."""
         return self.seen >= ROW.get(self.kind, 1)
 
-    def over(self, action: int | None, now: float) -> bool:
-        """Say whether what an event caused has ended.
+    def over(self, action: int | None, moment: float) -> bool:
+        """Return whether the trouble that an event caused has ended.
 
         Args:
             action: the driver's recovery action, at a poll that the GPU has answered well; None: not told.
-            now: the time of the poll.
+            moment: the time of the poll.
         """
         if self.ends == xids.TIME:
-            return now - self.last >= xids.TRANSIENT
-        healed = action in FINE and now - self.last >= xids.SETTLE
+            return moment - self.last >= xids.TRANSIENT
+        healed = action in FINE and moment - self.last >= xids.SETTLE
         return healed and (self.told or self.ends == xids.ACTION)
 
 
 @dataclass
-class Known:
-    """A GPU.
+class GpuRecord:
+    """A GPU and its causes.
 
     Attributes:
         causes: by a name that the same cause has when it comes again.
@@ -133,18 +132,18 @@ class Known:
     pages: int | None = None
 
     def bind(self, module: str | None, inode: int | None) -> bool:
-        """Take the driver's version and the binding's inode number, and say whether the driver is another one now.
+        """Set the driver's version and the binding's inode number, and return whether the driver is another one now.
 
         There is no inode while the GPU is bound to no driver.
         """
         old = self.binding or [None, None]
         self.binding = [module or old[0], inode if inode is not None else old[1]]
-        return any(one is not None and one != other for one, other in zip(old, self.binding))
+        return any(before is not None and before != after for before, after in zip(old, self.binding))
 
 
 @dataclass
 class State:
-    """All that is known.
+    """The state of all GPUs.
 
     Attributes:
         boot: the host's boot id.
@@ -153,51 +152,53 @@ class State:
     """
 
     boot: str
-    gpus: dict[str, Known] = field(default_factory=dict)
+    gpus: dict[str, GpuRecord] = field(default_factory=dict)
     unwatched: dict[str, Cause] = field(default_factory=dict)
 
-    def find(self, uuid: Any, here: set[str]) -> Known | None:
-        """Find a GPU, or begin to know it; None if that is no UUID, or there are too many.
+    def find(self, uuid: Any, present: set[str]) -> GpuRecord | None:
+        """Find or add a GPU; return None if that is no UUID, or there are too many.
 
-        Args:
-            uuid: of the GPU.
-            here: those that the host has; others make room.
+        GPUs that are not among `present`, those that the host has, make room.
         """
         if not isinstance(uuid, str) or not 0 < len(uuid) <= LONGEST:
             return None
         if uuid not in self.gpus and len(self.gpus) >= GPUS:
-            other = next((one for one in self.gpus if one not in here), None)
-            if other is None:
+            absent = next((known_uuid for known_uuid in self.gpus if known_uuid not in present), None)
+            if absent is None:
                 return None
-            del self.gpus[other]
-        return self.gpus.setdefault(uuid, Known())
+            del self.gpus[absent]
+        return self.gpus.setdefault(uuid, GpuRecord())
 
-    def adopt(self, snapshot: Snapshot, now: float) -> tuple[set[str], bool, bool]:
+    def adopt(self, snapshot: Snapshot, moment: float) -> tuple[set[str], bool, bool]:
         """End causes by a driver loaded again; forget GPUs that are gone for long.
 
         Returns:
             UUIDs of the snapshot; whether a cause has ended, and whether anything else has changed.
         """
         facts, ended, changed = snapshot["stamp"], False, False
-        here = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["uuid"]}
+        present = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["uuid"]}
         for gpu in snapshot["gpus"]:
-            known = self.find(gpu["uuid"], here)
-            if known and known.bind(facts["module"], facts["gpus"].get(sysfs_name(gpu["pci"]))):
-                left = {name: one for name, one in known.causes.items() if not one.ends and one.kind != "recovery"}
-                ended, changed = ended or left != known.causes, True
-                known.causes, known.bound, known.ecc, known.pages = left, now, 0, None
-        for uuid, known in list(self.gpus.items()):
-            if uuid in here:
-                known.gone = None
-            elif known.gone is None:
-                known.gone, changed = now, True
-            elif now - known.gone > FORGET or not known.causes:
+            gpu_state = self.find(gpu["uuid"], present)
+            if gpu_state and gpu_state.bind(facts["module"], facts["gpus"].get(sysfs_name(gpu["pci"]))):
+                causes = {
+                    name: cause
+                    for name, cause in gpu_state.causes.items()
+                    if not cause.ends and cause.kind != "recovery"
+                }
+                ended, changed = ended or causes != gpu_state.causes, True
+                gpu_state.causes, gpu_state.bound, gpu_state.ecc, gpu_state.pages = causes, moment, 0, None
+        for uuid, gpu_state in list(self.gpus.items()):
+            if uuid in present:
+                gpu_state.gone = None
+            elif gpu_state.gone is None:
+                gpu_state.gone, changed = moment, True
+            elif moment - gpu_state.gone > FORGET or not gpu_state.causes:
                 del self.gpus[uuid]
                 changed = True
-        return here, ended, changed
+        return present, ended, changed
 
 
-class Over:
+class EndedEvents:
     """Events that are over, by UUID of a GPU and by name: when each was last heard.
 
     Another instance, which has not found that out yet, does not bring them back.
@@ -206,24 +207,23 @@ class Over:
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
 
-    def add(self, state: State, known: Known, name: str, cause: Cause) -> None:
-        """Take note of one that has ended."""
-        uuid = next((uuid for uuid, one in state.gpus.items() if one is known), "")
+    def add(self, state: State, gpu: GpuRecord, name: str, cause: Cause) -> None:
+        uuid = next((uuid for uuid, record in state.gpus.items() if record is gpu), "")
         if cause.kind in EVENTS and uuid:
-            found = self._last.pop(uuid, {})
+            times = self._last.pop(uuid, {})
             self._last = dict([*self._last.items()][1 - GPUS :])
-            self._last[uuid] = {**dict([*found.items()][1 - OVER :]), name: cause.last}
+            self._last[uuid] = {**dict([*times.items()][1 - OVER :]), name: cause.last}
 
     def has(self, uuid: str, name: str, cause: Cause) -> bool:
-        """Say whether an event has ended, and was not heard since."""
+        """Return whether an event has ended, and was not heard since."""
         return cause.last <= self._last.get(uuid, {}).get(name, -1.0)
 
 
 def load(path: str, boot: str) -> State:
-    """Read the state of this start of the host; if there is none that can be trusted, begin again, and say so."""
-    found = ensure.own(path)
+    """Read the state of this start of the host; without one that can be trusted, log that and begin anew."""
+    content = ensure.own(path)
     try:
-        state = _state(found)
+        state = _parse_state(content)
     except (ValueError, TypeError, KeyError, AttributeError):
         if os.path.lexists(path):
             logger.warning(
@@ -244,50 +244,50 @@ def save(path: str, state: State) -> None:
     folder = os.path.dirname(path)
     if not trust.ours(folder):
         raise PermissionError(1, f"{folder} must be a directory that only root can write to")
-    found = {"version": VERSION, **dataclasses.asdict(state)}
-    for gpu in found["gpus"].values():
+    content = {"version": VERSION, **dataclasses.asdict(state)}
+    for gpu in content["gpus"].values():
         gpu["causes"] = {name: cause for name, cause in gpu["causes"].items() if cause["kind"] not in UNSAVED}
-    replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
+    replace(path, json.dumps(content, separators=(",", ":")).encode(), MODE)
 
 
-def _state(found: Any) -> State:
-    if found["version"] != VERSION or not isinstance(found["boot"], str) or len(found["gpus"]) > GPUS:
+def _parse_state(content: Any) -> State:
+    if content["version"] != VERSION or not isinstance(content["boot"], str) or len(content["gpus"]) > GPUS:
         raise ValueError
-    gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
-    unwatched = {_name(child): _cause(cause) for child, cause in found["unwatched"].items()}
-    return State(found["boot"], gpus, unwatched)
+    gpus = {_check_name(uuid): _parse_gpu(fields) for uuid, fields in content["gpus"].items()}
+    unwatched = {_check_name(child): _parse_cause(cause) for child, cause in content["unwatched"].items()}
+    return State(content["boot"], gpus, unwatched)
 
 
-def _known(found: Any) -> Known:
-    binding, gone, counts = found["binding"], found["gone"], (found["ecc"], found["pages"])
-    if not isinstance(binding, list) or len(binding) > 2 or len(found["causes"]) > CAUSES:
+def _parse_gpu(fields: Any) -> GpuRecord:
+    binding, gone, counts = fields["binding"], fields["gone"], (fields["ecc"], fields["pages"])
+    if not isinstance(binding, list) or len(binding) > 2 or len(fields["causes"]) > CAUSES:
         raise ValueError
-    if not all(_finite(one) for one in (0 if gone is None else gone, found["heard"], found["bound"])):
+    if not all(_is_finite(value) for value in (0 if gone is None else gone, fields["heard"], fields["bound"])):
         raise ValueError
-    if not all(one is None or (isinstance(one, int) and _finite(one)) for one in counts):
+    if not all(value is None or (isinstance(value, int) and _is_finite(value)) for value in counts):
         raise ValueError
-    known = {_name(name): _cause(cause) for name, cause in found["causes"].items()}
-    return Known(known, binding, gone, found["heard"], found["bound"], *counts)
+    causes = {_check_name(name): _parse_cause(cause) for name, cause in fields["causes"].items()}
+    return GpuRecord(causes, binding, gone, fields["heard"], fields["bound"], *counts)
 
 
-def _cause(found: Any) -> Cause:
-    if found.keys() != _TYPES.keys():
+def _parse_cause(fields: Any) -> Cause:
+    if fields.keys() != _TYPES.keys():
         raise ValueError
-    for name, value in found.items():
+    for name, value in fields.items():
         is_flag = isinstance(value, bool) and bool not in _TYPES[name]
         if is_flag or not isinstance(value, _TYPES[name]) or (isinstance(value, str) and len(value) > LONGEST):
             raise ValueError
-    known = found["kind"] in KINDS and found["ends"] in ("", xids.TIME, xids.ACTION, xids.AGAIN)
-    if not known or not _finite(found["since"]) or not _finite(found["last"]):
+    is_known = fields["kind"] in KINDS and fields["ends"] in ("", xids.TIME, xids.ACTION, xids.AGAIN)
+    if not is_known or not _is_finite(fields["since"]) or not _is_finite(fields["last"]):
         raise ValueError
-    return Cause(**found)
+    return Cause(**fields)
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) < 1 << 40  # no NaN either
 
 
-def _name(text: str) -> str:
+def _check_name(text: str) -> str:
     if not 0 < len(text) <= LONGEST:
         raise ValueError
     return text

@@ -1,10 +1,9 @@
 """The child that sleeps in the driver until there is an event: what nvml_child.py calls "events".
 
 Events are merged, never dropped: the first of its kind is told at once, and what comes again every PACE seconds,
-however many there were. So what is told is bounded by GPUs and causes, and a pod whose program makes XIDs without end
-hides nobody else's. A GPU that was not listened to, be it for a moment, is asked before it is told as watched: what
-NVML knows of it, and what the kernel's log has from since then.
-Out of scope: what is asked of a GPU (nvml_lines.py); the lines (nvml_child.py); whether it matters (health.py).
+however many there were. So the number of lines is bounded by GPUs and causes, and a pod whose program makes XIDs
+without end hides nobody else's. A GPU that was not listened to, be it for a moment, is asked before it is told as
+watched: what NVML knows of it, and what the kernel's log has from since then.
 """
 
 from __future__ import annotations
@@ -40,36 +39,29 @@ class Merged:
         self._sent: dict[Key, float] = {}  # time.monotonic(), not longer ago than PACE
 
     def add(self, key: Key) -> None:
-        """Take an event."""
-        if key not in self._waiting and sum(one[1] == key[1] for one in self._waiting) >= KINDS:
+        if key not in self._waiting and sum(waiting[1] == key[1] for waiting in self._waiting) >= KINDS:
             key = (*key[:2], None, None)
         self._waiting[key] = None
 
-    def due(self, now: float, everything: bool = False) -> list[Key]:
-        """Take out what is to be told now, or everything."""
-        self._sent = {key: then for key, then in self._sent.items() if now - then < PACE}
+    def due(self, moment: float, everything: bool = False) -> list[Key]:
+        """Remove and return the events to be told now, or all."""
+        self._sent = {key: sent for key, sent in self._sent.items() if moment - sent < PACE}
         room = len(self._waiting) if everything else MOST_SENT - len(self._sent)
-        found = [key for key in self._waiting if everything or key not in self._sent][: max(0, room)]
-        for key in found:
+        keys = [key for key in self._waiting if everything or key not in self._sent][: max(0, room)]
+        for key in keys:
             del self._waiting[key]
-            self._sent[key] = now
-        return found
+            self._sent[key] = moment
+        return keys
 
-    def wait(self, now: float) -> float:
+    def wait(self, moment: float) -> float:
         """Return the seconds after which something may be due."""
         if not self._waiting:
             return moments.until()
-        return max(0.0, min((then + PACE - now for then in self._sent.values()), default=0.0))
+        return max(0.0, min((sent + PACE - moment for sent in self._sent.values()), default=0.0))
 
 
 class Events:
-    """An event set with all GPUs that can be in it.
-
-    Args:
-        nvml: an open session.
-        gpus: to listen to.
-        log: the kernel's.
-    """
+    """An event set with all GPUs that can be in it."""
 
     def __init__(self, nvml: Any, gpus: list[Gpu], log: kmsg.Log) -> None:
         self._nvml, self._gpus, self._log = nvml, gpus, log
@@ -83,27 +75,27 @@ class Events:
 
     def watch(self) -> None:
         """Print events, until it is time to open NVML again for those that cannot be watched; NVMLError otherwise."""
-        until, alive = time.monotonic() + nvml_lines.AGAIN[nvml_lines.EVENTS], 0.0
+        end, last_sign = time.monotonic() + nvml_lines.AGAIN[nvml_lines.EVENTS], 0.0
         try:
             self._register()
-            while not self._unwatched or time.monotonic() < until:
-                if time.monotonic() - alive >= ALIVE:
+            while not self._unwatched or time.monotonic() < end:
+                if time.monotonic() - last_sign >= ALIVE:
                     nvml_lines.tell(alive=1)
-                    alive = time.monotonic()
-                alive = alive if self._wait() else 0.0
-                self._tell(self._merged.due(time.monotonic()))
+                    last_sign = time.monotonic()
+                last_sign = last_sign if self._wait() else 0.0
+                self._print(self._merged.due(time.monotonic()))
         finally:
             self._leave()
-            self._tell(self._merged.due(time.monotonic(), everything=True))
+            self._print(self._merged.due(time.monotonic(), everything=True))
 
     def _wait(self) -> bool:
-        """Wait for an event, and take it; returns whether there was one."""
+        """Wait for an event, and merge it; return whether there was one."""
         nvml, seconds = self._nvml, self._merged.wait(time.monotonic())
         try:
             if self._set is None:
                 time.sleep(seconds)
             else:
-                self._take(nvml.nvmlEventSetWait_v2(self._set, max(1, math.ceil(1000 * seconds))))
+                self._merge(nvml.nvmlEventSetWait_v2(self._set, max(1, math.ceil(1000 * seconds))))
                 return True
         except nvml.NVMLError_Timeout:
             self._register_failed()
@@ -121,13 +113,13 @@ class Events:
             self._unsupported = {gpu.uuid for gpu in self._gpus}
         for gpu in self._gpus if self._set is not None else ():
             self._add(gpu)
-        self._say()
+        self._report()
 
     def _register_failed(self) -> None:
         for gpu in self._gpus:
             if gpu.uuid in self._unwatched:
                 self._add(gpu)
-        self._say()
+        self._report()
 
     def _renew_set(self) -> None:
         """Leave lost GPUs out, for NVML ends every wait while one is in the set."""
@@ -139,7 +131,7 @@ class Events:
             time.sleep(1)
 
     def _leave(self) -> None:
-        """Take note until when GPUs were listened to."""
+        """Note until when GPUs were listened to."""
         for gpu in self._gpus:
             if gpu.uuid in self._uuids.values():
                 gpu.since = gpu.since._replace(heard=system.clock() - nvml_lines.MOMENT)
@@ -161,35 +153,38 @@ class Events:
         else:
             self._uuids[_address(handle)] = gpu.uuid
         self._unwatched.pop(gpu.uuid, None)
-        found = self._asked[gpu.uuid] = nvml_lines.ask(nvml, gpu)[0]
-        if found["error"]:
-            self._unwatched[gpu.uuid] = found["error"]
+        answer = self._asked[gpu.uuid] = nvml_lines.ask(nvml, gpu)[0]
+        if answer["error"]:
+            self._unwatched[gpu.uuid] = answer["error"]
 
-    def _say(self) -> None:
-        """Tell what the log has of those that were asked, then what they said, and who is watched."""
+    def _report(self) -> None:
+        """Print what the log has of those that were asked, then what they said, and who is watched."""
         line = {
             "watching": sorted({*self._uuids.values()} - self._unwatched.keys()),
             "unwatched": dict(self._unwatched),
             "unsupported": sorted(self._unsupported),
         }
-        asked, self._asked = self._asked, {}
-        if asked:
-            self._tell_log(asked)
-        if asked or line != self._last_line:
+        answers, self._asked = self._asked, {}
+        if answers:
+            self._print_missed(answers)
+        if answers or line != self._last_line:
             self._last_line = line
-            nvml_lines.tell(**line, **({"asked": asked} if asked else {}))
+            nvml_lines.tell(**line, **({"asked": answers} if answers else {}))
 
-    def _tell_log(self, asked: dict[str, Any]) -> None:
-        gpus = ((gpu.pci, gpu.uuid, gpu.since) for gpu in self._gpus if gpu.uuid in asked)
+    def _print_missed(self, answers: dict[str, Any]) -> None:
+        gpus = ((gpu.pci, gpu.uuid, gpu.since) for gpu in self._gpus if gpu.uuid in answers)
         for line in kmsg.missed(self._log, gpus):
             nvml_lines.tell(**line)
 
-    def _take(self, event: Any) -> None:
-        gi, ci = (None if one == NO_INSTANCE else one for one in (event.gpuInstanceId, event.computeInstanceId))
+    def _merge(self, event: Any) -> None:
+        gi, ci = (
+            None if instance == NO_INSTANCE else instance
+            for instance in (event.gpuInstanceId, event.computeInstanceId)
+        )
         xid = event.eventData if event.eventType & XID else None
         self._merged.add((xid, self._uuids.get(_address(event.device)), gi, ci))
 
-    def _tell(self, keys: list[Key]) -> None:
+    def _print(self, keys: list[Key]) -> None:
         for xid, gpu, gi, ci in keys:
             kind = {"ecc": True} if xid is None else {"xid": xid}
             nvml_lines.tell(**kind, gpu=gpu, gi=gi, ci=ci)

@@ -1,7 +1,6 @@
-"""Which GPUs' calls hang, told to whoever looks at the host: a file, which outlives this process.
+"""The file of GPUs whose calls hang, for refreshes of the host's snapshot; it outlives this process.
 
 The child that polls finds it out, tries such a GPU again by itself, and so renews the entry or ends it.
-Out of scope: what a look at the host makes of it (gpushim.inventory.earlier).
 """
 
 from __future__ import annotations
@@ -22,12 +21,8 @@ if TYPE_CHECKING:
 MOST = 64  # GPUs, those that hung last
 
 
-def hangs(uuid: str) -> bool:
-    """Say that a call of a GPU hangs.
-
-    Returns:
-        whether that was not known.
-    """
+def add(uuid: str) -> bool:
+    """Note that a call of a GPU hangs; return whether that is new."""
     gpus = earlier.hanging(system.state_dir())
     new = gpus.pop(uuid, None) is None
     gpus[uuid] = system.clock()
@@ -35,12 +30,12 @@ def hangs(uuid: str) -> bool:
     return new
 
 
-def answer(uuids: Iterable[str]) -> None:
-    """Say that GPUs have answered."""
+def remove(uuids: Iterable[str]) -> None:
+    """Note that GPUs have answered."""
     gpus = earlier.hanging(system.state_dir())
-    left = {uuid: at for uuid, at in gpus.items() if uuid not in uuids}
-    if left != gpus:
-        _write(left)
+    still_hung = {uuid: at for uuid, at in gpus.items() if uuid not in uuids}
+    if still_hung != gpus:
+        _write(still_hung)
 
 
 def _write(gpus: dict[str, float]) -> None:

@@ -3,7 +3,6 @@
 The driver writes each XID into it: "NVRM: Xid (PCI:0000:3b:00): 48, ...". What follows the number, programs of pods
 may choose, and programs may write into the log: so only records of the kernel itself count, and only the beginning
 of each. Reading it needs CAP_SYSLOG and the device; a pod has neither as a rule.
-Out of scope: what an XID means (xids.py).
 """
 
 from __future__ import annotations
@@ -42,29 +41,26 @@ def path(proc: str) -> str:
 
 
 def missed(log: Log, gpus: Iterable[tuple[str, str, Since]]) -> Iterator[dict[str, object]]:
-    """Give the lines, as a child that listens prints them, of XIDs that nobody has heard.
+    """Yield the lines, as a child that listens prints them, of XIDs that nobody has heard.
 
     Args:
         log: is read first.
         gpus: of each the PCI address, the UUID, and which XIDs count.
     """
-    known = {pci: (uuid, since) for pci, uuid, since in gpus}
+    by_pci = {pci: (uuid, since) for pci, uuid, since in gpus}
     for (pci, xid), at in log.xids().items():
-        uuid, since = known.get(pci, ("", None))
+        uuid, since = by_pci.get(pci, ("", None))
         if since and _counts(at, since, log.loaded):
             yield {"xid": xid, "gpu": uuid, "gi": None, "ci": None, "at": round(min(at, system.clock()), 3)}
 
 
 def _counts(at: float, since: Since, loaded: float) -> bool:
-    """Say whether an XID from after the driver was loaded counts: where that came since, it is what bound the GPU."""
+    """Return whether an XID counts: one from after the driver was loaded does if that load is what bound the GPU."""
     return at >= since.heard and (at >= since.bound or since.heard <= loaded <= since.bound)
 
 
 class Log:
     """The log, from its oldest record on; each look goes on where the last one ended.
-
-    Args:
-        path: of the log.
 
     Attributes:
         loaded: when the driver was loaded last, as xids has times; 0: the log does not have it.
@@ -75,12 +71,11 @@ class Log:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError:
             self._fd = -1
-        self._rest = b""
+        self._partial = b""
         self.loaded = 0.0
-        self._found: dict[tuple[str, int], float] = {}
+        self._xids: dict[tuple[str, int], float] = {}
 
     def close(self) -> None:
-        """Let go of it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -92,8 +87,8 @@ class Log:
             by PCI address and XID: seconds since boot, suspends included, and never too early.
         """
         ahead = system.clock() - time.clock_gettime(time.CLOCK_MONOTONIC)  # the log's clock stops in a suspend
-        read, until = 0, time.monotonic() + SECONDS
-        while self._fd >= 0 and read < LIMIT and time.monotonic() < until:
+        read, end = 0, time.monotonic() + SECONDS
+        while self._fd >= 0 and read < LIMIT and time.monotonic() < end:
             try:
                 data = os.read(self._fd, RECORD)
             except BrokenPipeError:  # records were overwritten before they were read
@@ -103,17 +98,17 @@ class Log:
             if not data:
                 break
             read += len(data)
-            *lines, self._rest = (self._rest[-RECORD:] + data).split(b"\n")
+            *lines, self._partial = (self._partial[-RECORD:] + data).split(b"\n")
             for line in lines:
                 self._take(line, ahead)
-        return self._found
+        return self._xids
 
     def _take(self, line: bytes, ahead: float) -> None:
         if b"NVRM: " not in line:
             return
-        if found := _XID.match(line):
-            pci = procfs.pci_address(f"{found[2].decode()}.0")
-            self._found[pci, int(found[3])] = int(found[1]) / 1e6 + ahead
-        elif found := _LOADED.match(line):
-            self._found.clear()
-            self.loaded = int(found[1]) / 1e6 + ahead
+        if match := _XID.match(line):
+            pci = procfs.pci_address(f"{match[2].decode()}.0")
+            self._xids[pci, int(match[3])] = int(match[1]) / 1e6 + ahead
+        elif match := _LOADED.match(line):
+            self._xids.clear()
+            self.loaded = int(match[1]) / 1e6 + ahead

@@ -63,9 +63,9 @@ def command(
         suspects: UUIDs of GPUs whose calls hung.
         heard: by UUID, until when GPUs were listened to; none of those that never were.
     """
-    then = heard or {}
+    known = heard or {}
     gpus = [
-        [gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects, then.get(gpu["uuid"], nvml_lines.NEVER)]
+        [gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects, known.get(gpu["uuid"], nvml_lines.NEVER)]
         for gpu in snapshot["gpus"]
         if gpu["uuid"]
     ]
@@ -74,13 +74,13 @@ def command(
 
 def program(module: str, *words: str) -> list[str]:
     """Return a command line that calls a module's `main`: this Python, and the code that this process has."""
-    places = ":".join(path for path in sys.path if path.startswith("/"))
+    path_list = ":".join(path for path in sys.path if path.startswith("/"))
     call = _CALL.replace("MODULE", module)
-    return [sys.executable or "/usr/bin/python3", "-ISB", "-c", call, places, *words]
+    return [sys.executable or "/usr/bin/python3", "-ISB", "-c", call, path_list, *words]
 
 
 def opens(snapshot: Snapshot) -> object:
-    """Return what children have open, which tells one driver from another; None where there is nothing to ask.
+    """Return what children have open, to tell one driver from another; None where there is nothing to ask.
 
     That is elsewhere than on a plain host, and without a driver. An NVML that is open knows of no other GPUs.
     """
@@ -104,23 +104,23 @@ def _is_nvml(path: str) -> bool:
 
 def main(mode: str, library: str, proc: str, gpus: str) -> None:
     """Watch until the parent is gone or NVML fails."""
-    known = [
+    watched = [
         Gpu(uuid, pci, time.monotonic() + nvml_lines.AGAIN[mode] if hung else 0.0, nvml_lines.Since(*since))
         for uuid, pci, hung, since in json.loads(gpus)
     ]
     log = kmsg.Log(kmsg.path(proc) if mode == EVENTS else "")
 
     def watch(nvml: Any) -> None:
-        (event_loop.Events(nvml, known, log) if mode == EVENTS else Polls(nvml, known, proc)).watch()
+        (event_loop.Events(nvml, watched, log) if mode == EVENTS else Polls(nvml, watched, proc)).watch()
 
     run(mode, library, watch)
 
 
 def run(name: str, library: str, work: Callable[[Any], object]) -> None:
-    """Be a child: work with an open NVML, again and again, until that or the parent says no more.
+    """Run as a child: work with an open NVML, again and again, until that or the parent ends it.
 
     Args:
-        name: what it does.
+        name: of the process.
         library: NVML's.
         work: returns to have NVML opened anew; EOFError is the end.
     """
@@ -132,7 +132,7 @@ def run(name: str, library: str, work: Callable[[Any], object]) -> None:
     try:
         while True:
             tell(asks="")
-            with nvml.session(library, lambda what: None) as session:
+            with nvml.session(library, lambda step: None) as session:
                 work(session)
     except nvml.UnusableError as error:
         tell(failed=str(error))
@@ -144,30 +144,30 @@ def run(name: str, library: str, work: Callable[[Any], object]) -> None:
 
 
 class Polls:
-    """What is asked every few seconds."""
+    """The questions of every few seconds."""
 
     def __init__(self, nvml: Any, gpus: list[Gpu], proc: str) -> None:
         self._nvml, self._gpus, self._proc = nvml, gpus, proc
 
     def watch(self) -> None:
-        """Print what is so, until it is time to open NVML again, which may know no better of a GPU in trouble."""
-        until = time.monotonic() + REOPEN
-        while self._round() or time.monotonic() < until:
+        """Print the answers, until it is time to open NVML again, which may know no better of a GPU in trouble."""
+        end = time.monotonic() + REOPEN
+        while self._round() or time.monotonic() < end:
             time.sleep(moments.until())
 
     def _round(self) -> bool:
-        """Ask each GPU but those that hung; returns whether all is well with them."""
-        found: dict[str, dict[str, Any]] = {}
+        """Ask each GPU but those that hung; return whether all is well with them."""
+        answers: dict[str, dict[str, Any]] = {}
         migs: list[str] = []
         listed = self._listed()
-        asked = [gpu for gpu in self._gpus if not gpu.hung]
-        for gpu in asked:
-            found[gpu.uuid], instances = nvml_lines.ask(self._nvml, gpu)
+        awake = [gpu for gpu in self._gpus if not gpu.hung]
+        for gpu in awake:
+            answers[gpu.uuid], instances = nvml_lines.ask(self._nvml, gpu)
             migs += instances
-        problem = any(one["lost"] or one["error"] for one in found.values())
-        whole = len(asked) == len(self._gpus) and not problem
+        problem = any(answer["lost"] or answer["error"] for answer in answers.values())
+        is_complete = len(awake) == len(self._gpus) and not problem
         gpus = [gpu.uuid for gpu in self._gpus] if listed is None else listed
-        tell(poll=found, gpus=gpus, migs=migs if whole else None)
+        tell(poll=answers, gpus=gpus, migs=migs if is_complete else None)
         return not problem
 
     def _listed(self) -> list[str] | None:

@@ -1,7 +1,4 @@
-"""What the children that watch have in common: a GPU, what it is asked, and the lines that they print.
-
-Out of scope: when it is asked (nvml_child.py, event_loop.py).
-"""
+"""What the children that watch have in common: a GPU, what it is asked, and the lines that they print."""
 
 from __future__ import annotations
 
@@ -62,11 +59,11 @@ class Gpu:
 
     @property
     def hung(self) -> bool:
-        """Say whether it is too early to ask it."""
+        """Return whether it is too early to ask it."""
         return time.monotonic() < self._first
 
     def handle(self, nvml: Any) -> Any:
-        """Look it up; NVMLError if it does not answer or is not there."""
+        """Return its handle; NVMLError if it does not answer or is not there."""
         tell(asks=self.uuid)
         handle = nvml.nvmlDeviceGetHandleByPciBusId(self.pci.encode())
         if nvml.nvmlDeviceGetUUID(handle) != self.uuid:
@@ -80,16 +77,16 @@ def unsupported(nvml: Any) -> tuple[type[Exception], ...]:
 
 
 def text(nvml: Any, error: Exception) -> str:
-    """Say what an error is; nvidia-ml-py calls a reset a restart."""
+    """Return an error's sentence; nvidia-ml-py calls a reset a restart."""
     return "the GPU must be reset" if isinstance(error, nvml.NVMLError_ResetRequired) else str(error)[:TEXT_LIMIT]
 
 
 def ask(nvml: Any, gpu: Gpu) -> tuple[dict[str, Any], list[str]]:
-    """Ask what a GPU says of its health; returns that, and the UUIDs of its MIG instances."""
+    """Return what a GPU says of its health, and the UUIDs of its MIG instances."""
     from gpushim.inventory.nvml import fabric_problem  # not with the plugin's own process
 
     migs: list[str] = []
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         **dict.fromkeys(("recovery", "rows", "pages", "ecc", "mig", "fabric")),
         "lost": False,
         "error": "",
@@ -97,22 +94,22 @@ def ask(nvml: Any, gpu: Gpu) -> tuple[dict[str, Any], list[str]]:
     try:
         handle = gpu.handle(nvml)
         with contextlib.suppress(*unsupported(nvml)):
-            found["recovery"] = _recovery(nvml, handle)
+            answer["recovery"] = _recovery(nvml, handle)
         try:
-            found["rows"] = [*nvml.nvmlDeviceGetRemappedRows(handle)[2:]]
+            answer["rows"] = [*nvml.nvmlDeviceGetRemappedRows(handle)[2:]]
         except unsupported(nvml):  # before Ampere a GPU retires pages instead
             with contextlib.suppress(*unsupported(nvml)):
-                found["pages"] = len(nvml.nvmlDeviceGetRetiredPages(handle, DOUBLE_BIT))
+                answer["pages"] = len(nvml.nvmlDeviceGetRetiredPages(handle, DOUBLE_BIT))
         with contextlib.suppress(*unsupported(nvml)):
-            found["ecc"] = nvml.nvmlDeviceGetTotalEccErrors(handle, UNCORRECTED, VOLATILE)
+            answer["ecc"] = nvml.nvmlDeviceGetTotalEccErrors(handle, UNCORRECTED, VOLATILE)
         with contextlib.suppress(*unsupported(nvml)):
-            found["mig"] = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
-        found["fabric"] = "" if found["mig"] else fabric_problem(nvml, handle)
-        migs = [*_migs(nvml, handle)] if found["mig"] else []
+            answer["mig"] = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+        answer["fabric"] = "" if answer["mig"] else fabric_problem(nvml, handle)
+        migs = [*_migs(nvml, handle)] if answer["mig"] else []
     except nvml.NVMLError as error:
-        found["lost"] = isinstance(error, (nvml.NVMLError_GpuIsLost, nvml.NVMLError_NotFound))
-        found["error"] = text(nvml, error)
-    return found, migs
+        answer["lost"] = isinstance(error, (nvml.NVMLError_GpuIsLost, nvml.NVMLError_NotFound))
+        answer["error"] = text(nvml, error)
+    return answer, migs
 
 
 def _recovery(nvml: Any, handle: Any) -> int | None:

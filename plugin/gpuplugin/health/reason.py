@@ -1,7 +1,4 @@
-"""What is said of a cause: why a device is not to be handed out, since when, until when, and what to do.
-
-Out of scope: what becomes a cause, and when it ends (health.py).
-"""
+"""The words for a cause: why a device is not to be handed out, since when, until when, and what to do."""
 
 from __future__ import annotations
 
@@ -85,12 +82,12 @@ class Reason:
 
     @property
     def when(self) -> float:
-        """Since when by the wall clock as it is now, in seconds since 1970; for people alone."""
+        """Return since when by the wall clock as it is now, in seconds since 1970; for people alone."""
         return time.time() - system.clock() + self.since
 
     @property
     def cure(self) -> str:
-        """What people do about it, one of CURES."""
+        """Return what people do about it, one of CURES."""
         if self.passes:
             return "wait"
         if self.kind == "recovery":
@@ -98,59 +95,65 @@ class Reason:
         return xids.verdict(self.number).cure if self.kind == "xid" else _CURES.get(self.kind, "reset")
 
     def concerns(self, mig: MigInstance) -> bool:
-        """Say whether it concerns a MIG instance of its GPU."""
+        """Return whether it concerns a MIG instance of its GPU."""
         return self.gi is None or (self.gi == mig["gi"] and self.ci in (None, mig["ci"]))
 
 
 def reasons(causes: Iterable[Cause]) -> list[Reason]:
-    """Return the reasons that causes are, the oldest first; of SILENT the gravest stands for all."""
-    found = sorted(causes, key=lambda one: (one.since, one.kind, one.number))
-    silent = [one for one in found if one.kind in SILENT]
-    gravest = min(silent, key=lambda one: SILENT.index(one.kind), default=None)
+    """Return the reasons for causes, the oldest first; of SILENT the gravest stands for all."""
+    ordered = sorted(causes, key=lambda cause: (cause.since, cause.kind, cause.number))
+    silent = [cause for cause in ordered if cause.kind in SILENT]
+    gravest = min(silent, key=lambda cause: SILENT.index(cause.kind), default=None)
     return [
-        replace(of(gravest), since=one.since) if gravest and one is silent[0] else of(one)
-        for one in found
-        if one.kind not in SILENT or one is silent[0]
+        replace(make_reason(gravest), since=cause.since) if gravest and cause is silent[0] else make_reason(cause)
+        for cause in ordered
+        if cause.kind not in SILENT or cause is silent[0]
     ]
 
 
-def cure(found: Iterable[Reason]) -> str:
+def cure(reasons: Iterable[Reason]) -> str:
     """Return what people do about all reasons of a device, one of CURES."""
-    return min((one.cure for one in found), key=CURES.index, default="wait")
+    return min((reason.cure for reason in reasons), key=CURES.index, default="wait")
 
 
-def texts(found: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str, str]:
-    """Say why devices are not given out, by UUID: of one that does not answer what the snapshot says of that."""
+def texts(problems: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str, str]:
+    """Return why devices are not given out, by UUID; for a silent device this is the snapshot's problem."""
     problem = {gpu["index"]: gpu["problem"] or "" for gpu in snapshot["gpus"]}
     problem = {index: text for index, text in problem.items() if earlier.FAILS in text or earlier.HANGS in text}
     gpus = {gpu["uuid"]: gpu["index"] for gpu in snapshot["gpus"]}
     gpus.update((mig["uuid"], mig["gpu"]) for mig in snapshot["mig"])
-    return {uuid: _sentence(why, problem.get(gpus.get(uuid, -1), "")) for uuid, why in found.items()}
+    return {
+        uuid: _sentence(device_reasons, problem.get(gpus.get(uuid, -1), ""))
+        for uuid, device_reasons in problems.items()
+    }
 
 
-def _sentence(why: Sequence[Reason], problem: str) -> str:
-    known = problem and any(one.kind in SILENT for one in why)
-    rest = [one.text for one in why if not (known and one.kind in SILENT)]
-    return "; ".join([problem, *rest] if known else rest)
+def _sentence(reasons: Sequence[Reason], problem: str) -> str:
+    has_problem = problem and any(reason.kind in SILENT for reason in reasons)
+    texts = [reason.text for reason in reasons if not (has_problem and reason.kind in SILENT)]
+    return "; ".join([problem, *texts] if has_problem else texts)
 
 
 def log(
-    before: Mapping[str, str], now: Mapping[str, str], of: Mapping[str, str], words: tuple[str, str] = GIVEN
+    before: Mapping[str, str],
+    current: Mapping[str, str],
+    resources: Mapping[str, str],
+    words: tuple[str, str] = GIVEN,
 ) -> None:
     """Log once of each device that it has become unusable, and that it is usable again.
 
     Args:
         before: why devices were unusable when this was called last, or "", by UUID.
-        now: the same now; of others nothing is said.
-        of: what they are given out as, by UUID.
+        current: the same now; of others nothing is said.
+        resources: of the devices, by UUID.
         words: what an unusable device is, and one that is usable again.
     """
-    for uuid, problem in now.items():
+    for uuid, problem in current.items():
         if problem and problem != before.get(uuid):
             write = logger.info if is_of_others(problem) else logger.warning
-            write("%s of %s %s: %s", uuid, of[uuid], words[0], problem)
+            write("%s of %s %s: %s", uuid, resources[uuid], words[0], problem)
         elif before.get(uuid) and not problem:
-            logger.info("%s of %s %s", uuid, of[uuid], words[1])
+            logger.info("%s of %s %s", uuid, resources[uuid], words[1])
 
 
 def is_of_others(problem: str) -> bool:
@@ -159,15 +162,14 @@ def is_of_others(problem: str) -> bool:
 
 
 def brief(sentence: str) -> str:
-    """Return what each device says of something that is wrong with all: the first clause of a long sentence."""
-    first, _, rest = sentence.partition("; ")
-    return f"{first}; gpushim device-plugin status says more" if rest and len(sentence) > LONG else sentence
+    """Return the sentence for each device about a problem of all: the first clause of a long sentence."""
+    first, _, tail = sentence.partition("; ")
+    return f"{first}; gpushim device-plugin status says more" if tail and len(sentence) > LONG else sentence
 
 
-def of(cause: Cause) -> Reason:
-    """Return the reason that a cause is."""
-    rest = cause.gi, cause.ci, cause.number, cause.ends == xids.TIME
-    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], *rest)
+def make_reason(cause: Cause) -> Reason:
+    fields = cause.gi, cause.ci, cause.number, cause.ends == xids.TIME
+    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], *fields)
 
 
 def _clause(cause: Cause) -> str:

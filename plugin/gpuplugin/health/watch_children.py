@@ -1,7 +1,4 @@
-"""The children that watch GPUs, and what follows from what they tell: health, and another look at the host.
-
-Out of scope: the children (child.py, nvml_child.py), the verdicts (health.py), telling kubelet (daemon.py).
-"""
+"""The children that watch GPUs, and what follows from their lines: health, and another look at the host."""
 
 from __future__ import annotations
 
@@ -67,16 +64,16 @@ class Watchers:
             proc = ensure.proc_dir(self._snapshot["inputs"]["root"])
             return nvml_child.command(mode, self._snapshot, proc, suspects, heard)
 
-        def mark_unwatched(why: str, gpu: str) -> None:
+        def mark_unwatched(clause: str, gpu: str) -> None:
             if mode == EVENTS:
                 self._watched = {}
-            self._tell(
-                self._health.mark_unwatched(mode, HUNG if gpu else why, system.clock(), [gpu] if gpu else None)
+            self._notify(
+                self._health.mark_unwatched(mode, HUNG if gpu else clause, system.clock(), [gpu] if gpu else None)
             )
-            if gpu and mode == POLLS and hung_file.hangs(gpu):
+            if gpu and mode == POLLS and hung_file.add(gpu):
                 self._stale()
 
-        heard, silence = partial(self._heard, mode), nvml_child.SILENCE[mode]
+        heard, silence = partial(self._take_line, mode), nvml_child.SILENCE[mode]
         return Child(mode, words, heard, mark_unwatched, silence, start, gather=mode == POLLS)
 
     def choose(self, checks: xids.Choice) -> None:
@@ -84,7 +81,9 @@ class Watchers:
         self._health.choose(checks)
 
     def watch(self, snapshot: Snapshot) -> None:
-        """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there is nothing to."""
+        """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there are none to
+        watch.
+        """
         self._snapshot, driver = snapshot, nvml_child.opens(snapshot)
         if not driver:
             return
@@ -100,7 +99,7 @@ class Watchers:
         self._driver, self._sick = driver, sick
 
     async def catch_up(self, snapshot: Snapshot) -> None:
-        """Take what the kernel's log has from the time in which nobody listened, before anything is given out.
+        """Read the kernel's log for the time in which nobody listened, before anything is given out.
 
         The children read it too, but tell it some time after their start, in which nobody has listened either.
         """
@@ -111,19 +110,19 @@ class Watchers:
         log = kmsg.Log(kmsg.path(ensure.proc_dir(snapshot["inputs"]["root"])))
         try:
             for line in await asyncio.to_thread(lambda: [*kmsg.missed(log, gpus)]):
-                self._heard(EVENTS, line)
+                self._take_line(EVENTS, line)
         finally:
             log.close()
 
-    def _fails(self) -> bool:
+    def _is_failing(self) -> bool:
         snapshot = self._snapshot
         return snapshot is not None and (snapshot["error"] is not None or snapshot["source"] != "nvml")
 
     def hurry(self) -> None:
-        """Try again soon what failed: NVML may be back, and only who asks it finds out."""
-        now, child = time.monotonic(), self._children[POLLS]
-        if self._fails() and not child.pid and now - self._tried > RETRY:
-            self._tried = now
+        """Start a failed child again soon: NVML may be back, and only who asks it finds out."""
+        moment, child = time.monotonic(), self._children[POLLS]
+        if self._is_failing() and not child.pid and moment - self._tried > RETRY:
+            self._tried = moment
             child.again()
 
     async def stop(self, patient: bool = False) -> None:
@@ -137,27 +136,27 @@ class Watchers:
 
     def problems(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
         """Return the reasons for which GPUs and MIG instances are not given out, by UUID."""
-        found = self._health.problems(snapshot, system.clock())
+        problems = self._health.problems(snapshot, system.clock())
         self._health.save()
-        return found
+        return problems
 
     @property
     def watched(self) -> dict[str, Any]:
-        """Which GPUs are watched for events, and why others are not."""
-        none: dict[str, Any] = {"watching": [], "unwatched": {}, "unsupported": []}
-        return {key: self._watched.get(key, found) for key, found in none.items()}
+        """Return which GPUs are watched for events, and why others are not."""
+        defaults: dict[str, Any] = {"watching": [], "unwatched": {}, "unsupported": []}
+        return {key: self._watched.get(key, default) for key, default in defaults.items()}
 
     @property
     def xids(self) -> dict[str, int]:
-        """The last XID since the start, by UUID; 0 for none of a GPU that is watched."""
+        """Return the last XID since the start, by UUID; 0 for none of a GPU that is watched."""
         return {**dict.fromkeys(self.watched["watching"], 0), **self._xids}
 
-    def _tell(self, changed: bool) -> None:
+    def _notify(self, changed: bool) -> None:
         if changed:
             self._changed()
 
-    def _heard(self, mode: str, line: dict[str, Any]) -> None:
-        self._tell(self._health.heard(line, system.clock()))
+    def _take_line(self, mode: str, line: dict[str, Any]) -> None:
+        self._notify(self._health.heard(line, system.clock()))
         if "watching" in line:
             self._watched = line
         if isinstance(line.get("xid"), int) and self._snapshot is not None:
@@ -165,39 +164,47 @@ class Watchers:
                 if line.get("gpu") in (None, gpu["uuid"]):
                     self._xids[gpu["uuid"]] = line["xid"]
         if mode == POLLS and "poll" in line:
-            hung_file.answer(line["poll"] if isinstance(line["poll"], dict) else ())
+            hung_file.remove(line["poll"] if isinstance(line["poll"], dict) else ())
             self._compare(line)
 
     def _compare(self, line: dict[str, Any]) -> None:
-        """Have the host looked at again where a poll contradicts the snapshot; the same again not all the time."""
-        difference, now = self._found(line), time.monotonic()
+        """Report a stale snapshot where a poll contradicts it; the same difference not all the time."""
+        difference, moment = self._describe_difference(line), time.monotonic()
         if not difference:
             self._difference = ""
-        elif difference != self._difference or now >= self._due:
+        elif difference != self._difference or moment >= self._due:
             self._pause = FIRST if difference != self._difference else min(2 * self._pause, LONGEST)
-            self._difference, self._due = difference, now + self._pause
+            self._difference, self._due = difference, moment + self._pause
             self._stale()
 
-    def _found(self, line: dict[str, Any]) -> str:
-        """Say in which way a poll contradicts the snapshot, "" if it does not."""
+    def _describe_difference(self, line: dict[str, Any]) -> str:
+        """Return the difference between a poll and the snapshot, "" if there is none."""
         if self._snapshot is None:
             return ""
         try:
-            found = _differences(self._snapshot, line)
+            differences = _find_differences(self._snapshot, line)
         except (TypeError, AttributeError, KeyError, ValueError):  # not what a child of ours says
             return ""
-        return json.dumps(found) if found else ""
+        return json.dumps(differences) if differences else ""
 
 
-def _differences(snapshot: Snapshot, line: dict[str, Any]) -> list[Any]:
+def _find_differences(snapshot: Snapshot, line: dict[str, Any]) -> list[Any]:
     if snapshot["error"] or snapshot["source"] != "nvml":
         return ["NVML"]
     poll, migs = line["poll"], line["migs"]
-    known = {gpu["uuid"] or gpu["pci"]: gpu for gpu in snapshot["gpus"]}
-    found: list[Any] = sorted({*line["gpus"]}.symmetric_difference(known))
-    answers = {uuid: one for uuid, one in poll.items() if uuid in known and not (one["lost"] or one["error"])}
-    found += [[uuid, "answers"] for uuid in answers if known[uuid]["problem"]]
-    found += [[uuid, one["mig"]] for uuid, one in answers.items() if one["mig"] not in (None, known[uuid]["mig"])]
+    known_gpus = {gpu["uuid"] or gpu["pci"]: gpu for gpu in snapshot["gpus"]}
+    differences: list[Any] = sorted({*line["gpus"]}.symmetric_difference(known_gpus))
+    answers = {
+        uuid: answer
+        for uuid, answer in poll.items()
+        if uuid in known_gpus and not (answer["lost"] or answer["error"])
+    }
+    differences += [[uuid, "answers"] for uuid in answers if known_gpus[uuid]["problem"]]
+    differences += [
+        [uuid, answer["mig"]]
+        for uuid, answer in answers.items()
+        if answer["mig"] not in (None, known_gpus[uuid]["mig"])
+    ]
     if migs is not None:
-        found += sorted({mig["uuid"] for mig in snapshot["mig"]}.symmetric_difference(migs))
-    return found
+        differences += sorted({mig["uuid"] for mig in snapshot["mig"]}.symmetric_difference(migs))
+    return differences

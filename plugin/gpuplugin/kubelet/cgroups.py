@@ -3,7 +3,7 @@
 kubelet forgets a pod that is deleted by force, and the API server its claims, while a process of it may hang in the
 kernel for as long as its GPU does. Its cgroup is there, and has a process, until that has ended.
 Source: pkg/kubelet/cm/pod_container_manager_linux.go of Kubernetes (podUID below each QoS class; systemd's names have
-"_" for "-"), cgroups(7). Where no cgroup of kubelet's is seen, nothing is said of any pod.
+"_" for "-"), cgroups(7). Where no cgroup of kubelet's is seen, no pod counts as running.
 """
 
 from __future__ import annotations
@@ -27,24 +27,21 @@ _POD = "pod"
 _LIMIT = 1 << 12  # bytes of a file, which has a line or two
 
 
-async def left(uids: Collection[str]) -> frozenset[str]:
-    """Return which of these pods have a process, as `running`, without the loop's waiting."""
+async def find_running(uids: Collection[str]) -> frozenset[str]:
+    """Return which of these pods have a process, as `running`, without blocking the loop."""
     return await asyncio.to_thread(running, uids) if uids else frozenset()
 
 
 async def wait_for_end(uids: Collection[str]) -> None:
     """Wait until none of these pods has a process, but not for long."""
-    until = time.monotonic() + PATIENCE
-    while (uids := await left(uids)) and time.monotonic() < until:
+    end = time.monotonic() + PATIENCE
+    while (uids := await find_running(uids)) and time.monotonic() < end:
         await asyncio.sleep(LOOK)
 
 
 def running(uids: Collection[str], tops: Collection[str] = TOPS) -> frozenset[str]:
-    """Return which of these pods have a process.
-
-    Args:
-        uids: of pods, as kubelet has them.
-        tops: where cgroups may be mounted, the first that is there counts.
+    """Return which of these pods have a process; of `tops`, where cgroups may be mounted, the first that is there
+    counts.
     """
     top = next(filter(os.path.isdir, tops), "") if uids else ""
     if not top:
@@ -52,18 +49,18 @@ def running(uids: Collection[str], tops: Collection[str] = TOPS) -> frozenset[st
     if not os.path.exists(f"{top}/cgroup.controllers"):
         top = f"{top}/{PIDS}"
     names = {name: uid for uid in uids for name in (f"{_POD}{uid}", f"{_POD}{uid.replace('-', '_')}.slice")}
-    return frozenset(uid for path, uid in _of_pods(top, names, DEEPEST) if _is_populated(path))
+    return frozenset(uid for path, uid in _find_pod_cgroups(top, names, DEEPEST) if _is_populated(path))
 
 
-def _of_pods(folder: str, names: dict[str, str], deeper: int) -> Iterator[tuple[str, str]]:
-    """List the cgroups of pods with their uids; systemd's begin with the names of those above them."""
+def _find_pod_cgroups(folder: str, names: dict[str, str], deeper: int) -> Iterator[tuple[str, str]]:
+    """Yield the cgroups of pods with their uids; systemd's begin with the names of those above them."""
     for path in _folders(folder):
         name = os.path.basename(path)
-        mine = name if name in names else name[name.rfind(f"-{_POD}") + 1 :]
-        if mine in names:
-            yield path, names[mine]
+        pod_part = name if name in names else name[name.rfind(f"-{_POD}") + 1 :]
+        if pod_part in names:
+            yield path, names[pod_part]
         elif deeper and not name.endswith((".scope", ".service")):
-            yield from _of_pods(path, names, deeper - 1)
+            yield from _find_pod_cgroups(path, names, deeper - 1)
 
 
 def _is_populated(path: str) -> bool:
@@ -76,7 +73,7 @@ def _is_populated(path: str) -> bool:
 
 def _folders(path: str) -> list[str]:
     try:
-        with os.scandir(path) as rows:
-            return [one.path for one in rows if one.is_dir(follow_symlinks=False)]
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:  # it has just gone
         return []

@@ -4,7 +4,7 @@ A driver has two sockets: one in plugins_registry, by which kubelet finds it, an
 Nobody tells it that kubelet has gone, or has forgotten it: the end of the health stream, which kubelet 1.36 opens
 with each registration, and its own sockets' files show it.
 Source: pkg/apis/pluginregistration/v1, pkg/apis/dra/v1 and dra-health/v1alpha1 of
-https://github.com/kubernetes/kubelet. Out of scope: what is prepared (gpuplugin.dra).
+https://github.com/kubernetes/kubelet.
 """
 
 from __future__ import annotations
@@ -91,11 +91,10 @@ class Driver:
         kubelet_dir: kubelet's directory, absolute.
         prepare: prepares claims.
         unprepare: takes claims back.
-        health: returns what is told of all devices.
+        health: returns the health of all devices.
         changed: is called when `registered` may be another.
 
     Attributes:
-        news: set when health has changed.
         refused: why kubelet has not registered it, or "".
     """
 
@@ -123,37 +122,37 @@ class Driver:
 
     @property
     def registered(self) -> bool:
-        """Whether kubelet has it now, as far as it lets anybody know."""
+        """Return whether kubelet has registered it, as far as it lets anybody know."""
         return self._notified and (bool(self._streams) or not self._streamed)
 
     def tell(self) -> None:
-        """Have kubelet know of health at once."""
-        for one in self._streams:
-            one.set()
+        """Send health to kubelet at once."""
+        for news in self._streams:
+            news.set()
 
     async def attend(self) -> None:
-        """See to it that both sockets are there; kubelet registers a new one by itself.
+        """Make each socket that is missing; kubelet registers a new one by itself.
 
         Raises:
             GpushimError: one cannot be made.
         """
-        if not _stands(self._served):
-            self._served = await self._bound(self._endpoint, self._calls(), self._served)
+        if not _is_bound(self._served):
+            self._served = await self._bind(self._endpoint, self._calls(), self._served)
             self._notified = False
             if self._found:  # kubelet connects anew to what it finds anew
                 self._found.leave()
-        if not _stands(self._found):
+        if not _is_bound(self._found):
             self._notified = False
-            self._found = await self._bound(self._path, [self._registration()], self._found)
+            self._found = await self._bind(self._path, [self._registration()], self._found)
             self._changed()
 
-    async def _bound(self, path: str, handlers: Sequence[Any], old: Listener | None) -> Listener:
+    async def _bind(self, path: str, handlers: Sequence[Any], old: Listener | None) -> Listener:
         folder = path.rpartition("/")[0]
         try:
             os.makedirs(folder, 0o750, exist_ok=True)
         except OSError as error:
-            why = f"{folder} cannot be made: {error.strerror}; is kubelet's directory another (kubelet-dir)?"
-            raise GpushimError(why, FAILED) from None
+            sentence = f"{folder} cannot be made: {error.strerror}; is kubelet's directory another (kubelet-dir)?"
+            raise GpushimError(sentence, FAILED) from None
         fresh = Listener(path, idle=False, streams=STREAMS)
         await fresh.bind(*handlers)
         if old:
@@ -162,10 +161,10 @@ class Driver:
         return fresh
 
     async def stop(self) -> None:
-        """Serve no more: kubelet forgets it, and goes on by another instance if there is one."""
-        for one in (self._found, self._served):
-            if one:
-                await one.stop()
+        """Stop serving: kubelet forgets the driver, and goes on by another instance if there is one."""
+        for listener in (self._found, self._served):
+            if listener:
+                await listener.stop()
 
     def _registration(self) -> grpc.GenericRpcHandler:
         async def info(_: Any, context: Any) -> dict[str, Any]:
@@ -189,16 +188,17 @@ class Driver:
 
     def _calls(self) -> list[grpc.GenericRpcHandler]:
         async def prepare(request: dict[str, Any], context: Any) -> dict[str, Any]:
-            found = await self._prepare(await _checked(request, context))
+            results = await self._prepare(await _check_claims(request, context))
             answers = {
-                uid: {"error": one} if isinstance(one, str) else {"devices": one} for uid, one in found.items()
+                uid: {"error": result} if isinstance(result, str) else {"devices": result}
+                for uid, result in results.items()
             }
             return {"claims": [{"key": uid, "value": answer} for uid, answer in answers.items()]}
 
         async def unprepare(request: dict[str, Any], context: Any) -> dict[str, Any]:
-            claims = await _checked(request, context)
+            claims = await _check_claims(request, context)
             await self._unprepare(claims)
-            return {"claims": [{"key": one["uid"], "value": {}} for one in claims]}
+            return {"claims": [{"key": claim["uid"], "value": {}} for claim in claims]}
 
         rows = {
             "NodePrepareResources": _unary(prepare, "Claims", "PreparedClaims"),
@@ -213,7 +213,7 @@ class Driver:
         return [*(grpc.method_handlers_generic_handler(name, rows) for name in PREPARING), health]
 
     async def _watch(self, _: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
-        """Serve NodeWatchResources: all devices, now, when something has changed, and every REPEAT seconds."""
+        """Serve NodeWatchResources: all devices at once, after a change, and every REPEAT seconds."""
         news = asyncio.Event()
         self._streams.add(news)
         self._streamed = True
@@ -227,11 +227,11 @@ class Driver:
             self._changed()
 
 
-def _stands(listener: Listener | None) -> bool:
+def _is_bound(listener: Listener | None) -> bool:
     return listener is not None and listener.inode is not None and identity(listener.path) == listener.inode
 
 
-async def _checked(request: dict[str, Any], context: Any) -> list[dict[str, str]]:
+async def _check_claims(request: dict[str, Any], context: Any) -> list[dict[str, str]]:
     claims: list[dict[str, str]] = request["claims"]
     if len(claims) > CLAIMS:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {CLAIMS} claims are asked for at a time")

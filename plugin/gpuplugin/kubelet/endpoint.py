@@ -9,10 +9,9 @@ kubelet 1.37 knows a resource's clients by their sockets' paths. By one that it 
 whose it is, so that it never notices the end of that. So the socket has another name for each registration.
 
 Two instances of this plugin with one resource, as during a rolling update: the newer one takes the path and
-registers, and to kubelet 1.36 the end of the older one's stream would close its connection. So it has kubelet forget
-that connection, without ending it, by a registration that it refuses: kubelet goes on to read the list, and ends
-nothing when the older one has ended. Then it registers once more, for kubelet to notice its own end.
-Out of scope: what kubelet calls (service.py), which devices there are (resources.py).
+registers, and to kubelet 1.36 the end of the older one's stream would close its connection. So it makes kubelet
+forget that connection, without ending it, by a registration that it refuses: kubelet goes on to read the list, and
+ends nothing when the older one has ended. Then it registers once more, for kubelet to notice its own end.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import grpc.aio
 
 from gpuplugin.kubelet import sockets, v1beta1
 from gpuplugin.kubelet.service import Service
-from gpuplugin.kubelet.sockets import Listener, identity, is_socket, listening
+from gpuplugin.kubelet.sockets import Listener, identity, is_listening, is_socket
 from gpuplugin.kubelet.v1beta1 import reader, writer
 from gpuplugin.processes import counts, tasks
 from gpushim.containers.kubelet import KUBELET_SOCKET
@@ -57,7 +56,7 @@ class Endpoint:
         resource: the extended resource's name, such as nvidia.com/gpu.
         allocate: answers a ContainerAllocateRequest.
         prefer: answers a ContainerPreferredAllocationRequest.
-        others: says whether another instance of this plugin serves the same resource.
+        has_others: returns whether another instance of this plugin serves the same resource.
         meet: is awaited before another kubelet is told of this resource.
         wait: is awaited with the ids of devices before `allocate` is asked for them.
 
@@ -65,7 +64,7 @@ class Endpoint:
         changed: set when `attend` has something to do.
         doubted: another plugin has come or gone since the last registration; it may have been for the same resource,
             and then kubelet believes news of our old stream, but asks nobody for the devices.
-        watched: says whether somebody sets `changed` when a socket comes or goes.
+        watched: returns whether somebody sets `changed` when a socket comes or goes.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Endpoint:
         resource: str,
         allocate: Answer,
         prefer: Answer,
-        others: Callable[[], bool] = lambda: False,
+        has_others: Callable[[], bool] = lambda: False,
         meet: Callable[[], Awaitable[object]] = tasks.nothing,
         wait: Wait = tasks.nothing,
     ) -> None:
@@ -85,7 +84,7 @@ class Endpoint:
         self._listeners: list[Listener] = []  # the last is found at the path
         self._kubelet: Identity | None = None  # that has accepted us
         self._away = False  # another instance is found at the path
-        self._others, self._detached = others, False  # kubelet would not notice our end
+        self._has_others, self._detached = has_others, False  # kubelet would not notice our end
         self._meet = meet
         self.watched: Callable[[], bool] = lambda: False
         self._registered = self._since = 0.0  # time.monotonic(); of the last list
@@ -93,10 +92,10 @@ class Endpoint:
         self._refused = 0  # connections by it, one after the other
 
     def offer(self, devices: Collection[Mapping[str, Any] | bytes]) -> None:
-        """Tell kubelet what there is.
+        """Send the list of devices to kubelet.
 
         Args:
-            devices: as for `v1beta1.written`.
+            devices: as for `v1beta1.write_list`.
 
         Raises:
             GpushimError: it is more than kubelet reads.
@@ -107,101 +106,98 @@ class Endpoint:
                 self.forgotten()
 
     def repeat(self) -> None:
-        """Tell kubelet once more what there is."""
+        """Send the same list once more."""
         self._service.repeat()
 
     async def keep(self) -> None:
         """Attend this resource as long as the plugin runs."""
-        listed = ""
+        logged = ""
         while True:
             try:
                 pause, problem = await self.attend(), ""
             except GpushimError as error:
                 pause, problem = POLL, str(error)
-            if problem and problem != listed:  # once, not every second
+            if problem and problem != logged:  # once, not every second
                 logger.error("%s", problem)
-            listed = problem
+            logged = problem
             await tasks.until(self.changed, pause)
             self.changed.clear()
 
     def forgotten(self) -> None:
-        """Take note that kubelet has, or may have, nothing of ours, though it reads our list."""
+        """Note that kubelet has, or may have, nothing of ours, though it reads our list."""
         self._kubelet = None
         self.changed.set()
 
     @property
     def listed(self) -> bool:
-        """Whether kubelet has registered this, and been sent the list as it is now."""
+        """Return whether kubelet has registered this, and been sent the current list."""
         return self._kubelet is not None and self._service.listed and not self._away
 
     @property
     def served(self) -> bool:
-        """Whether kubelet has this from us, or from another instance that is found at the path."""
+        """Return whether kubelet has this from us, or from another instance that is found at the path."""
         return self.listed or self._away
 
     @property
     def settled(self) -> bool:
-        """Whether it was sent that long enough ago to have taken it in."""
+        """Return whether kubelet was sent the list long enough ago to have taken it in."""
         return self.listed and time.monotonic() - max(self._registered, self._since) > SETTLED
 
     async def attend(self) -> float:
-        """Do what is missing for kubelet to know this resource.
-
-        Returns:
-            seconds after which to look again, if nothing has changed before.
+        """Bind or register where that is missing; return the seconds after which to look again at the latest.
 
         Raises:
             GpushimError: the socket cannot be made, or kubelet refuses.
         """
-        self._away = not await self._bound()
+        self._away = not await self._ensure_bound()
         self._service.set_quiet(self._away)
         if self._away:
             return POLL
         path = f"{self.folder}/{KUBELET_SOCKET}"
         kubelet = identity(path)
-        known = kubelet is not None and kubelet == self._kubelet and self._service.read
-        if known and not self._detached and self.watched():
+        is_known = kubelet is not None and kubelet == self._kubelet and self._service.read
+        if is_known and not self._detached and self.watched():
             return CALM
-        if kubelet is None or (known and (not self._detached or self._others())):
+        if kubelet is None or (is_known and (not self._detached or self._has_others())):
             return POLL
-        soon = self._registered + AGAIN - time.monotonic()
-        if kubelet == self._kubelet and soon > 0 and not known:
-            return soon
+        pause = self._registered + AGAIN - time.monotonic()
+        if kubelet == self._kubelet and pause > 0 and not is_known:
+            return pause
         self._service.newest, self.doubted = None, False
         if kubelet != self._kubelet:
             await self._meet()
-        if not listening(path) or not await self._register(path):  # it is between bind and listen, or dead
+        if not is_listening(path) or not await self._register(path):  # it is between bind and listen, or dead
             self._refused = self._refused + 1 if self._refusing == kubelet else 1
             self._refusing = kubelet
             return SOON if self._refused < PATIENCE else POLL / 2
         counts.add(counts.REGISTRATIONS, self.resource)
         logger.info("kubelet has registered %s", self.resource)
-        self._detached = self._others() and await self._detach(path)
+        self._detached = self._has_others() and await self._detach(path)
         self._refusing, self._kubelet, self._registered = None, kubelet, time.monotonic()
         return AGAIN
 
-    async def _bound(self) -> bool:
-        """See to it that the socket is there; False while another instance has taken it over."""
-        read = {one.listener for one in self._service.readers}
-        for old in [one for one in self._listeners[:-1] if one not in read]:
+    async def _ensure_bound(self) -> bool:
+        """Bind the socket if it is not there; return False while another instance has taken the path over."""
+        read = {stream.listener for stream in self._service.readers}
+        for old in [listener for listener in self._listeners[:-1] if listener not in read]:
             self._listeners.remove(old)
             await old.stop()
-        there = identity(self.path)
+        inode = identity(self.path)
         if self._listeners:
-            if there == self._listeners[-1].inode:
+            if inode == self._listeners[-1].inode:
                 return True
-            if is_socket(self.path) and listening(self.path):
+            if is_socket(self.path) and is_listening(self.path):
                 return False
         listener = Listener(self.path)
         await listener.bind(self._service.handlers(listener))
         if self._listeners:  # not before: it may fail each second
-            logger.warning("%s was %s, and is made again", self.path, "dead" if there else "gone")
+            logger.warning("%s was %s, and is made again", self.path, "dead" if inode else "gone")
         self._listeners.append(listener)
         self._kubelet = None  # what it knew last may have been another instance
         return True
 
     async def _detach(self, kubelet: str) -> bool:
-        """Have kubelet forget the connection by which it reads our list; False if it has made another instead."""
+        """Make kubelet forget the connection that reads our list; return False if it has made another instead."""
         self._service.refusing = "gpushim-device-plugin registers by a connection that the end of another one spares"
         try:
             await self._register(kubelet)
@@ -212,7 +208,7 @@ class Endpoint:
         return False
 
     async def _register(self, kubelet: str) -> bool:
-        """Register; False if kubelet is not there after all.
+        """Register; return False if kubelet is not there after all.
 
         Raises:
             GpushimError: it refuses, or does not answer; or the socket is not there.
@@ -236,8 +232,8 @@ class Endpoint:
                     return False
                 if not self._service.refusing:
                     counts.add(counts.REGISTRATION_ERRORS, self.resource)
-                why = visible((error.details() or "")[:LONGEST_REASON])  # it may not be kubelet that listens there
-                raise GpushimError(f"kubelet does not register {self.resource}: {why}", FAILED) from None
+                reason = visible((error.details() or "")[:LONGEST_REASON])  # it may not be kubelet that listens there
+                raise GpushimError(f"kubelet does not register {self.resource}: {reason}", FAILED) from None
         return True
 
     def leave(self) -> None:
@@ -246,7 +242,7 @@ class Endpoint:
             listener.leave()
 
     async def stop(self) -> None:
-        """Serve no more: remove the socket if it is ours, answer what was asked, end the list's streams."""
-        for one in self._service.readers:
-            one.end()
+        """Stop serving: remove the socket if it is ours, answer open calls, end the list's streams."""
+        for stream in self._service.readers:
+            stream.end()
         await asyncio.gather(*(listener.stop() for listener in self._listeners))

@@ -4,7 +4,7 @@ A driver of DRA, or a device plugin that kubelet finds by itself, has a socket i
 its kind and name to who asks, as kubelet does (pkg/kubelet/pluginmanager of Kubernetes). The socket's own name says
 nothing, and that of a driver that has ended stays. A device plugin that registers itself has one in device-plugins,
 and tells nobody its resource. It is never asked for its list: NVIDIA's would send its news there instead of kubelet.
-Only root's processes are believed. Out of scope: what follows (allocators.py).
+Only root's processes are believed.
 """
 
 from __future__ import annotations
@@ -52,48 +52,42 @@ class Plugin(NamedTuple):
 
 
 def is_ours(plugin: Plugin) -> bool:
-    """Say whether it is gpushim's own, by the name of its socket, which root has made."""
+    """Return whether it is gpushim's own, by the name of its socket, which root has made."""
     return plugin.path.rpartition("/")[2].startswith(sockets.PREFIX)
 
 
-async def rival(known: Plugins, kubelet_dir: str, name: str) -> str:
-    """Return where another giver's driver of this name listens, "" for none.
-
-    Args:
-        known: plugins of the node.
-        kubelet_dir: kubelet's directory.
-        name: the driver's.
-    """
-    there = await known.look(kubelet_dir)
-    return next((one.path for one in there if one.name == name and not is_ours(one)), "")
+async def find_rival(plugins: Plugins, kubelet_dir: str, name: str) -> str:
+    """Return where a driver of this name that is not ours listens, "" for none."""
+    listening = await plugins.look(kubelet_dir)
+    return next((plugin.path for plugin in listening if plugin.name == name and not is_ours(plugin)), "")
 
 
 class Plugins:
-    """Those of a node, each asked once."""
+    """The plugins of a node, each asked once."""
 
     def __init__(self) -> None:
         self._known: dict[Key, Plugin] = {}
-        self._turn = 0
+        self._round = 0
         self._tried: dict[Key, int] = {}  # in which turn one was asked in vain
         self._warned: set[str] = set()
 
     async def look(self, kubelet_dir: str) -> list[Plugin]:
-        """List the plugins that listen now; takes a look at the names, and DEADLINE at most, whatever they do."""
-        self._turn += 1
+        """Return the plugins that listen now; takes DEADLINE at most, whatever they do."""
+        self._round += 1
         paths, crowded = await asyncio.to_thread(_paths, kubelet_dir)  # sockets of the dead are many, and stay
-        self._tell(crowded)
-        there = {(path, sockets.identity(path)) for path in paths}
-        self._tried = {key: turn for key, turn in self._tried.items() if key in there}
+        self._warn(crowded)
+        keys = {(path, sockets.identity(path)) for path in paths}
+        self._tried = {key: round_ for key, round_ in self._tried.items() if key in keys}
         # Those that were asked last come last: who hangs hides nobody.
-        new = sorted(there - self._known.keys(), key=lambda key: (self._tried.get(key, 0), key[0]))[:ASKED]
-        answers = await asyncio.gather(*(asked(path) for path, _ in new))
-        self._tried.update(dict.fromkeys(new, self._turn))
-        self._known = {key: one for key, one in self._known.items() if key in there}
-        self._known.update({key: one for key, one in zip(new, answers) if one})
+        unknown = sorted(keys - self._known.keys(), key=lambda key: (self._tried.get(key, 0), key[0]))[:ASKED]
+        answers = await asyncio.gather(*(ask(path) for path, _ in unknown))
+        self._tried.update(dict.fromkeys(unknown, self._round))
+        self._known = {key: plugin for key, plugin in self._known.items() if key in keys}
+        self._known.update({key: plugin for key, plugin in zip(unknown, answers) if plugin})
         return sorted(self._known.values())
 
-    def _tell(self, crowded: Collection[str]) -> None:
-        """Say once of a directory that not all of it is looked at."""
+    def _warn(self, crowded: Collection[str]) -> None:
+        """Log once of a directory that not all of it is looked at."""
         for folder in crowded:
             if folder not in self._warned:
                 logger.warning(
@@ -106,36 +100,40 @@ class Plugins:
 
 
 def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:
-    """List sockets of root's that listen, and directories of which not all was looked at."""
-    found, crowded, own = [], [], kubelet.plugins(kubelet_dir)
-    for folder, deep in ((f"{kubelet_dir}/{REGISTRY}", DEEPEST), (own, 1)):
-        entries = [*islice(_entries(folder, deep), sockets.NAMES)]
-        found += [path for path in entries if sockets.is_socket(path)]
+    """Return sockets of root's that listen, and directories of which not all was looked at."""
+    paths, crowded, own_folder = [], [], kubelet.plugins(kubelet_dir)
+    for folder, depth in ((f"{kubelet_dir}/{REGISTRY}", DEEPEST), (own_folder, 1)):
+        entries = [*islice(_entries(folder, depth), sockets.NAMES)]
+        paths += [path for path in entries if sockets.is_socket(path)]
         crowded += [folder] * (len(entries) == sockets.NAMES)
-    found = [path for path in found if not _SURROGATE.search(path)]  # no name of kubelet's, and none that grpc takes
-    strange = (path for path in found if not path.startswith(f"{own}/") or sockets.foreign(path[len(own) + 1 :]))
-    return [*filter(believed, strange)], crowded
+    paths = [path for path in paths if not _SURROGATE.search(path)]  # no name of kubelet's, and none that grpc takes
+    foreign = (
+        path
+        for path in paths
+        if not path.startswith(f"{own_folder}/") or sockets.is_foreign(path[len(own_folder) + 1 :])
+    )
+    return [*filter(is_believed, foreign)], crowded
 
 
-def _entries(folder: str, deep: int) -> Iterator[str]:
-    """List what kubelet looks at: nothing behind a dot or a link."""
+def _entries(folder: str, depth: int) -> Iterator[str]:
+    """Yield what kubelet looks at: nothing behind a dot or a link."""
     try:
         names = sorted(sockets.names(folder))
     except OSError:
         return
     for path in (f"{folder}/{name}" for name in names if not name.startswith(".")):
         yield path
-        if deep > 1 and not os.path.islink(path):
-            yield from _entries(path, deep - 1)
+        if depth > 1 and not os.path.islink(path):
+            yield from _entries(path, depth - 1)
 
 
-def believed(path: str) -> bool:
-    """Say whether a process of root's listens on a socket; of one that is busy the file's owner says it."""
+def is_believed(path: str) -> bool:
+    """Return whether a process of root's listens on a socket; where it is busy, whether root owns the file."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
             client.setblocking(False)
             client.connect(path)
-            return sockets.of_root(client)
+            return sockets.is_root(client)
     except BlockingIOError:
         with contextlib.suppress(OSError):
             return os.lstat(path).st_uid in (0, os.geteuid())
@@ -144,16 +142,16 @@ def believed(path: str) -> bool:
     return False
 
 
-async def asked(path: str) -> Plugin | None:
-    """Ask what listens on a socket; None if that is to be asked again."""
+async def ask(path: str) -> Plugin | None:
+    """Return the plugin that listens on a socket; None if it is to be asked again."""
     options = (*CHANNEL, ("grpc.max_receive_message_length", LIMIT))
     async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
         try:
             data = await channel.unary_unary(GET_INFO, writer("Empty"))({}, timeout=DEADLINE)
             answer = reader("PluginInfo")(data)
         except grpc.aio.AioRpcError as error:
-            silent = error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED)
-            return Plugin(path, "", "") if silent else None
+            is_silent = error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            return Plugin(path, "", "") if is_silent else None
         except WireError:
             return Plugin(path, "", "")
     return Plugin(path, answer["type"][:LONGEST], answer["name"][:LONGEST])

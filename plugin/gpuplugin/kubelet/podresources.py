@@ -1,7 +1,7 @@
-"""What kubelet says that it has, and who has what of it: its pod-resources API, version v1.
+"""kubelet's pod-resources API, version v1: which devices it has, and which container has which of them.
 
 Asked now and then, never while a container waits, and read in a thread, for tens of thousands of replicas take a
-second. Out of scope: what follows from the answers (daemon.py).
+second.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
 
 
 async def allocatable(kubelet_dir: str) -> Devices | None:
-    """Ask which devices kubelet would give out; None if it does not say."""
+    """Return the devices that kubelet would give out; None if it does not say."""
     answer = await _ask(kubelet_dir, "GetAllocatableResources", "AllocatableResourcesResponse")
     if answer is None:
         return None
-    found: Devices = {}
-    for one in answer["devices"]:
-        found.setdefault(one["resource_name"], set()).update(one["device_ids"])
-    return found
+    devices: Devices = {}
+    for row in answer["devices"]:
+        devices.setdefault(row["resource_name"], set()).update(row["device_ids"])
+    return devices
 
 
 class Listed(NamedTuple):
-    """What kubelet lists of all containers; it lists no pod twice, and none that has ended.
+    """kubelet's list of all containers; it lists no pod twice, and none that has ended.
 
     Attributes:
         devices: of device plugins, of all resources.
-        claims: what DRA drivers gave, of all drivers; gpushim.containers.kubelet.which says which GPU that is.
+        claims: devices of all DRA drivers; gpushim.containers.kubelet.which says which GPU each is.
         pods: all of them, as `held` names them, also those that have nothing.
     """
 
@@ -54,15 +54,15 @@ class Listed(NamedTuple):
     pods: Collection[str] = ()
 
     def held(self) -> dict[str, dict[str, str]]:
-        """Return who has which device of plugins: "pod NAMESPACE/NAME" by resource and id."""
-        found: dict[str, dict[str, str]] = {}
+        """Return the holder of each device of plugins: "pod NAMESPACE/NAME" by resource and id."""
+        holders: dict[str, dict[str, str]] = {}
         for row in self.devices:
-            who = f"pod {row['namespace']}/{row['pod']}"
-            found.setdefault(row["resource"], {}).update(dict.fromkeys(row["devices"], who))
-        return found
+            pod = f"pod {row['namespace']}/{row['pod']}"
+            holders.setdefault(row["resource"], {}).update(dict.fromkeys(row["devices"], pod))
+        return holders
 
     def served(self, node: str) -> bool:
-        """Say whether a pod of the API server's is surely among them.
+        """Return whether a pod of the API server's is surely among them.
 
         Args:
             node: this node's name; "" if it is not known, but that it ends the names of all static pods.
@@ -83,57 +83,57 @@ class Complete:
         self._node = node
         self._since: float | None = None  # when it did not last, or was asked first
 
-    def says(self, found: Listed, now: float, young: bool) -> bool:
-        """Say whether none of the API server's pods is missing; for SETTLED seconds after there was none, it may be.
+    def says(self, pods: Listed, now: float, young: bool) -> bool:
+        """Return whether no pod of the API server's is missing; one may be for SETTLED seconds after there was none.
 
         Args:
-            found: what kubelet has listed just now.
+            pods: what kubelet has listed just now.
             now: seconds of a clock that never goes back.
             young: kubelet has started just now.
         """
-        if self._since is None or young or not found.served(self._node):
+        if self._since is None or young or not pods.served(self._node):
             self._since = now
         return now - self._since >= SETTLED
 
 
 async def listed(kubelet_dir: str) -> Listed | None:
-    """Ask which containers have what; None if kubelet does not say."""
+    """Return which containers have what; None if kubelet does not say."""
     answer = await _ask(kubelet_dir, "List", "ListPodResourcesResponse")
-    return None if answer is None else await asyncio.to_thread(_listed, answer)
+    return None if answer is None else await asyncio.to_thread(_parse_list, answer)
 
 
-def _listed(answer: dict[str, Any]) -> Listed:
-    found: dict[tuple[str, str, str, str], list[str]] = {}  # kubelet lists devices of each NUMA node by themselves
+def _parse_list(answer: dict[str, Any]) -> Listed:
+    devices: dict[tuple[str, str, str, str], list[str]] = {}  # kubelet lists devices of each NUMA node by themselves
     claims = []
     for pod in answer["pod_resources"]:
-        for box in pod["containers"]:
-            for one in box["devices"]:
-                who = (pod["namespace"], pod["name"], box["name"], one["resource_name"])
-                found.setdefault(who, []).extend(one["device_ids"])
-            claims += [*_claims(box["dynamic_resources"], pod["name"], box["name"])]
+        for container in pod["containers"]:
+            for row in container["devices"]:
+                key = (pod["namespace"], pod["name"], container["name"], row["resource_name"])
+                devices.setdefault(key, []).extend(row["device_ids"])
+            claims += [*_parse_claims(container["dynamic_resources"], pod["name"], container["name"])]
     keys = ("namespace", "pod", "container", "resource")
     pods = frozenset(f"pod {pod['namespace']}/{pod['name']}" for pod in answer["pod_resources"])
-    rows = [{**dict(zip(keys, who)), "devices": ids} for who, ids in sorted(found.items())]
+    rows = [{**dict(zip(keys, key)), "devices": ids} for key, ids in sorted(devices.items())]
     return Listed(rows, sorted(claims), pods)
 
 
-def _claims(resources: list[dict[str, Any]], pod: str, container: str) -> Iterator[Claim]:
-    for one in resources:
-        for row in one["claim_resources"]:
+def _parse_claims(resources: list[dict[str, Any]], pod: str, container: str) -> Iterator[Claim]:
+    for resource in resources:
+        for row in resource["claim_resources"]:
             cdi = tuple(device["name"] for device in row["cdi_devices"])
             names = (row["driver_name"], row["pool_name"], row["device_name"])
-            yield Claim(one["claim_namespace"], one["claim_name"], *names, cdi, pod, container)
+            yield Claim(resource["claim_namespace"], resource["claim_name"], *names, cdi, pod, container)
 
 
 async def holders(kubelet_dir: str, resources: Collection[str]) -> list[Holder] | None:
-    """Ask which containers have devices of these resources; None if kubelet does not say."""
-    found = await listed(kubelet_dir)
-    return None if found is None else [row for row in found.devices if row["resource"] in resources]
+    """Return which containers have devices of these resources; None if kubelet does not say."""
+    pods = await listed(kubelet_dir)
+    return None if pods is None else [row for row in pods.devices if row["resource"] in resources]
 
 
 def answers(kubelet_dir: str) -> bool:
-    """Say whether anybody listens, which costs less than a question to nobody."""
-    return sockets.listening(f"{kubelet_dir}/{PODS_SOCKET}")
+    """Return whether anybody listens, which costs less than a question to nobody."""
+    return sockets.is_listening(f"{kubelet_dir}/{PODS_SOCKET}")
 
 
 async def _ask(kubelet_dir: str, method: str, name: str) -> dict[str, Any] | None:

@@ -1,7 +1,4 @@
-"""What kubelet calls: the list of one resource's devices, told again whenever it changes, and answers from memory.
-
-Out of scope: sockets (sockets.py), being known to kubelet (endpoint.py), what the answers are (offer.py).
-"""
+"""kubelet's calls: the list of one resource's devices, sent again whenever it changes, and answers from memory."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class Reader:
         self.again = False
 
     def end(self) -> None:
-        """Have the stream end, as one that was served well."""
+        """End the stream, as one that was served well."""
         self.over = True
         self.news.set()
 
@@ -81,69 +78,69 @@ class Service:
         self._quiet = False
 
     def offer(self, devices: Collection[Mapping[str, Any] | bytes]) -> bool:
-        """Tell all readers what there is, and say whether it is anything new.
+        """Send the list to all readers, and return whether it is new.
 
         Args:
-            devices: as for `v1beta1.written`.
+            devices: as for `v1beta1.write_list`.
 
         Raises:
             GpushimError: it is more than kubelet reads.
         """
-        data = v1beta1.written(self._resource, devices)
+        data = v1beta1.write_list(self._resource, devices)
         if data == self._list:
             return False
         self._list = data
-        self._tell()
+        self._wake_readers()
         return True
 
     def repeat(self) -> None:
-        """Tell the list once more: kubelet writes its checkpoint at each that it gets."""
+        """Send the list once more: kubelet writes its checkpoint at each that it gets."""
         if self.newest:
             self.newest.again = True
             self.newest.news.set()
 
     def set_quiet(self, quiet: bool) -> None:
-        """Tell no news while another instance speaks for the resource: kubelet would mix the two lists."""
+        """Send no news while another instance speaks for the resource: kubelet would mix the two lists."""
         if quiet != self._quiet:
             self._quiet = quiet
-            self._tell()
+            self._wake_readers()
 
-    def _tell(self) -> None:
-        for one in self.readers:
-            one.news.set()
+    def _wake_readers(self) -> None:
+        for stream in self.readers:
+            stream.news.set()
 
     @property
     def read(self) -> bool:
-        """Whether the last registration's stream is there."""
+        """Return whether the last registration's stream is there."""
         return self.newest in self.readers
 
     @property
     def listed(self) -> bool:
-        """Whether that stream has got the list as it is now."""
+        """Return whether that stream has got the current list."""
         return self.newest is not None and self.read and self.newest.sent == self._list
 
     async def watch(self, listener: Listener, _: Any, context: Any) -> AsyncIterator[bytes]:
-        """Serve ListAndWatch: the list now, and again when it changes."""
-        self.newest = mine = Reader(listener)
-        self.readers.append(mine)
+        """Serve ListAndWatch: the list at once, and again when it changes."""
+        self.newest = stream = Reader(listener)
+        self.readers.append(stream)
         for old in self.readers[:-READERS]:
             old.end()
         try:
-            while not mine.over:
-                mine.news.clear()
+            while not stream.over:
+                stream.news.clear()
                 data = self._list
-                if (data != mine.sent or mine.again) and (mine.sent is None or not self._quiet):
-                    mine.again = False
+                if (data != stream.sent or stream.again) and (stream.sent is None or not self._quiet):
+                    stream.again = False
                     yield data
-                    mine.sent = data
+                    stream.sent = data
                 else:
-                    await mine.news.wait()
+                    await stream.news.wait()
         finally:
-            self.readers.remove(mine)
+            self.readers.remove(stream)
             self._ended()
 
     def handlers(self, listener: Listener) -> grpc.GenericRpcHandler:
-        """Name the methods, with what reads and writes their messages."""
+        """Return the methods, with readers and writers of their messages."""
 
         def unary(work: Any, request: str, response: str) -> grpc.RpcMethodHandler[Any, Any]:
             return grpc.unary_unary_rpc_method_handler(work, reader(request), writer(response))
@@ -174,14 +171,14 @@ class Service:
         self, answer: Answer, request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]
     ) -> dict[str, Any]:
         try:
-            asked = request["container_requests"]
-            if len(asked) > CONTAINERS:
-                raise GpushimError(f"kubelet asks for {len(asked)} containers at a time; ask for one", REQUEST)
+            requests = request["container_requests"]
+            if len(requests) > CONTAINERS:
+                raise GpushimError(f"kubelet asks for {len(requests)} containers at a time; ask for one", REQUEST)
             if answer is not self._allocate:
-                return {"container_responses": [answer(one) for one in asked]}
+                return {"container_responses": [answer(container) for container in requests]}
             with counts.timing(counts.ALLOCATIONS, counts.ALLOCATION_ERRORS, self._resource):
-                await self._wait([name for one in asked for name in one["devices_ids"]])
-                return {"container_responses": [answer(one) for one in asked]}
+                await self._wait([name for container in requests for name in container["devices_ids"]])
+                return {"container_responses": [answer(container) for container in requests]}
         except GpushimError as error:
             logger.error("%s: %s", self._resource, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -3,7 +3,6 @@
 kubelet removes all sockets in its directory when it starts; a second instance of this plugin puts its own in the
 place of the first one's; an administrator may remove the directory and make it again. So a path is looked at
 regularly, and its file is ours only if its inode is.
-Out of scope: what is served (service.py), and when to look (daemon.py).
 """
 
 from __future__ import annotations
@@ -63,9 +62,6 @@ class Listener:
         Its directory is opened once, as itself: a container that may write there can have put a link in its place, or
         in that of the socket.
 
-        Args:
-            handlers: what is served.
-
         Raises:
             GpushimError: it cannot be bound; its directory may be gone, or a link.
         """
@@ -74,32 +70,32 @@ class Listener:
             sentence = f"{self.path} is too long for a socket; --kubelet-dir must name a shorter directory"
             raise GpushimError(sentence, FAILED)
         self._server.add_generic_rpc_handlers(handlers)
-        there, aside = -1, ""
+        folder_fd, aside = -1, ""
         try:
-            there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            place = f"/proc/self/fd/{there}"
-            aside = f"{place}/{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
-            sweep(place)
+            folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            folder_path = f"/proc/self/fd/{folder_fd}"
+            aside = f"{folder_path}/{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
+            sweep(folder_path)
             if not self._server.add_insecure_port("unix:" + aside):  # grpc before 1.60 does not raise
                 raise RuntimeError
             _allow(aside, 0o600)
             await self._server.start()
             self.inode = identity(aside)
-            os.rename(aside, f"{place}/{name}")
+            os.rename(aside, f"{folder_path}/{name}")
         except BaseException as error:
             with contextlib.suppress(Exception):  # of a server that was cancelled while it started
                 await self._server.stop(None)
             if not isinstance(error, (OSError, RuntimeError)):
                 raise
-            why = error.strerror if isinstance(error, OSError) else f"{folder} cannot be written"
-            if there < 0 and os.path.islink(folder):
-                why = f"{folder} is a link, which is not followed; mount the directory there instead"
-            raise GpushimError(f"the socket {self.path} cannot be made: {why}", FAILED) from None
+            reason = error.strerror if isinstance(error, OSError) else f"{folder} cannot be written"
+            if folder_fd < 0 and os.path.islink(folder):
+                reason = f"{folder} is a link, which is not followed; mount the directory there instead"
+            raise GpushimError(f"the socket {self.path} cannot be made: {reason}", FAILED) from None
         finally:
-            if there >= 0:
+            if folder_fd >= 0:
                 with contextlib.suppress(OSError):
                     os.unlink(aside)
-                os.close(there)
+                os.close(folder_fd)
 
     def rename(self) -> str:
         """Give the socket one more name, which none has had before, instead of the last such one, and return it.
@@ -108,13 +104,13 @@ class Listener:
             OSError: its directory is gone, or a link, or the socket has left it.
         """
         folder, _, name = self.path.rpartition("/")
-        there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._remove_alias()
             alias = f"{ASIDE}{os.urandom(3).hex()}"  # no longer than gpushim-gpu.sock
-            os.link(name, alias, src_dir_fd=there, dst_dir_fd=there, follow_symlinks=False)
+            os.link(name, alias, src_dir_fd=folder_fd, dst_dir_fd=folder_fd, follow_symlinks=False)
         finally:
-            os.close(there)
+            os.close(folder_fd)
         self._alias = f"{folder}/{alias}"
         return alias
 
@@ -131,7 +127,7 @@ class Listener:
                 os.unlink(self.path)
 
     async def stop(self) -> None:
-        """End what is served, and remove the socket if it is still our own."""
+        """End the server, and remove the socket if it is still our own."""
         self.leave()
         # It goes while the loop runs: older grpcio has the loop stop it once more then.
         server, self._server = self._server, None
@@ -139,7 +135,7 @@ class Listener:
             await server.stop(GRACE)
 
 
-def private(path: str, backlog: int, mode: int = 0o600) -> tuple[socket.socket, Identity | None]:
+def listen_privately(path: str, backlog: int, mode: int = 0o600) -> tuple[socket.socket, Identity | None]:
     """Listen at a path that root alone may connect to, in the place of whatever is there.
 
     Args:
@@ -170,7 +166,7 @@ def private(path: str, backlog: int, mode: int = 0o600) -> tuple[socket.socket, 
 
 
 def _allow(path: str, mode: int) -> None:
-    """Set a socket's mode; what others put in its place, such as a link to a file of root's, keeps its own."""
+    """Set a socket's mode; a link that others put in its place keeps its own."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -189,18 +185,17 @@ def sweep(folder: str) -> None:
     for name in names(folder):
         if name.startswith(ASIDE) or (name.startswith(PREFIX) and name.endswith(SUFFIX)):
             path = f"{folder}/{name}"
-            if is_socket(path) and not listening(path):
+            if is_socket(path) and not is_listening(path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
 
 def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
-    """List the sockets of other plugins."""
     try:
-        found = {name for name in names(folder) if foreign(name)}
+        foreign_names = {name for name in names(folder) if is_foreign(name)}
     except OSError:
-        found = set()
-    return frozenset((name, identity(f"{folder}/{name}")) for name in found if is_socket(f"{folder}/{name}"))
+        foreign_names = set()
+    return frozenset((name, identity(f"{folder}/{name}")) for name in foreign_names if is_socket(f"{folder}/{name}"))
 
 
 def names(folder: str) -> list[str]:
@@ -213,8 +208,8 @@ def names(folder: str) -> list[str]:
         return [entry.name for entry in islice(entries, NAMES)]
 
 
-def foreign(name: str) -> bool:
-    """Say whether a name in kubelet's directory of plugins is neither ours nor kubelet's.
+def is_foreign(name: str) -> bool:
+    """Return whether a name in kubelet's directory of plugins is neither ours nor kubelet's.
 
     kubelet writes its checkpoint, which it does with each list and each Allocate, aside under a dot and a number.
     """
@@ -223,7 +218,9 @@ def foreign(name: str) -> bool:
 
 
 def identity(path: str) -> Identity | None:
-    """Tell one socket at a path from another: (device, inode number, time in ns); the number alone comes again."""
+    """Return what tells one socket at a path from another: (device, inode number, time in ns); the number comes
+    again.
+    """
     try:
         status = os.lstat(path)
     except OSError:
@@ -232,30 +229,25 @@ def identity(path: str) -> Identity | None:
 
 
 def is_socket(path: str) -> bool:
-    """Say whether a path is a socket's own, and no link to one."""
+    """Return whether a path is a socket's own, and no link to one."""
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
         return False
 
 
-def of_root(connected: Any) -> bool:
-    """Say whether a process of root's, or of this one's user, is at the other end of a socket; the kernel knows."""
-    return of_user(connected, _ROOT)
+def is_root(connected: Any) -> bool:
+    """Return whether a process of root's, or of this one's user, is at a socket's other end; the kernel knows."""
+    return is_user(connected, _ROOT)
 
 
-def of_user(connected: Any, user: int) -> bool:
-    """Say whether a process of a user's, root's or this one's user is at the other end of a socket.
-
-    Args:
-        connected: the socket.
-        user: number of the user.
-    """
+def is_user(connected: Any, user: int) -> bool:
+    """Return whether a process of a user's, root's or this one's user is at the other end of a socket."""
     return peer(connected)[1] in (user, _ROOT, os.geteuid())
 
 
-def listening(path: str) -> bool:
-    """Say whether a process listens on a socket; what cannot be asked at once, because it is busy, does."""
+def is_listening(path: str) -> bool:
+    """Return whether a process listens on a socket; a busy one counts as listened to."""
     try:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     except OSError:  # no descriptor is left: that speaks for no socket's end

@@ -1,8 +1,7 @@
 """kubelet's device plugin API, version v1beta1, and its pod-resources API, version v1: names and field numbers.
 
-And what plugins tell of themselves. Source: https://github.com/kubernetes/kubelet, api.proto in
+Also what plugins tell of themselves. Source: https://github.com/kubernetes/kubelet, api.proto in
 pkg/apis/deviceplugin/v1beta1, pkg/apis/podresources/v1 and pkg/apis/pluginregistration/v1.
-Out of scope: what the messages mean to us.
 """
 
 from __future__ import annotations
@@ -114,16 +113,16 @@ def reader(name: str) -> Callable[[bytes], dict[str, Any]]:
     return partial(protobuf.decode, MESSAGES, name)
 
 
-def listed(device: str, well: bool, numa: int) -> bytes:
-    """Write a Device message as the part of a list that it is; of a `numa` node below 0 nothing is said."""
-    return protobuf.lengthy(1, protobuf.lengthy(1, device.encode()) + _state(well, numa))
+def write_device(device: str, healthy: bool, numa: int) -> bytes:
+    """Write a Device message as part of a list; without topology for a `numa` node below 0."""
+    return protobuf.lengthy(1, protobuf.lengthy(1, device.encode()) + _write_state(healthy, numa))
 
 
 @lru_cache(maxsize=256)
-def _state(well: bool, numa: int) -> bytes:
+def _write_state(healthy: bool, numa: int) -> bytes:
     """Write all of a Device but its ID: it is the same for the thousands of one GPU."""
     topology = {"topology": {"nodes": [{"ID": numa}]}} if numa >= 0 else {}
-    return protobuf.encode(MESSAGES, "Device", {"health": HEALTHY if well else UNHEALTHY, **topology})
+    return protobuf.encode(MESSAGES, "Device", {"health": HEALTHY if healthy else UNHEALTHY, **topology})
 
 
 def _part(device: Mapping[str, Any]) -> bytes:
@@ -131,32 +130,26 @@ def _part(device: Mapping[str, Any]) -> bytes:
 
 
 def check(resource: str, devices: Collection[tuple[str, int]]) -> None:
-    """See to it that kubelet can be told of all of these, whatever becomes of their health.
-
-    Args:
-        resource: its name.
-        devices: IDs and NUMA nodes of all that it has.
-
-    Raises:
-        GpushimError: their list may become more than kubelet reads.
+    """Raise GpushimError if the list of these (ID, NUMA node) may become more than kubelet reads, whatever their
+    health.
     """
     kinds = Counter((len(name), numa) for name, numa in devices)
-    size = sum(times * len(listed("x" * length, False, numa)) for (length, numa), times in kinds.items())
+    size = sum(times * len(write_device("x" * length, False, numa)) for (length, numa), times in kinds.items())
     if size > LIST_LIMIT:
         raise _too_long(resource, len(devices), size)
 
 
-def written(resource: str, devices: Collection[Mapping[str, Any] | bytes]) -> bytes:
+def write_list(resource: str, devices: Collection[Mapping[str, Any] | bytes]) -> bytes:
     """Write the list of a resource's devices.
 
     Args:
         resource: its name.
-        devices: Device messages, all of them, or what `listed` made of them.
+        devices: Device messages, all of them, or the parts that `write_device` wrote.
 
     Raises:
         GpushimError: it is more than kubelet reads.
     """
-    data = b"".join(one if isinstance(one, bytes) else _part(one) for one in devices)
+    data = b"".join(device if isinstance(device, bytes) else _part(device) for device in devices)
     if len(data) > LIST_LIMIT:
         raise _too_long(resource, len(devices), len(data))
     return data

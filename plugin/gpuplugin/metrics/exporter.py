@@ -2,7 +2,6 @@
 
 A scrape asks the driver through a child, and kubelet, and tells within 2 s what is known by then. Answers are made in
 a thread and kept for PACE, so that kubelet's calls do not wait, however often somebody scrapes.
-Out of scope: HTTP (httpd.py), names and numbers (exposition.py, meter.py).
 """
 
 from __future__ import annotations
@@ -41,30 +40,30 @@ WITHOUT = "Python's prometheus-client cannot be used ({}); install python3-prome
 
 
 class Front(Protocol):
-    """Who gives out GPUs here: the device plugin, or the DRA driver."""
+    """The program that gives out GPUs here: the device plugin, or the DRA driver."""
 
     def gpus(self) -> bool:
-        """Say whether figures of GPUs are its to tell."""
+        """Return whether it exports figures of GPUs."""
 
     def state(self) -> dict[str, Any]:
-        """Return what it knows itself: members of `exposition.State`."""
+        """Return its own members of `exposition.State`."""
 
     def unready(self) -> str:
-        """Say why it cannot do its part, or ""."""
+        """Return why it cannot do its part, or ""."""
 
     def serves(self, metrics: bool) -> None:
-        """Take note whether somebody can read metrics of it."""
+        """Note whether its metrics can be read."""
 
 
 class Exporter:
-    """The server and what it tells.
+    """The server and its answers.
 
     Args:
         front: whose metrics these are.
-        watchers: what is known of GPUs' health.
+        watchers: of GPUs' health.
         start: starts a task, and sees to what it ends with.
-        held: says whether the GPUs are let go.
-        about: returns the settings in force, the snapshot, reasons by UUID, and whether the snapshot can be gone by.
+        held: returns whether the GPUs are released.
+        about: returns the settings in force, the snapshot, reasons by UUID, and whether the snapshot is usable.
     """
 
     def __init__(
@@ -77,16 +76,16 @@ class Exporter:
     ) -> None:
         self._front, self._watchers, self._start, self._held, self._about = front, watchers, start, held, about
         self._meter, self._httpd = Meter(start, held), Httpd(self._answer)
-        self._made: dict[str, tuple[float, Answer]] = {}  # by what is accepted, with time.monotonic()
+        self._answers: dict[str, tuple[float, Answer]] = {}  # by what is accepted, with time.monotonic()
         self._making: dict[str, asyncio.Task[Answer]] = {}
         self._pods: tuple[float, Listed | None] = (0.0, None)  # the last that kubelet told
         self._asking: asyncio.Task[None] | None = None  # kubelet
-        self._up = False  # whether it answered last
+        self._kubelet_up = False  # whether it answered last
         self._last_error = ""
         counts.messages()
 
     async def attend(self) -> None:
-        """See to it that the server is there as the settings say; end the child if nobody wants it."""
+        """Serve where the settings say; end the child if nobody wants it."""
         settings, snapshot, *_ = self._about()
         self._meter.look(snapshot)
         await self._httpd.attend(settings.values["metrics"])
@@ -94,45 +93,49 @@ class Exporter:
 
     @property
     def problem(self) -> str:
-        """Why it cannot be asked where the settings say; or ""."""
+        """Return why it does not serve where the settings say; or ""."""
         return self._httpd.problem
 
     async def stop(self, patient: bool = False) -> None:
-        """End the child, as `Child.stop`; unless that is waited for, serve no more."""
+        """End the child, as `Child.stop`; unless that is waited for, stop serving."""
         if not patient:
             self._httpd.stop()
         await self._meter.stop(patient)
 
     async def _answer(self, path: str, accept: str, authorization: str) -> Answer:
         if path == "/metrics":
-            refused = self._refused(authorization)
+            refused = self._refuse(authorization)
             if refused:
                 return refused
             kind = OPEN_METRICS if OPEN_METRICS in accept else ""
-            at, made = self._made.get(kind, (0.0, None))
-            if made and time.monotonic() - at < PACE:
-                return made
+            at, answer = self._answers.get(kind, (0.0, None))
+            if answer and time.monotonic() - at < PACE:
+                return answer
             if kind not in self._making:
                 self._making[kind] = self._start(self._make(kind))
             return await asyncio.shield(self._making[kind])
         if path == "/readyz":
-            return self._ready()
+            return self._answer_ready()
         return OK if path == "/healthz" else Answer(404, b"there are /metrics, /healthz and /readyz\n")
 
-    def _ready(self) -> Answer:
-        """Say whether the front does its part; that GPUs are broken is no reason to hold up a rolling update."""
-        if why := self._front.unready():
-            return Answer(503, f"{why}\n".encode())
+    def _answer_ready(self) -> Answer:
+        """Return whether the front does its part; that GPUs are broken is no reason to hold up a rolling update."""
+        if clause := self._front.unready():
+            return Answer(503, f"{clause}\n".encode())
         _, snapshot, reasons, _ = self._about()
-        found = [reasons.get(gpu["uuid"], []) for gpu in snapshot["gpus"]] if snapshot else []
-        sick = sum(map(bool, found))
-        if sick and not self._held() and all(any(one.kind == "unwatched" for one in row) for row in found):
-            why = next(one.text for one in found[0] if one.kind == "unwatched")
-            return Answer(503, f"no GPU is watched, so all are unhealthy: {why}\n".encode())
-        return Answer(200, f"ok; {sick} of {len(found)} GPUs are unhealthy\n".encode()) if sick else OK
+        gpu_reasons = [reasons.get(gpu["uuid"], []) for gpu in snapshot["gpus"]] if snapshot else []
+        sick = sum(map(bool, gpu_reasons))
+        if (
+            sick
+            and not self._held()
+            and all(any(reason.kind == "unwatched" for reason in reasons_) for reasons_ in gpu_reasons)
+        ):
+            clause = next(reason.text for reason in gpu_reasons[0] if reason.kind == "unwatched")
+            return Answer(503, f"no GPU is watched, so all are unhealthy: {clause}\n".encode())
+        return Answer(200, f"ok; {sick} of {len(gpu_reasons)} GPUs are unhealthy\n".encode()) if sick else OK
 
-    def _refused(self, authorization: str) -> Answer | None:
-        """Say why these may not be read, if so; the file is read each time, for whoever made it may replace it."""
+    def _refuse(self, authorization: str) -> Answer | None:
+        """Return the refusal, if any; the file is read each time, for whoever made it may replace it."""
         path = str(self._about()[0].values["metrics-token-file"])
         if not path:
             return None
@@ -140,11 +143,11 @@ class Exporter:
             with open(path, "rb") as file:
                 token = file.read(TOKEN + 1).strip()
         except OSError as error:
-            return self._failed(503, f"metrics-token-file {path} cannot be read: {error.strerror}; {NOBODY}")
+            return self._fail(503, f"metrics-token-file {path} cannot be read: {error.strerror}; {NOBODY}")
         if not token or len(token) > TOKEN or token.split() != [token]:
-            return self._failed(503, f"metrics-token-file {path} is not one word of at most {TOKEN} bytes; {NOBODY}")
-        given = authorization.encode("latin-1").partition(b" ")
-        if given[0].lower() == b"bearer" and hmac.compare_digest(given[2].strip(), token):
+            return self._fail(503, f"metrics-token-file {path} is not one word of at most {TOKEN} bytes; {NOBODY}")
+        credentials = authorization.encode("latin-1").partition(b" ")
+        if credentials[0].lower() == b"bearer" and hmac.compare_digest(credentials[2].strip(), token):
             return None
         return Answer(401, b"this needs the token of metrics-token-file: Authorization: Bearer TOKEN\n")
 
@@ -152,14 +155,14 @@ class Exporter:
         try:
             answer = await self._scrape(kind)
         except ImportError as error:
-            answer = self._failed(503, WITHOUT.format(error))
+            answer = self._fail(503, WITHOUT.format(error))
         except Exception as error:  # noqa: BLE001 - a scrape ends no plugin
-            answer = self._failed(500, f"metrics cannot be collected: {type(error).__name__}: {error}")
-        self._made[kind] = time.monotonic(), answer
+            answer = self._fail(500, f"metrics cannot be collected: {type(error).__name__}: {error}")
+        self._answers[kind] = time.monotonic(), answer
         del self._making[kind]
         return answer
 
-    def _failed(self, status: int, sentence: str) -> Answer:
+    def _fail(self, status: int, sentence: str) -> Answer:
         if sentence != self._last_error:
             logger.error("%s", sentence)
         self._last_error = sentence
@@ -169,28 +172,28 @@ class Exporter:
         if self._front.gpus():
             await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet())
         accept = f"{OPEN_METRICS}; version=1.0.0" if kind else ""
-        body, content = await asyncio.to_thread(exposition.written, self._state(), accept)
+        body, content = await asyncio.to_thread(exposition.write, self._state(), accept)
         return Answer(200, body, content)
 
     async def _ask_kubelet(self) -> None:
-        """Ask who has what; what comes too late counts for the next scrape."""
+        """Ask kubelet for its pods; an answer that is late counts for the next scrape."""
         if self._asking is None or self._asking.done():
-            self._asking = self._start(self._hear())
-        _, late = await asyncio.wait([self._asking], timeout=PATIENCE)
-        if late:
-            self._up = False
+            self._asking = self._start(self._read_pods())
+        _, pending = await asyncio.wait([self._asking], timeout=PATIENCE)
+        if pending:
+            self._kubelet_up = False
 
-    async def _hear(self) -> None:
+    async def _read_pods(self) -> None:
         kubelet_dir = str(self._about()[0].values["kubelet-dir"])
-        found = await podresources.listed(kubelet_dir)
-        self._up = found is not None
-        if self._up:
-            self._pods = time.monotonic(), found
+        pods = await podresources.listed(kubelet_dir)
+        self._kubelet_up = pods is not None
+        if self._kubelet_up:
+            self._pods = time.monotonic(), pods
 
     def _state(self) -> State:
         _, snapshot, reasons, usable = self._about()
         at, listed = self._pods
-        found: dict[str, Any] = {
+        members: dict[str, Any] = {
             "reasons": dict(reasons),
             "released": self._held(),
             "snapshot": snapshot,
@@ -198,10 +201,10 @@ class Exporter:
             "readings": self._meter.readings(),
             "xids": self._watchers.xids,
             "listed": listed if time.monotonic() - at <= STALE else None,
-            "asked": self._up,
+            "asked": self._kubelet_up,
             "hostname": os.environ.get("NODE_NAME") or socket.gethostname(),
         }
-        return exposition.State(**{**found, **self._front.state()})
+        return exposition.State(**{**members, **self._front.state()})
 
 
 OK = Answer(200, b"ok\n")

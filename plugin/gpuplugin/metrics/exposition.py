@@ -1,7 +1,6 @@
 """The metrics as Prometheus reads them: from what is known at one moment to text.
 
-What NVML does not tell of a GPU is absent. Out of scope: names and units (metrics.py), where the numbers come from
-(counts.py, meter.py), and when they are asked for (exporter.py).
+What NVML does not tell of a GPU is absent.
 """
 
 from __future__ import annotations
@@ -52,22 +51,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """What the metrics are made of at one moment.
+    """The data of the metrics at one moment.
 
     Attributes:
         own: how names of the front's own metrics begin, one of FRONTS.
         samples: more of these: the name's end, labels and value.
-        gpus: whether GPUs are told of; else another on the node does.
+        gpus: whether GPUs have metrics here; else another front on the node has them.
         resources: of each its name, whether kubelet has it (None: that is not said of each), and its devices.
         reasons: why devices are sick, by UUID.
-        released: whether the GPUs are let go.
+        released: whether the GPUs are released.
         snapshot: what the host has; None while that is not known.
         usable: whether it is of this boot and kept true.
         readings: by UUID of a GPU.
         xids: the last one, by UUID of a GPU; 0 for none.
-        listed: who has what, or None if kubelet does not say.
-        asked: whether kubelet said so just now.
-        looks: devices that claims only look at: namespace and name of the claim, name of the device.
+        listed: kubelet's list of pods, or None if kubelet does not answer.
+        asked: whether kubelet answered just now.
+        looks: devices of admin claims: namespace and name of the claim, name of the device.
         hostname: of the node.
     """
 
@@ -87,12 +86,8 @@ class State:
     hostname: str = ""
 
 
-def written(state: State, accept: str) -> tuple[bytes, str]:
-    """Write all metrics; returns them and their content type.
-
-    Args:
-        state: of now.
-        accept: of the request, which may ask for OpenMetrics.
+def write(state: State, accept: str) -> tuple[bytes, str]:
+    """Return all metrics and their content type; `accept` may ask for OpenMetrics.
 
     Raises:
         ImportError: there is no prometheus-client.
@@ -104,21 +99,21 @@ def written(state: State, accept: str) -> tuple[bytes, str]:
 
 
 class _Collected:
-    """What prometheus-client takes for a registry."""
+    """The registry, as prometheus-client takes one."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
     def collect(self) -> Iterator[Any]:
-        """List the metrics with their samples."""
+        """Yield the metrics with their samples."""
         from prometheus_client.core import Metric
 
-        found: dict[str, list[Sample]] = {}
+        samples_by_name: dict[str, list[Sample]] = {}
         own = FRONTS[self._state.own]
-        for name, labels, value in (*_of_front(self._state), *_of_gpus(self._state)):
-            found.setdefault(name, []).append(("", labels, value))
+        for name, labels, value in (*_front_samples(self._state), *_gpu_samples(self._state)):
+            samples_by_name.setdefault(name, []).append(("", labels, value))
         for row in (*own, *(GPU if self._state.gpus else ())):
-            samples = _counted(row) if row.key and row in own else found.get(row.name, [])
+            samples = _count_samples(row) if row.key and row in own else samples_by_name.get(row.name, [])
             text = row.text + (SHARED if row in GPU else "")
             family = Metric(
                 row.name.removesuffix("_total"), f"{text} Unit: {row.unit}." if row.unit else text, row.kind
@@ -128,32 +123,31 @@ class _Collected:
             yield family
 
 
-def _counted(row: Row) -> Iterator[Sample]:
-    """List the samples of what counts.py has."""
+def _count_samples(row: Row) -> Iterator[Sample]:
     if row.kind == "histogram":
         from prometheus_client.utils import floatToGoString
 
         bounds = [*map(floatToGoString, (*counts.BOUNDS[row.key], math.inf))]
-        for (what, word), (total, *numbers) in [*counts.timed.items()]:
+        for (key, word), (total, *numbers) in [*counts.timed.items()]:
             labels = dict(zip(row.labels, [word]))
-            if what == row.key:
+            if key == row.key:
                 for bound, number in zip(bounds, accumulate(numbers)):
                     yield "_bucket", {**labels, "le": bound}, number
                 yield "_count", labels, sum(numbers)
                 yield "_sum", labels, total
         return
-    for (what, word), number in [*counts.counted.items()]:
-        if what == row.key:
+    for (key, word), number in [*counts.counted.items()]:
+        if key == row.key:
             yield "", dict(zip(row.labels, [word])), number
 
 
-def _of_front(state: State) -> Iterator[Sample]:
-    own, runs = state.own, {"version": __version__, "python": platform.python_version()}
-    yield own + "build_info", {**runs, "Hostname": state.hostname}, 1
+def _front_samples(state: State) -> Iterator[Sample]:
+    own, versions = state.own, {"version": __version__, "python": platform.python_version()}
+    yield own + "build_info", {**versions, "Hostname": state.hostname}, 1
     for name, listed, devices in state.resources:
-        found = Counter({("healthy", ""): 0})
-        found.update(_health(one, state.reasons) for one in devices)
-        for (health, reason), number in found.items():
+        numbers = Counter({("healthy", ""): 0})
+        numbers.update(_health(device, state.reasons) for device in devices)
+        for (health, reason), number in numbers.items():
             yield own + "devices", {"resource": name, "health": health, "reason": reason}, number
         if listed is not None:
             yield own + "registered", {"resource": name}, listed
@@ -169,36 +163,36 @@ def _health(device: Device, reasons: Mapping[str, Sequence[Reason]]) -> tuple[st
         return "healthy", ""
     if device.problem in (GONE, release.PROBLEM):
         return "unhealthy", "removed" if device.problem == GONE else "released"
-    other = GIVER if is_of_others(device.problem) else "host"
-    return "unhealthy", next((one.kind for one in reasons.get(device.uuid, ())), other)
+    default = GIVER if is_of_others(device.problem) else "host"
+    return "unhealthy", next((reason.kind for reason in reasons.get(device.uuid, ())), default)
 
 
-def _of_gpus(state: State) -> Iterator[Sample]:
-    """List the samples of GPUs and MIG instances; of each holder, no two alike."""
+def _gpu_samples(state: State) -> Iterator[Sample]:
+    """Yield the samples of GPUs and MIG instances; of each holder, no two alike."""
     holders, owners = _holders(state), _owners(state)
     for gpu in state.snapshot["gpus"] if state.snapshot and state.gpus else ():
         uuid, index = gpu["uuid"], str(gpu["index"])
-        readings, known = state.readings.get(uuid), {}
+        readings, extra = state.readings.get(uuid), {}
         if readings is None or not uuid:
             continue
         if uuid in state.xids:
-            known["xid"] = state.xids[uuid]
+            extra["xid"] = state.xids[uuid]
         minor = f"nvidia{gpu['minor']}" if gpu["minor"] is not None else ""
         labels = dict(zip(IDENTITY, (index, uuid, minor, gpu["model"] or "", state.hostname)))
         for own in holders.get(uuid, [FREE]):
-            yield from _readings({**labels, **own}, {**readings.own, **known}, mig=False)
-        yield from _of_state({**labels, **FREE}, readings)
+            yield from _readings({**labels, **own}, {**readings.own, **extra}, mig=False)
+        yield from _state_samples({**labels, **FREE}, readings)
         yield ITS + "owners", {**labels, **FREE}, len(owners.get(uuid, ()))
         for mig in state.snapshot["mig"] if state.snapshot else ():
             if mig["gpu"] == gpu["index"] and mig["uuid"] in readings.migs:
-                its = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
-                yield ITS + "owners", {**its, **FREE}, len(owners.get(mig["uuid"], ()))
+                mig_labels = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
+                yield ITS + "owners", {**mig_labels, **FREE}, len(owners.get(mig["uuid"], ()))
                 for own in holders.get(mig["uuid"], [FREE]):
-                    yield from _readings({**its, **own}, readings.migs[mig["uuid"]], mig=True)
+                    yield from _readings({**mig_labels, **own}, readings.migs[mig["uuid"]], mig=True)
 
 
-def _of_state(labels: Labels, readings: Readings) -> Iterator[Sample]:
-    """List the samples of a GPU that are its alone, whoever has it."""
+def _state_samples(labels: Labels, readings: Readings) -> Iterator[Sample]:
+    """Yield the samples of a GPU that are its alone, whoever has it."""
     for error, counter in ECC:
         if f"ecc {error} {counter}" in readings.own:
             yield (
@@ -221,43 +215,48 @@ def _readings(labels: Labels, readings: Mapping[str, Any], mig: bool) -> Iterato
 
 
 def _holders(state: State) -> dict[str, list[Labels]]:
-    """List the labels of containers by UUID of what they have, replicas each by itself."""
-    found: dict[str, dict[tuple[str, ...], Labels]] = {}
-    for uuid, labels in (*_by_plugin(state), *_by_claim(state)):
-        series = found.setdefault(uuid, {})
+    """Return the labels of containers by UUID of their devices, replicas each by itself."""
+    by_uuid: dict[str, dict[tuple[str, ...], Labels]] = {}
+    for uuid, labels in (*_plugin_holders(state), *_claim_holders(state)):
+        series = by_uuid.setdefault(uuid, {})
         if len(series) < SERIES:
             series[(*labels.values(),)] = labels
-    return {uuid: [*series.values()] for uuid, series in found.items()}
+    return {uuid: [*series.values()] for uuid, series in by_uuid.items()}
 
 
 def _owners(state: State) -> dict[str, set[tuple[str, ...]]]:
-    """List, by UUID, what has it to itself: a claim, whose containers may be many, a container, or all replicas."""
-    found: dict[str, set[tuple[str, ...]]] = {}
-    for uuid, labels in _by_plugin(state):
-        found.setdefault(uuid, set()).add((REPLICA,) if REPLICA in labels else tuple(labels[key] for key in HELD))
+    """Return the owners by UUID: a claim, whose containers may be many, a container, or all replicas."""
+    owners: dict[str, set[tuple[str, ...]]] = {}
+    for uuid, labels in _plugin_holders(state):
+        owners.setdefault(uuid, set()).add((REPLICA,) if REPLICA in labels else tuple(labels[key] for key in HELD))
     for claim in state.listed.claims if state.listed and state.snapshot else ():
         assert state.snapshot
         if (claim.namespace, claim.name, claim.device) not in state.looks:
             for uuid in kubelet.which(claim, state.snapshot) or ():
-                found.setdefault(uuid, set()).add((CLAIM[0], claim.namespace, claim.name))
-    return found
+                owners.setdefault(uuid, set()).add((CLAIM[0], claim.namespace, claim.name))
+    return owners
 
 
-def _by_plugin(state: State) -> Iterator[tuple[str, Labels]]:
+def _plugin_holders(state: State) -> Iterator[tuple[str, Labels]]:
     rows = state.listed.devices if state.listed else ()
-    held = {(row["resource"], one) for row in rows for one in row["devices"]}
-    devices = {(name, one.id): one for name, _, listed in state.resources for one in listed if (name, one.id) in held}
+    ids = {(row["resource"], id_) for row in rows for id_ in row["devices"]}
+    devices = {
+        (name, device.id): device
+        for name, _, listed in state.resources
+        for device in listed
+        if (name, device.id) in ids
+    }
     for row in rows:
-        for one in _there(row, devices):
+        for device in _known_devices(row, devices):
             labels = {key: row[key] for key in HELD}
-            replica = one.id.partition("::")[2]
+            replica = device.id.partition("::")[2]
             if replica:
                 labels[REPLICA] = replica
-            yield one.uuid, labels
+            yield device.uuid, labels
 
 
-def _by_claim(state: State) -> Iterator[tuple[str, Labels]]:
-    """List what claims have; of one that may be any GPU nothing is said."""
+def _claim_holders(state: State) -> Iterator[tuple[str, Labels]]:
+    """Yield the devices of claims, but of a claim that may have any GPU."""
     for claim in state.listed.claims if state.listed and state.snapshot else ():
         assert state.snapshot
         for uuid in sorted(kubelet.which(claim, state.snapshot) or ()):
@@ -267,5 +266,5 @@ def _by_claim(state: State) -> Iterator[tuple[str, Labels]]:
             )
 
 
-def _there(row: Holder, devices: Mapping[tuple[str, str], Device]) -> Iterable[Device]:
-    return (devices[row["resource"], one] for one in row["devices"] if (row["resource"], one) in devices)
+def _known_devices(row: Holder, devices: Mapping[tuple[str, str], Device]) -> Iterable[Device]:
+    return (devices[row["resource"], id_] for id_ in row["devices"] if (row["resource"], id_) in devices)

@@ -2,8 +2,7 @@
 
 Bounded in what each may send, in time and in how many there are at once; one request a connection. Every answer is
 made elsewhere, from memory, and sent in pieces, so that kubelet's calls in the same loop wait for none of them.
-Source: RFC 9112, of which it reads the first line, Accept, Authorization and where the head ends.
-Out of scope: what is answered (exporter.py); TLS, for which there are proxies.
+Source: RFC 9112, of which it reads the first line, Accept, Authorization and where the head ends. TLS is for proxies.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuplugin.kubelet.sockets import identity, is_socket, listening, private
+from gpuplugin.kubelet.sockets import identity, is_listening, is_socket, listen_privately
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Answer:
 
 
 class RefusedError(Exception):
-    """What is wrong with a request: the status that says so."""
+    """A request that is refused with a status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(REASONS[status])
@@ -68,9 +67,6 @@ class RefusedError(Exception):
 
 class Httpd:
     """A server at one address.
-
-    Args:
-        answers: makes the answer to a path.
 
     Attributes:
         problem: why it does not listen; or "".
@@ -84,20 +80,20 @@ class Httpd:
         self._clients: dict[asyncio.StreamWriter, str] = {}  # that have no whole answer yet: addresses, oldest first
 
     async def attend(self, address: str) -> None:
-        """See to it that this address is listened at, "" for none, and log once why it is not."""
+        """Listen at this address, "" for none, and log once why that fails."""
         if address != self._address:
             self.stop()
             self._address, self.problem, self._next = address, "", 0.0
         path = _path(address)
-        there = self._server is not None and (not path or identity(path) == self._inode)
-        if not address or there or time.monotonic() < self._next:
+        listens = self._server is not None and (not path or identity(path) == self._inode)
+        if not address or listens or time.monotonic() < self._next:
             return
         self._next, problem = time.monotonic() + AGAIN, ""
         try:
             await (self._bind_unix(path) if path else self._bind(address))
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own words are longer
-            problem = f"metrics cannot be served at {address}: {why}; retrying, and {OTHER}"
+            reason = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own words are longer
+            problem = f"metrics cannot be served at {address}: {reason}; retrying, and {OTHER}"
         if problem and problem != self.problem:
             logger.error("%s", problem)
         elif not problem:
@@ -119,16 +115,16 @@ class Httpd:
     async def _bind_unix(self, path: str) -> None:
         """Listen at a path that root alone may connect to, in the place of a socket that nobody listens at."""
         if is_socket(path):
-            if listening(path):
+            if is_listening(path):
                 raise OSError(98, "another process listens there")
         elif os.path.lexists(path):
             raise OSError(17, "something is in the way that is not a socket; remove it")
         self.stop()
-        server, self._inode = private(path, CLIENTS)
+        server, self._inode = listen_privately(path, CLIENTS)
         self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=HEAD)
 
     def stop(self) -> None:
-        """Listen no more, and remove the socket if it is ours."""
+        """Stop listening, and remove the socket if it is ours."""
         if self._server is None:
             return
         path = _path(self._address)
@@ -143,7 +139,7 @@ class Httpd:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients[writer] = (writer.get_extra_info("peername") or [""])[0]
         if len(self._clients) > CLIENTS:
-            self._send_away()
+            self._drop_oldest()
         try:
             await asyncio.wait_for(self._send(writer, *await self._answer(reader)), READING)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):  # it has gone, or does not read
@@ -152,7 +148,7 @@ class Httpd:
             self._clients.pop(writer, None)
             writer.close()
 
-    def _send_away(self) -> None:
+    def _drop_oldest(self) -> None:
         """Make room, so that no flood out of one pod keeps the probes of kubelet and Prometheus from an answer."""
         crowd = Counter(self._clients.values()).most_common(1)[0][0]
         oldest = next(writer for writer, address in self._clients.items() if address == crowd)
@@ -160,19 +156,19 @@ class Httpd:
         oldest.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[Answer, bool]:
-        """Read a request; returns its answer, and whether the body is wanted."""
+        """Read a request; return its answer, and whether the body is wanted."""
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ASKING)
-            method, *asked = _read(head)
+            method, *request = _read(head)
         except asyncio.LimitOverrunError:
             return RefusedError(431).answer, True
         except asyncio.TimeoutError:
             return RefusedError(408).answer, True
         except RefusedError as error:
             return error.answer, True
-        return await self._answers(*asked), method == "GET"
+        return await self._answers(*request), method == "GET"
 
-    async def _send(self, writer: asyncio.StreamWriter, answer: Answer, whole: bool) -> None:
+    async def _send(self, writer: asyncio.StreamWriter, answer: Answer, with_body: bool) -> None:
         head = (
             f"HTTP/1.1 {answer.status} {REASONS[answer.status]}\r\nContent-Type: {answer.kind}\r\n"
             f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n"
@@ -180,14 +176,14 @@ class Httpd:
         )
         writer.transport.set_write_buffer_limits(0)  # `drain` waits until all is with the kernel
         writer.write(head.encode())
-        for start in range(0, len(answer.body) if whole else 0, PIECE):
+        for start in range(0, len(answer.body) if with_body else 0, PIECE):
             writer.write(answer.body[start : start + PIECE])
             await writer.drain()
         await writer.drain()
 
 
 def _read(head: bytes) -> tuple[str, str, str, str]:
-    """Take a request apart: method, path, Accept, Authorization.
+    """Return method, path, Accept and Authorization of a request.
 
     Raises:
         RefusedError: it is none, or another method than GET and HEAD.

@@ -1,7 +1,4 @@
-"""Has the figures of GPUs asked for by a child, at the pace of those who want them, and remembers what it says.
-
-Out of scope: the child (child.py, readings.py), and what the figures are called (metrics.py).
-"""
+"""The figures of GPUs: asked for by a child, at the pace of those who want them, and remembered."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ MIGS = 64  # of one GPU, most
 
 @dataclass(frozen=True)
 class Readings:
-    """What is known of a GPU.
+    """The figures of a GPU.
 
     Attributes:
         own: its figures, by key.
@@ -44,49 +41,51 @@ class Readings:
 
 
 class Meter:
-    """The figures.
+    """The figures of all GPUs.
 
     Args:
         start: starts a task, and sees to what it ends with.
-        held: says whether nothing may ask the driver.
+        held: returns whether nothing may ask the driver.
     """
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]], held: Callable[[], bool]) -> None:
         self._start, self._held = start, held
         lost = "metrics lack figures of GPUs"
         silence = readings.SILENCE
-        self._child = Child("figures", self._words, self._heard, self._stopped, silence, start, lost, fed=True)
+        self._child = Child("figures", self._words, self._take_line, self._on_stop, silence, start, lost, fed=True)
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # of the snapshot, which the child opens
         self._runs = False
         self._number, self._asked, self._scraped = 0, 0.0, 0.0  # of the last round; time.monotonic()
         self._done = asyncio.Event()
-        self._known: dict[str, tuple[float, Readings]] = {}  # by UUID, with the time.monotonic() of the answer
+        self._readings_by_uuid: dict[
+            str, tuple[float, Readings]
+        ] = {}  # by UUID, with the time.monotonic() of the answer
         self._failed: set[str] = set()  # UUIDs
 
     def look(self, snapshot: Snapshot | None) -> None:
-        """Go by a snapshot; end the child when nobody has asked for long."""
+        """Follow a snapshot; end the child when nobody has asked for long."""
         self._snapshot = snapshot
-        there = {gpu["uuid"] for gpu in snapshot["gpus"]} if snapshot else set()
-        self._known = {uuid: found for uuid, found in self._known.items() if uuid in there}
-        before, self._driver = self._driver, nvml_child.opens(snapshot) if snapshot else None
+        uuids = {gpu["uuid"] for gpu in snapshot["gpus"]} if snapshot else set()
+        self._readings_by_uuid = {uuid: reading for uuid, reading in self._readings_by_uuid.items() if uuid in uuids}
+        former, self._driver = self._driver, nvml_child.opens(snapshot) if snapshot else None
         if self._runs and (not self._driver or time.monotonic() - self._scraped > IDLE):
             self._runs = False
             self._start(self._child.stop())
-        elif self._runs and before != self._driver:
+        elif self._runs and former != self._driver:
             self._child.again()
 
     async def ask(self, seconds: float) -> None:
-        """Have all GPUs asked, unless they just were; returns after so many seconds, whatever they do."""
-        now = self._scraped = time.monotonic()
+        """Ask all GPUs, unless they just were; return after so many seconds, whatever they do."""
+        time_now = self._scraped = time.monotonic()
         if not self._driver or self._held():
             return
         if not self._runs:
-            self._runs, self._asked = True, now
+            self._runs, self._asked = True, time_now
             self._done.clear()
             self._child.begin()  # and it begins with a round
-        elif now - self._asked >= PACE:
-            self._number, self._asked = self._number + 1, now
+        elif time_now - self._asked >= PACE:
+            self._number, self._asked = self._number + 1, time_now
             self._done.clear()
             self._child.say({"ask": self._number})
         await tasks.until(self._done, seconds)
@@ -98,45 +97,47 @@ class Meter:
         await self._child.stop(patient)
 
     def readings(self) -> dict[str, Readings]:
-        """Return what is known of each GPU of the snapshot, by UUID; without what is too old to be told."""
-        now, found = time.monotonic(), {}
+        """Return the readings of each GPU of the snapshot, by UUID; without figures that are stale."""
+        time_now, current = time.monotonic(), {}
         for gpu in self._snapshot["gpus"] if self._snapshot else ():
-            at, known = self._known.get(gpu["uuid"], (None, Readings()))
+            at, reading = self._readings_by_uuid.get(gpu["uuid"], (None, Readings()))
             if at is not None:
-                up = known.up and at >= self._asked and gpu["uuid"] not in self._failed
-                fresh = now - at <= STALE
-                known = Readings(known.own if fresh else {}, known.migs if fresh else {}, up, now - at)
-            found[gpu["uuid"]] = known
-        return found
+                up = reading.up and at >= self._asked and gpu["uuid"] not in self._failed
+                fresh = time_now - at <= STALE
+                reading = Readings(reading.own if fresh else {}, reading.migs if fresh else {}, up, time_now - at)
+            current[gpu["uuid"]] = reading
+        return current
 
     def _words(self, suspects: Collection[str]) -> list[str]:
         assert self._snapshot is not None
         return readings.command(self._snapshot, suspects)
 
-    def _stopped(self, why: str, gpu: str) -> None:
+    def _on_stop(self, clause: str, gpu: str) -> None:
         self._done.set()
 
-    def _heard(self, line: dict[str, Any]) -> None:
+    def _take_line(self, line: dict[str, Any]) -> None:
         if line.get("done") in (0, self._number):  # 0: the first round with an NVML, which is unasked
             self._done.set()
         poll = line.get("poll")
         uuids = {gpu["uuid"] for gpu in self._snapshot["gpus"]} if self._snapshot else set()
-        for uuid, found in poll.items() if isinstance(poll, dict) else ():
-            if uuid not in uuids or not isinstance(found, dict):
+        for uuid, answer in poll.items() if isinstance(poll, dict) else ():
+            if uuid not in uuids or not isinstance(answer, dict):
                 continue
-            if found.get("error"):
+            if answer.get("error"):
                 self._failed.add(uuid)
                 continue
             self._failed.discard(uuid)
-            migs = found.get("migs")
+            migs = answer.get("migs")
             instances = [*migs.items()][:MIGS] if isinstance(migs, dict) else []
-            its = {name: _numbers(one) for name, one in instances}
-            self._known[uuid] = time.monotonic(), Readings(_numbers(found.get("gpu")), its, True)
+            mig_numbers = {name: _only_numbers(values) for name, values in instances}
+            self._readings_by_uuid[uuid] = (
+                time.monotonic(),
+                Readings(_only_numbers(answer.get("gpu")), mig_numbers, True),
+            )
 
 
-def _numbers(found: object) -> dict[str, float]:
-    """Take what are numbers of figures."""
-    rows: Mapping[str, Any] = found if isinstance(found, dict) else {}
+def _only_numbers(values: object) -> dict[str, float]:
+    rows: Mapping[str, Any] = values if isinstance(values, dict) else {}
     return {key: rows[key] for key in readings.KEYS if _is_number(rows.get(key))}
 
 

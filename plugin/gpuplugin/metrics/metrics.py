@@ -1,7 +1,7 @@
 """The metrics' names, units and labels: a table that docs/metrics.md and a test of it follow.
 
 Those of GPUs are named as NVIDIA's DCGM exporter has them where they mean the same; counters among them are of no
-type, for OpenMetrics would have their names end in _total. Out of scope: their values (exposition.py).
+type, for OpenMetrics would have their names end in _total.
 """
 
 from __future__ import annotations

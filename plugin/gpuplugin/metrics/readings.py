@@ -4,7 +4,7 @@ It begins with a round unasked. Then it reads lines of JSON, {"ask": number}, an
     {"poll": {UUID: {"gpu": {key: number}, "migs": {UUID: {key: number}}, "error": why}}}   a GPU each
     {"done": number}                                     the round that was asked for last is over
 What a GPU does not support is absent. A MIG instance has what is its own alone.
-Budget: 20 calls a GPU; at rest a line in ALIVE seconds. Out of scope: when to ask (meter.py), names (metrics.py).
+Budget: 20 calls a GPU; at rest a line in ALIVE seconds.
 """
 
 from __future__ import annotations
@@ -55,71 +55,70 @@ def command(snapshot: Snapshot, suspects: Collection[str]) -> list[str]:
 
 
 def main(library: str, gpus: str) -> None:
-    """Tell figures until the parent is gone or NVML fails."""
-    known = [Gpu(uuid, pci, time.monotonic() + AGAIN if hung else 0.0) for uuid, pci, hung in json.loads(gpus)]
-    nvml_child.run("figures", library, lambda nvml: _serve(nvml, known))
+    """Print figures until the parent is gone or NVML fails."""
+    watched = [Gpu(uuid, pci, time.monotonic() + AGAIN if hung else 0.0) for uuid, pci, hung in json.loads(gpus)]
+    nvml_child.run("figures", library, lambda nvml: _serve(nvml, watched))
 
 
 def _serve(nvml: Any, gpus: list[Gpu]) -> None:
-    """Make a round, and one more each time it is asked for, until NVML is to be reopened."""
-    began, asked = time.monotonic(), 0  # which is told of any first round
+    """Make a round, and one more at each request, until NVML is to be reopened."""
+    began, number = time.monotonic(), 0  # which is told of any first round
     while True:
-        well = [_tell(nvml, gpu) for gpu in gpus if not gpu.hung]
-        tell(done=asked)
-        asked = _next()
-        if not all(well) and time.monotonic() - began > REOPEN:  # an NVML may know no better of one that was lost
+        answers = [_print_readings(nvml, gpu) for gpu in gpus if not gpu.hung]
+        tell(done=number)
+        number = _wait_for_request()
+        if not all(answers) and time.monotonic() - began > REOPEN:  # an NVML may know no better of one that was lost
             return
 
 
-def _next() -> int:
-    """Wait to be asked; returns the number of the last ask, for they may have piled up. EOFError without a parent."""
+def _wait_for_request() -> int:
+    """Return the number of the last request, once there is one: they may have piled up. EOFError without a parent."""
     while not select.select([0], [], [], ALIVE)[0]:
         tell(alive=1)
     data = b""
     while not data.endswith(b"\n"):
-        more = os.read(0, 1 << 16)
-        if not more:
+        part = os.read(0, 1 << 16)
+        if not part:
             raise EOFError
-        data += more
+        data += part
     return int(json.loads(data.splitlines()[-1])["ask"])
 
 
-def _tell(nvml: Any, gpu: Gpu) -> bool:
-    """Tell the figures of a GPU and of its MIG instances; returns whether it answers."""
-    found: dict[str, Any] = {"gpu": {}, "migs": {}, "error": ""}
+def _print_readings(nvml: Any, gpu: Gpu) -> bool:
+    """Print the figures of a GPU and of its MIG instances; return whether it answers."""
+    result: dict[str, Any] = {"gpu": {}, "migs": {}, "error": ""}
     try:
         handle = gpu.handle(nvml)
-        found["gpu"] = _readings(nvml, handle, _reads(nvml))
+        result["gpu"] = _readings(nvml, handle, _reads(nvml))
         for mig in _migs(nvml, handle):
-            found["migs"][nvml.nvmlDeviceGetUUID(mig)] = _readings(nvml, mig, _reads_of_mig(nvml))
+            result["migs"][nvml.nvmlDeviceGetUUID(mig)] = _readings(nvml, mig, _mig_reads(nvml))
     except nvml.NVMLError as error:
-        found["error"] = str(error)[: nvml_lines.TEXT_LIMIT]
-    tell(poll={gpu.uuid: found})
-    return not found["error"]
+        result["error"] = str(error)[: nvml_lines.TEXT_LIMIT]
+    tell(poll={gpu.uuid: result})
+    return not result["error"]
 
 
 def _readings(nvml: Any, handle: Any, reads: Sequence[Read]) -> dict[str, float]:
     """Read what there is; NVMLError if it is lost, or nothing can be read at all."""
-    found: dict[str, float] = {}
-    failed: Exception | None = None
+    values: dict[str, float] = {}
+    last_error: Exception | None = None
     for keys, read in reads:
         try:
-            found.update(zip(keys, read(handle)))
+            values.update(zip(keys, read(handle)))
         except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_Uninitialized):
             raise
         except (nvml.NVMLError, AttributeError) as error:  # it, or the driver, or nvidia-ml-py does not know that
-            failed = error
-    if not found and isinstance(failed, nvml.NVMLError):
-        raise failed
-    return found
+            last_error = error
+    if not values and isinstance(last_error, nvml.NVMLError):
+        raise last_error
+    return values
 
 
 def _reads(nvml: Any) -> list[Read]:
-    """List what is asked of a GPU."""
     return [
         (("sm_clock",), lambda gpu: [nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)]),
         (("mem_clock",), lambda gpu: [nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)]),
-        (("temperature",), lambda gpu: [_either(nvml, ("TemperatureV", "Temperature"), gpu, 0)]),
+        (("temperature",), lambda gpu: [_call_first(nvml, ("TemperatureV", "Temperature"), gpu, 0)]),
         (("memory_temperature",), lambda gpu: _field(nvml, gpu, MEMORY_TEMP)),
         (("power",), lambda gpu: [nvml.nvmlDeviceGetPowerUsage(gpu)]),
         (("energy",), lambda gpu: [nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)]),
@@ -127,27 +126,27 @@ def _reads(nvml: Any) -> list[Read]:
         (("gpu_utilization", "memory_utilization"), lambda gpu: _utilization(nvml, gpu)),
         (("encoder_utilization",), lambda gpu: nvml.nvmlDeviceGetEncoderUtilization(gpu)[:1]),
         (("decoder_utilization",), lambda gpu: nvml.nvmlDeviceGetDecoderUtilization(gpu)[:1]),
-        (("throttle",), lambda gpu: [_either(nvml, THROTTLE, gpu)]),
+        (("throttle",), lambda gpu: [_call_first(nvml, THROTTLE, gpu)]),
         (ROWS, lambda gpu: _rows(nvml, gpu)),
         *(_ecc(nvml, error, counter) for error, counter in ECC),
-        *_reads_of_mig(nvml),
+        *_mig_reads(nvml),
     ]  # fmt: skip
 
 
-def _reads_of_mig(nvml: Any) -> list[Read]:
-    found: list[Read] = [(MEMORY, lambda handle: _memory(nvml, handle))]
-    return [*found, (("processes",), lambda handle: [_processes(nvml, handle)])] if can_see_processes() else found
+def _mig_reads(nvml: Any) -> list[Read]:
+    reads: list[Read] = [(MEMORY, lambda handle: _memory(nvml, handle))]
+    return [*reads, (("processes",), lambda handle: [_processes(nvml, handle)])] if can_see_processes() else reads
 
 
 def can_see_processes() -> bool:
-    """Say whether NVML lists processes here: in a container with its own process ids it tells of none."""
+    """Return whether NVML lists processes here: in a container with its own process ids it tells of none."""
     try:
         return os.stat(PIDS).st_ino == FIRST_NAMESPACE
     except OSError:
         return False
 
 
-def _either(nvml: Any, names: Sequence[str], *words: Any) -> Any:
+def _call_first(nvml: Any, names: Sequence[str], *words: Any) -> Any:
     """Call the first of these functions that there is."""
     for name in names[:-1]:
         try:
@@ -180,18 +179,18 @@ def _ecc(nvml: Any, error: str, counter: str) -> Read:
 def _memory(nvml: Any, handle: Any) -> list[int]:
     """Read total, free and used; without what the driver reserves, as DCGM has it, where the driver tells that."""
     try:
-        found = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        info = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
     except (nvml.NVMLError_FunctionNotFound, AttributeError):
-        found = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return [found.total, found.free, found.used]
+        info = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return [info.total, info.free, info.used]
 
 
 def _processes(nvml: Any, handle: Any) -> int:
-    """Count processes; what computes and draws at once is one."""
-    rows = _either(nvml, ("ComputeRunningProcesses_v3", "ComputeRunningProcesses_v2"), handle)
+    """Count processes; one that computes and draws at once is one."""
+    rows = _call_first(nvml, ("ComputeRunningProcesses_v3", "ComputeRunningProcesses_v2"), handle)
     pids = {row.pid for row in rows}
     try:
-        rows = _either(nvml, ("GraphicsRunningProcesses_v3", "GraphicsRunningProcesses_v2"), handle)
+        rows = _call_first(nvml, ("GraphicsRunningProcesses_v3", "GraphicsRunningProcesses_v2"), handle)
     except nvml.NVMLError:  # a GPU without graphics, or a MIG instance
         rows = []
     return len(pids | {row.pid for row in rows})

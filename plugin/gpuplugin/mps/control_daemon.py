@@ -1,7 +1,7 @@
 """The control daemon of MPS: NVIDIA's program is started, told its limits, asked, and ended.
 
 It runs with a /dev/shm of its group, in a mount namespace of its own, for the daemon and its clients must share it
-and nobody else's. Out of scope: when it runs, and its directories (supervisor.py).
+and nobody else's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuplugin.devices.mps_group import MpsGroup
-    from gpuplugin.mps.mps import Place
+    from gpuplugin.mps.mps import Folders
     from gpushim.ground.model import Snapshot
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -44,11 +44,6 @@ _WITH_SHM = 'cd / && mount --bind "$1" /dev/shm && shift && exec "$@"'
 class ControlDaemon:
     """A daemon, between `start` and `end`.
 
-    Args:
-        snapshot: of this host.
-        group: whom it serves.
-        place: its directories.
-
     Attributes:
         pid: of its process, and of its process group; 0 for none.
 
@@ -56,66 +51,70 @@ class ControlDaemon:
         GpushimError: the driver has no such program.
     """
 
-    def __init__(self, snapshot: Snapshot, group: MpsGroup, place: Place) -> None:
-        self._group, self._place, self._version = group, place, snapshot["driver"]["version"]
-        self._program = program_of(snapshot)
-        self._environment = _environment(snapshot, group, place, self._program)
+    def __init__(self, snapshot: Snapshot, group: MpsGroup, folders: Folders) -> None:
+        self._group, self._folders, self._version = group, folders, snapshot["driver"]["version"]
+        self._program = find_daemon(snapshot)
+        self._environment = _environment(snapshot, group, folders, self._program)
         self.pid = 0
 
     def start(self, stopped: Callable[[float], bool]) -> bool:
-        """Start it, and tell it its limits; say whether it serves.
+        """Start it, and set its limits; return whether it serves.
 
         Args:
-            stopped: waits so many seconds, and says whether to give up; then there is nothing to serve.
+            stopped: waits so many seconds, and returns whether to give up; then there is nothing to serve.
 
         Raises:
             GpushimError: it ends, does not answer, or does not take its limits.
         """
         words = [self._program, "-f", *(["-M"] if self._group.multi_user else [])]
-        with open(f"{self._place.log}/output.log", "ab") as output:
+        with open(f"{self._folders.log}/output.log", "ab") as output:
             output.truncate(0)
-            unshared = [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm]
-            unshared = [*for_clients(self._place.pipe), *unshared]
+            unshared = [
+                find_program("unshare"),
+                *UNSHARED,
+                find_program("sh"),
+                "-c",
+                _WITH_SHM,
+                "sh",
+                self._folders.shm,
+            ]
+            unshared = [*domain_words(self._folders.pipe), *unshared]
             log = output.fileno()
             self.pid = spawn.spawn([*unshared, *words], stdout=log, stderr=log, variables=self._environment)
-        late = time.monotonic() + START
+        deadline = time.monotonic() + START
         while not self._answers():
             if stopped(POLL):
                 return False
-            if time.monotonic() > late:
-                raise GpushimError(f"{PROGRAM} does not answer; see {self._place.log}", INVENTORY)
+            if time.monotonic() > deadline:
+                raise GpushimError(f"{PROGRAM} does not answer; see {self._folders.log}", INVENTORY)
         self._limit()
         return True
 
     def check(self) -> None:
-        """Ask it something.
-
-        Raises:
-            GpushimError: it has ended, or does not answer.
-        """
+        """Raise GpushimError if it has ended, or does not answer."""
         self._check_runs()
         self.ask(ASKED)
 
     def ask(self, *commands: str) -> str:
-        """Give it commands, and return what it says.
+        """Send it commands, and return its output.
 
         Raises:
             GpushimError: it does not answer.
         """
         lines = "".join(f"{command}\n" for command in commands).encode()
-        done = ask.program([self._program], ANSWER, lines, more=self._environment)
-        if done.code is None:
-            sentence = f"{PROGRAM} does not answer {commands[0]}: {done.error}; see {self._place.log}"
+        result = ask.program([self._program], ANSWER, lines, more=self._environment)
+        if result.code is None:
+            sentence = f"{PROGRAM} does not answer {commands[0]}: {result.error}; see {self._folders.log}"
             raise GpushimError(sentence, INVENTORY)
-        answer = f"{done.out}{done.error}".strip()
-        if done.code:
+        answer = f"{result.out}{result.error}".strip()
+        if result.code:
             raise GpushimError(
-                f"{PROGRAM} does not take {commands[0]}: {quote(answer)}; see {self._place.log}", INVENTORY
+                f"{PROGRAM} does not take {commands[0]}: {quote(answer)}; see {self._folders.log}", INVENTORY
             )
         return answer
 
     def has_clients(self) -> bool:
-        """Say whether a process uses it now.
+        """Return whether a process uses it now.
 
         Raises:
             GpushimError: it does not answer.
@@ -127,11 +126,11 @@ class ControlDaemon:
         """End it with its servers and their clients, by force if need be."""
         if not self.pid:
             return
-        if not spawn.ended(self.pid):
+        if not spawn.has_ended(self.pid):
             with contextlib.suppress(GpushimError):
                 self.ask("quit")
-                late = time.monotonic() + ANSWER
-                while not spawn.ended(self.pid) and time.monotonic() < late:
+                deadline = time.monotonic() + ANSWER
+                while not spawn.has_ended(self.pid) and time.monotonic() < deadline:
                     time.sleep(POLL)
         spawn.kill(self.pid)
         os.waitpid(self.pid, 0)
@@ -146,12 +145,14 @@ class ControlDaemon:
         return True
 
     def _check_runs(self) -> None:
-        if not spawn.ended(self.pid):
+        if not spawn.has_ended(self.pid):
             return
-        with open(f"{self._place.log}/output.log", "rb") as output:
+        with open(f"{self._folders.log}/output.log", "rb") as output:
             output.seek(max(os.fstat(output.fileno()).st_size - TAIL, 0))
             answer = " ".join(output.read(TAIL).decode("utf-8", "replace").split())
-        raise GpushimError(f"{PROGRAM} has ended: {visible(answer) or 'no output'}; see {self._place.log}", INVENTORY)
+        raise GpushimError(
+            f"{PROGRAM} has ended: {visible(answer) or 'no output'}; see {self._folders.log}", INVENTORY
+        )
 
     def _limit(self) -> None:
         """Set the limits that each client has unless it asks for lower ones."""
@@ -169,53 +170,47 @@ class ControlDaemon:
                 )
 
 
-def for_clients(pipe: str) -> list[str]:
+def domain_words(pipe: str) -> list[str]:
     """Return the words that start a program in the one domain of SELinux to whose sockets containers may connect.
 
     A unit's domain may not become that, but an engine's may, which a unit's may become (container-selinux 2.250).
-
-    Args:
-        pipe: the clients' directory; without a label it needs no words.
+    A clients' directory `pipe` without a label needs no words.
     """
     if not selinux.type_of(pipe):
         return []
     words = [word for domain in (selinux.ENGINE, selinux.DAEMON) for word in (RUNCON, f"--type={domain}")]
-    done = ask.program([*words, program("true")])
-    if done.code == 0:
+    result = ask.program([*words, find_program("true")])
+    if result.code == 0:
         return words
-    logger.warning("%s", f"SELinux lets no client connect: {PROGRAM} cannot be {selinux.DAEMON}: {quote(done.last)}")
+    logger.warning(
+        "%s", f"SELinux lets no client connect: {PROGRAM} cannot be {selinux.DAEMON}: {quote(result.last)}"
+    )
     return []
 
 
-def program(name: str) -> str:
-    """Find a program of the host's.
+def find_program(name: str) -> str:
+    """Return the path of a program of the host's.
 
     Raises:
         GpushimError: there is none.
     """
-    found = shutil.which(name, path=f"{policy.SYSTEM_PATH}:{os.environ.get('PATH', '')}")
-    if found is None:
+    path = shutil.which(name, path=f"{policy.SYSTEM_PATH}:{os.environ.get('PATH', '')}")
+    if path is None:
         raise GpushimError(f"there is no {name}, which MPS needs; install util-linux", INVENTORY)
-    return found
+    return path
 
 
-def program_of(snapshot: Snapshot) -> str:
+def find_daemon(snapshot: Snapshot) -> str:
     """Return the path of the daemon's program.
 
     Raises:
         GpushimError: there is none.
     """
-    return of_driver(snapshot, PROGRAM, "compute", "nvidia-compute-utils, or nvidia-driver-cuda")
+    return find_in_driver(snapshot, PROGRAM, "compute", "nvidia-compute-utils, or nvidia-driver-cuda")
 
 
-def of_driver(snapshot: Snapshot, name: str, capability: str, packages: str) -> str:
-    """Find a program of the driver's.
-
-    Args:
-        snapshot: of this host.
-        name: of the program.
-        capability: that it belongs to.
-        packages: that have it.
+def find_in_driver(snapshot: Snapshot, name: str, capability: str, packages: str) -> str:
+    """Return the path of a program of the driver's.
 
     Raises:
         GpushimError: there is none.
@@ -231,16 +226,16 @@ def of_driver(snapshot: Snapshot, name: str, capability: str, packages: str) -> 
     )
 
 
-def _environment(snapshot: Snapshot, group: MpsGroup, place: Place, program: str) -> dict[str, str]:
-    found = {
+def _environment(snapshot: Snapshot, group: MpsGroup, folders: Folders, program: str) -> dict[str, str]:
+    variables = {
         "PATH": f"{os.path.dirname(program)}:{policy.SYSTEM_PATH}:{os.environ.get('PATH', '')}".rstrip(":"),
         "LC_ALL": "C.UTF-8",
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in group.gpus),
-        "CUDA_MPS_PIPE_DIRECTORY": place.pipe,
-        "CUDA_MPS_LOG_DIRECTORY": place.log,
+        "CUDA_MPS_PIPE_DIRECTORY": folders.pipe,
+        "CUDA_MPS_LOG_DIRECTORY": folders.log,
     }
     driver = snapshot["driver"]
     library = driver_files.library(driver["root"], "libcuda.so", driver["version"]) if driver["root"] != "/" else None
     if library:  # the loader looks below / only
-        found["LD_LIBRARY_PATH"] = os.path.dirname(rooted.inside(driver["root"], library))
-    return found
+        variables["LD_LIBRARY_PATH"] = os.path.dirname(rooted.inside(driver["root"], library))
+    return variables

@@ -1,7 +1,4 @@
-"""The directory of a group: made and held for its supervisor, with a /dev/shm for its clients, and removed.
-
-Out of scope: what is in it (mps.py), and who it is for (supervisor.py).
-"""
+"""The directory of a group: made and held for its supervisor, with a /dev/shm for its clients, and removed."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from gpuplugin.mps.control_daemon import program
+from gpuplugin.mps.control_daemon import find_program
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import INVENTORY, GpushimError, quote
 from gpushim.paths import lock, selinux, trust
@@ -20,7 +17,7 @@ from gpushim.paths.replace import replace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuplugin.mps.mps import Place
+    from gpuplugin.mps.mps import Folders
 
 LOCKED = 2.0  # seconds to wait for the lock, which the plugin takes for a moment to see whether somebody has it
 LOG = 4 << 20  # bytes of a log: each client makes it longer, and /run is memory
@@ -29,55 +26,44 @@ SHM = "size=10%,nr_inodes=100k,mode=1777,nosuid,nodev,noexec"
 
 
 @contextlib.contextmanager
-def alone(place: Place) -> Iterator[None]:
+def hold(folders: Folders) -> Iterator[None]:
     """Make a group's directories, and hold its lock.
 
-    Args:
-        place: the directories.
-
     Raises:
-        GpushimError: somebody holds it, or they cannot be made.
+        GpushimError: it is held already, or they cannot be made.
     """
     os.umask(0o022)  # clients of all users look for the pipes
-    for folder in (f"{place.state_dir}/mps", place.top, place.pipe, place.log, place.private, place.shm):
-        os.makedirs(folder, 0o700 if folder == place.private else 0o755, exist_ok=True)
-        if folder != place.shm and not trust.ours(folder):
+    for folder in (f"{folders.state_dir}/mps", folders.top, folders.pipe, folders.log, folders.private, folders.shm):
+        os.makedirs(folder, 0o700 if folder == folders.private else 0o755, exist_ok=True)
+        if folder != folders.shm and not trust.ours(folder):
             raise GpushimError(f"{folder} is not root's alone; remove it", INVENTORY)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock.held(place.lock, LOCKED))
+            stack.enter_context(lock.held(folders.lock, LOCKED))
         except GpushimError:
-            if lock.is_held(place.lock):
-                raise GpushimError(f"{place.group} has a supervisor that runs; stop it first", INVENTORY) from None
+            if lock.is_held(folders.lock):
+                raise GpushimError(f"{folders.group} has a supervisor that runs; stop it first", INVENTORY) from None
             raise
-        _mount(place.shm)
-        for folder in (place.pipe, place.shm):  # what clients have
+        _mount(folders.shm)
+        for folder in (folders.pipe, folders.shm):  # what clients have
             selinux.give(folder, selinux.WRITABLE)
         yield
 
 
 @contextlib.contextmanager
-def leaving_word(place: Place) -> Iterator[None]:
-    """Leave word of what the body fails with, for those who cannot read the journal.
-
-    Args:
-        place: the group's directories.
-    """
+def recording_problem(folders: Folders) -> Iterator[None]:
+    """Write the body's error into a file, for those who cannot read the journal."""
     try:
         yield
     except GpushimError as error:
-        if os.path.isdir(place.top):
-            replace(place.problem, json.dumps({"sentence": str(error)}).encode())
+        if os.path.isdir(folders.top):
+            replace(folders.problem, json.dumps({"sentence": str(error)}).encode())
         raise
 
 
-def shorten(place: Place) -> None:
-    """Empty logs that are too long; who writes one goes on where he was, and the hole before that is no memory.
-
-    Args:
-        place: the group's directories.
-    """
-    folder = place.log
+def shorten(folders: Folders) -> None:
+    """Empty logs that are too long; their writers go on at their offsets, and the hole before those is no memory."""
+    folder = folders.log
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):
             fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,24 +75,19 @@ def shorten(place: Place) -> None:
                 os.close(fd)
 
 
-def remove(place: Place) -> None:
-    """Remove a group's directories.
-
-    Args:
-        place: the directories.
-    """
+def remove(folders: Folders) -> None:
     with contextlib.suppress(GpushimError):
-        _run("umount", "--lazy", place.shm)
-    shutil.rmtree(place.top, ignore_errors=True)
+        _run("umount", "--lazy", folders.shm)
+    shutil.rmtree(folders.top, ignore_errors=True)
 
 
 def _mount(folder: str) -> None:
-    """Give the group's clients a /dev/shm with a limit; one that is there stays, for containers may have it."""
+    """Mount the group's clients a /dev/shm with a limit; one that is there stays, for containers may have it."""
     if not os.path.ismount(folder):
         _run("mount", "-t", "tmpfs", "-o", SHM, "gpushim-mps", folder)
 
 
 def _run(name: str, *words: str) -> None:
-    done = ask.program([program(name), *words])
-    if done.code != 0:
-        raise GpushimError(f"{name} of {words[-1]} fails: {quote(done.last)}", INVENTORY)
+    result = ask.program([find_program(name), *words])
+    if result.code != 0:
+        raise GpushimError(f"{name} of {words[-1]} fails: {quote(result.last)}", INVENTORY)

@@ -1,8 +1,7 @@
-"""MPS as the plugin sees it: where a group of GPUs has its directories, whether its control daemon serves, its unit.
+"""MPS as the plugin sees it: the directories of a group of GPUs, whether its control daemon serves, its unit.
 
-Looked at with a few short reads, never by asking the daemon. Units that are missing are started; where there is no
-systemd, as in a pod, the node is asked to (node_requests.py).
-Out of scope: running a daemon (supervisor.py), and what a container gets of it (allocation.py).
+A few short reads, never a question to the daemon. Units that are missing are started; where there is no systemd, as
+in a pod, the node is asked to (node_requests.py).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
 from gpuplugin.mps import of_claims
-from gpuplugin.mps.of_claims import described
+from gpuplugin.mps.of_claims import describe
 from gpuplugin.processes import spawn
 from gpuplugin.snapshot import node_requests, node_snapshot
 from gpushim.ground import system
@@ -34,12 +33,8 @@ if TYPE_CHECKING:
 AGAIN = 10.0  # seconds between starts
 
 
-class Place:
-    """The directory of a group, root's alone.
-
-    Args:
-        state_dir: gpushim's state directory.
-        group: the group's name.
+class Folders:
+    """The directories of a group, root's alone.
 
     Attributes:
         top: the directory of all that follow.
@@ -63,61 +58,49 @@ class Place:
 
 
 def unit(group: str) -> str:
-    """Return the name of a group's unit."""
     return f"gpushim-mps@{group}.service"
 
 
-def ready(state_dir: str, group: MpsGroup) -> str:
-    """Say why clients cannot use a group now; "" if its daemon serves, with the GPUs and limits of the settings.
-
-    Args:
-        state_dir: gpushim's state directory.
-        group: by the settings in force.
+def unready_reason(state_dir: str, group: MpsGroup) -> str:
+    """Return why clients cannot use a group of the settings; "" if its daemon serves, with the GPUs and limits of
+    these.
     """
-    place = Place(state_dir, group.name)
-    which = f"the {'unit' if group.interval else 'MPS daemon'} of {group.name}"
-    if not (all(map(trust.ours, (state_dir, f"{state_dir}/mps", place.top))) and lock.is_held(place.lock)):
-        why = ensure.own(place.problem).get("sentence") if trust.ours(place.top) else None
-        if why:
-            return f"{which} has ended: {why}; systemctl start {unit(group.name)} starts it again"
+    folders = Folders(state_dir, group.name)
+    subject = f"the {'unit' if group.interval else 'MPS daemon'} of {group.name}"
+    if not (all(map(trust.ours, (state_dir, f"{state_dir}/mps", folders.top))) and lock.is_held(folders.lock)):
+        reason = ensure.own(folders.problem).get("sentence") if trust.ours(folders.top) else None
+        if reason:
+            return f"{subject} has ended: {reason}; systemctl start {unit(group.name)} starts it again"
         return (
-            f"{which} does not run; start it with systemctl start {unit(group.name)}, or see with journalctl -u "
+            f"{subject} does not run; start it with systemctl start {unit(group.name)}, or see with journalctl -u "
             f"{unit(group.name)} why it has ended"
         )
-    found = ensure.own(place.state)
-    if "group" not in found:
-        return f"{which} is starting or ending; journalctl -u {unit(group.name)} says what it waits for"
-    if {key: found.get(key) for key in described(group)} != described(group):
+    state = ensure.own(folders.state)
+    if "group" not in state:
+        return f"{subject} is starting or ending; journalctl -u {unit(group.name)} says what it waits for"
+    if {key: state.get(key) for key in describe(group)} != describe(group):
         return (
-            f"{which} has other GPUs or limits than the settings; it follows them as soon as "
+            f"{subject} has other GPUs or limits than the settings; it follows them as soon as "
             f"it has no client, and at once by systemctl restart {unit(group.name)}, which ends its clients"
         )
     return ""
 
 
 def no_starter() -> str:
-    """Say why nothing starts a claim's units here, "" if systemd does; from a pod the node is asked."""
+    """Return why nothing starts a claim's units here, "" if systemd does; from a pod the node is asked."""
     if os.path.isdir(system.SYSTEMD) or os.environ.get(node_snapshot.POD):
         return ""
     return "systemd, which starts units of claims, does not run here"
 
 
-def owed(place: Place) -> set[str]:
-    """Return UUIDs of GPUs and MIG instances whose daemon, compute mode or time slice a supervisor has still to end.
-
-    Args:
-        place: the group's directories.
-    """
-    files = (place.modes, place.slices)
-    return {*ensure.own(place.state).get("gpus", ()), *(uuid for path in files for uuid in ensure.own(path))}
+def unreleased(folders: Folders) -> set[str]:
+    """Return UUIDs of GPUs and MIG instances whose daemon, compute mode or time slice a supervisor has yet to end."""
+    files = (folders.modes, folders.slices)
+    return {*ensure.own(folders.state).get("gpus", ()), *(uuid for path in files for uuid in ensure.own(path))}
 
 
 def unfinished(group: str) -> str:
-    """Say that a group that is over is still there.
-
-    Args:
-        group: its name.
-    """
+    """Return the sentence about a group that has ended, and whose unit has not."""
     return (
         f"{unit(group)} has not ended yet, and its GPUs may have another compute mode or time slice; "
         f"journalctl -u {unit(group)} says what it waits for"
@@ -125,62 +108,52 @@ def unfinished(group: str) -> str:
 
 
 def unrestored(state_dir: str, groups: Iterable[MpsGroup]) -> dict[str, str]:
-    """Return the groups that have left GPUs and MIG instances as they had them, by UUID of these.
+    """Return the groups that have not restored GPUs and MIG instances, by UUID of these.
 
     Args:
         state_dir: gpushim's state directory.
         groups: those of the settings, which have their GPUs still; as claims have that share something.
     """
-    has = {group.name: {gpu.uuid for gpu in group.gpus} for group in groups}
+    uuids = {group.name: {gpu.uuid for gpu in group.gpus} for group in groups}
     return {
         uuid: name
-        for name in of_claims.over(state_dir)
-        for uuid in owed(Place(state_dir, name)) - has.get(name, set())
+        for name in of_claims.orphaned(state_dir)
+        for uuid in unreleased(Folders(state_dir, name)) - uuids.get(name, set())
     }
 
 
 def missing(state_dir: str, groups: Iterable[str]) -> list[str]:
-    """List the units of groups without a supervisor.
-
-    Args:
-        state_dir: gpushim's state directory.
-        groups: names of theirs.
-    """
-    return [unit(group) for group in groups if not lock.is_held(Place(state_dir, group).lock)]
+    """Return the units of groups without a supervisor."""
+    return [unit(group) for group in groups if not lock.is_held(Folders(state_dir, group).lock)]
 
 
 class Units:
-    """All of them.
-
-    Args:
-        start: starts a task, and sees to what it ends with.
-    """
+    """The units of all groups; `start` starts a task, and sees to what it ends with."""
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
-        self._found: object = [], {}
+        self._condition: object = [], {}
         self._next: dict[str, float] = {}  # time.monotonic() of the next start, by unit
 
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
-        """Have units started that are missing, and say whether what clients find has changed."""
-        groups, state = _groups(snapshot, settings), system.state_dir()
-        left = unrestored(state, groups)
-        self.need({*(group.name for group in groups), *left.values()})
-        before, self._found = self._found, ([ready(state, group) for group in groups], left)
-        return self._found != before
+        """Start units that are missing, and return whether what clients find has changed."""
+        groups, state_dir = _groups(snapshot, settings), system.state_dir()
+        unrestored_groups = unrestored(state_dir, groups)
+        self.need({*(group.name for group in groups), *unrestored_groups.values()})
+        former, self._condition = (
+            self._condition,
+            ([unready_reason(state_dir, group) for group in groups], unrestored_groups),
+        )
+        return self._condition != former
 
     def need(self, groups: Iterable[str]) -> None:
-        """Have units started that are missing, each once in a while.
-
-        Args:
-            groups: names of theirs.
-        """
-        now = time.monotonic()
-        self._next = {name: at for name, at in self._next.items() if at > now}
+        """Start units of these groups that are missing, each once in a while."""
+        time_now = time.monotonic()
+        self._next = {name: at for name, at in self._next.items() if at > time_now}
         names = [name for name in missing(system.state_dir(), groups) if name not in self._next]
         units = [*filter(plugin_requests.UNIT.fullmatch, sorted(names))]
         if units:
-            self._next.update(dict.fromkeys(units, now + AGAIN))
+            self._next.update(dict.fromkeys(units, time_now + AGAIN))
             self._begin(units)
 
     def _begin(self, units: list[str]) -> None:
@@ -209,6 +182,6 @@ async def _run(words: list[str]) -> None:
     except OSError as error:
         logger.warning("%s cannot be started: %s", words[0], error.strerror)
         return
-    code = await spawn.gone(pid)
+    code = await spawn.wait_for(pid)
     if code > 0:  # by a signal: who ends all children has ended it, too
         logger.warning("%s has ended with %s", " ".join(words), code)

@@ -4,7 +4,6 @@ Claims of the DRA driver have groups, too (of_claims.py): of MPS, or of GPUs wit
 
 A process of its own, under systemd as gpushim-mps@GROUP.service: the plugin that kubelet knows never waits for MPS,
 and its end is none for clients. Whatever goes wrong ends it with a sentence; systemd starts it again.
-Out of scope: commands of the daemon (control_daemon.py), what the plugin makes of its state (mps.py).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from gpuplugin.devices.division import mps_groups
 from gpuplugin.mps import compute_mode, folders, mps, of_claims, time_slice
 from gpuplugin.mps.compute_mode import EXCLUSIVE_PROCESS
 from gpuplugin.mps.control_daemon import ControlDaemon
-from gpuplugin.mps.mps import Place
-from gpuplugin.mps.of_claims import described
+from gpuplugin.mps.mps import Folders
+from gpuplugin.mps.of_claims import describe
 from gpuplugin.settings.resources import NAME
 from gpushim.config import policy
 from gpushim.ground import system
@@ -47,110 +46,114 @@ START = 300  # seconds that systemd gives a start, TimeoutStartSec of the unit
 
 
 def supervise(name: str, read: Callable[[], Settings]) -> None:
-    """Serve a group until it is gone from the settings and has no client, or a signal ends this.
-
-    Args:
-        name: of the group.
-        read: finds out which settings are in force.
+    """Serve a group until it is gone from the settings and has no client, or a signal ends the process.
 
     Raises:
         GpushimError: there is no such group, it has a supervisor already, or its daemon cannot serve.
     """
-    place = Place(system.state_dir(), name)
-    found = _group(name, read, _snapshot())
-    if not NAME.fullmatch(name) or (found is None and not os.path.isdir(place.top)):
+    directories = Folders(system.state_dir(), name)
+    first = _find_group(name, read, _snapshot())
+    if not NAME.fullmatch(name) or (first is None and not os.path.isdir(directories.top)):
         if of_claims.NAME.fullmatch(name):
             return  # it has ended before this began
-        raise _unknown(name, read)
-    with _stops() as stopped, folders.alone(place), folders.leaving_word(place):
-        _end_left(place)
-        group = found
+        raise _unknown_group(name, read)
+    with _stops() as stopped, folders.hold(directories), folders.recording_problem(directories):
+        _end_orphan(directories)
+        group = first
         while group is not None:
-            _serve(group, place, read, stopped)
+            _serve(group, directories, read, stopped)
             if stopped(0):
                 return
-            group = _group(name, read, _snapshot())
-        _clear(place)
-    if found is None and not of_claims.NAME.fullmatch(name):
-        raise _unknown(name, read)
+            group = _find_group(name, read, _snapshot())
+        _clear(directories)
+    if first is None and not of_claims.NAME.fullmatch(name):
+        raise _unknown_group(name, read)
     logger.info("%s", f"{name} is no longer a group")
 
 
 def _snapshot() -> Snapshot:
-    """Wait for a snapshot that is true now, as a create does."""
-    found = renew.snapshot(system.config_path(), system.state_dir())
-    if found["error"]:
-        raise GpushimError(found["error"]["sentence"], found["error"]["code"])
-    return found
+    """Return a snapshot that is true now, as a create gets it."""
+    snapshot = renew.snapshot(system.config_path(), system.state_dir())
+    if snapshot["error"]:
+        raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
+    return snapshot
 
 
-def _group(name: str, read: Callable[[], Settings], snapshot: Snapshot) -> MpsGroup | None:
+def _find_group(name: str, read: Callable[[], Settings], snapshot: Snapshot) -> MpsGroup | None:
     """Return a group as a claim has it, or as the settings have it in the snapshot."""
     if of_claims.NAME.fullmatch(name):
         return of_claims.find(name)
-    return next((one for one in mps_groups(snapshot, read()) if one.name == name), None)
+    return next((group for group in mps_groups(snapshot, read()) if group.name == name), None)
 
 
-def _unknown(name: str, read: Callable[[], Settings]) -> GpushimError:
-    names = ", ".join(one.name for one in mps_groups(_snapshot(), read()))
+def _unknown_group(name: str, read: Callable[[], Settings]) -> GpushimError:
+    names = ", ".join(group.name for group in mps_groups(_snapshot(), read()))
     return GpushimError(
         f"there is no group of MPS called {quote(name)}; sharing.mps of the configuration file has {names or 'none'}",
         CONFIG,
     )
 
 
-def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped: Callable[[float], bool]) -> None:
+def _serve(
+    group: MpsGroup, directories: Folders, read: Callable[[], Settings], stopped: Callable[[float], bool]
+) -> None:
     """Run the daemon until a signal comes, or the group is another one and has no client."""
     snapshot, seconds = _snapshot(), policy.load(system.config_path())["refresh"]["deadline-seconds"]
-    if any(map(os.path.lexists, (place.modes, place.slices))):  # of a former supervisor; others may wait for it
-        _put_back(snapshot, place, seconds, {gpu.uuid for gpu in group.gpus})
+    if any(
+        map(os.path.lexists, (directories.modes, directories.slices))
+    ):  # of a former supervisor; others may wait for it
+        _restore(snapshot, directories, seconds, {gpu.uuid for gpu in group.gpus})
         notify(f"EXTEND_TIMEOUT_USEC={START}000000")
-    if not _is_free(group, place, read, stopped):
+    if not _wait_for_gpus(group, directories, read, stopped):
         return
     snapshot = _snapshot()
-    daemon = None if group.interval else ControlDaemon(snapshot, group, place)
+    daemon = None if group.interval else ControlDaemon(snapshot, group, directories)
     slices = {gpu.uuid: group.interval for gpu in group.gpus if group.interval}
     try:
-        compute_mode.take(snapshot, slices, place.slices, seconds, time_slice.ask)
-        compute_mode.take(snapshot, dict.fromkeys(group.exclusive, EXCLUSIVE_PROCESS), place.modes, seconds)
+        compute_mode.set_modes(snapshot, slices, directories.slices, seconds, time_slice.ask)
+        compute_mode.set_modes(
+            snapshot, dict.fromkeys(group.exclusive, EXCLUSIVE_PROCESS), directories.modes, seconds
+        )
         if daemon is None or daemon.start(stopped):
             pid = daemon.pid if daemon else 0
-            replace(place.state, json.dumps({**described(group), "pid": pid, "daemon": _identity(pid)}).encode())
+            replace(directories.state, json.dumps({**describe(group), "pid": pid, "daemon": _identity(pid)}).encode())
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(place.problem)
+                os.unlink(directories.problem)
             notify("READY=1", f"STATUS=serves {len(group.gpus)} GPUs")
-            what = "MPS serves" if daemon else f"time slices are {time_slice.VALUES[group.interval]} for"
-            logger.info("%s", f"{what} {group.name}: GPU {', '.join(gpu.uuid for gpu in group.gpus)}")
-            _watch(daemon, snapshot, group, place, read, stopped)
+            state = "MPS serves" if daemon else f"time slices are {time_slice.VALUES[group.interval]} for"
+            logger.info("%s", f"{state} {group.name}: GPU {', '.join(gpu.uuid for gpu in group.gpus)}")
+            _watch(daemon, snapshot, group, directories, read, stopped)
     finally:
-        _leave(place)
+        _close(directories)
         if daemon:
             daemon.end()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(place.state)
+            os.unlink(directories.state)
         try:
-            _put_back(snapshot, place, seconds, whole=compute_mode.ENDING)
+            _restore(snapshot, directories, seconds, total=compute_mode.ENDING)
         except GpushimError as error:  # the file stays, for the next supervisor
             logger.warning("%s", f"{error}; the next start of {group.name} tries again to put it back")
 
 
-def _is_free(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped: Callable[[float], bool]) -> bool:
-    """Wait until its GPUs are what they were before another group of the settings had them; say whether to go on.
+def _wait_for_gpus(
+    group: MpsGroup, directories: Folders, read: Callable[[], Settings], stopped: Callable[[float], bool]
+) -> bool:
+    """Wait until the previous group has restored its GPUs; return False if this group has changed meanwhile.
 
     Of claims the ledger knows who has what.
     """
     last = ""
     while not of_claims.NAME.fullmatch(group.name):
-        left = mps.unrestored(place.state_dir, [group])
-        other = next((left[gpu.uuid] for gpu in group.gpus if gpu.uuid in left), "")
-        if not other:
+        unrestored = mps.unrestored(directories.state_dir, [group])
+        former = next((unrestored[gpu.uuid] for gpu in group.gpus if gpu.uuid in unrestored), "")
+        if not former:
             break
-        why = mps.unfinished(other)
-        notify(f"EXTEND_TIMEOUT_USEC={START}000000", f"STATUS=waits: {why}")
-        if other != last:
-            logger.warning("%s", f"{group.name} waits: {why}")
-        last = other
-        if stopped(WATCH) or _group(group.name, read, _snapshot()) != group:
+        reason = mps.unfinished(former)
+        notify(f"EXTEND_TIMEOUT_USEC={START}000000", f"STATUS=waits: {reason}")
+        if former != last:
+            logger.warning("%s", f"{group.name} waits: {reason}")
+        last = former
+        if stopped(WATCH) or _find_group(group.name, read, _snapshot()) != group:
             return False
     return True
 
@@ -159,13 +162,13 @@ def _watch(
     daemon: ControlDaemon | None,
     begun: Snapshot,
     group: MpsGroup,
-    place: Place,
+    directories: Folders,
     read: Callable[[], Settings],
     stopped: Callable[[float], bool],
 ) -> None:
     last_error, of_claim = "", bool(of_claims.NAME.fullmatch(group.name))
-    while not (_waits_for_claims(stopped) if of_claim else stopped(WATCH)):
-        folders.shorten(place)
+    while not (_wait_for_claims(stopped) if of_claim else stopped(WATCH)):
+        folders.shorten(directories)
         if daemon:
             daemon.check()
         snapshot = ensure.read(system.config_path(), system.state_dir())
@@ -174,78 +177,78 @@ def _watch(
                 continue
             snapshot = begun
         try:
-            now = _group(group.name, read, snapshot)
+            current = _find_group(group.name, read, snapshot)
         except GpushimError as error:
             if str(error) != last_error:
                 logger.warning("%s", f"{group.name} stays as it is: {error}")
             last_error = str(error)
             continue
-        changed = now is None or described(now) != described(group)
+        changed = current is None or describe(current) != describe(group)
         if changed and (of_claim or daemon is None or not daemon.has_clients()):
             return  # a claim's end is the end of its containers
-        if daemon is None and _loaded(group, snapshot) != _loaded(group, begun):
+        if daemon is None and _driver_identity(group, snapshot) != _driver_identity(group, begun):
             return  # a driver that was loaded again knows nothing of time slices
 
 
-def _loaded(group: MpsGroup, snapshot: Snapshot) -> object:
-    """Return what is another thing when the driver of a group's GPUs was loaded again, or bound to them."""
+def _driver_identity(group: MpsGroup, snapshot: Snapshot) -> object:
+    """Return a value that differs when the driver of a group's GPUs was loaded again, or bound to them."""
     names = {gpu["uuid"]: sysfs_name(gpu["pci"]) for gpu in snapshot["gpus"]}
     facts = snapshot["stamp"]
     return facts["module"], [facts["gpus"].get(names.get(gpu.uuid, "")) for gpu in group.gpus]
 
 
-def _waits_for_claims(stopped: Callable[[float], bool]) -> bool:
+def _wait_for_claims(stopped: Callable[[float], bool]) -> bool:
     """Wait WATCH seconds, or until the file of claims changes: the GPU of one that ends is another's soon."""
-    before, late = of_claims.version(), time.monotonic() + WATCH
+    version, deadline = of_claims.version(), time.monotonic() + WATCH
     while not stopped(POLL):
-        if of_claims.version() != before or time.monotonic() > late:
+        if of_claims.version() != version or time.monotonic() > deadline:
             return False
     return True
 
 
-def _put_back(
+def _restore(
     snapshot: Snapshot,
-    place: Place,
+    directories: Folders,
     seconds: float,
     but: Collection[str] = (),
-    whole: float = compute_mode.WHOLE,
+    total: float = compute_mode.TOTAL,
 ) -> None:
-    """Let GPUs have the compute modes and time slices that they had before, but some."""
+    """Restore the compute modes and time slices of GPUs, but of some."""
     try:
-        compute_mode.give_back(snapshot, place.modes, seconds, but=but, whole=whole)
+        compute_mode.restore(snapshot, directories.modes, seconds, but=but, total=total)
     finally:
-        compute_mode.give_back(snapshot, place.slices, seconds, time_slice.ask, but, whole)
+        compute_mode.restore(snapshot, directories.slices, seconds, time_slice.ask, but, total)
 
 
-def _clear(place: Place) -> None:
-    """Remove what a group has left, that is no more: first the GPUs are what they were."""
+def _clear(directories: Folders) -> None:
+    """Remove what an ended group has left, after its GPUs are restored."""
     seconds = policy.load(system.config_path())["refresh"]["deadline-seconds"]
-    _put_back(_snapshot(), place, seconds, whole=compute_mode.ENDING)
-    folders.remove(place)
+    _restore(_snapshot(), directories, seconds, total=compute_mode.ENDING)
+    folders.remove(directories)
 
 
-def _leave(place: Place) -> None:
-    """Let no new client use the group; what has still to end stays written for the next supervisor."""
-    found = ensure.own(place.state)
+def _close(directories: Folders) -> None:
+    """Close the group to new clients; what has still to end stays written for the next supervisor."""
+    state = ensure.own(directories.state)
     try:
-        if found:
-            replace(place.state, json.dumps({key: found[key] for key in ("gpus", "pid", "daemon")}).encode())
+        if state:
+            replace(directories.state, json.dumps({key: state[key] for key in ("gpus", "pid", "daemon")}).encode())
     except OSError:  # /run is full, which keeps nothing from its end
-        os.unlink(place.state)
+        os.unlink(directories.state)
 
 
-def _end_left(place: Place) -> None:
+def _end_orphan(directories: Folders) -> None:
     """End a daemon whose supervisor was killed; by the time of its start, for ids of processes come again."""
-    left = ensure.own(place.state)
-    pid, was = left.get("pid"), left.get("daemon")
-    if isinstance(pid, int) and pid > 1 and was and _identity(pid) == was:
+    state = ensure.own(directories.state)
+    pid, identity = state.get("pid"), state.get("daemon")
+    if isinstance(pid, int) and pid > 1 and identity and _identity(pid) == identity:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        late = time.monotonic() + GONE
-        while _identity(pid) == was and time.monotonic() < late:
+        deadline = time.monotonic() + GONE
+        while _identity(pid) == identity and time.monotonic() < deadline:
             time.sleep(0.05)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(place.state)
+        os.unlink(directories.state)
 
 
 def _identity(pid: int) -> str:
@@ -260,7 +263,7 @@ def _identity(pid: int) -> str:
 
 @contextlib.contextmanager
 def _stops() -> Iterator[Callable[[float], bool]]:
-    """Yield what waits so many seconds, and says whether a signal has come that ends this.
+    """Yield a function that waits so many seconds, and returns whether a signal has come that ends this process.
 
     The end of a child, and SIGHUP, end a wait too.
     """
@@ -294,8 +297,8 @@ def _stops() -> Iterator[Callable[[float], bool]]:
 
 
 def notify(*lines: str) -> None:
-    """Tell systemd something, where it asks for it (sd_notify(3))."""
+    """Send lines to systemd, where it asks for it (sd_notify(3))."""
     name = os.environ.get("NOTIFY_SOCKET", "")
     if name[:1] in ("/", "@"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
-            to.sendto("\n".join(lines).encode(), "\0" + name[1:] if name[0] == "@" else name)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.sendto("\n".join(lines).encode(), "\0" + name[1:] if name[0] == "@" else name)

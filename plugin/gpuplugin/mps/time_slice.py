@@ -1,7 +1,6 @@
-"""The time slice of GPUs: how long a process computes before the next one has its turn.
+"""The time slice of GPUs: how long a process computes before the next one may.
 
 NVML has no function for it that is public; nvidia-smi has a command, which changes it for an administrator alone.
-Out of scope: when (supervisor.py), and how it becomes what it was before (compute_mode.py).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LISTED = re.compile(rf"time-?slice\W+({'|'.join(VALUES)})\b", re.IGNORECASE)
 
 
 def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) -> dict[str, int]:
-    """Set the time slices of GPUs, where one is told, and say else which they are.
+    """Set the time slices of GPUs, where one is given, and return else which they are.
 
     Args:
         snapshot: of this host.
@@ -38,26 +37,26 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
     Raises:
         GpushimError: nvidia-smi is not there, refuses, or takes longer.
     """
-    words = [program(snapshot), "compute-policy", "-i"]
+    words = [find_program(snapshot), "compute-policy", "-i"]
     library = os.path.dirname(nvml_child.library(snapshot))
-    more = {"LD_LIBRARY_PATH": library} if library and snapshot["driver"]["root"] != "/" else {}
-    found, late = {}, time.monotonic() + seconds
+    variables = {"LD_LIBRARY_PATH": library} if library and snapshot["driver"]["root"] != "/" else {}
+    former, end = {}, time.monotonic() + seconds
     for uuid, value in values.items():
-        what = ["-l"] if value is None else ["--set-timeslice", str(value)]
-        left = seconds if value is None else max(LEAST, late - time.monotonic())
-        done = processes.program([*words, uuid, *what], left, more=more)
-        listed = _LISTED.search(done.out)
+        action = ["-l"] if value is None else ["--set-timeslice", str(value)]
+        timeout = seconds if value is None else max(LEAST, end - time.monotonic())
+        result = processes.program([*words, uuid, *action], timeout, more=variables)
+        match = _LISTED.search(result.out)
         # Where it cannot be listed, it is taken to be what it is unless somebody has set it.
-        found[uuid] = VALUES.index(listed[1].lower()) if listed else 0
-        if value is not None and done.code != 0:
-            raise GpushimError(f"nvidia-smi does not set the time slice of {uuid}: {quote(done.last)}", INVENTORY)
-    return found
+        former[uuid] = VALUES.index(match[1].lower()) if match else 0
+        if value is not None and result.code != 0:
+            raise GpushimError(f"nvidia-smi does not set the time slice of {uuid}: {quote(result.last)}", INVENTORY)
+    return former
 
 
-def program(snapshot: Snapshot) -> str:
+def find_program(snapshot: Snapshot) -> str:
     """Return the path of nvidia-smi.
 
     Raises:
         GpushimError: there is none.
     """
-    return control_daemon.of_driver(snapshot, PROGRAM, "utility", "nvidia-utils, or nvidia-driver-cuda")
+    return control_daemon.find_in_driver(snapshot, PROGRAM, "utility", "nvidia-utils, or nvidia-driver-cuda")

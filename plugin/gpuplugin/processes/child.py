@@ -2,7 +2,7 @@
 
 Whatever it does costs the plugin no more than that: what it says is bounded and believed only as far as health.py
 believes it. A child that cannot be killed, as a driver holds it, is left behind and waited for, so that there are
-never two. Out of scope: what its lines mean, but for those about itself.
+never two.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Child:
     """One child, and those that follow it.
 
     Args:
-        name: what it does, for sentences: "events" or "polls".
-        words: gives its command line, from the UUIDs of GPUs whose calls hung: these are to be asked last.
-        heard: is called with each line that it tells, but for those about itself.
+        name: of its work, for sentences: "events" or "polls".
+        words: returns its command line, from the UUIDs of GPUs whose calls hung: these are to be asked last.
+        heard: is called with each line that it prints, but for those about itself.
         on_stop: is called when it does not watch any more: why, a clause; the GPU whose call hung, or "".
         silence: seconds without a line after which it hangs.
         start: starts the task that sees to it.
         lost: what is not done while it does not run.
         fed: it answers what `say` writes.
-        gather: take together what it tells within GATHER seconds.
+        gather: read together what it prints within GATHER seconds.
 
     Attributes:
         pid: of the one that runs, or is left behind; 0 for none.
-        answered: whether that one has told something.
+        answered: whether that one has printed something.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Child:
         gather: bool = False,
     ) -> None:
         self.name, self.pid, self._lost, self._start = name, 0, lost, start
-        self._most, self._feed = FED if fed else LINES, -1  # the end of a pipe
+        self._limit, self._feed = FED if fed else LINES, -1  # the end of a pipe
         self._gather = gather
         self._words, self._heard, self._on_stop, self._silence = words, heard, on_stop, silence
         self._suspects: dict[str, None] = {}
@@ -92,7 +92,7 @@ class Child:
             self._news.set()
 
     def say(self, line: dict[str, Any]) -> bool:
-        """Write a line to the one that runs; returns whether that can read it."""
+        """Write a line to the one that runs; return whether that can read it."""
         data = json.dumps(line).encode() + b"\n"
         try:
             return 0 < len(data) <= select.PIPE_BUF and self._feed >= 0 and os.write(self._feed, data) > 0
@@ -100,13 +100,10 @@ class Child:
             return False
 
     async def stop(self, patient: bool = False) -> bool:
-        """Kill it, and start none any more.
+        """Kill it, and start none any more; return whether it is gone, and has let go of the driver.
 
         Args:
             patient: wait until it is gone, however long a driver that hangs holds it; else KILLED seconds.
-
-        Returns:
-            whether it is gone, and has let go of the driver.
         """
         task, self._task = self._task, None
         if task is not None:
@@ -123,10 +120,10 @@ class Child:
                 await self._reap()
             self._hurried = False
             began = time.monotonic()
-            why = await self._life()
+            reason = await self._life()
             if not self._hurried:
-                self._stopped(f"{why}; it starts again", why, self._hung)
-            await self._end_of_it()
+                self._report_stop(f"{reason}; it starts again", reason, self._hung)
+            await self._wait_for_end()
             if self.answered and time.monotonic() - began > SETTLED:
                 pause = FIRST
             if not self._hurried:
@@ -137,10 +134,10 @@ class Child:
     def _begin_life(self) -> None:
         self.answered, self._buffer, self._last = False, b"", time.monotonic()
         self._second, self._lines = self._last, 0  # since then so many lines
-        self._asks = self._hung = self._over = ""  # a GPU, a GPU, why nothing more is read
+        self._asks = self._hung = self._end_reason = ""  # a GPU, a GPU, why nothing more is read
 
     async def _life(self) -> str:
-        """Start one and read what it says until it ends or must end; returns why."""
+        """Start one and read its lines until it ends or must end; return why."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         taking, feed = os.pipe2(os.O_CLOEXEC)
         loop = asyncio.get_running_loop()
@@ -167,31 +164,31 @@ class Child:
                 os.close(feed)
 
     async def _end(self, reading: int) -> str:
-        """Take what it tells until it has ended, is silent, or is to be another; return why.
+        """Read its lines until it has ended, is silent, or is to be another; return why.
 
         Its end shows at the end of the pipe; if something that it started holds that, as soon as this speaks on, or
         it would have been silent for too long.
         """
         loop = asyncio.get_running_loop()
         while True:
-            ended = spawn.ended(self.pid)  # before reading, which takes as much as a pipe holds
+            ended = spawn.has_ended(self.pid)  # before reading, which takes as much as a pipe holds
             self._read(reading)
-            if self._over or ended:
-                return self._over or "it has ended"
+            if self._end_reason or ended:
+                return self._end_reason or "it has ended"
             if self._hurried:
                 return "it is restarted"
             silence = self._silence if self.answered else max(STARTING, self._silence)
-            left = self._last + silence - time.monotonic()
-            if left <= 0:
-                return self._hangs()
+            seconds = self._last + silence - time.monotonic()
+            if seconds <= 0:
+                return self._note_hang()
             loop.add_reader(reading, self._news.set)
-            await tasks.until(self._news, left)
+            await tasks.until(self._news, seconds)
             loop.remove_reader(reading)  # which is readable until it is read, and so would wake this again
             if self._gather and self._news.is_set():
                 await asyncio.sleep(GATHER)
             self._news.clear()
 
-    def _hangs(self) -> str:
+    def _note_hang(self) -> str:
         if self._asks:
             self._suspects.pop(self._asks, None)
             self._suspects[self._asks] = None
@@ -201,21 +198,21 @@ class Child:
             return f"a call of {quote(self._asks)} hangs"
         return f"no output for {time.monotonic() - self._last:.0f} s"
 
-    def _stopped(self, sentence: str, why: str, gpu: str) -> None:
+    def _report_stop(self, sentence: str, reason: str, gpu: str) -> None:
         now = time.monotonic()
         if now >= self._logged.get(sentence, 0.0):  # a GPU that hangs is tried all the time
             self._logged = dict([*self._logged.items()][1 - SUSPECTS :])
             self._logged[sentence] = now + REPEATED
             logger.warning("%s (gpushim-%s): %s", self._lost, self.name, sentence)
-        self._on_stop(why, gpu)
+        self._on_stop(reason, gpu)
 
-    async def _end_of_it(self) -> None:
+    async def _wait_for_end(self) -> None:
         """Kill it and wait; while that is in vain no GPU is watched, for there are never two."""
         try:
             await asyncio.wait_for(self._reap(), KILLED)
         except asyncio.TimeoutError:
-            why = f"the driver holds process {self.pid}, which cannot be killed"
-            self._stopped(why, why, "")
+            reason = f"the driver holds process {self.pid}, which cannot be killed"
+            self._report_stop(reason, reason, "")
             await self._reap()
 
     async def _reap(self) -> None:
@@ -223,35 +220,35 @@ class Child:
         pid = self.pid
         if pid:
             spawn.kill(pid)
-            await spawn.gone(pid)
+            await spawn.wait_for(pid)
             if self.pid == pid:  # else who waited for it, too, has started another
                 self.pid = 0
 
     def _read(self, reading: int) -> None:
-        """Take what it has written, at most LINE_LIMIT at a time."""
+        """Read what it has written, at most LINE_LIMIT at a time."""
         try:
             data = os.read(reading, LINE_LIMIT)
         except BlockingIOError:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if self._floods(max(len(lines), len(data) // LONG)):
-            self._over = "it writes without end"
+            self._end_reason = "it writes without end"
             return
         for line in lines:
-            self._line(line)
+            self._take_line(line)
         if not data:
-            self._over = self._over or "it has ended"
+            self._end_reason = self._end_reason or "it has ended"
         elif len(self._buffer) > LINE_LIMIT:
-            self._over = f"it has written a line of more than {LINE_LIMIT >> 10} KiB"
+            self._end_reason = f"it has written a line of more than {LINE_LIMIT >> 10} KiB"
 
     def _floods(self, lines: int) -> bool:
         now = time.monotonic()
         if now - self._second >= 1:
             self._second, self._lines = now, 0
         self._lines += lines
-        return self._lines > self._most
+        return self._lines > self._limit
 
-    def _line(self, data: bytes) -> None:
+    def _take_line(self, data: bytes) -> None:
         try:
             line = json.loads(data)
             if not isinstance(line, dict):
@@ -268,7 +265,7 @@ class Child:
         if "asks" in line:
             self._asks = str(line["asks"])[:WHY_LIMIT]
         elif "failed" in line:  # its last
-            self._over = visible(str(line["failed"])[:WHY_LIMIT]) or "it has ended"
+            self._end_reason = visible(str(line["failed"])[:WHY_LIMIT]) or "it has ended"
         elif "alive" in line:
             self._asks = ""
         else:
@@ -278,5 +275,5 @@ class Child:
             self._heard(line)
 
 
-def _texts(found: object) -> set[str]:
-    return {one for one in found if isinstance(one, str)} if isinstance(found, (dict, list)) else set()
+def _texts(value: object) -> set[str]:
+    return {text for text in value if isinstance(text, str)} if isinstance(value, (dict, list)) else set()

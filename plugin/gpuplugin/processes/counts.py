@@ -1,6 +1,5 @@
-"""What the plugin has done, counted since its start: of one process, as its log is.
+"""The counts and times of what the plugin does, since its start: of one process, as its log is.
 
-Out of scope: who asks for it, and the names under which it is told (metrics.py).
 Budget: a microsecond, for it is called within kubelet's calls.
 """
 
@@ -35,24 +34,22 @@ counted: dict[tuple[str, str], int] = {}
 timed: dict[tuple[str, str], list[float]] = {}  # the sum of seconds; how many took up to each bound, and longer
 
 
-def add(what: str, word: str = "") -> None:
-    """Count one."""
-    if (what, word) in counted or len(counted) < WORDS:
-        counted[what, word] = counted.get((what, word), 0) + 1
+def add(key: str, word: str = "") -> None:
+    if (key, word) in counted or len(counted) < WORDS:
+        counted[key, word] = counted.get((key, word), 0) + 1
 
 
-def took(what: str, seconds: float, word: str = "") -> None:
-    """Take note of how long one took."""
-    bounds = BOUNDS[what]
-    if (what, word) not in timed and len(timed) >= WORDS:
+def took(key: str, seconds: float, word: str = "") -> None:
+    bounds = BOUNDS[key]
+    if (key, word) not in timed and len(timed) >= WORDS:
         return
-    row = timed.setdefault((what, word), [0.0] * (len(bounds) + 2))
+    row = timed.setdefault((key, word), [0.0] * (len(bounds) + 2))
     row[0] += seconds
     row[1 + bisect_left(bounds, seconds)] += 1
 
 
 @contextlib.contextmanager
-def timing(what: str, failed: str, word: str = "") -> Iterator[None]:
+def timing(key: str, failed: str, word: str = "") -> Iterator[None]:
     """Time the block, and count it if it raises."""
     began = time.perf_counter()
     try:
@@ -61,24 +58,20 @@ def timing(what: str, failed: str, word: str = "") -> Iterator[None]:
         add(failed, word)
         raise
     finally:
-        took(what, time.perf_counter() - began, word)
+        took(key, time.perf_counter() - began, word)
 
 
 class Messages(logging.Handler):
-    """Counts warnings and errors that are logged."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        """Count one."""
         add(MESSAGES, "error" if record.levelno >= logging.ERROR else "warning")
 
 
 def messages() -> None:
-    """Count, from now on, warnings and errors that are logged."""
-    if not any(isinstance(one, Messages) for one in logger.handlers):
+    """Count warnings and errors that are logged from now on."""
+    if not any(isinstance(handler, Messages) for handler in logger.handlers):
         logger.addHandler(Messages(logging.WARNING))
 
 
 def reset() -> None:
-    """Begin again."""
     counted.clear()
     timed.clear()

@@ -2,7 +2,6 @@
 
 Each locks one byte of a file for itself, and one for each resource that it serves; the kernel releases them at its
 end (fcntl(2), open file description locks).
-Out of scope: what the instances do about each other (endpoint.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Instances:
-    """All of them, of which this is one as soon as it has joined.
+    """The instances, of which this is one as soon as it has joined.
 
     Attributes:
         number: of this one: the byte that it locks. Those before there was a book lock all bytes.
@@ -50,56 +49,49 @@ class Instances:
             self.leave()
 
     def serve(self, resource: str) -> None:
-        """Let the others know that this one serves a resource."""
         if self._fd >= 0:
             self._lock(fcntl.F_RDLCK, _byte(resource))
 
     def cease(self, resource: str) -> None:
-        """Let the others know that this one serves a resource no more."""
+        """Unlock the byte of a resource that this one serves no more."""
         if self._fd >= 0:
             self._lock(fcntl.F_UNLCK, _byte(resource))
 
     def others(self, resource: str = "") -> bool:
-        """Say whether there is another one now, that serves this resource if one is named."""
-        return self._locked(_byte(resource), 1) if resource else self._locked(0, 0)
+        """Return whether there is another one now, that serves this resource if one is named."""
+        return self._is_locked(_byte(resource), 1) if resource else self._is_locked(0, 0)
 
     def lives(self, number: int) -> bool:
-        """Say whether the one with this number is another one, and there now."""
-        return number != self.number and self._locked(number, 1)
+        """Return whether the one with this number is another one, and there now."""
+        return number != self.number and self._is_locked(number, 1)
 
     def _lock(self, kind: int, byte: int) -> None:
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
 
-    def _locked(self, start: int, length: int) -> bool:
+    def _is_locked(self, start: int, length: int) -> bool:
         if self._fd < 0:
             return False
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
-        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, request)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def leave(self) -> None:
-        """Be none of them any more."""
+        """Give up all locks."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
 
 def anyone(folder: str, resource: str = "", name: str = NAME) -> bool:
-    """Say to who is none of them whether there is an instance now, that serves this resource if one is named.
-
-    Args:
-        folder: as for `Instances.join`.
-        resource: as for `Instances.serve`.
-        name: as for `Instances.join`.
-    """
-    found = Instances()
+    """Return whether there is an instance now, that serves this resource if one is named; for who is none of them."""
+    observer = Instances()
     try:
-        found._fd = os.open(f"{folder}/{name}", _LOOK)
-        return found.others(resource)
+        observer._fd = os.open(f"{folder}/{name}", _LOOK)
+        return observer.others(resource)
     except OSError:
         return False
     finally:
-        found.leave()
+        observer.leave()
 
 
 def _byte(resource: str) -> int:

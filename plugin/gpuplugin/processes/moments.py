@@ -1,6 +1,6 @@
 """Moments that all periodic looks share, so that a node at rest wakes once for them together.
 
-Waking costs such a node more than most looks. Out of scope: who looks, and what at.
+Waking costs such a node more than most looks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A user's number is no name: whoever may start a container may choose it. A cgroup is made by systemd alone, or below
 what it has delegated. This process has to be of the same systemd, in the host's PID namespace.
-Source: cgroups(7), unix(7). Out of scope: who may be it (gpuplugin.kubelet.sockets).
+Source: cgroups(7), unix(7).
 """
 
 from __future__ import annotations
@@ -22,30 +22,23 @@ _LIMIT = 1 << 14  # bytes of a file of cgroups; v1 has a dozen lines
 
 
 def peer(connected: socket.socket) -> tuple[int, int, int]:
-    """Return pid, uid and gid of the process that has connected, as they were then.
-
-    Args:
-        connected: the socket.
-    """
+    """Return pid, uid and gid of the process that has connected, as they were then."""
     pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid, gid
 
 
-def of_unit(connected: socket.socket, unit: str) -> bool:
-    """Say whether the process that has connected is still there, and of a unit; what cannot be seen is not.
-
-    Args:
-        connected: the socket.
-        unit: its name, such as a.service.
-    """
+def is_of_unit(connected: socket.socket, unit: str) -> bool:
+    """Return whether the process that has connected is still there, and of a unit such as a.service."""
     groups, own = _groups(peer(connected)[0]), _groups("self")
-    found = [(groups.get(name, [""]), ours) for name, ours in own.items() if ours[-1].endswith(".service")]
-    theirs = [group[-1] == unit and _manager(group) == _manager(ours) for group, ours in found]
-    return bool(theirs) and all(theirs) and _lives(connected)
+    pairs = [
+        (groups.get(name, [""]), own_group) for name, own_group in own.items() if own_group[-1].endswith(".service")
+    ]
+    matches = [group[-1] == unit and _manager(group) == _manager(own_group) for group, own_group in pairs]
+    return bool(matches) and all(matches) and _is_alive(connected)
 
 
-def _lives(connected: socket.socket) -> bool:
-    """Say whether the process that has connected lives, so that no other one has its number.
+def _is_alive(connected: socket.socket) -> bool:
+    """Return whether the process that has connected lives, so that no other one has its number.
 
     Linux before 6.5 does not tell: there it is the one that has the number as it is looked at.
     """

@@ -1,7 +1,6 @@
 """Processes that the plugin starts: by posix_spawn(3), for threads of grpc's hold locks that a fork would copy.
 
-Each is the first of a process group of its own, and is waited for by who has started it, who thus kills no other.
-Out of scope: what is done with what they say (child.py); one-shots where no grpc runs (gpushim's ask.program).
+Each is the first of a process group of its own, and is waited for by its starter, which thus kills no other.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ POLL = 0.02  # seconds between looks at one that must end
 def spawn(
     words: list[str], stdin: int = 0, stdout: int = 0, stderr: int = 0, variables: Mapping[str, str] | None = None
 ) -> int:
-    """Start a program; returns its pid.
+    """Start a program; return its pid.
 
     Args:
         words: its command line, with an absolute path.
@@ -37,7 +36,7 @@ def spawn(
     """
     actions: Any = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
     # 0 last, for until then it is /dev/null
-    actions += [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in ((1, stdout), (2, stderr), (0, stdin))]
+    actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in ((1, stdout), (2, stderr), (0, stdin))]
     defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP]  # Python ignores two, nohup the other
     if variables is None:
         variables = {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
@@ -47,14 +46,14 @@ def spawn(
 
 
 def kill(pid: int) -> None:
-    """Kill one with its children; nothing if it has been waited for, since its id may be another's now."""
+    """Kill one with its children; do nothing if it has been waited for, since its id may be another's now."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.killpg(pid, signal.SIGKILL)
 
 
-async def gone(pid: int) -> int:
-    """Wait until one has ended; returns its exit code, or less a signal's number.
+async def wait_for(pid: int) -> int:
+    """Wait until one has ended; return its exit code, or less a signal's number.
 
     A driver that hangs may hold it, killed or not, for as long as it hangs.
     """
@@ -66,15 +65,15 @@ async def gone(pid: int) -> int:
     return os.waitstatus_to_exitcode(ended[1])
 
 
-def ended(pid: int) -> bool:
-    """Say whether one has ended; it is to be waited for nevertheless."""
+def has_ended(pid: int) -> bool:
+    """Return whether one has ended; it is to be waited for nevertheless."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
 
 
-async def alone() -> None:
+async def wait_for_all() -> None:
     """Wait until this process has no child any more, not even one that nobody waits for."""
     with contextlib.suppress(ChildProcessError):
         while True:

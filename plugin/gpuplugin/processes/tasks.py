@@ -1,5 +1,6 @@
-"""Waiting and ending as asyncio.wait_for cannot: before Python 3.12 it swallows the cancelling that comes just when
-what it waits for ends. And a task that does the same again and again. Out of scope: what the tasks do.
+"""Waits and ends of tasks as asyncio.wait_for cannot have them, and a task that repeats a part.
+
+Before Python 3.12 it swallows a cancelling that comes just when what it waits for ends.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ QUIET = 60.0  # seconds without an error after which it is news: a part may do a
 
 
 class Tasks:
-    """The tasks of a process, which fails with what one of them fails with.
+    """The tasks of a process, which fails with the first error of one of them.
 
     Args:
         woken: is called when one has failed.
 
     Attributes:
-        broken: what it failed with.
+        broken: the error.
     """
 
     def __init__(self, woken: Callable[[], object]) -> None:
@@ -35,7 +36,6 @@ class Tasks:
         self.broken: BaseException | None = None
 
     def start(self, work: Any) -> asyncio.Task[Any]:
-        """Start a coroutine as a task, and return it."""
         task = asyncio.create_task(work)
         self._all.add(task)
         task.add_done_callback(self._ended)
@@ -54,11 +54,11 @@ class Tasks:
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks, and again until they have ended, for they may swallow it."""
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=AGAIN)
+        _, pending = await asyncio.wait(pending, timeout=AGAIN)
 
 
 async def until(event: asyncio.Event, seconds: float) -> None:
@@ -75,18 +75,14 @@ async def nothing(*_: object) -> None:
 
 
 async def repeat(part: Callable[[], Awaitable[None]]) -> None:
-    """Do a part now and at each moment; what is wrong is logged once, and again when it comes after QUIET without.
-
-    Args:
-        part: such as a look.
-    """
-    last_error, then = "", 0.0
+    """Call a part now and at each moment; log an error once, and again when it comes after QUIET without."""
+    last_error, last_time = "", 0.0
     while True:
         try:
             await part()
         except (GpushimError, OSError) as error:
-            now = time.monotonic()
-            if str(error) != last_error or now - then > QUIET:
+            time_now = time.monotonic()
+            if str(error) != last_error or time_now - last_time > QUIET:
                 logger.warning("%s", error)
-            last_error, then = str(error), now
+            last_error, last_time = str(error), time_now
         await asyncio.sleep(moments.until())

@@ -1,7 +1,4 @@
-"""Settings as options of a command line.
-
-Out of scope: what they are called (gpushim.nvidia.migrate.device_plugin_keys), and what counts (settings.py).
-"""
+"""Settings as options of a command line."""
 
 from __future__ import annotations
 
@@ -16,24 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-def spelled(words: list[str], settings: Iterable[Setting] = SETTINGS) -> list[str]:
-    """Write flags as click reads them: with two dashes, and a switch with its value.
+def spell_flags(words: list[str], settings: Iterable[Setting] = SETTINGS) -> list[str]:
+    """Return flags as click reads them: with two dashes, and a switch with its value.
 
     Args:
         words: as NVIDIA's programs, which are Go's, take them too: -flag, --flag, --switch, --switch=false.
         settings: those that there are flags of.
     """
     switches = {flag for setting in settings if setting.rule["type"] == "boolean" for flag in setting.flags}
-    found = []
+    spelled_words = []
     for word in words:
         if word.startswith("-") and word.lstrip("-") not in ("", "h", "V"):
             word = "--" + word.lstrip("-")
-        found.append(word + "=true" if word[2:] in switches else word)
-    return found
+        spelled_words.append(word + "=true" if word[2:] in switches else word)
+    return spelled_words
 
 
 def options(settings: Iterable[Setting] = SETTINGS) -> list[click.Parameter]:
-    """Make an option of each flag; those that do nothing here, and second names, are not shown."""
+    """Return an option for each flag; those that do nothing here, and second names, are hidden."""
     return [
         click.Option(
             [f"--{flag}"],
@@ -61,17 +58,13 @@ def _help(setting: Setting) -> str:
     return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
-def given(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return what a command line says: values by flag, from those of click's parameters.
-
-    Args:
-        values: by the parameters' names.
-    """
+def flag_values(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return a command line's values by flag, from those of click's parameters."""
     return {name.replace("_", "-"): value for name, value in values.items() if value}
 
 
 def no_grpcio(error: ImportError) -> GpushimError:
-    """Say that Python's grpcio, without which nothing speaks with kubelet, cannot be used."""
+    """Return the error for a missing grpcio, without which nothing speaks with kubelet."""
     return GpushimError(
         f"Python's grpcio cannot be used ({error}); install python3-grpcio, or with pip gpushim[device-plugin]"
     )

@@ -1,7 +1,4 @@
-"""The form of each key in the section sharing of NVIDIA's file.
-
-Out of scope: what keys mean together (sharing.py).
-"""
+"""The form of each key in the section sharing of NVIDIA's file."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ _BARE = ("replicas", "count", "threads", "distinct", "multiUser", *SWITCHES)  # 
 _MIB = {"Mi": 1, "Gi": 1 << 10}
 
 
-def _number(most: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and 1 <= value <= most
+def _number(limit: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 1 <= value <= limit
 
 
 def is_name(value: Any) -> bool:
-    """Tell whether this can be a resource's name, with or without nvidia.com/."""
+    """Return whether this can be a resource's name, with or without nvidia.com/."""
     if not isinstance(value, str):
         return False
     name = value[len(PREFIX) :] if value.startswith(PREFIX) else value
@@ -47,18 +44,17 @@ def _is_memory(value: Any) -> bool:
 
 
 def mib(value: Optional[str]) -> Optional[int]:
-    """Return an amount of memory in MiB."""
     return int(value[:-2]) * _MIB[value[-2:]] if value else None
 
 
 def _is_devices(value: Any) -> bool:
     if not isinstance(value, list):
         return value == "all" or _number(PLUGIN_REPLICAS)(value)
-    return 0 < len(value) <= PLUGIN_ENTRIES and all(_is_selector(one) for one in value)
+    return 0 < len(value) <= PLUGIN_ENTRIES and all(_is_selector(entry) for entry in value)
 
 
 def _is_selector(value: Any) -> bool:
-    """Tell whether this names devices, or may do so as a model's pattern or a MIG instance's profile.
+    """Return whether this names devices, or may do so as a model's pattern or a MIG instance's profile.
 
     YAML reads 1:0 without quotes as 60, so that no number from there on is an index.
     """
@@ -106,20 +102,20 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def value(row: Mapping[str, Any], key: str, where: str) -> Any:
-    """Return what a key has, None if nothing; it must have the form that _FORMS says."""
+def value(row: Mapping[str, Any], key: str, source: str) -> Any:
+    """Return the value of a key, None for none; refuse one without the form that _FORMS has."""
     value = row.get(key)
-    well, form = _FORMS[key]
-    if value is None or well(value):
+    is_valid, form = _FORMS[key]
+    if value is None or is_valid(value):
         return value
-    shown = quote(str(value))
+    text = quote(str(value))
     if isinstance(value, str):
-        shown, form = f'"{shown}"', form + ", without quotes" * (key in _BARE)
-    raise GpushimError(f"{where}: {key} is {shown}; write {form}", CONFIG)
+        text, form = f'"{text}"', form + ", without quotes" * (key in _BARE)
+    raise GpushimError(f"{source}: {key} is {text}; write {form}", CONFIG)
 
 
-def shown(value: Any) -> str:
-    """Show a value of JSON; an object or a list, which may be deep, by its kind alone."""
+def show(value: Any) -> str:
+    """Return a value of JSON for a sentence; an object or a list, which may be deep, by its kind alone."""
     kinds: tuple[tuple[type, str], ...] = ((dict, "an object"), (list, "a list"))
     if value is None:
         return "missing"
@@ -128,21 +124,21 @@ def shown(value: Any) -> str:
     return next((word for kind, word in kinds if isinstance(value, kind)), quote(json.dumps(value)))
 
 
-def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Say which keys mean nothing, the first ones with the known one that may be meant."""
-    found, keys = [], [key for key in row if key not in known]
+def list_unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Return a note for each ignored key, the first ones with the known key that may be meant."""
+    notes, keys = [], [key for key in row if key not in known]
     for number, key in enumerate(keys):
-        found.append(f"{quote(key)} is ignored" + (suggested(key, [*known]) if number < LISTED else ""))
-    return found
+        notes.append(f"{quote(key)} is ignored" + (suggest(key, [*known]) if number < LISTED else ""))
+    return notes
 
 
-def suggested(key: str, known: Sequence[str], alike: float = 0.6) -> str:
-    """Return the end of a sentence about an unknown key: which is meant; "" as `meant` does."""
-    near = meant(key, known, alike)
+def suggest(key: str, known: Sequence[str], alike: float = 0.6) -> str:
+    """Return the end of a sentence about an unknown key: the one that may be meant; "" as `meant` does."""
+    near = find_meant(key, known, alike)
     return f"; is {near} meant?" if near else ""
 
 
-def meant(key: str, known: Sequence[str], alike: float = 0.6) -> str:
+def find_meant(key: str, known: Sequence[str], alike: float = 0.6) -> str:
     """Return the known key that an unknown one may mean; "" if none is at least so much like it, of 1."""
     from difflib import get_close_matches  # only for a file with a wrong key
 
@@ -150,7 +146,7 @@ def meant(key: str, known: Sequence[str], alike: float = 0.6) -> str:
 
 
 def table(value: Any, path: str, name: str) -> dict[str, Any]:
-    """Return a mapping, an empty one for None; anything else is refused."""
+    """Return a mapping, an empty one for None; refuse anything else."""
     if value is None:
         return {}
     if not isinstance(value, dict):

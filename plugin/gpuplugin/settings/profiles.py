@@ -1,9 +1,9 @@
-"""What counts of NVIDIA's file on this node: all of it, or one of the profiles in it.
+"""The part of NVIDIA's file that counts on this node: all of it, or one of the profiles in it.
 
     profiles: {small: {sharing: ...}, big: {sharing: ...}}      # each a whole file of that form
     default: small                                              # where the profile file is missing or empty
 
-A profile counts instead of what is beside `profiles`. Out of scope: what a file says (settings.py, sharing.py).
+A profile counts instead of what is beside `profiles`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS = ("profiles", "default")
 
 @dataclass
 class Part:
-    """What counts of a file.
+    """The part of a file that counts.
 
     Attributes:
         table: as parsed.
@@ -37,7 +37,7 @@ class Part:
 
 
 def read(path: str, chooser: str, begins: bool = False) -> Part:
-    """Read what counts on this node.
+    """Read the part that counts on this node.
 
     Args:
         path: of NVIDIA's file, or "".
@@ -48,30 +48,30 @@ def read(path: str, chooser: str, begins: bool = False) -> Part:
     Raises:
         GpushimError: a file cannot be read or trusted, or no profile of NVIDIA's file is meant.
     """
-    chosen = _chosen(chooser)
-    file = plugin_settings.parse(_content(path, "configuration of a device plugin"), path) if path else {}
+    chosen = _read_choice(chooser)
+    file = plugin_settings.parse(_read_trusted(path, "configuration of a device plugin"), path) if path else {}
     profiles, notes = _profiles(file, path), []
-    default = _named(file.get("default"), f"{path}: default", profiles, path)
+    default = _check_name(file.get("default"), f"{path}: default", profiles, path)
     try:
-        name = _meant(chosen, chooser, profiles, path) or default
+        name = _find_chosen(chosen, chooser, profiles, path) or default
     except GpushimError as error:
         if not begins:
             raise
         name = default
-        counts = f"the default {default} applies" if default else "no profile applies"
-        notes.append(f"{error}; until that is so, {counts}")
+        effect = f"the default {default} applies" if default else "no profile applies"
+        notes.append(f"{error}; until that is so, {effect}")
     if not profiles:
         return Part(file, path, notes=notes)
     if not name:
         names = " or ".join(map(quote, [*profiles][:16]))
         notes += [f"{path} has profiles, but none applies; write default there, or into the profile file {names}"]
         return Part({key: value for key, value in file.items() if key not in KEYS}, path, notes=notes)
-    beside = [key for key in file if key not in ("version", *KEYS)]
-    notes += [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in beside]
+    ignored = [key for key in file if key not in ("version", *KEYS)]
+    notes += [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in ignored]
     return Part(profiles[name], f"{path}, profile {name}", name, notes)
 
 
-def _chosen(path: str) -> str:
+def _read_choice(path: str) -> str:
     """Return the name that the profile file has, or "" if there is none."""
     if not path:
         return ""
@@ -86,57 +86,57 @@ def _chosen(path: str) -> str:
     return "".join(words)
 
 
-def _content(path: str, what: str) -> bytes:
-    """Read a file; what it says is done as root, so root alone may write it, as config.toml."""
+def _read_trusted(path: str, kind: str) -> bytes:
+    """Read a file; root acts on its content, so root alone may write it, as config.toml."""
     try:
-        return policy.trusted(path, what)
+        return policy.trusted(path, kind)
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
 
 
 def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the profiles of a file, checked as far as all of them must be right."""
-    found = file.get("profiles")
-    if found is None:
+    profiles = file.get("profiles")
+    if profiles is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(profiles, dict):
         raise GpushimError(f"{path}: profiles is not a YAML or JSON mapping; write names of profiles there", CONFIG)
-    for name, profile in found.items():
-        where = f'{path}: the profile "{quote(str(name))}"'
+    for name, profile in profiles.items():
+        label = f'{path}: the profile "{quote(str(name))}"'
         if (
             not (isinstance(name, str) and name.split() == [name] and name.isprintable())
             or len(name) > bounds.PLUGIN_PROFILE
         ):
             raise GpushimError(
-                f"{where} has a name that is not one word of at most {bounds.PLUGIN_PROFILE} characters", CONFIG
+                f"{label} has a name that is not one word of at most {bounds.PLUGIN_PROFILE} characters", CONFIG
             )
         if not isinstance(profile, dict):
-            raise GpushimError(f"{where} is not a YAML or JSON mapping; write what a file has there", CONFIG)
+            raise GpushimError(f"{label} is not a YAML or JSON mapping; write what a file has there", CONFIG)
         nested = [key for key in KEYS if key in profile]
         if nested:
-            raise GpushimError(f"{where} has {nested[0]} in it; profiles are in the file, not in a profile", CONFIG)
+            raise GpushimError(f"{label} has {nested[0]} in it; profiles are in the file, not in a profile", CONFIG)
         plugin_settings.check_version(profile, f"{path}, profile {quote(name)}")
-    return found
+    return profiles
 
 
-def _meant(chosen: str, chooser: str, profiles: dict[str, Any], path: str) -> str:
+def _find_chosen(chosen: str, chooser: str, profiles: dict[str, Any], path: str) -> str:
     if chosen and not profiles:
-        place = f"{path} has no profiles" if path else "no config-file is named"
+        reason = f"{path} has no profiles" if path else "no config-file is named"
         raise GpushimError(
-            f'{chooser} names the profile "{quote(chosen)}", but {place}; write them there, or remove {chooser}',
+            f'{chooser} names the profile "{quote(chosen)}", but {reason}; write them there, or remove {chooser}',
             CONFIG,
         )
-    return _named(chosen, chooser, profiles, path)
+    return _check_name(chosen, chooser, profiles, path)
 
 
-def _named(name: Any, who: str, profiles: dict[str, Any], path: str) -> str:
+def _check_name(name: Any, source: str, profiles: dict[str, Any], path: str) -> str:
     if name in (None, ""):
         return ""
     if not isinstance(name, str) or name not in profiles:
-        there = ", ".join(map(quote, [*profiles][:16])) or "none"
+        known = ", ".join(map(quote, [*profiles][:16])) or "none"
         raise GpushimError(
-            f'{who} names the profile "{quote(str(name))}", which {path} does not have; it has {there}; name one of '
-            "them",
+            f'{source} names the profile "{quote(str(name))}", which {path} does not have; it has {known}; name one '
+            "of them",
             CONFIG,
         )
     return name

@@ -1,7 +1,4 @@
-"""Quantities as Kubernetes writes them, such as 10Gi, 500m and 1e3 (apimachinery's pkg/api/resource).
-
-Out of scope: what amounts make sense, which whoever reads one says.
-"""
+"""Quantities as Kubernetes writes them, such as 10Gi, 500m and 1e3 (apimachinery's pkg/api/resource)."""
 
 from __future__ import annotations
 
@@ -18,12 +15,8 @@ _UNITS.update({f"{name}i": Fraction(1024) ** power for power, name in enumerate(
 
 
 def parse(text: str) -> Fraction | None:
-    """Return what a quantity amounts to; None if it is none.
-
-    Args:
-        text: such as 10Gi.
-    """
-    found = _FORM.fullmatch(text)
-    if not found:
+    """Return the amount of a quantity such as 10Gi; None if it is none."""
+    match = _FORM.fullmatch(text)
+    if not match:
         return None
-    return Fraction(found["number"]) * Fraction(10) ** int(found["power"] or 0) * _UNITS.get(found["unit"], 1)
+    return Fraction(match["number"]) * Fraction(10) ** int(match["power"] or 0) * _UNITS.get(match["unit"], 1)

@@ -1,7 +1,6 @@
 """Snapshot to devices: which extended resources a node has, and which devices each of them has.
 
 Knows nothing of kubelet's messages, so that another protocol can stand on it.
-Out of scope: what the host has (gpushim.inventory), and what a container gets of a device (allocation.py).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ALL_IN_ONE = {"wsl": "all", "tegra": "tegra"}  # platforms whose GPUs are one de
 
 @dataclass(frozen=True)
 class Share:
-    """What of its group counts when a device is given out.
+    """The settings of its group that count when a device is given out.
 
     Attributes:
         kind: sharing.TIME_SLICING or MPS.
@@ -55,7 +54,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Device:
-    """What kubelet counts as one.
+    """A device as kubelet counts it.
 
     Attributes:
         id: its UUID, with "::0", "::1" ... if it is given out several times.
@@ -65,7 +64,7 @@ class Device:
         numa: NUMA node of that GPU; -1 if it has none.
         nodes: its device nodes, below the device root.
         problem: why it cannot be handed out now, or "".
-        share: what its group of sharing has it given out by; None if it is whole.
+        share: the way in which its group of sharing gives it out; None if it is not shared.
         place: of a MIG instance: its GPU instance and compute instance on that GPU.
     """
 
@@ -81,16 +80,16 @@ class Device:
 
 
 def units(snapshot: Snapshot) -> dict[str, Device]:
-    """List what a node has, GPUs and MIG instances alike, by UUID, however it is given out."""
+    """Return a node's GPUs and MIG instances by UUID, however they are given out."""
     if snapshot["platform"] in ALL_IN_ONE:
-        return {one.uuid: one for row in _one(snapshot, (), []).values() for one in row}
+        return {device.uuid: device for devices in _all_in_one(snapshot, (), []).values() for device in devices}
     gpus = {gpu["index"]: gpu for gpu in snapshot["gpus"]}
-    migs = [_instance(mig, gpus[mig["gpu"]]) for mig in snapshot["mig"] if mig["gpu"] in gpus]
-    return {one.uuid: one for one in (*(_whole(gpu) for gpu in gpus.values() if gpu["uuid"]), *migs)}
+    migs = [_mig_device(mig, gpus[mig["gpu"]]) for mig in snapshot["mig"] if mig["gpu"] in gpus]
+    return {device.uuid: device for device in (*(_gpu_device(gpu) for gpu in gpus.values() if gpu["uuid"]), *migs)}
 
 
 def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
-    """List the resources of a node.
+    """Return the devices of each resource of a node, by its name; in the order of indices.
 
     Args:
         snapshot: of its inventory, without an error.
@@ -98,15 +97,12 @@ def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list
         excluded: GPUs and MIG instances that are not given out, by index, UUID or PCI address.
         notes: gets a sentence for each device that is left out, and each entry of `excluded` that means none.
 
-    Returns:
-        the devices of each resource, by its name; in the order of indices.
-
     Raises:
         GpushimError: the strategy is for MIG instances, and the host does not allow it; or an entry of `excluded`
             names no device.
     """
     if snapshot["platform"] in ALL_IN_ONE:
-        return _one(snapshot, excluded, notes)
+        return _all_in_one(snapshot, excluded, notes)
     if strategy != "none" and snapshot["source"] != "nvml":
         raise GpushimError(
             f"mig-strategy is {strategy}, but only NVML lists MIG instances, and it cannot be used; "
@@ -118,17 +114,17 @@ def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list
     parents = {gpu["index"]: gpu for gpu in gpus}
     if strategy == "single" and any(gpu["mig"] for gpu in gpus):
         check_single(gpus, migs, notes)
-        return {WHOLE: [_instance(mig, parents[mig["gpu"]]) for mig in migs]} if migs else {}
-    whole = [_whole(gpu) for gpu in gpus if _is_whole(gpu, strategy, snapshot["mig"], notes)]
-    found = {WHOLE: whole} if whole else {}
+        return {WHOLE: [_mig_device(mig, parents[mig["gpu"]]) for mig in migs]} if migs else {}
+    devices = [_gpu_device(gpu) for gpu in gpus if _is_whole(gpu, strategy, snapshot["mig"], notes)]
+    resources = {WHOLE: devices} if devices else {}
     for mig in migs if strategy == "mixed" else ():
         name = name_of(mig, notes)
         if name:
-            found.setdefault(name, []).append(_instance(mig, parents[mig["gpu"]]))
-    return found
+            resources.setdefault(name, []).append(_mig_device(mig, parents[mig["gpu"]]))
+    return resources
 
 
-def _one(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
+def _all_in_one(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
     """Count all GPUs as one where containers get all of them or none."""
     name, gpus = ALL_IN_ONE[snapshot["platform"]], snapshot["gpus"]
     if excluded:
@@ -140,76 +136,83 @@ def _one(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> dict[
 
 
 def name_of(mig: MigInstance, notes: list[str]) -> str:
-    """Name the resource of a MIG instance; "" if it is left out."""
+    """Return the name of a MIG instance's resource; "" if it is left out."""
     profile = mig["profile"]
     name = "mig-" + profile.replace("+", ".")
     if is_partial(profile):
-        why = f"{profile} does not use all of its GPU instance; that is given out with mig-strategy single alone"
+        reason = f"{profile} does not use all of its GPU instance; that is given out with mig-strategy single alone"
     elif not NAME.fullmatch(name) or len(PREFIX + name) > LONGEST_NAME:
-        why = f'its profile "{quote(profile)}" makes no name of a resource'
+        reason = f'its profile "{quote(profile)}" makes no name of a resource'
     else:
         return PREFIX + name
-    notes.append(f"MIG instance {mig['uuid']} is left out: {why}")
+    notes.append(f"MIG instance {mig['uuid']} is left out: {reason}")
     return ""
 
 
 def is_partial(profile: str) -> bool:
-    """Tell whether a MIG instance of this profile shares its GPU instance, and so its memory, as 1c.3g.20gb does."""
+    """Return whether a MIG instance of this profile shares its GPU instance, and so its memory, as 1c.3g.20gb."""
     return profile.partition(".")[0].endswith("c")
 
 
 def replicated(
     devices: Sequence[Device], replicas: int, share: Share | None = None, numbered: bool = False
 ) -> list[Device]:
-    """Give each device out several times, under ids of their own.
+    """Return the replicas of devices, under ids of their own.
 
     Args:
         devices: to be given out.
-        replicas: how often; what is given out once keeps its id.
-        share: by what.
-        numbered: even what is given out once gets a number: it is a part of a device.
+        replicas: how often; a device that is given out once keeps its id.
+        share: the way of sharing.
+        numbered: even a device that is given out once gets a number: it is a part of a device.
     """
     if replicas == 1 and not numbered:
-        return [replace(one, share=share) for one in devices]
-    return [replace(one, id=f"{one.id}::{number}", share=share) for one in devices for number in range(replicas)]
+        return [replace(device, share=share) for device in devices]
+    return [
+        replace(device, id=f"{device.id}::{number}", share=share) for device in devices for number in range(replicas)
+    ]
 
 
 def included(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
-    """List GPUs and MIG instances that may be given out, in the order of indices; as for `find`."""
+    """Return GPUs and MIG instances that may be given out, in the order of indices; as for `find`."""
     gpus = sorted(snapshot["gpus"], key=lambda gpu: gpu["index"])
     migs = sorted(snapshot["mig"], key=lambda mig: (mig["gpu"], mig["index"]))
     notes += absent(snapshot, excluded)
-    for out in _found(snapshot, excluded).values():
-        gpus = [gpu for gpu in gpus if gpu not in out]
-        migs = [mig for mig in migs if mig not in out]
+    for excluded_items in _resolve_excluded(snapshot, excluded).values():
+        gpus = [gpu for gpu in gpus if gpu not in excluded_items]
+        migs = [mig for mig in migs if mig not in excluded_items]
     included = {gpu["index"] for gpu in gpus}
     return gpus, [mig for mig in migs if mig["gpu"] in included]
 
 
 def absent(snapshot: Snapshot, excluded: Sequence[str]) -> list[str]:
-    """Say which entries of `exclude` name what this host does not have; as for `find`."""
-    lost = [text for text, out in _found(snapshot, excluded).items() if not out]
-    return [f'exclude has "{quote(text)}", which this host does not have' for text in lost]
+    """Return a note for each entry of `exclude` that names no device of this host; as for `find`."""
+    missing = [text for text, items in _resolve_excluded(snapshot, excluded).items() if not items]
+    return [f'exclude has "{quote(text)}", which this host does not have' for text in missing]
 
 
 def left_out(snapshot: Snapshot, excluded: Sequence[str]) -> str:
-    """Say which entries of `exclude` leave something out here, or ""; as for `find`."""
-    there = [text for text, out in _found(snapshot, excluded).items() if out]
-    return f"left out by exclude: {', '.join(there)}" if there and snapshot["platform"] not in ALL_IN_ONE else ""
+    """Return a sentence about entries of `exclude` that leave something out here, or ""; as for `find`."""
+    effective = [text for text, items in _resolve_excluded(snapshot, excluded).items() if items]
+    return (
+        f"left out by exclude: {', '.join(effective)}" if effective and snapshot["platform"] not in ALL_IN_ONE else ""
+    )
 
 
-def _found(snapshot: Snapshot, excluded: Sequence[str]) -> dict[str, list[Gpu | MigInstance]]:
-    """Return what each entry of `exclude` means here."""
-    return {text: [one for item in _items(text) for one in selection.find(item, snapshot)] for text in excluded}
+def _resolve_excluded(snapshot: Snapshot, excluded: Sequence[str]) -> dict[str, list[Gpu | MigInstance]]:
+    """Return the devices of this host by entry of `exclude`."""
+    return {
+        text: [device for item in _parse_excluded(text) for device in selection.find(item, snapshot)]
+        for text in excluded
+    }
 
 
 def check_excluded(excluded: Sequence[str]) -> None:
     """Refuse entries of `exclude` that name no device; as for `find`."""
     for text in excluded:
-        _items(text)
+        _parse_excluded(text)
 
 
-def _items(text: str) -> list[selection.Item]:
+def _parse_excluded(text: str) -> list[selection.Item]:
     try:
         items = selection.parse([text], ()) or []
     except GpushimError:  # it speaks of a request
@@ -222,7 +225,7 @@ def _items(text: str) -> list[selection.Item]:
 
 
 def check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance], notes: list[str]) -> None:
-    """Refuse what the strategy single cannot tell apart: all its devices have one name."""
+    """Refuse devices that the strategy single cannot tell apart: all of them have one name."""
     fix = "make the instances alike, leave GPUs out with exclude, or choose mig-strategy mixed"
     divided = {mig["gpu"] for mig in migs}
     # A GPU that does not answer may be in MIG mode; it stands in nobody's way.
@@ -245,28 +248,28 @@ def check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance], notes: list[s
 
 
 def _is_whole(gpu: Gpu, strategy: str, migs: Sequence[MigInstance], notes: list[str]) -> bool:
-    """Say whether a GPU is a device by itself; notes get what is odd about it."""
-    who = f"GPU {gpu['index']}"
+    """Return whether a GPU is a device by itself; add to the notes what is odd about it."""
+    label = f"GPU {gpu['index']}"
     if gpu["mig"] and strategy == "mixed":
         if all(mig["gpu"] != gpu["index"] for mig in migs):
-            notes.append(f"{who} is in MIG mode and has no instance, so nothing of it is given out")
+            notes.append(f"{label} is in MIG mode and has no instance, so nothing of it is given out")
         return False
     if not gpu["uuid"]:
-        notes.append(f"{who} is left out: it has no UUID, because NVML does not report it")
+        notes.append(f"{label} is left out: it has no UUID, because NVML does not report it")
     elif gpu["mig"]:
         notes.append(
-            f"{who} is in MIG mode and given out as a whole, in which CUDA finds no device; choose mig-strategy "
+            f"{label} is in MIG mode and given out as a whole, in which CUDA finds no device; choose mig-strategy "
             "single or mixed, or leave it out with exclude"
         )
     return bool(gpu["uuid"])
 
 
-def _whole(gpu: Gpu) -> Device:
+def _gpu_device(gpu: Gpu) -> Device:
     uuid = gpu["uuid"]
     return Device(uuid, uuid, str(gpu["index"]), gpu["index"], gpu["numa"], (gpu["node"],), gpu["problem"] or "")
 
 
-def _instance(mig: MigInstance, parent: Gpu) -> Device:
+def _mig_device(mig: MigInstance, parent: Gpu) -> Device:
     nodes = (parent["node"], *mig["nodes"])
     index = f"{mig['gpu']}:{mig['index']}"
     place, problem = f"{mig['gi']}/{mig['ci']}", parent["problem"] or ""

@@ -1,7 +1,7 @@
-"""What the plugin is told: [device-plugin] of config.toml, and flags, variables and file of NVIDIA's plugin.
+"""The plugin's settings: [device-plugin] of config.toml, and flags, variables and file of NVIDIA's plugin.
 
 A flag counts before a variable, that before NVIDIA's file (as in NVIDIA's k8s-device-plugin 0.20), and all of them
-before config.toml. Out of scope: how each says it (gpushim.nvidia.migrate.plugin_settings), what settings do.
+before config.toml.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def resolve(
     path: str = "",
     begins: bool = False,
 ) -> Settings:
-    """Find out what is in force.
+    """Return the settings in force.
 
     Args:
         flags: values by flag, without dashes, in the order of the command line.
@@ -60,46 +60,52 @@ def resolve(
     Raises:
         GpushimError: a value is wrong, or a file cannot be read or trusted.
     """
-    named, chooser = files(flags, environment, section)
-    part = profiles.read(path or named, chooser, begins)
-    found = Settings({**_defaults(), **section}, profile=part.profile, notes=part.notes)
-    ranks, places = dict.fromkeys(found.values, 3), dict[str, str]()
+    file, chooser = files(flags, environment, section)
+    part = profiles.read(path or file, chooser, begins)
+    settings = Settings({**_defaults(), **section}, profile=part.profile, notes=part.notes)
+    ranks, sources = dict.fromkeys(settings.values, 3), dict[str, str]()
     for setting in SETTINGS:
-        rank, given = _given(setting, flags, environment, part.table, part.where)
-        if given is None:
+        rank, setting_value = _find_value(setting, flags, environment, part.table, part.where)
+        if setting_value is None:
             continue
         if rank == _FILE and setting.key in PLACES:
             node = f"{setting.key} in config.toml or --{setting.flags[0]}"
-            found.notes.append(f"{given.where} is accepted without effect: the node says where, by {node}")
-        elif not setting.key and given.value != setting.default:
-            found.notes.append(f"{given.where} is accepted without effect: {setting.why}")
+            settings.notes.append(f"{setting_value.where} is accepted without effect: the node says where, by {node}")
+        elif not setting.key and setting_value.value != setting.default:
+            settings.notes.append(f"{setting_value.where} is accepted without effect: {setting.why}")
         elif setting.key and rank < ranks[setting.key]:
-            found.values[setting.key], ranks[setting.key], places[setting.key] = given.value, rank, given.where
-    disable, enable = (found.values[key] for key in CHECKS)
-    found.checks = xids.choose(disable, enable, found.notes, [places.get(key, key) for key in CHECKS])
-    resources.check_excluded(found.values["exclude"])
-    found.notes += _of_file(part.table, part.where)
-    found.sharing = _sharing(part.table, part.where, found.notes)
-    return found
+            settings.values[setting.key], ranks[setting.key], sources[setting.key] = (
+                setting_value.value,
+                rank,
+                setting_value.where,
+            )
+    disable, enable = (settings.values[key] for key in CHECKS)
+    settings.checks = xids.choose(disable, enable, settings.notes, [sources.get(key, key) for key in CHECKS])
+    resources.check_excluded(settings.values["exclude"])
+    settings.notes += _list_ignored(part.table, part.where)
+    settings.sharing = _sharing(part.table, part.where, settings.notes)
+    return settings
 
 
-def _sharing(table: Mapping[str, Any], where: str, notes: list[str]) -> tuple[Group, ...]:
-    below: list[str] = []
-    groups = sharing.read(table.get("sharing"), where, below)
-    notes += below[: bounds.LISTED]
-    if len(below) > bounds.LISTED:
-        notes.append(f"{where}: {len(below) - bounds.LISTED} more entries below sharing have no effect")
+def _sharing(table: Mapping[str, Any], source: str, notes: list[str]) -> tuple[Group, ...]:
+    sharing_notes: list[str] = []
+    groups = sharing.read(table.get("sharing"), source, sharing_notes)
+    notes += sharing_notes[: bounds.LISTED]
+    if len(sharing_notes) > bounds.LISTED:
+        notes.append(f"{source}: {len(sharing_notes) - bounds.LISTED} more entries below sharing have no effect")
     return groups
 
 
 def files(
     flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], section: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Say which files count besides config.toml: config-file and profile-file, or "" for none; as for `resolve`."""
+    """Return config-file and profile-file, the files that count besides config.toml, or "" for none; as for
+    `resolve`.
+    """
     values = {**_defaults(), **section}
     for setting in SETTINGS:
-        given = _given(setting, flags, environment, {}, "")[1] if setting.key in FILES else None
-        values[setting.key] = given.value if given else values.get(setting.key)
+        setting_value = _find_value(setting, flags, environment, {}, "")[1] if setting.key in FILES else None
+        values[setting.key] = setting_value.value if setting_value else values.get(setting.key)
     return values[FILES[0]], values[FILES[1]]
 
 
@@ -107,26 +113,26 @@ def _defaults() -> dict[str, Any]:
     return {setting.key: setting.rule["default"] for setting in SETTINGS if setting.key}
 
 
-def _given(
+def _find_value(
     setting: Setting,
     flags: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     file: Mapping[str, Any],
     path: str,
 ) -> tuple[int, Optional[Given]]:
-    """Find what counts of a setting, and how much. Only that is checked: what is overridden cannot hurt."""
-    given = plugin_settings.by_flag(setting, flags)
-    if given:
-        return 0, given
-    given = plugin_settings.by_variable(setting, environment)
-    return (1, given) if given else (_FILE, plugin_settings.by_file(setting, file, path))
+    """Return the rank and value that counts of a setting. Only that is checked: what is overridden cannot hurt."""
+    setting_value = plugin_settings.by_flag(setting, flags)
+    if setting_value:
+        return 0, setting_value
+    setting_value = plugin_settings.by_variable(setting, environment)
+    return (1, setting_value) if setting_value else (_FILE, plugin_settings.by_file(setting, file, path))
 
 
-def _of_file(file: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Say what in NVIDIA's file means nothing."""
+def _list_ignored(file: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield a note for each key of NVIDIA's file that means nothing."""
     keys = plugin_settings.unknown(file)
     for key in keys[: bounds.LISTED]:
-        yield f"{path}: {quote(key)} is ignored{forms.suggested(key, plugin_settings.KEYS)}"
+        yield f"{path}: {quote(key)} is ignored{forms.suggest(key, plugin_settings.KEYS)}"
     if len(keys) > bounds.LISTED:
         yield f"{path}: {len(keys) - bounds.LISTED} more keys are ignored"
     if file.get("resources"):

@@ -1,8 +1,4 @@
-"""Which devices are given out several times: the section sharing of NVIDIA's file, and what it has here beyond.
-
-Out of scope: which devices of a host a group means (division.py), replicas' ids (resources.py), which of them comes
-first (preferred.py), and the daemons of MPS (mps.py).
-"""
+"""Which devices are given out several times: the section sharing of NVIDIA's file, and what it has here beyond."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Mps:
-    """What an MPS group has of its own.
+    """The settings of an MPS group alone.
 
     Attributes:
         memory: MiB that a client process may have of a GPU; None is an equal part.
@@ -87,12 +83,12 @@ class Group:
 
     @property
     def names(self) -> list[str]:
-        """The resources that come of it."""
-        return [one.name for one in self.mps.slices] if self.mps and self.mps.slices else [self.name]
+        """Return the resources that come of it."""
+        return [slice_.name for slice_ in self.mps.slices] if self.mps and self.mps.slices else [self.name]
 
 
 def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
-    """Read what NVIDIA's file says of sharing, as groups.
+    """Read the groups of NVIDIA's section sharing.
 
     Args:
         section: as parsed; None says nothing.
@@ -103,32 +99,35 @@ def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
         GpushimError: something has a wrong form, or two entries are for the same devices or name.
     """
     section = forms.table(section, path, "sharing")
-    notes += [f"{path}: sharing.{note}" for note in forms.unknown(section, _KINDS)]
+    notes += [f"{path}: sharing.{note}" for note in forms.list_unknown(section, _KINDS)]
     sliced, mps = (_groups(section.get(key), path, key, notes) for key in _KINDS)
-    of_all = {group.resource for group in mps if group.devices is None}
-    twice = [group for group in sliced if group.devices is None and group.resource in of_all]
-    notes += [f"{path}: sharing.mps takes all of {one.resource}, and sharing.timeSlicing none of it" for one in twice]
-    groups = [*(group for group in sliced if group not in twice), *mps]
+    mps_resources = {group.resource for group in mps if group.devices is None}
+    duplicates = [group for group in sliced if group.devices is None and group.resource in mps_resources]
+    notes += [
+        f"{path}: sharing.mps takes all of {group.resource}, and sharing.timeSlicing none of it"
+        for group in duplicates
+    ]
+    groups = [*(group for group in sliced if group not in duplicates), *mps]
     if len(groups) > len(mps) > 0:
         notes.append(f"{path}: timeSlicing and mps both apply here; NVIDIA's plugin uses mps alone")
     _check_apart(groups, path)
     return tuple(groups)
 
 
-def described(devices: Sequence[Device]) -> list[str]:
-    """Say how devices of a resource are shared, in a line for each way."""
-    ways: dict[Share, Counter[str]] = {}
-    for one in devices:
-        if one.share:
-            ways.setdefault(one.share, Counter())[one.index] += 1
+def describe(devices: Sequence[Device]) -> list[str]:
+    """Return how devices of a resource are shared, in a line for each way."""
+    shares: dict[Share, Counter[str]] = {}
+    for device in devices:
+        if device.share:
+            shares.setdefault(device.share, Counter())[device.index] += 1
     lines = []
-    for share, times in ways.items():
+    for share, times in shares.items():
         rules = "; a container gets one (failRequestsGreaterThanOne)" * share.single
         rules += "; a container gets one of each at most (distinct)" * share.distinct
         rules += f"; {share.policy}" * bool(share.policy)
         for number in dict.fromkeys(times.values()):  # two entries may have one name, and replicas of their own
-            alike = ", ".join(index for index in times if times[index] == number)
-            lines.append(f"{alike} by {_kind_of(share)}, {number} of each{rules}")
+            indices = ", ".join(index for index in times if times[index] == number)
+            lines.append(f"{indices} by {_kind_of(share)}, {number} of each{rules}")
     return lines
 
 
@@ -142,98 +141,101 @@ def _kind_of(share: Share) -> str:
 
 
 def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
-    where = f"sharing.{key}"
-    section = forms.table(section, path, where)
-    notes += [f"{path}: {where}.{note}" for note in forms.unknown(section, ("resources", *forms.SWITCHES))]
+    source = f"sharing.{key}"
+    section = forms.table(section, path, source)
+    notes += [f"{path}: {source}.{note}" for note in forms.list_unknown(section, ("resources", *forms.SWITCHES))]
     for name in forms.SWITCHES:
-        forms.value(section, name, f"{path}: {where}")
-    rows = forms.value(section, "resources", f"{path}: {where}")
+        forms.value(section, name, f"{path}: {source}")
+    rows = forms.value(section, "resources", f"{path}: {source}")
     return [_group(row, section, path, key, notes) for row in rows or ()]
 
 
 def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: list[str]) -> Group:
-    """Read an entry of resources."""
     kind = f"sharing.{key}"
     row = forms.table(row, path, f"an entry of {kind}.resources")
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise GpushimError(f"{path}: an entry of {kind}.resources has no name", CONFIG)
     resource = name if "/" in name else PREFIX + name
-    where = f"{path}: {kind}, {quote(name)}"
-    found = {name: forms.value(row, name, where) for name in (*_OWN, *_OF_MPS)}
-    renamed = forms.full_name(found["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
-    known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ("memory",)))
-    beside = _beside(row, known)
-    notes += [f"{where}: {note}" for note in beside]
-    notes += [note for note in _changes(where, resource, renamed, found) if note not in notes]
-    mps = _mps(found, resource, where, notes) if key == "mps" else None
-    memory = forms.mib(found["memory"]) if mps is None else None
+    source = f"{path}: {kind}, {quote(name)}"
+    values = {name: forms.value(row, name, source) for name in (*_OWN, *_OF_MPS)}
+    renamed = forms.full_name(values["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
+    valid = ("name", *_OWN, *(_OF_MPS if key == "mps" else ("memory",)))
+    ignored = _list_ignored(row, valid)
+    notes += [f"{source}: {note}" for note in ignored]
+    notes += [note for note in _list_changes(source, resource, renamed, values) if note not in notes]
+    mps = _mps(values, resource, source, notes) if key == "mps" else None
+    memory = forms.mib(values["memory"]) if mps is None else None
     if memory and resource != WHOLE:
-        raise GpushimError(f"{where} has memory, which MIG instances have of their own; leave that out", CONFIG)
-    notes += [f"{where}: memory is limited only where the kernel enforces it"] * bool(memory)
-    replicas = sum(one.count for one in mps.slices) if mps and mps.slices else found["replicas"]
+        raise GpushimError(f"{source} has memory, which MIG instances have of their own; leave that out", CONFIG)
+    notes += [f"{source}: memory is limited only where the kernel enforces it"] * bool(memory)
+    replicas = sum(slice_.count for slice_ in mps.slices) if mps and mps.slices else values["replicas"]
     if replicas is None:
-        more = f" ({', '.join(beside[:NAMED])})" if beside else ""
-        raise GpushimError(f"{where} has no replicas; set how often each device is given out{more}", CONFIG)
-    devices = found["devices"]
+        hint = f" ({', '.join(ignored[:NAMED])})" if ignored else ""
+        raise GpushimError(f"{source} has no replicas; set how often each device is given out{hint}", CONFIG)
+    devices = values["devices"]
     if isinstance(devices, list):
         devices = tuple(map(str, devices))
-    single = section.get(_SINGLE) if found[_SINGLE] is None else found[_SINGLE]
+    single = section.get(_SINGLE) if values[_SINGLE] is None else values[_SINGLE]
     return Group(
         resource=resource,
         devices=None if devices == "all" else devices,
         name=renamed,
         replicas=replicas,
-        distinct=found["distinct"] is True,
-        policy=found["policy"] or "",
+        distinct=values["distinct"] is True,
+        policy=values["policy"] or "",
         single=key == "mps" if single is None else single,
         mps=mps,
         memory=memory,
     )
 
 
-def _beside(row: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """Say which keys of an entry do nothing."""
-    of_mps = [f"{key} is valid below sharing.mps alone" for key in row if key in _OF_MPS and key not in known]
-    return of_mps + forms.unknown({key: None for key in row if key not in _OF_MPS}, known)
+def _list_ignored(row: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Return a note for each key of an entry that does nothing."""
+    notes = [f"{key} is valid below sharing.mps alone" for key in row if key in _OF_MPS and key not in known]
+    return notes + forms.list_unknown({key: None for key in row if key not in _OF_MPS}, known)
 
 
-def _mps(found: Mapping[str, Any], resource: str, where: str, notes: list[str]) -> Mps:
+def _mps(values: Mapping[str, Any], resource: str, source: str, notes: list[str]) -> Mps:
     if resource != WHOLE:
-        raise GpushimError(f"{where}: MPS shares whole GPUs, no MIG instances; the name that it takes is gpu", CONFIG)
-    rows = [_slice(row, where, notes) for row in found["slices"] or ()]
-    given = [key for key in ("replicas", "rename", "memory", "threads") if rows and found[key] is not None]
-    if given:
-        raise GpushimError(f"{where} has slices and {given[0]}; each slice has its own, so leave that out", CONFIG)
-    if len({one.name for one in rows}) < len(rows):
-        raise GpushimError(f"{where}: two slices have one name; add up their count, or name one otherwise", CONFIG)
-    return Mps(forms.mib(found["memory"]), found["threads"], found["multiUser"] is True, tuple(rows))
+        raise GpushimError(
+            f"{source}: MPS shares whole GPUs, no MIG instances; the name that it takes is gpu", CONFIG
+        )
+    slices = [_slice(row, source, notes) for row in values["slices"] or ()]
+    conflicting = [key for key in ("replicas", "rename", "memory", "threads") if slices and values[key] is not None]
+    if conflicting:
+        raise GpushimError(
+            f"{source} has slices and {conflicting[0]}; each slice has its own, so leave that out", CONFIG
+        )
+    if len({slice_.name for slice_ in slices}) < len(slices):
+        raise GpushimError(f"{source}: two slices have one name; add up their count, or name one otherwise", CONFIG)
+    return Mps(forms.mib(values["memory"]), values["threads"], values["multiUser"] is True, tuple(slices))
 
 
-def _slice(row: Any, where: str, notes: list[str]) -> Slice:
+def _slice(row: Any, source: str, notes: list[str]) -> Slice:
     if not isinstance(row, dict) or not forms.is_name(row.get("name")):
-        raise GpushimError(f"{where}: a slice has no name; write {forms.A_NAME}", CONFIG)
+        raise GpushimError(f"{source}: a slice has no name; write {forms.A_NAME}", CONFIG)
     name = forms.full_name(row["name"])
-    where = f"{where}, slice {name}"
-    memory, threads, count = (forms.value(row, key, where) for key in ("memory", "threads", "count"))
-    known = ("name", "memory", "threads", "count")
-    notes += [f"{where}: {note}" for note in forms.unknown(row, known)]
+    source = f"{source}, slice {name}"
+    memory, threads, count = (forms.value(row, key, source) for key in ("memory", "threads", "count"))
+    valid = ("name", "memory", "threads", "count")
+    notes += [f"{source}: {note}" for note in forms.list_unknown(row, valid)]
     if memory is None and threads is None:
-        raise GpushimError(f"{where} has no limit; set memory, threads, or both", CONFIG)
+        raise GpushimError(f"{source} has no limit; set memory, threads, or both", CONFIG)
     return Slice(name, forms.mib(memory), threads, 1 if count is None else count)
 
 
-def _changes(where: str, resource: str, renamed: str, found: Mapping[str, Any]) -> list[str]:
-    """Say what a file brings here that NVIDIA's plugin reads, too: it drops two of the keys."""
+def _list_changes(source: str, resource: str, renamed: str, values: Mapping[str, Any]) -> list[str]:
+    """Return notes on what this file does here and not in NVIDIA's plugin, which drops two of the keys."""
     notes = []
-    if found["rename"]:
+    if values["rename"]:
         notes.append(
-            f"{where}: its devices are {renamed} here, and pods ask for that; NVIDIA's plugin drops rename, and "
+            f"{source}: its devices are {renamed} here, and pods ask for that; NVIDIA's plugin drops rename, and "
             f"calls them {resource} or {resource}.shared"
         )
-    if found["devices"] not in (None, "all"):
+    if values["devices"] not in (None, "all"):
         notes.append(
-            f"{where}: what devices does not name stays whole, and {resource}; NVIDIA's plugin drops devices, and "
+            f"{source}: what devices does not name stays whole, and {resource}; NVIDIA's plugin drops devices, and "
             "shares all"
         )
     return notes
@@ -241,22 +243,22 @@ def _changes(where: str, resource: str, renamed: str, found: Mapping[str, Any]) 
 
 def _check_apart(groups: list[Group], path: str) -> None:
     """Refuse entries that are for the same devices, different rules for one resource, and too many devices."""
-    number = sum(len(one.devices) for one in groups if isinstance(one.devices, tuple))
+    number = sum(len(group.devices) for group in groups if isinstance(group.devices, tuple))
     if number > bounds.PLUGIN_DEVICES:
         raise GpushimError(
             f"{path}: devices below sharing has {number} entries; write {bounds.PLUGIN_DEVICES} at most, or patterns",
             CONFIG,
         )
-    for place, one in enumerate(groups):
-        for other in groups[:place]:
-            if one.resource == other.resource and None in (one.devices, other.devices):
+    for position, group in enumerate(groups):
+        for earlier in groups[:position]:
+            if group.resource == earlier.resource and None in (group.devices, earlier.devices):
                 raise GpushimError(
-                    f"{path}: sharing has {quote(one.resource)} in two entries, of which one takes all its devices; "
-                    "merge them, or name the devices of each",
+                    f"{path}: sharing has {quote(group.resource)} in two entries, of which one takes all its "
+                    "devices; merge them, or name the devices of each",
                     CONFIG,
                 )
-            common = [name for name in one.names if name in other.names]
-            rules = [(each.distinct, each.policy, each.single, each.mps is None) for each in (one, other)]
+            common = [name for name in group.names if name in earlier.names]
+            rules = [(item.distinct, item.policy, item.single, item.mps is None) for item in (group, earlier)]
             if common and rules[0] != rules[1]:
                 raise GpushimError(
                     f"{path}: sharing has two entries that become {quote(common[0])}, and differ in distinct, "

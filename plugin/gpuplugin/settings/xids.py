@@ -2,7 +2,6 @@
 
 An XID is an error report of NVIDIA's driver. Whether a GPU can still be handed out after one, NVIDIA's catalog says
 (CATALOG); what it calls "immediate action" decides here, together with the reference, its own device plugin.
-Out of scope: what becomes of an XID that counts (health.py).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ VARIABLES = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from an XID.
+    """The verdict on an XID.
 
     Attributes:
         meaning: a clause for people.
@@ -45,9 +44,8 @@ class Verdict:
     cure: str = "reset"
 
 
-def _table() -> dict[int, Verdict]:
-    """Make the table from the lists below."""
-    found: dict[int, Verdict] = {}
+def _make_table() -> dict[int, Verdict]:
+    verdicts: dict[int, Verdict] = {}
     for counts, ends, source, rows in (
         (False, TIME, "catalog: RESTART_APP, CHECK_APP", _APPLICATION),
         (False, TIME, "catalog: IGNORE", _NOTICES),
@@ -58,10 +56,10 @@ def _table() -> dict[int, Verdict]:
         for row in rows.strip().splitlines():
             numbers, _, meaning = row.strip().partition(" ")
             first, _, last = numbers.partition("-")
-            found.update(
+            verdicts.update(
                 dict.fromkeys(range(int(first), int(last or first) + 1), Verdict(meaning, counts, ends, source))
             )
-    return {**found, **{number: Verdict(*rest) for number, rest in _OTHERS.items()}}
+    return {**verdicts, **{number: Verdict(*fields) for number, fields in _OTHERS.items()}}
 
 
 # The catalog blames the application, which has ended; the GPU is as good as before.
@@ -154,18 +152,16 @@ _OTHERS: dict[int, tuple[Any, ...]] = {
     151: ("a key could not be changed", True, AGAIN, "catalog: RESTART_VM", "reboot"),
     159: ("an error of the memory interconnect", True, AGAIN, "catalog: CHECK_UVM"),
 }
-TABLE = _table()
+TABLE = _make_table()
 # The reference takes any other XID for critical; NVIDIA's DRA driver takes the driver's word instead (#1441).
 UNKNOWN = Verdict("", True, ACTION, "as NVIDIA's device plugin: critical")
 
 
 def verdict(xid: int) -> Verdict:
-    """Return what the table says about an XID, or UNKNOWN."""
     return TABLE.get(xid, UNKNOWN)
 
 
 def text(xid: int) -> str:
-    """Return a clause that names an XID."""
     meaning = verdict(xid).meaning
     return f"XID {xid}, {meaning}" if meaning else f"XID {xid}"
 
@@ -187,41 +183,41 @@ class Choice:
     on: frozenset[int] = frozenset()
 
     def counts(self, xid: int) -> bool:
-        """Say whether a device that had this XID is unhealthy."""
+        """Return whether a device that had this XID is unhealthy."""
         return xid in self.on or (self.xids and xid not in self.off and verdict(xid).counts)
 
 
-def choose(disable: str, enable: str, notes: list[str], places: Sequence[str] = VARIABLES) -> Choice:
+def choose(disable: str, enable: str, notes: list[str], sources: Sequence[str] = VARIABLES) -> Choice:
     """Read the two settings as the reference documents its variables.
 
     Args:
         disable: XIDs, separated by commas, that do not count; "xids" for all of them, "all" for all checks.
         enable: XIDs that count all the same; "all" or "xids" takes back the same word of `disable`.
         notes: gets a sentence for each word that is none of these, and one if all or XIDs are off.
-        places: where both stand.
+        sources: where both stand.
     """
-    off, no = _words(places[0], disable, notes)
-    on, yes = _words(places[1], enable, notes)
-    all_back = "all" in yes
-    checks = "all" not in no or all_back
-    found = Choice(checks, checks and ("xids" not in no or all_back or "xids" in yes), off - on, on)
-    if not found.xids:
-        some = f", except for XID {', '.join(map(str, sorted(on)[:NAMED]))}" if on else ""
-        what = "XIDs are ignored" if checks else "all health checks are off"
-        notes.append(f"{places[0]}: {what}, and GPUs that fail may be given out{some}")
-    return found
+    off, disabled = _parse_words(sources[0], disable, notes)
+    on, enabled = _parse_words(sources[1], enable, notes)
+    all_back = "all" in enabled
+    checks = "all" not in disabled or all_back
+    choice = Choice(checks, checks and ("xids" not in disabled or all_back or "xids" in enabled), off - on, on)
+    if not choice.xids:
+        exceptions = f", except for XID {', '.join(map(str, sorted(on)[:NAMED]))}" if on else ""
+        effect = "XIDs are ignored" if checks else "all health checks are off"
+        notes.append(f"{sources[0]}: {effect}, and GPUs that fail may be given out{exceptions}")
+    return choice
 
 
-def _words(where: str, value: str, notes: list[str]) -> tuple[frozenset[int], set[str]]:
+def _parse_words(source: str, value: str, notes: list[str]) -> tuple[frozenset[int], set[str]]:
     numbers, words = set(), set()
-    for word in (each.strip().lower() for each in value.split(",")):
+    for word in (part.strip().lower() for part in value.split(",")):
         if word in ("all", "xids"):
             words.add(word)
         elif word.isascii() and word.isdigit() and len(word) <= len(str(HIGHEST)) and 0 < int(word) <= HIGHEST:
             numbers.add(int(word))
         elif word:
             notes.append(
-                f'{where} has "{quote(word)}", which does nothing; write numbers of XIDs, xids or all, '
+                f'{source} has "{quote(word)}", which does nothing; write numbers of XIDs, xids or all, '
                 "separated by commas"
             )
     return frozenset(numbers), words

@@ -1,8 +1,7 @@
 """Directories watched through inotify(7), for asyncio.
 
-Only a hint that something changed: who waits for one looks at all of it again, and now and then anyway; every second
-where a directory is not watched, since there is no inotify on some file systems, and a host has only so many watches.
-Out of scope: what follows.
+Only a hint that something changed: the waiter looks at all of it again, and now and then anyway; every second where
+a directory is not watched, since there is no inotify on some file systems, and a host has only so many watches.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Watch:
         self.fd: int = self._libc.inotify_init1(_FLAGS)
         self._warned = self._begun = False
         self._folders: dict[int, str] = {}  # by watch
-        self._now: set[str] = set()  # that were there when they were to be watched last
+        self._watched: set[str] = set()  # that were there when they were to be watched last
         if self.fd < 0:
-            self._say("fs.inotify.max_user_instances", ctypes.get_errno())
+            self._warn("fs.inotify.max_user_instances", ctypes.get_errno())
 
     def begin(self, changed: Callable[[], object]) -> None:
-        """Have a function called in the loop with each change, which takes it by `changed`."""
+        """Call a function in the loop with each change, which it reads by `changed`."""
         if self.fd >= 0:
             asyncio.get_running_loop().add_reader(self.fd, changed)
             self._begun = True
@@ -61,25 +60,25 @@ class Watch:
         Returns:
             whether one was not watched before: nothing told what came there until now.
         """
-        mask, new = CHANGES | ONLY_DIRECTORIES | AND_OTHERS | WRITTEN * written, False
+        mask, is_new = CHANGES | ONLY_DIRECTORIES | AND_OTHERS | WRITTEN * written, False
         for folder in folders if self.fd >= 0 else ():
             watched = self._libc.inotify_add_watch(self.fd, os.fsencode(folder), mask)
             if watched >= 0:
-                new = new or watched not in self._folders
+                is_new = is_new or watched not in self._folders
                 self._folders[watched] = folder
-                self._now.add(folder)
+                self._watched.add(folder)
             else:
-                self._now.discard(folder)
+                self._watched.discard(folder)
                 error = ctypes.get_errno()
                 if error not in ABSENT:
-                    self._say("fs.inotify.max_user_watches", error)
-        return new
+                    self._warn("fs.inotify.max_user_watches", error)
+        return is_new
 
     def tells(self, folder: str) -> bool:
-        """Say whether a directory is watched: it was there when `add` was called with it last."""
-        return folder in self._now
+        """Return whether a directory is watched: it was there when `add` was called with it last."""
+        return folder in self._watched
 
-    def _say(self, setting: str, error: int) -> None:
+    def _warn(self, setting: str, error: int) -> None:
         if not self._warned:
             logger.warning(
                 "inotify cannot be used (%s), so changes are noticed up to a second later; raise %s with sysctl",
@@ -90,21 +89,20 @@ class Watch:
 
     def changed(self) -> set[str]:
         """Return the paths that came or went since the last time."""
-        found = set()
+        paths = set()
         with contextlib.suppress(OSError):
             while data := os.read(self.fd, 1 << 16):
-                place = 0
-                while place < len(data):
-                    watched, mask, _, length = EVENT.unpack_from(data, place)
-                    name = data[place + EVENT.size : place + EVENT.size + length].rstrip(b"\0")
-                    found.add(f"{self._folders.get(watched, '')}/{os.fsdecode(name)}")
+                offset = 0
+                while offset < len(data):
+                    watched, mask, _, length = EVENT.unpack_from(data, offset)
+                    name = data[offset + EVENT.size : offset + EVENT.size + length].rstrip(b"\0")
+                    paths.add(f"{self._folders.get(watched, '')}/{os.fsdecode(name)}")
                     if mask & IGNORED:
-                        self._now.discard(self._folders.pop(watched, ""))
-                    place += EVENT.size + length
-        return found
+                        self._watched.discard(self._folders.pop(watched, ""))
+                    offset += EVENT.size + length
+        return paths
 
     def close(self) -> None:
-        """Watch nothing more."""
         if self.fd >= 0:
             if self._begun:
                 asyncio.get_running_loop().remove_reader(self.fd)

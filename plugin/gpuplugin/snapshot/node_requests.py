@@ -1,7 +1,6 @@
-"""What the node is asked to do, for the plugin calls no NVML and may not in a pod: renew the snapshot, start units.
+"""Requests to the node, for the plugin calls no NVML and may not in a pod: renew the snapshot, start units.
 
-A file says it, and `gpushim refresh --keep` on the node does it when the file changes.
-Out of scope: reading the snapshot (node_snapshot.py), and what a refresh does (gpushim.refresh.refresh).
+They are in a file, and `gpushim refresh --keep` on the node carries them out when the file changes.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ FIRST, LONGEST = 1.0, 60.0  # seconds between requests
 
 
 def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
-    """Ask the node, together with what was asked for just now.
-
-    Args:
-        renewed: whether the snapshot is to be renewed.
-        units: that are to be started.
+    """Write a request for the node, together with those of just now.
 
     Raises:
         OSError: the file cannot be written.
     """
     path = f"{system.state_dir()}/{plugin_requests.NAME}"
-    before: dict[str, Any] = ensure.own(path) if trust.ours(release.folder()) else {}
-    boot, at = system.boot(), system.clock()
-    times = before.get("times") if before.get("boot") == boot else None  # of each, for another may be asked for soon
-    asked = {name: time for name, time in times.items() if _recent(time, at)} if isinstance(times, dict) else {}
-    asked.update(dict.fromkeys((*units, *[REFRESH] * renewed), at))
-    last = sorted(asked.keys() - {REFRESH}, key=lambda name: (-asked[name], name))[: plugin_requests.UNITS]
-    times = {name: asked[name] for name in (REFRESH, *last) if name in asked}
-    request = {REFRESH: REFRESH in times, "units": sorted(last), "boot": boot, "at": at, "times": times}
+    stored: dict[str, Any] = ensure.own(path) if trust.ours(release.folder()) else {}
+    boot, now = system.boot(), system.clock()
+    times = stored.get("times") if stored.get("boot") == boot else None  # of each, for another may be asked for soon
+    times_by_name = (
+        {name: time for name, time in times.items() if _recent(time, now)} if isinstance(times, dict) else {}
+    )
+    times_by_name.update(dict.fromkeys((*units, *[REFRESH] * renewed), now))
+    newest = sorted(times_by_name.keys() - {REFRESH}, key=lambda name: (-times_by_name[name], name))[
+        : plugin_requests.UNITS
+    ]
+    times = {name: times_by_name[name] for name in (REFRESH, *newest) if name in times_by_name}
+    request = {REFRESH: REFRESH in times, "units": sorted(newest), "boot": boot, "at": now, "times": times}
     replace(path, json.dumps(request).encode(), 0o600)
 
 
@@ -75,7 +74,7 @@ class Renewal:
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._since = 0.0  # system.clock(); what was looked at before does not count
         self._first: Snapshot | None = None
-        self._came, self._before = node_snapshot.Came(), node_snapshot.LastRead()
+        self._came, self._before = node_snapshot.NewGpus(), node_snapshot.LastRead()
         self._logged = ""
 
     def read(self) -> Snapshot | None:
@@ -84,30 +83,32 @@ class Renewal:
         Raises:
             OutdatedError: in a pod, the container lacks what another would have.
         """
-        found, why = node_snapshot.read(system.state_dir(), self._before)
-        if found and not why and found["looked"] < self._since:
-            why = GpushimError(f"{system.state_dir()}/{ensure.SNAPSHOT} is of before a release; {RENEWED}", INVENTORY)
-        if found and not why:
-            self._first = self._first or found
+        snapshot, problem = node_snapshot.read(system.state_dir(), self._before)
+        if snapshot and not problem and snapshot["looked"] < self._since:
+            problem = GpushimError(
+                f"{system.state_dir()}/{ensure.SNAPSHOT} is of before a release; {RENEWED}", INVENTORY
+            )
+        if snapshot and not problem:
+            self._first = self._first or snapshot
             if os.environ.get(node_snapshot.POD):
-                node_snapshot.same_driver(self._first, found)
-                self._came.look(found)
-        if self._asked and found and found["looked"] > self._asked and not why:
+                node_snapshot.check_driver(self._first, snapshot)
+                self._came.look(snapshot)
+        if self._asked and snapshot and snapshot["looked"] > self._asked and not problem:
             counts.took(counts.REFRESHES, system.clock() - self._asked)
             self._asked, self._pause, self._again = 0.0, FIRST, 0.0
-        if why or self._asked:
+        if problem or self._asked:
             self.need()
-            self._judge(why)
+            self._judge(problem)
         else:
             self.problem, self._logged = None, ""
-        return None if why else found
+        return None if problem else snapshot
 
     def last(self) -> Snapshot | None:
         """Return the last one that can be read, though it may be out of date."""
         return node_snapshot.read(system.state_dir(), self._before)[0]
 
     def need(self) -> None:
-        """Ask for it, unless it was asked for just now."""
+        """Request it, unless it was requested just now."""
         self._asked = self._asked or system.clock()
         if time.monotonic() < self._again:
             return
@@ -119,12 +120,12 @@ class Renewal:
             logger.warning("%s/%s cannot be written: %s", system.state_dir(), plugin_requests.NAME, error.strerror)
 
     def hurry(self) -> None:
-        """Ask for it now: there is news of GPUs. A refresh that runs and waits in vain ends by itself."""
+        """Request it now: there is news of GPUs. A refresh that runs and waits in vain ends by itself."""
         self._pause, self._again, self._asked = FIRST, 0.0, system.clock()
         self.need()
 
     def begin_anew(self) -> None:
-        """Have none count that was made before: the driver may be another one, of which a pod sees nothing."""
+        """Request one, and ignore those made before: the driver may be another one, of which a pod sees nothing."""
         self._since = system.clock()
         self.hurry()
 
@@ -133,16 +134,16 @@ class Renewal:
         while lock.is_held(f"{system.state_dir()}/{renew.LOCK}"):
             await asyncio.sleep(spawn.POLL)
 
-    def _judge(self, why: GpushimError | None) -> None:
-        """Say what is wrong if nothing has come of asking for as long as it takes."""
+    def _judge(self, problem: GpushimError | None) -> None:
+        """Set the problem if no request was answered for as long as that takes."""
         state, waited = system.state_dir(), system.clock() - self._asked
-        found = ensure.own(f"{state}/{failure.FAILURE}")
-        if isinstance(found.get("at"), int) and found["at"] / 1e9 > self._asked:
-            self.problem = GpushimError(str(found.get("sentence")), INVENTORY)
+        report = ensure.own(f"{state}/{failure.FAILURE}")
+        if isinstance(report.get("at"), int) and report["at"] / 1e9 > self._asked:
+            self.problem = GpushimError(str(report.get("sentence")), INVENTORY)
         elif waited > longest() or (waited > ANSWER and not lock.is_held(f"{state}/{renew.LOCK}")):
             path = f"{state}/{ensure.SNAPSHOT}"
             silent = GpushimError(f"{path} was asked for and is not renewed; {RENEWED}", INVENTORY)
-            self.problem = why or silent
+            self.problem = problem or silent
         if self.problem and str(self.problem) != self._logged:
             self._logged = str(self.problem)
             counts.add(counts.REFRESH_ERRORS)

@@ -1,8 +1,7 @@
-"""Whether the GPUs are let go, which a file says: for scripts, and for a plugin that is started again meanwhile.
+"""Whether the GPUs are released, which a file says: for scripts, and for a plugin that is started again meanwhile.
 
 An open NVML keeps a GPU from being reset, its MIG mode from changing, and the driver from being unloaded. They are
 taken again when the file is removed, and by itself when the driver was away and is back.
-Out of scope: closing what is open (daemon.py).
 """
 
 from __future__ import annotations
@@ -52,32 +51,31 @@ def prepare() -> str:
 
 
 class Release:
-    """The file, and what the driver was like when it was made.
+    """The file, and the driver's version and bindings when it was made.
 
     Attributes:
-        since: seconds since 1970, while the GPUs are let go; else 0.
+        since: seconds since 1970, while the GPUs are released; else 0.
     """
 
     def __init__(self) -> None:
         self.since = 0.0
-        self._then: dict[str, Any] = {}
+        self._driver_before: dict[str, Any] = {}
         self._away = False  # the driver has been, since then
 
     @property
     def path(self) -> str:
-        """Where the file is."""
         return f"{folder()}/{NAME}"
 
     def requested(self) -> bool:
-        """Say whether the GPUs are to be let go now; without the file they are not."""
+        """Return whether the GPUs are to be released now; without the file they are not."""
         if not (trust.ours(folder()) and os.path.lexists(self.path)):
             self.since, self._away = 0.0, False
             return False
-        now = _driver()
+        driver = _driver()
         if not self.since:
-            self._read(now)
-        self._away = self._away or now["module"] is None
-        if self._back(now):
+            self._read(driver)
+        self._away = self._away or driver["module"] is None
+        if self._is_back(driver):
             logger.info("the driver was away and is back: the GPUs are given out again")
             self.take()
             return False
@@ -108,30 +106,30 @@ class Release:
             raise GpushimError(f"{self.path} cannot be removed: {error.strerror}; remove it", FAILED) from None
         self.since, self._away = 0.0, False
 
-    def _read(self, now: dict[str, Any]) -> None:
-        """Go by what the file says of the driver; one of a script says nothing."""
+    def _read(self, driver: dict[str, Any]) -> None:
+        """Read what the file says of the driver; one of a script says nothing."""
         saved = ensure.own(self.path)
         try:
-            self._then = {"module": saved["module"], "gpus": [*map(int, saved["gpus"])]}
+            self._driver_before = {"module": saved["module"], "gpus": [*map(int, saved["gpus"])]}
             self.since = float(saved["since"])
             time.gmtime(self.since)  # which all who show it must be able to
         except (KeyError, TypeError, ValueError, OverflowError, OSError):
-            self._then, self.since = now, time.time()
+            self._driver_before, self.since = driver, time.time()
             with contextlib.suppress(OSError):  # then the next plugin begins again
-                self._write(self.since, now)
+                self._write(self.since, driver)
 
     def _write(self, since: float, driver: dict[str, Any]) -> None:
         replace(self.path, json.dumps({"since": since, **driver}).encode(), 0o600)
 
-    def _back(self, now: dict[str, Any]) -> bool:
-        """Say whether the driver is another since then; numbers of bindings never come again (ensure.driver)."""
-        if now["module"] is None or not now["gpus"]:
+    def _is_back(self, driver: dict[str, Any]) -> bool:
+        """Return whether the driver is another since then; numbers of bindings never come again (ensure.driver)."""
+        if driver["module"] is None or not driver["gpus"]:
             return False
-        rebound = bool(self._then["gpus"]) and set(now["gpus"]).isdisjoint(self._then["gpus"])
-        return self._away or rebound or now["module"] != self._then["module"]
+        rebound = bool(self._driver_before["gpus"]) and set(driver["gpus"]).isdisjoint(self._driver_before["gpus"])
+        return self._away or rebound or driver["module"] != self._driver_before["module"]
 
 
 def _driver() -> dict[str, Any]:
-    """Gather what changes when the driver is unloaded and loaded: its version, the bindings of GPUs to it."""
+    """Return what changes when the driver is unloaded and loaded: its version, the bindings of GPUs to it."""
     facts: Stamp = failure.facts(system.config_path())["stamp"]
-    return {"module": facts["module"], "gpus": sorted(one for one in facts["gpus"].values() if one is not None)}
+    return {"module": facts["module"], "gpus": sorted(inode for inode in facts["gpus"].values() if inode is not None)}

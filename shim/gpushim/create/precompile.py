@@ -32,8 +32,8 @@ HOOK = """
     gpushim. gpushim.ground. gpushim.ground.errors gpushim.ground.bounds gpushim.ground.fastjson
     gpushim.ground.machines gpushim.oci. gpushim.oci.hookargs
     gpushim.paths. gpushim.paths.walk gpushim.paths.mountinfo gpushim.paths.directory gpushim.paths.rootfs
-    gpuhook. gpuhook.live. gpuhook.live.roots gpuhook.finish. gpuhook.finish.options gpuhook.finish.ldcache
-    gpuhook.finish.finish gpuhook.finish.cover gpuhook.confine gpuhook.prestart
+    gpuhook. gpuhook.inject. gpuhook.inject.roots gpuhook.loader. gpuhook.loader.options gpuhook.loader.ldcache
+    gpuhook.loader.finish gpuhook.inject.cover gpuhook.confine gpuhook.prestart
 """
 
 # The code at the file's beginning; it runs where the rest of the file is called `modules`.

@@ -35,7 +35,7 @@ PROGRAM_LIMIT = 64 << 20  # bytes; nvidia_drv.so has 6 MiB
 NIXOS_BINARIES = "/run/current-system/sw/bin"
 CUFILE = "/etc/cufile.json"
 UDEV = "/run/udev/data"  # alone: beside it root's udevd listens
-# Of services that start and end when they like: the hook looks for them (gpuhook/live/service_sockets.py).
+# Of services that start and end when they like: the hook looks for them (gpuhook/inject/service_sockets.py).
 PERSISTENCED = "/run/nvidia-persistenced/socket"
 SOCKETS = (PERSISTENCED, "/run/nvidia-fabricmanager/socket")
 

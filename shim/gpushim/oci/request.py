@@ -138,8 +138,10 @@ def _memory_limits(
 ) -> list[tuple[str, str]]:
     """List the limits of GPU memory that a container has, or asks for and is granted: source and text of each."""
     folder = f"{state}/{LIMITS}/"
-    sources = [str(mount.get("source")) for mount in member(spec, "mounts", list) if isinstance(mount, dict)]
-    limits = [("mount " + source, source[len(folder) :]) for source in sources if source.startswith(folder)]
+    sources = [mount.get("source") for mount in member(spec, "mounts", list) if type(mount) is dict]
+    # Of dozens of mounts `in` leaves the few that are looked at.
+    named = [source for source in sources if type(source) is str and folder in source and source.startswith(folder)]
+    limits = [("mount " + source, source[len(folder) :]) for source in named]
     annotations = member(spec, "annotations", dict)
     for source, label, text in (
         ("variable", MEMORY_VARIABLE, env.get(MEMORY_VARIABLE)),

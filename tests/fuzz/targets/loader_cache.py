@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuhook.finish.ldcache import FLAGS, compare, merge
+from gpuhook.loader.ldcache import FLAGS, compare, merge
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import loader
 from unit.gpuhook.caches import image, ldconfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpuhook.live import devices
+from gpuhook.inject import devices
 from gpushim.paths import mountinfo
 
 LINE = b"%d 1 %d:%d / %s rw,relatime%s - %s dev rw\n"

@@ -6,7 +6,7 @@ import ctypes
 from typing import Sequence
 
 from fuzz.oracles import host, refused
-from gpuhook.finish.options import Options
+from gpuhook.loader.options import Options
 from gpuhook.nvidia import cdi_hook, container_cli_configure
 from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.container_cli import cli_options as cli

@@ -8,7 +8,7 @@ from typing import Any
 
 from fuzz.oracles import scratch
 from gpuhook import prestart
-from gpuhook.live import roots
+from gpuhook.inject import roots
 from gpushim.ground.errors import GpushimError
 from gpushim.oci.edits import edited
 

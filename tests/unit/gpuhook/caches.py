@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpuhook.finish.ldcache import FLAGS
+from gpuhook.loader.ldcache import FLAGS
 
 OURS = FLAGS[platform.machine()]
 LIBRARIES = (

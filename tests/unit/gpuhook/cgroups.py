@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuhook.live import bpf
+from gpuhook.inject import bpf
 from unit.gpuhook.sandbox import forked
 
 TOP = Path("/sys/fs/cgroup")

@@ -13,8 +13,8 @@ import pytest
 
 import fakehost
 from gpuhook import cgroup_limits
-from gpuhook.finish.options import Options
-from gpuhook.live import devices
+from gpuhook.inject import devices
+from gpuhook.loader.options import Options
 from gpushim.ground.errors import GpushimError
 
 TOP = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.live.roots import bundle_of
+from gpuhook.inject.roots import bundle_of
 from gpushim.ground.errors import GpushimError
 from gpushim.oci.edits import edited
 from unit.gpuhook.sandbox import HOOK, TOP
@@ -130,7 +130,7 @@ def test_a_state_with_an_odd_bundle(path: object) -> None:
 ASK = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from gpuhook.live.roots import bundle_of
+from gpuhook.inject.roots import bundle_of
 print(bundle_of({"bundle": "/"}))
 """
 CALLS = {

@@ -41,8 +41,8 @@ def test_who_is_asked_late_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> 
         if not here:
             os.dup2(reading, 0)
             os.dup2(writing, 1)
-            left = wait.Shell(["wait", str(pid), "prestart"]).left
-            os.write(1, b"all" if left == wait.MOST else b"less")
+            ticks = wait.Shell(["wait", str(pid), "prestart"]).ticks
+            os.write(1, b"all" if ticks == wait.MOST else b"less")
             os._exit(0)
         os.write(request, str(shell.pid).encode())
         for fd in (writing, request, reading):

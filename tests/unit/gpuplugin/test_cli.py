@@ -255,7 +255,7 @@ def test_each_option_has_help_and_its_default() -> None:
 
 def test_flags_as_a_go_program_takes_them() -> None:
     words = ["-mig-strategy=single", "--pass-device-specs", "--gds-enabled=false", "-mofed-enabled", "x", "-h", "--"]
-    assert flags.spelled(words) == [
+    assert flags.spell_flags(words) == [
         "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true",
         "x", "-h", "--",
     ]  # fmt: skip

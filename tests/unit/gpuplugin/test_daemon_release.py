@@ -141,7 +141,7 @@ def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPat
 
     async def run() -> None:
         monkeypatch.setattr(letting_go, "CLOSING", 0.1)
-        monkeypatch.setattr(spawn, "alone", never)
+        monkeypatch.setattr(spawn, "wait_for_all", never)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             assert "is in the driver and does not end" in (await do(top, "release"))["error"]

@@ -21,7 +21,7 @@ from unit.gpushim.doctor.nodes import bound
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a client of MPS gets, by device-list-strategy."""
-    monkeypatch.setattr(mps, "ready", lambda state_dir, group: "")
+    monkeypatch.setattr(mps, "unready_reason", lambda state_dir, group: "")
     monkeypatch.setattr(cdi, "check", lambda host, names: None)
     monkeypatch.setattr(renew, "snapshot", lambda config, state: snapshot([gpu(0)]))
     monkeypatch.setattr(specs, "find", lambda names, folders: [("/x.json",) for _ in names])

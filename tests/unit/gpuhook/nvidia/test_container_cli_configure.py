@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from gpuhook import standalone
-from gpuhook.live import live
+from gpuhook.inject import apply
 from gpuhook.nvidia import container_cli_configure
 from gpushim.config.policy import defaults
-from gpushim.decision import plan
 from gpushim.decision.decide import Decision
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
@@ -150,8 +149,7 @@ def test_nodes_are_left_out(landed: Landed) -> None:
     assert landed.paths("node") == []
 
 
-def test_a_services_socket_is_left_out(landed: Landed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_way", lambda _path: "hook")
+def test_a_services_socket_is_left_out(landed: Landed) -> None:
     container_cli_configure.configure(["configure", *CTR.split()])
     assert landed.options.socket == [("/run/nvidia-persistenced/socket",) * 2]
     container_cli_configure.configure(["configure", "--no-persistenced", *CTR.split()])
@@ -230,12 +228,12 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, b
     """Apply nothing in a mount namespace of its own, after a command; returns the refusal, or ""."""
 
     def refused(prepare: str, userns: bool) -> str:
-        monkeypatch.setattr("gpuhook.live.mountpoints.in_user_namespace", lambda: userns)
+        monkeypatch.setattr("gpuhook.inject.mountpoints.in_user_namespace", lambda: userns)
 
         def attempt() -> str:
             subprocess.run(["/bin/sh", "-ec", prepare, "sh", str(tmp_path)], check=True)
             try:
-                live.apply([], Rootfs("", str(tmp_path)), "/", lambda _what, _error: None)
+                apply.apply_edits([], Rootfs("", str(tmp_path)), "/", lambda _what, _error: None)
             except GpushimError as error:
                 return str(error)
             return ""

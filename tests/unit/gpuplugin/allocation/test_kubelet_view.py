@@ -654,7 +654,7 @@ def test_nothing_is_given_to_a_kubelet_that_the_book_has_not_met(
         if why == "the disk is full":
             patch.setattr(book, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         else:
-            patch.setattr(sockets, "listening", lambda path: False)
+            patch.setattr(sockets, "is_listening", lambda path: False)
         asyncio.run(one.registry.meet())
     with pytest.raises(GpushimError, match="does not have the kubelet yet that has just started"):
         one.allocate(ONE)

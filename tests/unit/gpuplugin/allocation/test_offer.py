@@ -37,7 +37,7 @@ def told(found: Any, **values: Any) -> list[str]:
 
 @pytest.mark.parametrize(("well", "numa"), [(True, -1), (False, -1), (True, 0), (False, 3)])
 def test_a_device_is_listed_as_the_message_that_it_is(well: bool, numa: int) -> None:
-    data = v1beta1.listed("GPU-1::300", well, numa)
+    data = v1beta1.write_device("GPU-1::300", well, numa)
     (device,) = v1beta1.reader("ListAndWatchResponse")(data)["devices"]
     (node,) = device["topology"]["nodes"] if numa >= 0 else [{"ID": -1}]
     assert (device["ID"], device["health"], node["ID"]) == ("GPU-1::300", "Healthy" if well else "Unhealthy", numa)
@@ -49,7 +49,7 @@ def test_what_has_not_changed_is_not_made_anew() -> None:
     before = {**some.listed}
     some.have([Device("0", "GPU-0", "0", 0), Device("1", "GPU-1", "1", 1, problem="lost")], {})
     assert some.listed["0"] is before["0"]
-    assert some.listed["1"] == v1beta1.listed("1", False, -1)
+    assert some.listed["1"] == v1beta1.write_device("1", False, -1)
 
 
 @pytest.mark.parametrize(("disable", "refused"), [("", True), ("xids", True), ("all", False)])
@@ -169,7 +169,7 @@ def test_devices_of_a_daemon_that_does_not_run_are_not_given_out(monkeypatch: py
         asked.append((state_dir, group.name, [one.index for one in group.gpus]))
         return "start it" if group.name == "a" else ""
 
-    monkeypatch.setattr(mps, "ready", ready)
+    monkeypatch.setattr(mps, "unready_reason", ready)
     said = by_mps(*({"devices": [n], "replicas": 2, "rename": name} for n, name in enumerate("ab")))
     found, _ = offered(snapshot([gpu(0), gpu(1), gpu(2)]), said, [])
     problems = {name.partition("/")[2]: [one.problem for one in devices] for name, devices in found.items()}
@@ -178,7 +178,7 @@ def test_devices_of_a_daemon_that_does_not_run_are_not_given_out(monkeypatch: py
 
 
 def test_what_is_wrong_with_a_gpu_counts_before_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "ready", lambda state_dir, group: "start it")
+    monkeypatch.setattr(mps, "unready_reason", lambda state_dir, group: "start it")
     found, _ = offered(snapshot([gpu(0, problem="lost")]), by_mps({"replicas": 2}), [])
     assert {one.problem for one in found["nvidia.com/gpu"]} == {"lost"}
 
@@ -204,16 +204,16 @@ def test_a_gpu_that_falls_sick_costs_what_its_own_devices_do(monkeypatch: pytest
     many.have(devices, {})
     made: list[str] = []
 
-    def listed(device: str, well: bool, numa: int) -> bytes:
+    def write_device(device: str, well: bool, numa: int) -> bytes:
         made.append(device)
-        return v1beta1.listed(device, well, numa)
+        return v1beta1.write_device(device, well, numa)
 
-    monkeypatch.setattr(offer, "listed", listed)
+    monkeypatch.setattr(offer, "write_device", write_device)
     many.mark_unhealthy({"GPU-3": "x"})
     assert {*made} == {one.id for one in devices if one.gpu == 3}
     assert {one.id for one in devices} - many.well == {one.id for one in devices if one.gpu == 3}
     made.clear()
-    data = v1beta1.written(many.name, many.listed.values())
+    data = v1beta1.write_list(many.name, many.listed.values())
     assert not made
     told = v1beta1.reader("ListAndWatchResponse")(data)["devices"]
     sick = {one["ID"] for one in told if one["health"] == v1beta1.UNHEALTHY}
@@ -231,14 +231,14 @@ def test_what_is_listed_follows_what_there_is() -> None:
     some.mark_unhealthy({"GPU-2": "x"})
     some.have([two, one], {})
     assert [*some.listed] == [*some.devices] == ["GPU-2", "GPU-1"]
-    assert some.listed["GPU-2"] == v1beta1.listed("GPU-2", False, -1)
+    assert some.listed["GPU-2"] == v1beta1.write_device("GPU-2", False, -1)
     some.have([one], {})
     assert [*some.listed] == ["GPU-1", "GPU-2"]
     some.drop({"GPU-2"})
     some.mark_unhealthy({"GPU-2": "y"})
     assert [*some.listed] == [*some.devices] == ["GPU-1"]
     some.fail("no")
-    assert some.listed["GPU-1"] == v1beta1.listed("GPU-1", False, -1)
+    assert some.listed["GPU-1"] == v1beta1.write_device("GPU-1", False, -1)
 
 
 def test_what_is_wrong_with_a_device_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

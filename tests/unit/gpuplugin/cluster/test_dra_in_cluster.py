@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.cluster.access import Lent
+from gpuplugin.cluster.access import RelayedAccess
 from gpuplugin.cluster.claims import Claims
 from gpuplugin.cluster.cluster import DeepError
 from gpuplugin.cluster.dra_in_cluster import Link
@@ -50,7 +50,7 @@ def told(folder: Path) -> Callable[[Any], dict[str, Any]]:
     """Have the API server have a claim; return what the other half is answered that asks for it."""
 
     def answer(found: Any) -> dict[str, Any]:
-        link = Link(f"{folder}/s", Lent(None))
+        link = Link(f"{folder}/s", RelayedAccess(None))
         link.slices = SimpleNamespace(want=lambda _: None)  # type: ignore[assignment]
         link.claims = Claims(SimpleNamespace(ask=found if callable(found) else lambda *_: found))  # type: ignore[arg-type]
         with socket.socket(socket.AF_UNIX) as server:

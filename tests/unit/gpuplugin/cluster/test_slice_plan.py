@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from gpuplugin.cluster import slice_content, slice_plan
-from gpuplugin.cluster.slice_plan import Plan, Seen
+from gpuplugin.cluster.slice_plan import Plan, Slice
 
 NODE = "node-1"
 
 
-def there(name: int | str, generation: int, count: int, content: str = "a", **changed: Any) -> Seen:
+def there(name: int | str, generation: int, count: int, content: str = "a", **changed: Any) -> Slice:
     """A slice by its number, or a foreign one by its name."""
     called = name if isinstance(name, str) else slice_plan.name(NODE, name)
     pool = {"name": NODE, "generation": generation, "resourceSliceCount": count}
-    found = slice_plan.seen(
+    found = slice_plan.parse_slice(
         {
             "metadata": {
                 "name": called,
@@ -39,7 +39,7 @@ def there(name: int | str, generation: int, count: int, content: str = "a", **ch
     return found
 
 
-def planned(seen: list[Seen], desired: str) -> Plan:
+def planned(seen: list[Slice], desired: str) -> Plan:
     """Plan for slices of one device each."""
     return slice_plan.plan(seen, NODE, len(desired), lambda at, one: one.devices == [{"name": desired[at]}])
 
@@ -75,7 +75,7 @@ ABC = [there(number, 7, 3, content) for number, content in enumerate("abc")]
         ([there(0, 7, 1, metadata={"ownerReferences": []})], "a", ([], ["0:0000="], [], 8)),
     ],
 )
-def test_plans(seen: list[Seen], desired: str, wanted: Any) -> None:
+def test_plans(seen: list[Slice], desired: str, wanted: Any) -> None:
     assert short(planned(seen, desired)) == wanted
 
 

@@ -87,7 +87,7 @@ def test_what_is_to_settle_is_put_right_as_soon_as_it_has(monkeypatch: pytest.Mo
     """Though it came while the writer waited for nothing in particular."""
     monkeypatch.setattr(slices, "TICK", 20.0)
     one, done = Slices(None, "node-1", lambda _: None), threading.Semaphore(0)  # type: ignore[arg-type]
-    monkeypatch.setattr(one, "_put_right", lambda *_: done.release())
+    monkeypatch.setattr(one, "_repair", lambda *_: done.release())
     one._listed = True
     threading.Thread(target=lambda: [*islice(one.write(), 10)], daemon=True).start()
     one.want([[]])

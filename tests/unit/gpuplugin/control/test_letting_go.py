@@ -43,7 +43,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return None
 
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    monkeypatch.setattr(spawn, "alone", alone)  # other tests may have left children of this process
+    monkeypatch.setattr(spawn, "wait_for_all", alone)  # other tests may have left children of this process
     return tmp_path
 
 

@@ -171,10 +171,10 @@ def test_of_many_gpus_near_ones_are_found() -> None:
 
 
 def test_the_sets_are_listed_once_for_equal_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = preferred._sets.cache_info().misses
+    before = preferred._list_sets.cache_info().misses
     for _ in range(3):
         nearest(whole(5), {})
-    assert preferred._sets.cache_info().misses == before + 1
+    assert preferred._list_sets.cache_info().misses == before + 1
 
 
 def test_unknown_and_lost_gpus_are_the_last_choice() -> None:

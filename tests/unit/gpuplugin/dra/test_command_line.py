@@ -66,7 +66,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> tuple[Any, ...]:
-    spelled = flags.spelled([*words], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
+    spelled = flags.spell_flags([*words], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
     CliRunner().invoke(command_line.command, ["--socket=/x", *spelled], catch_exceptions=False)
     return Half.made
 

@@ -105,7 +105,7 @@ def test_what_is_unhealthy_is_told_with_its_cure_and_what_passes_last(half: Any)
 def test_root_has_it_let_go_of_the_gpus_and_take_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has some by a claim of this driver is told: they must end before the driver can be unloaded."""
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    monkeypatch.setattr("gpuplugin.processes.spawn.alone", nothing)
+    monkeypatch.setattr("gpuplugin.processes.spawn.wait_for_all", nothing)
     rows = [Claim("a", "claim", driver, "node", "gpu-0", (), "pod", "main") for driver in (OWN_DRIVER, "other.com")]
 
     async def listed(_: str) -> Listed:

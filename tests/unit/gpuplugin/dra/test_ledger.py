@@ -278,7 +278,7 @@ def test_what_a_claim_shares_is_kept_until_it_shares_nothing(ledger: Ledger) -> 
     shares = MpsGroup("claim-x", (MpsGpu(GPU, 0, 0),), None, 50, False)
     for _ in range(2):
         ledger.give(claim("a", GPU), {GPU.lower(): GPU}, HOMES, None, [shares])
-        assert Ledger(Book()).claims()["a"]["sharing"] == [of_claims.described(shares)]
+        assert Ledger(Book()).claims()["a"]["sharing"] == [of_claims.describe(shares)]
     give(ledger, claim("b", OTHER))
     ledger.unshare(["a", "unknown"])
     assert ("sharing" in ledger.claims()["a"], [*ledger.claims()]) == (False, ["a", "b"])

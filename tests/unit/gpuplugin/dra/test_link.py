@@ -227,7 +227,7 @@ def test_what_a_claim_contains_fails_that_claim_alone(folder: Path, said: str, u
 def test_a_stranger_is_not_let_in(
     folder: Path, monkeypatch: pytest.MonkeyPatch, of_user: bool, unit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gpuplugin.kubelet.sockets.of_user", lambda *_: of_user)
+    monkeypatch.setattr("gpuplugin.kubelet.sockets.is_user", lambda *_: of_user)
 
     async def story(one: Link, come: Any) -> None:
         for _ in range(3):
@@ -244,7 +244,7 @@ def test_a_stranger_is_logged_again_after_a_client_that_has_stayed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, stays: float, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     admitted = iter([False, True, False])
-    monkeypatch.setattr("gpuplugin.kubelet.sockets.of_user", lambda *_: next(admitted))
+    monkeypatch.setattr("gpuplugin.kubelet.sockets.is_user", lambda *_: next(admitted))
     monkeypatch.setattr(link, "STAYS", stays)
 
     async def story(one: Link, come: Any) -> None:

@@ -238,7 +238,7 @@ def test_a_claim_that_is_prepared_while_it_is_taken_back_stays(node: Node, monke
     async def story() -> None:
         node.claims["a"], node.users = ("gpu-0",), ["first"]
         await node.prepare("a")
-        left, looked = cgroups.left, False
+        left, looked = cgroups.find_running, False
 
         async def prepared_meanwhile(uids: frozenset[str]) -> frozenset[str]:
             nonlocal looked
@@ -248,7 +248,7 @@ def test_a_claim_that_is_prepared_while_it_is_taken_back_stays(node: Node, monke
                 return frozenset(uids)
             return await left(uids)
 
-        monkeypatch.setattr(cgroups, "left", prepared_meanwhile)
+        monkeypatch.setattr(cgroups, "find_running", prepared_meanwhile)
         await node.unprepare("a")
         assert not node.ledger.unended
         assert [*node.ledger.claims()] == ["a"]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from gpuplugin.health import causes
-from gpuplugin.health.causes import Cause, Known, State
+from gpuplugin.health.causes import Cause, GpuRecord, State
 
 CAUSE = Cause("xid", 5.0, 6.5, 79, ends="action")
 UNWATCHED = Cause("unwatched", 1.0, 1.0, why="x")
-STATE = State("b", {"GPU-1": Known({"xid 79 None None": CAUSE}, ["580", 7], None)}, {"polls": UNWATCHED})
+STATE = State("b", {"GPU-1": GpuRecord({"xid 79 None None": CAUSE}, ["580", 7], None)}, {"polls": UNWATCHED})
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_nothing_is_written_where_others_could_write(path: str, spoil: Any) -> N
 
 def test_the_largest_state_can_be_read_again(path: str) -> None:
     longest = Cause("recovery", 1.7e9 + 0.123456, 1.7e9 + 0.123456, 2**32 - 1, 2**32 - 1, 2**32 - 1, why="x" * 80)
-    known = Known(
+    known = GpuRecord(
         {f"xid {number} 4294967295 4294967295": longest for number in range(causes.CAUSES)}, ["580", 2**60], 1.7
     )
     largest = State("b", {f"GPU-{number:040}": known for number in range(causes.GPUS)})

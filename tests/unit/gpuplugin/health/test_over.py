@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gpuplugin.health import causes
-from gpuplugin.health.causes import Cause, Known, Over, State
+from gpuplugin.health.causes import Cause, EndedEvents, GpuRecord, State
 
 XID = Cause("xid", 0, 5.0, 94)
 
 
-def over(gpus: int = 1, names: int = 1) -> Over:
+def over(gpus: int = 1, names: int = 1) -> EndedEvents:
     """What has taken note of so many GPUs' events, of so many names each."""
-    found, state = Over(), State("boot", {f"GPU-{number}": Known() for number in range(gpus)})
+    found, state = EndedEvents(), State("boot", {f"GPU-{number}": GpuRecord() for number in range(gpus)})
     for known in state.gpus.values():
         for number in range(names):
             found.add(state, known, str(number), XID)
@@ -27,9 +27,9 @@ def test_an_event_that_came_again_is_another_one(last: float, ended: bool) -> No
 
 
 def test_what_is_no_event_and_what_is_of_no_gpu_of_the_state_is_not_noted() -> None:
-    found, state = Over(), State("boot", {"GPU-0": Known(), "GPU-1": Known()})
+    found, state = EndedEvents(), State("boot", {"GPU-0": GpuRecord(), "GPU-1": GpuRecord()})
     found.add(state, state.gpus["GPU-0"], "lost", Cause("lost", 0, 5.0))
-    found.add(state, Known(), "94", XID)
+    found.add(state, GpuRecord(), "94", XID)
     assert not any(found.has(uuid, name, XID) for uuid in ("GPU-0", "") for name in ("lost", "94"))
 
 

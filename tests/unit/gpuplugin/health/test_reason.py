@@ -31,7 +31,7 @@ from unit.gpuplugin.snapshots import gpu, mig, snapshot
     ],
 )
 def test_each_kind_says_what(cause: Cause, text: str) -> None:
-    assert reason.of(cause).text == text
+    assert reason.make_reason(cause).text == text
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ HUNG = f"GPU 1 (00000000:11:00.0) {earlier.HANGS}; a reset may help"
 )
 def test_what_the_snapshot_says_of_it_is_said_once(problem: str | None, kinds: list[str], said: str) -> None:
     whole, part = gpu(1, mig=True, problem=problem), mig(1, 0)
-    found = [reason.of(Cause(kind, 0, 0)) for kind in kinds]
+    found = [reason.make_reason(Cause(kind, 0, 0)) for kind in kinds]
     uuids = (whole["uuid"], part["uuid"])
     assert reason.texts(dict.fromkeys(uuids, found), snapshot([gpu(0), whole], [part])) == dict.fromkeys(uuids, said)
 
@@ -108,12 +108,12 @@ RESET, WAIT = Cause("ecc", 0, 0, ends=xids.ACTION), Cause("xid", 0, 0, 94, ends=
     ],
 )
 def test_the_gravest_cure_counts(causes: list[Cause], cure: str) -> None:
-    assert reason.cure(map(reason.of, causes)) == cure
+    assert reason.cure(map(reason.make_reason, causes)) == cure
 
 
 @pytest.mark.parametrize("step", [-3600.0, 0.0, 86400.0])
 def test_since_when_is_shown_by_the_clock_on_the_wall(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, wall = reason.of(Cause("lost", system.clock() - 60, 0)), time.time()
+    told, wall = reason.make_reason(Cause("lost", system.clock() - 60, 0)), time.time()
     monkeypatch.setattr(time, "time", lambda: wall + step)
     assert told.when == pytest.approx(wall + step - 60, abs=5)
 
@@ -134,4 +134,4 @@ def test_since_when_is_shown_by_the_clock_on_the_wall(step: float, monkeypatch: 
     ],
 )
 def test_each_says_when_it_ends(cause: Cause, until: str) -> None:
-    assert reason.of(cause).until.startswith(until)
+    assert reason.make_reason(cause).until.startswith(until)

@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 from gpuplugin.kubelet.endpoint import POLL, Endpoint
-from gpuplugin.kubelet.sockets import listening
+from gpuplugin.kubelet.sockets import is_listening
 from gpuplugin.snapshot.inotify import Watch
 from gpushim.ground.errors import FAILED, GpushimError
 from unit.gpuplugin.kubelet.fake import KINDS, Kubelet, until
@@ -381,9 +381,9 @@ def test_without_a_free_descriptor_every_socket_counts_as_alive(monkeypatch: pyt
     def none(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    assert not listening("/nowhere.sock")
+    assert not is_listening("/nowhere.sock")
     monkeypatch.setattr(socket, "socket", none)
-    assert listening("/nowhere.sock")
+    assert is_listening("/nowhere.sock")
 
 
 def test_a_list_that_kubelet_would_not_read(folder: Path) -> None:

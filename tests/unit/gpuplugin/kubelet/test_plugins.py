@@ -90,7 +90,7 @@ def test_no_number_of_sockets_costs_all_descriptors(top: Path, monkeypatch: pyte
     async def nobody(path: str) -> None:
         asked.append(path)
 
-    monkeypatch.setattr(plugins, "asked", nobody)
+    monkeypatch.setattr(plugins, "ask", nobody)
     with listen(top / "plugins_registry/0"):
         for folder in ("a", "b"):
             (top / "plugins_registry" / folder).mkdir()
@@ -162,7 +162,7 @@ def test_a_known_one_is_not_asked_again(top: Path, monkeypatch: pytest.MonkeyPat
         found = Plugins()
         async with driver(top / "plugins_registry/a"):
             before = await found.look(str(top))
-            monkeypatch.setattr(plugins, "asked", None)
+            monkeypatch.setattr(plugins, "ask", None)
             assert await found.look(str(top)) == before
 
     asyncio.run(asked())
@@ -183,9 +183,9 @@ def test_a_users_socket_is_not_believed(top: Path) -> None:
         os._exit(0)
     try:
         assert os.read(ready, 1)
-        assert not plugins.believed(str(path))
+        assert not plugins.is_believed(str(path))
         with listen(top / "plugins_registry/b"):
-            assert plugins.believed(str(top / "plugins_registry/b"))
+            assert plugins.is_believed(str(top / "plugins_registry/b"))
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)

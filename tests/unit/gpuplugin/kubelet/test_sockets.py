@@ -68,7 +68,7 @@ def test_it_takes_the_place_of_what_is_there(folder: Path, place: Callable[[Path
         await listener.bind(NOTHING)
         assert stat.S_ISSOCK(path.lstat().st_mode)
         assert stat.S_IMODE(path.lstat().st_mode) == 0o600
-        assert sockets.listening(str(path))
+        assert sockets.is_listening(str(path))
         await listener.stop()
         assert [one.read_text() for one in folder.iterdir()] == ["kept"] * (place is a_link)
 
@@ -141,7 +141,7 @@ def test_it_leaves_another_s_socket(folder: Path) -> None:
         await first.bind(NOTHING)
         await second.bind(NOTHING)
         await first.stop()
-        assert sockets.listening(f"{folder}/gpushim-gpu.sock")
+        assert sockets.is_listening(f"{folder}/gpushim-gpu.sock")
         await second.stop()
         assert os.listdir(folder) == []
 
@@ -217,7 +217,7 @@ def test_no_number_of_names_is_read_to_its_end(folder: Path, monkeypatch: pytest
     ],
 )
 def test_who_may_be_another_plugin(name: str, stranger: bool) -> None:
-    assert sockets.foreign(name) is stranger
+    assert sockets.is_foreign(name) is stranger
 
 
 @pytest.mark.parametrize(("length", "fits"), [(sockets.LONGEST_PATH, True), (sockets.LONGEST_PATH + 1, False)])
@@ -233,7 +233,7 @@ def test_the_longest_path(folder: Path, length: int, fits: bool) -> None:
                 await listener.bind(NOTHING)
             return
         await listener.bind(NOTHING)
-        assert sockets.listening(str(path))
+        assert sockets.is_listening(str(path))
         await listener.stop()
 
     asyncio.run(story())

@@ -34,7 +34,7 @@ ITS: dict[str, float] = {"memory_used": 1 << 30, "memory_total": 5 << 30, "proce
 
 
 def samples(state: State, name: str) -> list[tuple[dict[str, str], float]]:
-    text = exposition.written(state, "")[0].decode()
+    text = exposition.write(state, "")[0].decode()
     return [(one.labels, one.value) for family in parse(text) for one in family.samples if one.name == name]
 
 
@@ -195,7 +195,7 @@ def test_devices_are_counted_by_health_and_kind_of_reason() -> None:
 )
 def test_all_of_it_can_be_read(accept: str, reader: Any) -> None:
     nasty = 'a"b\\c\nd'
-    body, kind = exposition.written(state(hostname=nasty, listed=Listed([row(nasty, uuid(0))], [])), accept)
+    body, kind = exposition.write(state(hostname=nasty, listed=Listed([row(nasty, uuid(0))], [])), accept)
     assert kind.startswith("application/openmetrics-text" if accept else "text/plain; version=")
     found = [one for family in reader(body.decode()) for one in family.samples]
     assert {one.labels["Hostname"] for one in found if "Hostname" in one.labels} == {nasty}

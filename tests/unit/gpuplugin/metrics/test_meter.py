@@ -139,9 +139,9 @@ def test_the_end_of_an_earlier_round_is_not_that_of_the_last(
         await one.ask(SECONDS)
         asks = [asyncio.ensure_future(one.ask(SECONDS)) for _ in range(2)]
         await asyncio.sleep(0)
-        one._heard({"done": 1})
+        one._take_line({"done": 1})
         assert not (await asyncio.wait(asks, timeout=0.1))[0]
-        one._heard({"done": 2})
+        one._take_line({"done": 2})
         await asyncio.gather(*asks)
 
     metering(host, test)
@@ -239,10 +239,10 @@ def test_no_child_runs_while_gpus_are_let_go(host: fakehost.Host) -> None:
 def test_what_a_child_says_is_believed_as_far_as_it_can_be(host: fakehost.Host, line: Any, found: Any) -> None:
     async def test(one: Meter) -> None:
         uuid = host.gpus[0].uuid
-        one._heard({"poll": {uuid: {"gpu": line, "migs": {"MIG-x": line}}, "GPU-stranger": {"gpu": line}}})
+        one._take_line({"poll": {uuid: {"gpu": line, "migs": {"MIG-x": line}}, "GPU-stranger": {"gpu": line}}})
         assert one.readings()[uuid].own == one.readings()[uuid].migs["MIG-x"] == found
         assert "GPU-stranger" not in one.readings()
         for wrong in ({"poll": 1}, {"poll": {uuid: 1}}, {"poll": {uuid: {"migs": 1}}}, {"done": "x"}):
-            one._heard(wrong)
+            one._take_line(wrong)
 
     metering(host, test)

@@ -40,7 +40,7 @@ def take(path: Path, here: dict[str, int], values: dict[str, int], lost: str = "
         here.update({one: value for one, value in given.items() if value is not None})
         return was
 
-    compute_mode.take(HOST, values, str(path), 1.0, ask)
+    compute_mode.set_modes(HOST, values, str(path), 1.0, ask)
     return asked
 
 
@@ -92,7 +92,7 @@ def test_who_begins_as_another_ends_knows_what_it_was_before_that(tmp_path: Path
             take(ends, here, {})
         return was
 
-    compute_mode.take(HOST, {uuid(0): 3}, str(begins), 1.0, ask)
+    compute_mode.set_modes(HOST, {uuid(0): 3}, str(begins), 1.0, ask)
     assert json.loads(begins.read_text()) == {uuid(0): 0}
 
 
@@ -111,7 +111,7 @@ def locked(path: Path) -> bool:
 
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, int], dies: int = 0) -> list[Path]:
     """Return the files of two groups with a GPU; the second ends as the first looks, which dies in that look."""
-    paths, real, looks = [tmp_path / name / "modes" for name in ("a", "b")], compute_mode._others, []
+    paths, real, looks = [tmp_path / name / "modes" for name in ("a", "b")], compute_mode._read_others, []
     monkeypatch.setattr(lock, "is_held", lambda _: True)
     for path in paths:
         path.parent.mkdir()
@@ -129,7 +129,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, int], d
                 raise KilledError
         return found
 
-    monkeypatch.setattr(compute_mode, "_others", others)
+    monkeypatch.setattr(compute_mode, "_read_others", others)
     return paths
 
 
@@ -171,7 +171,7 @@ def test_a_gpu_that_is_lost_keeps_no_other_from_its_mode(path: Path, lost: int) 
 def test_what_is_put_back_is_not_owed_any_more(path: Path) -> None:
     """Before the group has another GPU, for which it may wait."""
     take(path, dict.fromkeys((uuid(0), uuid(1)), 1), dict.fromkeys((uuid(0), uuid(1)), 3))
-    compute_mode.give_back(HOST, str(path), 1.0, lambda *_: {}, [uuid(1), uuid(2)])
+    compute_mode.restore(HOST, str(path), 1.0, lambda *_: {}, [uuid(1), uuid(2)])
     assert json.loads(path.read_text()) == {uuid(1): 1}
 
 
@@ -188,7 +188,7 @@ def test_where_nothing_can_be_written_modes_are_put_back(path: Path, monkeypatch
     assert here == {uuid(0): 3, uuid(1): 1}
 
 
-@pytest.mark.parametrize("whole", [compute_mode.WHOLE, compute_mode.ENDING])
+@pytest.mark.parametrize("whole", [compute_mode.TOTAL, compute_mode.ENDING])
 @pytest.mark.parametrize("hung", [1, 7, 15])
 def test_gpus_that_hang_leave_the_others_time(
     path: Path, monkeypatch: pytest.MonkeyPatch, hung: int, whole: float
@@ -208,21 +208,21 @@ def test_gpus_that_hang_leave_the_others_time(
         return {}
 
     with pytest.raises(GpushimError, match="it hangs"):
-        compute_mode.give_back(host, str(path), 100.0, ask, whole=whole)
+        compute_mode.restore(host, str(path), 100.0, ask, total=whole)
     assert healthy == {uuid(number) for number in range(hung, 16)}
     assert clock.now <= whole
 
 
 def test_modes_that_are_not_put_back_keep_no_time_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    place, asked = mps.Place("/state", "group"), []
+    place, asked = mps.Folders("/state", "group"), []
 
     def fails(_: object, path: str, *__: object, **___: object) -> None:
         asked.append(path)
         raise GpushimError("it is lost", 12)
 
-    monkeypatch.setattr(compute_mode, "give_back", fails)
+    monkeypatch.setattr(compute_mode, "restore", fails)
     with pytest.raises(GpushimError, match="it is lost"):
-        supervisor._put_back(HOST, place, 1.0)
+        supervisor._restore(HOST, place, 1.0)
     assert asked == [place.modes, place.slices]
 
 
@@ -238,7 +238,7 @@ def test_a_driver_that_is_slow_has_its_time(path: Path, monkeypatch: pytest.Monk
             raise GpushimError("it is slow", 12)
         return {}
 
-    compute_mode.give_back(host, str(path), 100.0, ask)
+    compute_mode.restore(host, str(path), 100.0, ask)
     assert not path.exists()
 
 
@@ -252,5 +252,5 @@ def test_what_is_put_back_one_by_one_is_no_failure(path: Path) -> None:
             raise GpushimError("NVML hangs for a moment", 12)
         return {}
 
-    compute_mode.give_back(HOST, str(path), 1.0, ask)
+    compute_mode.restore(HOST, str(path), 1.0, ask)
     assert (len(asked), path.exists()) == (3, False)

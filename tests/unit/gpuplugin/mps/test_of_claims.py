@@ -32,8 +32,8 @@ GROUPS = {
 
 @pytest.mark.parametrize("one", GROUPS.values(), ids=GROUPS)
 def test_what_is_written_is_read(one: MpsGroup) -> None:
-    row = json.loads(json.dumps({of_claims.KEY: [{**of_claims.described(one), "later": 1}]}))
-    assert of_claims.of(row) == [one]
+    row = json.loads(json.dumps({of_claims.KEY: [{**of_claims.describe(one), "later": 1}]}))
+    assert of_claims.groups_of(row) == [one]
 
 
 def test_limits_and_who_is_alone() -> None:
@@ -47,18 +47,18 @@ def test_limits_and_who_is_alone() -> None:
     "odd",
     [
         *(None, 3, [], {}, {"group": NAME}),
-        {**of_claims.described(group("GPU-1")), "group": "claim-../../x-0"},
-        {**of_claims.described(group("GPU-1")), "gpus": []},
-        {**of_claims.described(group("GPU-1")), "gpus": [3]},
-        {**of_claims.described(group("GPU-1")), "threads": "50"},
-        {**of_claims.described(group("GPU-1")), "each": [1, 2]},
-        {**of_claims.described(group("GPU-1")), "interval": True},
+        {**of_claims.describe(group("GPU-1")), "group": "claim-../../x-0"},
+        {**of_claims.describe(group("GPU-1")), "gpus": []},
+        {**of_claims.describe(group("GPU-1")), "gpus": [3]},
+        {**of_claims.describe(group("GPU-1")), "threads": "50"},
+        {**of_claims.describe(group("GPU-1")), "each": [1, 2]},
+        {**of_claims.describe(group("GPU-1")), "interval": True},
     ],
 )
 def test_what_is_not_understood_is_no_group(odd: Any) -> None:
     one = group("GPU-1")
-    assert of_claims.of({of_claims.KEY: [odd, of_claims.described(one)]}) == [one]
-    assert of_claims.of({of_claims.KEY: odd}) == []
+    assert of_claims.groups_of({of_claims.KEY: [odd, of_claims.describe(one)]}) == [one]
+    assert of_claims.groups_of({of_claims.KEY: odd}) == []
 
 
 def test_a_group_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_group_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = Path(claimed.path())
     path.parent.mkdir()
     row = {"namespace": "d", "name": "c", "devices": []}
-    claimed.write({UID: {**row, of_claims.KEY: [of_claims.described(group("GPU-1"))]}, "other": row})
+    claimed.write({UID: {**row, of_claims.KEY: [of_claims.describe(group("GPU-1"))]}, "other": row})
     before = of_claims.version()
     assert of_claims.find(NAME) == group("GPU-1")
     assert [*of_claims.shared()] == [UID]
@@ -79,10 +79,10 @@ def test_a_group_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_groups_of_claims_have_left(tmp_path: Path) -> None:
-    assert of_claims.left(str(tmp_path)) == {}
+    assert of_claims.claims_by_group(str(tmp_path)) == {}
     for name in (NAME, "gpu", "claim-x"):
         (tmp_path / "mps" / name).mkdir(parents=True)
-    assert of_claims.left(str(tmp_path)) == {NAME: UID}
+    assert of_claims.claims_by_group(str(tmp_path)) == {NAME: UID}
 
 
 def test_no_group_of_the_settings_has_such_a_name() -> None:

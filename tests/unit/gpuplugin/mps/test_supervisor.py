@@ -39,7 +39,7 @@ class Group:
 
     def __init__(self, folder: Path) -> None:
         self.host = fakehost.build(str(folder / "host"), 2, compile_cache=str(TOP / ".cache" / "fakehost"))
-        self.place = mps.Place(str(folder / "state"), "gpu")
+        self.place = mps.Folders(str(folder / "state"), "gpu")
         self.file = folder / "file.json"
         self.config = folder / "config.toml"
         self.config.write_text(f'[driver]\nroot = "{self.host.root}"\n[cdi]\nwrite-spec = false\n')
@@ -145,7 +145,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
 def test_a_daemon_gets_its_gpu_limits_and_shm(group: Group) -> None:
     group.start()
     assert until(group.serves, 30), group.said.read_text()
-    assert mps.ready(group.place.state_dir, group_of(group.host)) == ""
+    assert mps.unready_reason(group.place.state_dir, group_of(group.host)) == ""
     begins, *described = group.described()
     shm = Path(group.place.shm).stat()
     assert begins == f"begins shm={shm.st_dev}:{shm.st_ino} gpus=1"
@@ -156,7 +156,7 @@ def test_a_daemon_gets_its_gpu_limits_and_shm(group: Group) -> None:
     assert b"READY=1" in group.notified.recv(4096)
     assert group.stop() == 0
     assert (group.described()[-1], group.mode(), group.serves()) == ("quit", DEFAULT, False)
-    assert "does not run" in mps.ready(group.place.state_dir, group_of(group.host))
+    assert "does not run" in mps.unready_reason(group.place.state_dir, group_of(group.host))
 
 
 def test_shm_has_limits_and_takes_no_programs(group: Group) -> None:
@@ -191,7 +191,10 @@ def test_one_server_for_all_users_is_a_choice(group: Group) -> None:
     group.start()
     assert until(group.serves, 30), group.said.read_text()
     assert group.described()[0].startswith("begins -M ")
-    assert mps.ready(group.place.state_dir, group_of(group.host, memory=20480, threads=50, multi_user=True)) == ""
+    assert (
+        mps.unready_reason(group.place.state_dir, group_of(group.host, memory=20480, threads=50, multi_user=True))
+        == ""
+    )
 
 
 def test_modes_are_put_back_after_a_kill(group: Group) -> None:
@@ -202,7 +205,7 @@ def test_modes_are_put_back_after_a_kill(group: Group) -> None:
     left = group.state()["pid"]
     group.stop(signal.SIGKILL)
     assert (group.mode(), lives(left)) == (EXCLUSIVE, True)
-    assert "does not run" in mps.ready(group.place.state_dir, group_of(group.host))
+    assert "does not run" in mps.unready_reason(group.place.state_dir, group_of(group.host))
     group.start()
     assert until(lambda: group.serves() and group.state().get("pid") != left, 30), group.said.read_text()
     assert not lives(left)
@@ -297,7 +300,7 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
 def other(group: Group, tmp_path: Path) -> Iterator[Group]:
     """Another group of that host."""
     found = copy.copy(group)
-    found.place, found.said, found.process = mps.Place(group.place.state_dir, "other"), tmp_path / "other", None
+    found.place, found.said, found.process = mps.Folders(group.place.state_dir, "other"), tmp_path / "other", None
     try:
         yield found
     finally:
@@ -362,7 +365,7 @@ def test_nvml_that_hangs_ends_at_its_deadline(group: Group) -> None:
 def test_a_claims_group_goes_by_no_settings(group: Group) -> None:
     """Which may be wrong: what a claim that is over has left is put back nevertheless."""
     name = "claim-12345678-1234-4234-8234-123456789012-0"
-    group.place = mps.Place(group.place.state_dir, name)
+    group.place = mps.Folders(group.place.state_dir, name)
     os.makedirs(group.place.top)
     group.set_mode(EXCLUSIVE)
     Path(group.place.modes).write_text(json.dumps({group.host.gpus[0].uuid: PROHIBITED}))
@@ -414,6 +417,11 @@ def test_the_daemon_begins_in_the_domain_to_which_containers_may_connect(
     runcon = f"{tmp_path}/runcon"
     monkeypatch.setattr(policy, "SYSTEM_PATH", str(tmp_path))
     monkeypatch.setattr(control_daemon, "RUNCON", runcon)
-    assert control_daemon.for_clients(str(tmp_path)) == []
+    assert control_daemon.domain_words(str(tmp_path)) == []
     labels.label(tmp_path, selinux.WRITABLE)
-    assert control_daemon.for_clients(str(tmp_path)) == [runcon, "--type=container_runtime_t", runcon, "--type=spc_t"]
+    assert control_daemon.domain_words(str(tmp_path)) == [
+        runcon,
+        "--type=container_runtime_t",
+        runcon,
+        "--type=spc_t",
+    ]

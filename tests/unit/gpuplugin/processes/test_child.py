@@ -347,9 +347,9 @@ def test_what_is_no_child_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_children_are_waited_for() -> None:
     program = (
-        "import asyncio, os, time; from gpuplugin.processes.spawn import alone;"
+        "import asyncio, os, time; from gpuplugin.processes.spawn import wait_for_all;"
         "os.posix_spawn('/bin/sleep', ['sleep', '0.5'], {}); began = time.monotonic();"
-        "asyncio.run(alone()); assert 0.4 < time.monotonic() - began < 5"
+        "asyncio.run(wait_for_all()); assert 0.4 < time.monotonic() - began < 5"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=env, timeout=30)

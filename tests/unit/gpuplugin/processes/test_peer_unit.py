@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin.processes import peer_unit
-from gpuplugin.processes.peer_unit import of_unit
+from gpuplugin.processes.peer_unit import is_of_unit
 from gpushim.ground import system
 
 UNIT = "b.service"
@@ -64,14 +64,14 @@ def groups(monkeypatch: pytest.MonkeyPatch, own: str, theirs: str) -> None:
 def test_a_unit(folder: Path, monkeypatch: pytest.MonkeyPatch, own: str, theirs: str, found: bool) -> None:
     groups(monkeypatch, own, theirs)
     with client(folder) as (connected, _):
-        assert of_unit(connected, UNIT) is found
+        assert is_of_unit(connected, UNIT) is found
 
 
 def test_a_number_that_another_process_has_now(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups(monkeypatch, OWN, THEIRS)
     with client(folder) as (connected, process):
         process.communicate()
-        assert not of_unit(connected, UNIT)
+        assert not is_of_unit(connected, UNIT)
 
 
 def test_a_kernel_that_does_not_tell_which_process_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,4 +80,4 @@ def test_a_kernel_that_does_not_tell_which_process_it_was(folder: Path, monkeypa
     with client(folder) as (connected, _):
         with pytest.raises(OSError, match=os.strerror(errno.ENOPROTOOPT)):
             connected.getsockopt(socket.SOL_SOCKET, 9999, 4)
-        assert of_unit(connected, UNIT)
+        assert is_of_unit(connected, UNIT)

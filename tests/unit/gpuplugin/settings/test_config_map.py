@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.mps.mps import Place
+from gpuplugin.mps.mps import Folders
 from gpuplugin.settings import forms, settings
 from gpuplugin.settings.settings import Settings
 from gpuplugin.settings.sources import Sources
@@ -61,7 +61,7 @@ def test_no_name_below_sharing_is_a_place(tmp_path: Path, kind: str, key: str, n
         except GpushimError:
             continue
         directories = [each.partition("/")[2] for group in found.sharing if group.mps for each in group.names]
-        assert all("/" not in each and Path(Place("/run", each).top).name == each != ".." for each in directories)
+        assert all("/" not in each and Path(Folders("/run", each).top).name == each != ".." for each in directories)
 
 
 def test_what_writes_is_told_by_the_node_and_the_file_is_told_off_once(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_change_of_the_file_keeps_nobody_waiting(
 
     async def run() -> float:
         begun = time.thread_time()  # of the loop: what another thread takes is not in it, nor what other programs do
-        await sources.renew(asked=True)
+        await sources.renew(log_again=True)
         return time.thread_time() - begun
 
     (tmp_path / "file").write_text(HOSTILE[kind])

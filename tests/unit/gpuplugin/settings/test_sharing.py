@@ -159,7 +159,7 @@ def test_devices_of_one_name_are_told_by_how_often_they_are_given_out() -> None:
     rows = [("0", 2), ("1", 3), ("2", 2)]
     share = Share(sharing.TIME_SLICING)
     devices = [Device("", "", index, 0, share=share) for index, number in rows for _ in range(number)]
-    assert sharing.described(devices) == ["0, 2 by time-slicing, 2 of each", "1 by time-slicing, 3 of each"]
+    assert sharing.describe(devices) == ["0, 2 by time-slicing, 2 of each", "1 by time-slicing, 3 of each"]
 
 
 def test_what_means_nothing_is_said() -> None:

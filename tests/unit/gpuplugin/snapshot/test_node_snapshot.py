@@ -120,8 +120,8 @@ def modules(before: Any, now: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("before", "now"), [("580", "580"), ("580", None), (None, None)])
 def test_the_same_driver(before: Any, now: Any) -> None:
     one, other = modules(before, now)
-    node_snapshot.same_driver(None, one)
-    node_snapshot.same_driver(one, other)
+    node_snapshot.check_driver(None, one)
+    node_snapshot.check_driver(one, other)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_same_driver(before: Any, now: Any) -> None:
 )
 def test_another_driver_ends_the_process(before: Any, now: Any, said: str) -> None:
     with pytest.raises(node_snapshot.OutdatedError, match=said) as refused:
-        node_snapshot.same_driver(*modules(before, now))
+        node_snapshot.check_driver(*modules(before, now))
     assert refused.value.exit_code == DRIVER
 
 
@@ -157,7 +157,7 @@ def test_one_that_asks_for_all_is_to_have_all_from_the_start(
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", asked)
     if control:
         (tmp_path / "nvidiactl").touch()
-    came = node_snapshot.Came()
+    came = node_snapshot.NewGpus()
     if control and asked == "all-usable":
         with pytest.raises(node_snapshot.OutdatedError):
             came.look(snapshot([gpu(0)]))
@@ -172,7 +172,7 @@ def test_a_gpu_whose_node_came_after_the_container_ends_the_process(
     monkeypatch.setattr(node_snapshot, "DEV", str(tmp_path))
     for number in has:
         (tmp_path / f"nvidia{number}").touch()
-    came = node_snapshot.Came()
+    came = node_snapshot.NewGpus()
     for one in seen[:-1]:
         came.look(one)
     if ends:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.cluster.access import Lent
+from gpuplugin.cluster.access import RelayedAccess
 from gpuplugin.cluster.cluster import Api
 from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.ground.errors import GpushimError
@@ -135,7 +135,7 @@ def test_the_server_sees_the_client_certificate_and_another_one_when_it_has_chan
         server.context.load_verify_locations(tmp_path / "two/crt")
         server.context.verify_mode = ssl.CERT_REQUIRED
         port = server.environment["KUBERNETES_SERVICE_PORT"]
-        told = Lent(None)
+        told = RelayedAccess(None)
         asking, ca = Api({}, access=told), (tmp_path / "crt").read_text()
         for name in ("one", "two"):
             said = {

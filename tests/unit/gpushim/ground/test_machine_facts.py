@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fakehost import smallelf
-from gpuhook.finish import ldcache
-from gpuhook.finish.finish import SYSTEM_FOLDERS
+from gpuhook.loader import ldcache
+from gpuhook.loader.finish import SYSTEM_FOLDERS
 from gpushim.ground import machines
 from gpushim.inventory import loader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuhook.finish import options
+from gpuhook.loader import options
 from gpushim.cdi import transform
 from gpushim.oci import hookargs
 from unit.gpushim.cdi import hosts

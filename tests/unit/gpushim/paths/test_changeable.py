@@ -17,7 +17,7 @@ from unit import ordinary
 
 REPOSITORY = Path(__file__).parents[4]
 USER = ordinary.UID
-SOME = ("bin/gpushim-hook", "shim/gpushim/launcher", "shim/gpushim/create", "shim/gpushim/oci", "hook/gpuhook/finish")
+SOME = ("bin/gpushim-hook", "shim/gpushim/launcher", "shim/gpushim/create", "shim/gpushim/oci", "hook/gpuhook/loader")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which gives files away")
 
 
@@ -71,7 +71,7 @@ def writable(name: str, mode: int) -> Callable[[Path], Path]:
         writable("bin", 0o775),
         writable("shim/gpushim/launcher", 0o757),
         writable("shim/gpushim/oci/edits.py", 0o666),
-        writable("hook/gpuhook/finish", 0o770),
+        writable("hook/gpuhook/loader", 0o770),
     ],
 )
 def test_each_way(checkout: Path, change: Callable[[Path], Path]) -> None:

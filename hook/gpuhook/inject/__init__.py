@@ -1,0 +1,1 @@
+"""Put edits into a container that has been created: mounts, device nodes, links, device rules."""

@@ -1,1 +1,0 @@
-"""Put edits into a container that has been created: mounts, device nodes, device rules."""
