@@ -26,7 +26,7 @@ NOT_YET = (
     *("gpushim/create", "gpushim/decision", "gpushim/engines", "gpushim/nvidia", "gpushim/explain/explain.py"),
     *("gpushim/cli/configure.py", "gpushim/cli/explain.py", "gpushim/paths/exchange.py", "gpushim/doctor/entries.py"),
     *(f"gpushim/doctor/check_{engine}.py" for engine in ("containerd", "crio", "docker", "podman")),
-    *("gpuhook", "gpuplugin"),
+    "gpuplugin",
 )
 
 
