@@ -45,9 +45,9 @@ def main(argv: list[str]) -> NoReturn:
     """
     started = time.monotonic()
     low, stale, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
-    for number, place in zip(moved[::2], moved[1::2]):
-        posix.dup2(int(place), int(number))
-        posix.close(int(place))
+    for number, stream_fd in zip(moved[::2], moved[1::2]):
+        posix.dup2(int(stream_fd), int(number))
+        posix.close(int(stream_fd))
     if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
@@ -108,7 +108,7 @@ def edit(low: str, bundle_path: str, container: str, started: float, child: bool
         if bundle.missing(path):
             return low
         raise
-    before = given(path, data, folder)
+    before = restore(path, data, folder)
     spec = fastjson.loads(before, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
@@ -150,7 +150,7 @@ def put(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> bool:
     return changed
 
 
-def given(path: str, data: bytes, folder: int) -> bytes:
+def restore(path: str, data: bytes, folder: int) -> bytes:
     """Return config.json as the engine wrote it: as kept, if the file is what an earlier create has written.
 
     Args:
@@ -158,8 +158,8 @@ def given(path: str, data: bytes, folder: int) -> bytes:
         data: what it says now.
         folder: from bundle.directory.
     """
-    ours, before = bundle.saved(path, folder)
-    return before if data == ours else data
+    edited, before = bundle.saved(path, folder)
+    return before if data == edited else data
 
 
 def configured_runtime(last: str, launcher: str) -> str:
@@ -180,8 +180,8 @@ def configured_runtime(last: str, launcher: str) -> str:
         names = []
     # Where they are not to be had, a request will meet it again and say so; most calls need nothing of it.
     low = policy.stand_in(names, last)
-    ours, theirs = posix.stat(launcher), posix.stat(low)
-    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+    launcher_status, low_status = posix.stat(launcher), posix.stat(low)
+    if (launcher_status.st_dev, launcher_status.st_ino) == (low_status.st_dev, low_status.st_ino):
         raise GpushimError(
             f'the low-level runtime {low} is gpushim-runtime itself; name runc: low-level = ["runc"] under [runtime]',
             NOT_EXECUTABLE,
@@ -214,14 +214,14 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
 
 
 def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) -> None:
-    """Say why where people look, and of a container that is not made, in the GPU log too."""
+    """Write a refusal where people look, and of a container that is not made, into the GPU log too."""
     complain(sentence, log, log_format)
     if verb in MAKING:
         Decision({"container": container}).record(sentence)
 
 
 def complain(sentence: str, log: str, log_format: str) -> None:
-    """Say why on stderr and as a line in runc's --log file: Docker and containerd show the last error line there."""
+    """Write a refusal on stderr and into runc's --log file, whose last error Docker and containerd show."""
     sentence = "gpushim: " + for_engines(sentence)
     line = fastjson.dumps({"level": "error", "msg": sentence, "time": now()})
     if log_format != "json":

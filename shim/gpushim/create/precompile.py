@@ -70,10 +70,10 @@ def main() -> None:
     write(roots, HOOK, 'roots = {"gpuhook": lib, "gpushim": lib + "%s"}' % ("" if hook == shim else "/../shim"))
 
 
-def write(roots: dict[str, str], names: str, where: str) -> None:
+def write(roots: dict[str, str], names: str, roots_code: str) -> None:
     """Write the precompiled file of these modules into the __pycache__ of the last one, which has a `main`.
 
-    `where` is a statement that sets `roots`, the packages' directories, in the script that runs the file.
+    `roots_code` is a statement that sets `roots`, the packages' directories, in the script that runs the file.
     """
     modules = []
     for name in names.split():
@@ -84,9 +84,9 @@ def write(roots: dict[str, str], names: str, where: str) -> None:
         status, code = os.stat(path), compiled(path)
         bare = None if not last and not code.co_names else code  # a package that says what it is for, and no more
         modules.append((top, file, status.st_size, status.st_mtime_ns, name.rstrip("."), package, bare))
-    place = f"{roots[top]}/{package.replace('.', '/')}/__pycache__/{last}.{sys.implementation.cache_tag}.precompiled"
-    loader = compile(where + LOADER, "<precompiled>", "exec", dont_inherit=True)
-    replace(place, MAGIC_NUMBER + marshal.dumps((loader, modules)))
+    target = f"{roots[top]}/{package.replace('.', '/')}/__pycache__/{last}.{sys.implementation.cache_tag}.precompiled"
+    loader = compile(roots_code + LOADER, "<precompiled>", "exec", dont_inherit=True)
+    replace(target, MAGIC_NUMBER + marshal.dumps((loader, modules)))
 
 
 def compiled(path: str) -> CodeType:

@@ -29,11 +29,11 @@ def keep_devices(args: list[str], state: str) -> list[str]:
     Raises:
         GpushimError: that config.json cannot be read, or the update is too large.
     """
-    place = resources(args)
+    source = resources(args)
     path = state + "/config.json"
-    if place is None or not added(fastjson.loads(bundle.read(path)[0], path)):
+    if source is None or not added(fastjson.loads(bundle.read(path)[0], path)):
         return args
-    number, option, file = place
+    number, option, file = source
     try:
         data = _read(file)
     except OSError:
@@ -52,19 +52,19 @@ def resources(args: list[str]) -> tuple[int, str, str] | None:
 
     Returns the index of the argument that names the file, the text before the name in it, and the name; or None.
     """
-    found = None
+    source = None
     for number in range(args.index("update") + 1, len(args)):
         word, before = args[number], args[number - 1]
         name, equals, file = word.partition("=")
         if word == "--":
             break
         if _means_resources(before) or before == "-r":
-            found = (number, "", word)
+            source = (number, "", word)
         elif equals and _means_resources(name):
-            found = (number, name + "=", file)
+            source = (number, name + "=", file)
         elif word.startswith("-r") and len(word) > 2:
-            found = (number, "-r", word[2:])
-    return found
+            source = (number, "-r", word[2:])
+    return source
 
 
 def _means_resources(word: str) -> bool:
@@ -72,7 +72,7 @@ def _means_resources(word: str) -> bool:
 
 
 def added(spec: Any) -> bool:
-    """Say whether a create has put devices into a config.json: this host's, with a hook, or those of CDI specs."""
+    """Return whether a create has put devices into a config.json: this host's, with a hook, or those of CDI specs."""
     if not isinstance(spec, dict):
         return False
     process = spec.get("process")
@@ -83,13 +83,13 @@ def added(spec: Any) -> bool:
 def without_devices(data: bytes) -> bytes:
     """Remove the device rules from LinuxResources of the OCI runtime spec, JSON; leave what is no JSON object."""
     try:
-        found = fastjson.loads(data, "the update")
+        resources = fastjson.loads(data, "the update")
     except GpushimError:
         return data
-    if not isinstance(found, dict) or "devices" not in found:
+    if not isinstance(resources, dict) or "devices" not in resources:
         return data
-    del found["devices"]
-    return fastjson.dumps(found).encode()
+    del resources["devices"]
+    return fastjson.dumps(resources).encode()
 
 
 def _read(file: str) -> bytes:

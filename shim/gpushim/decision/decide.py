@@ -87,9 +87,9 @@ class Decision:
         config, state = system.config_path(), system.state_dir()
         self.inventory, stale = ensure.last(config, state)
         if stale != "policy":
-            asked = self._read(spec)
-            if asked is None or not stale or asked.own is None:
-                return asked
+            request = self._read(spec)
+            if request is None or not stale or request.own is None:
+                return request
         try:
             if renew:
                 self.inventory = renew(config, state)
@@ -110,14 +110,14 @@ class Decision:
         self.ignored, self.effects = [], {}
         return self.take(request.read(spec, self.inventory["policy"], self.ignored, self.effects))
 
-    def take(self, asked: Optional[Request]) -> Optional[Request]:
+    def take(self, request: Optional[Request]) -> Optional[Request]:
         """Take a request as it is, for the inventory that is set; returns it."""
-        self.request = asked
-        if asked is not None:
-            self.ignored = asked.ignored
-            if asked.imex:
-                ensure.look_at_channels(self.inventory, [*asked.imex])
-        return asked
+        self.request = request
+        if request is not None:
+            self.ignored = request.ignored
+            if request.imex:
+                ensure.look_at_channels(self.inventory, [*request.imex])
+        return request
 
     def plan(self, bundle: Bundle) -> None:
         """Decide what the request brings.
@@ -162,8 +162,10 @@ class Decision:
                 line["limits"] = [str(limit) for limit in self.limits]
             line["milliseconds"] = round((time.monotonic() - self._started) * 1000, 2)
         if self.ignored:
-            more = len(self.ignored) - bounds.LISTED  # an image can name thousands of channels
-            line["ignored"] = [*self.ignored[: bounds.LISTED], f"and {more} more"] if more > 0 else self.ignored
+            unlisted = len(self.ignored) - bounds.LISTED  # an image can name thousands of channels
+            line["ignored"] = (
+                [*self.ignored[: bounds.LISTED], f"and {unlisted} more"] if unlisted > 0 else self.ignored
+            )
         return line
 
     def uuids(self) -> list[str]:
@@ -188,7 +190,7 @@ class Decision:
 
 
 def of_items(items: list[Item], inventory: Snapshot, hook: str, capabilities: Sequence[str]) -> list[Edit]:
-    """Say what who names some devices gets, of any container: what a CDI spec is to say of them.
+    """Return what a container gets that names some devices: what a CDI spec is to say of them.
 
     Args:
         items: of selection.parse.
@@ -224,10 +226,10 @@ def of_bundle(spec: dict[str, Any], directory: str) -> Bundle:
     spaces = linux.get("namespaces") if isinstance(linux, dict) else None
     listed = spaces if isinstance(spaces, list) else ()  # what else there may be is for runc to refuse
     userns = any(isinstance(space, dict) and space.get("type") == "user" for space in listed)
-    found: Bundle = {"rootfs": absolute(rootfs, directory), "userns": userns, "hook": hook_program()}
+    facts: Bundle = {"rootfs": absolute(rootfs, directory), "userns": userns, "hook": hook_program()}
     if userns and isinstance(linux, dict):
-        found["gids"] = linux.get("gidMappings")
-    return found
+        facts["gids"] = linux.get("gidMappings")
+    return facts
 
 
 def hook_program() -> str:
@@ -239,5 +241,5 @@ def hook_program() -> str:
 
 
 def gone(low: str) -> GpushimError:
-    """Say that the low-level runtime of this path is not there any more."""
+    """Return the refusal where the low-level runtime of this path is not there any more."""
     return GpushimError(f"the low-level runtime {low} is gone; install it, or run gpushim refresh", NOT_FOUND)

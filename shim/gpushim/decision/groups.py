@@ -26,31 +26,31 @@ def inside(paths: list[str], inventory: Snapshot, maps: Any, ignored: list[str])
         maps: gidMappings of config.json; anything else than a list of them maps nothing.
         ignored: gets a sentence about nodes that the container's user cannot open.
     """
-    found: list[Edit] = []
+    edits: list[Edit] = []
     closed: dict[tuple[int, int], list[str]] = {}  # by group and mode
     for path in paths:
         _, _, mode, _, gid = inventory["nodes"][path]
         if mode & 0o006 == 0o006:
             continue
-        there = _mapped(gid, maps)
-        if there:
-            found.append(Edit("gid", there, [f"group of {path}, {gid} on the host"]))
-        elif there is None and mode & 0o060:
+        inner_gid = _mapped(gid, maps)
+        if inner_gid:
+            edits.append(Edit("gid", inner_gid, [f"group of {path}, {gid} on the host"]))
+        elif inner_gid is None and mode & 0o060:
             closed.setdefault((gid, mode), []).append(path)
-    for (gid, mode), (path, *others) in closed.items():
-        more = f" and {len(others)} more" if others else ""
+    for (gid, mode), (path, *further_paths) in closed.items():
+        count = f" and {len(further_paths)} more" if further_paths else ""
         ignored.append(
-            f"group {gid}, which alone may open {path}{more} (mode {mode:04o}), has no id in this user namespace: "
+            f"group {gid}, which alone may open {path}{count} (mode {mode:04o}), has no id in this user namespace: "
             "give the nodes mode 0666, or map that group"
         )
-    return found
+    return edits
 
 
 def _mapped(gid: int, maps: Any) -> Optional[int]:
-    for one in maps if isinstance(maps, list) else ():
-        if not isinstance(one, dict):
+    for mapping in maps if isinstance(maps, list) else ():
+        if not isinstance(mapping, dict):
             continue
-        first, start, size = one.get("hostID"), one.get("containerID"), one.get("size")
+        first, start, size = mapping.get("hostID"), mapping.get("containerID"), mapping.get("size")
         if not (isinstance(first, int) and isinstance(start, int) and isinstance(size, int)):
             continue
         if first <= gid < first + size:

@@ -49,18 +49,17 @@ class Limit:
         return f"at most {self.size >> 20} MiB of GPU {self.gpu} ({self.source})"
 
 
-def is_limited(asked: Sequence[Asked], requests: RequestsPolicy) -> bool:
-    """Return whether anybody limits the memory of a container."""
-    return bool(asked or requests["memory-limit-default"] or requests["memory-limit-most"])
-
-
 def decide(
-    asked: Sequence[Asked], gpus: Sequence[Gpu], migs: Sequence[MigInstance], inventory: Snapshot, ignored: list[str]
+    requested: Sequence[Asked],
+    gpus: Sequence[Gpu],
+    migs: Sequence[MigInstance],
+    inventory: Snapshot,
+    ignored: list[str],
 ) -> list[Limit]:
     """Decide the limits of a container.
 
     Args:
-        asked: by the container; Request.memory.
+        requested: by the container; Request.memory.
         gpus: that it gets.
         migs: MIG instances that it gets, whose memory the hardware limits: no other limit can be set.
         inventory: the snapshot.
@@ -70,7 +69,7 @@ def decide(
         GpushimError: a limit cannot be understood, or cannot be kept here.
     """
     requests = inventory["policy"]["requests"]
-    texts = [(source, parse(text, source)) for source, text in asked]
+    texts = [(source, parse(text, source)) for source, text in requested]
     names = {id(gpu): [str(gpu["index"]), gpu["uuid"], gpu["pci"]] for gpu in gpus}
     names.update((id(mig), [f"{mig['gpu']}:{mig['index']}", mig["uuid"]]) for mig in migs)
     for source, sizes in texts:
@@ -85,8 +84,8 @@ def decide(
         for mig in migs:
             size, source = _smallest([*names[id(mig)], EVERY], texts, requests)
             if 0 < size < mig["memory"] << 20:
-                why = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
-                raise _refusal(size, source, why)
+                reason = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
+                raise _refusal(size, source, reason)
     except GpushimError as error:
         if requests["memory-limits"] == "required":
             raise
@@ -142,11 +141,11 @@ def _smallest(
 ) -> tuple[int, str]:
     """Return the smallest limit of a device, or the default, and who sets it; (0, "") if nobody does."""
     sizes = [(limits[name], source) for source, limits in texts for name in names if name in limits]
-    default, most = requests["memory-limit-default"], requests["memory-limit-most"]
+    default, upper = requests["memory-limit-default"], requests["memory-limit-most"]
     if default and not sizes:
         sizes = [(parse_size(default, DEFAULT, CONFIG), f"[requests] {DEFAULT}")]
-    if most:
-        sizes.append((parse_size(most, MOST, CONFIG), f"[requests] {MOST}"))
+    if upper:
+        sizes.append((parse_size(upper, MOST, CONFIG), f"[requests] {MOST}"))
     return min(sizes, default=(0, ""))
 
 
@@ -160,9 +159,9 @@ def _check_driver(gpu: Gpu, size: int, source: str, inventory: Snapshot) -> None
         raise _refusal(size, source, f"the driver {version} keeps none; it needs {SINCE} or newer")
 
 
-def _refusal(size: int, source: str, why: str) -> GpushimError:
+def _refusal(size: int, source: str, reason: str) -> GpushimError:
     return GpushimError(
-        f"the container is limited to {size >> 20} MiB of each GPU by {source}, but {why}; leave the limit out, or "
-        'write memory-limits = "wanted" under [requests] in config.toml',
+        f"the container is limited to {size >> 20} MiB of each GPU by {source}, but {reason}; leave the limit out, "
+        'or write memory-limits = "wanted" under [requests] in config.toml',
         INVENTORY,
     )

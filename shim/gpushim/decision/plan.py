@@ -67,14 +67,14 @@ def plan(
 
     # "void" stops later hooks from injecting anything, as specs of NVIDIA's tools do.
     edits = [Edit("env", (DEVICES, "void"), ["stops later hooks from injecting anything"])]
-    meant: dict[str, list[Device]] = {}
+    devices_by_item: dict[str, list[Device]] = {}
     limits: list[Limit] = []
     if request.own is not None:
-        edits, meant, limits = _own(request, inventory, bundle)
-    theirs = resolve.edits(request.foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
+        edits, devices_by_item, limits = _own(request, inventory, bundle)
+    foreign_edits = resolve.edits(request.foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
     # A variable of ours that one of them sets as well is theirs.
-    edits = [edit for edit in edits if edit.kind != "env" or edit not in theirs]
-    return last_counts([*edits, *theirs]), meant, limits
+    edits = [edit for edit in edits if edit.kind != "env" or edit not in foreign_edits]
+    return last_counts([*edits, *foreign_edits]), devices_by_item, limits
 
 
 def _own(
@@ -84,14 +84,14 @@ def _own(
     if inventory["error"]:
         asks = "asks for GPUs: " if request.own else "asks for the driver without a GPU: "  # as "none" does
         raise GpushimError(f"{request.source} {asks}{inventory['error']['sentence']}", inventory["error"]["code"])
-    meant: dict[str, list[Device]] = {}
-    gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, meant)
+    devices_by_item: dict[str, list[Device]] = {}
+    gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, devices_by_item)
     require.check(request.requirements, facts(gpus, migs, inventory))
     limits = _limits(request, gpus, migs, inventory) if bundle["rootfs"] else []
     edits: list[Edit] = []
-    nodes = node_paths(request, gpus, migs, inventory, meant)
-    for path, why in nodes.items():
-        edits += node_edits(path, inventory, bundle["userns"], why)
+    nodes = node_paths(request, gpus, migs, inventory, devices_by_item)
+    for path, reasons_of_node in nodes.items():
+        edits += node_edits(path, inventory, bundle["userns"], reasons_of_node)
     if any(edit.kind == "gid" for edit in edits) and (bundle["userns"] or trust.in_user_namespace()):
         from gpushim.decision import groups
 
@@ -100,8 +100,8 @@ def _own(
     files = driver_files(request, inventory)
     _check_needed(request, inventory, bundle)
     root = inventory["driver"]["root"]
-    by_path = [(file, why) for file, why in files.values() if file["kind"] != "socket"]
-    mounts = [Edit("mount", mount(file, root), why) for file, why in by_path]
+    by_path = [(file, reasons_of_node) for file, reasons_of_node in files.values() if file["kind"] != "socket"]
+    mounts = [Edit("mount", mount(file, root), reasons_of_node) for file, reasons_of_node in by_path]
     edits += mounts if bundle["rootfs"] else []
     if request.source == "env " + DEVICES:
         value, reason = request.text, "as asked for, and only once"
@@ -110,14 +110,16 @@ def _own(
     edits.append(Edit("env", (DEVICES, value), [reason]))
     if _pipes(inventory) in files and not request.mps:
         edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
-    own = own_libcuda(request, gpus, migs, inventory, bundle) if "compute" in request.capabilities else ""
-    hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, own)
+    compat_reason = own_libcuda(request, gpus, migs, inventory, bundle) if "compute" in request.capabilities else ""
+    hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, compat_reason)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
     hook["args"] += memory_words(limits, inventory, bundle["rootfs"])
-    reasons = ["finishes the container", *([f"an image's newer libcuda is not used: {own}"] if own else [])]
+    reasons = ["finishes the container"]
+    if compat_reason:
+        reasons.append(f"an image's newer libcuda is not used: {compat_reason}")
     edits.append(Edit("hook", hook, [*reasons, *map(str, limits)]))
-    return edits, meant, limits
+    return edits, devices_by_item, limits
 
 
 def _limits(request: Request, gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list[Limit]:
@@ -138,14 +140,14 @@ def memory_words(limits: list[Limit], inventory: Snapshot, rootfs: str) -> list[
     of_all = not rootfs and (requests["memory-limit-default"] or requests["memory-limit-most"])
     if not limits and not of_all:
         return []  # as of most containers
-    found = hookargs.words("--memory-limits", requests["memory-limits"])
+    words = hookargs.words("--memory-limits", requests["memory-limits"])
     for limit in limits:
-        found += hookargs.words("--memory", limit.pci, str(limit.size))
+        words += hookargs.words("--memory", limit.pci, str(limit.size))
     root = inventory["driver"]["root"]
     for file in inventory["files"].get("utility", ()) if limits else ():
         if file.get("soname") == "libnvidia-ml.so.1" and file["kind"] == "library":
-            found += hookargs.words("--nvml", _on_host(file, root))
-    return found
+            words += hookargs.words("--nvml", _on_host(file, root))
+    return words
 
 
 def _check_needed(request: Request, inventory: Snapshot, bundle: Bundle) -> None:
@@ -210,9 +212,9 @@ def node_paths(
     gpus: list[Gpu],
     migs: list[MigInstance],
     inventory: Snapshot,
-    meant: Optional[dict[str, list[Device]]] = None,
+    devices_by_item: Optional[dict[str, list[Device]]] = None,
 ) -> dict[str, list[str]]:
-    """Return the reasons for each device node that a container gets, by its path there; `meant` is from select.
+    """Return the reasons for each device node that a container gets, by its path there.
 
     Raises:
         GpushimError: the host lacks one that the container needs.
@@ -221,27 +223,27 @@ def node_paths(
     channels = channel_paths(request, inventory)
     if inventory["platform"] != "native":  # one node for all of WSL; on Tegra all that the CSV files name
         return {path: [f"with any GPU on {inventory['platform']}"] for path in nodes if gpus}
-    found: dict[str, list[str]] = {}
-    for path, why, reason in _needed(request, gpus, migs, inventory, meant or {}):
+    reasons: dict[str, list[str]] = {}
+    for path, reason_text, reason in _needed(request, gpus, migs, inventory, devices_by_item or {}):
         if path not in nodes:
             raise _absent(path, reason, inventory)
-        found.setdefault(path, []).append(why)
-    more: list[tuple[str, str]] = []
-    if UVM_NODES[0] in found:
-        more.append((UVM_NODES[1], found[UVM_NODES[0]][0]))
+        reasons.setdefault(path, []).append(reason_text)
+    optional: list[tuple[str, str]] = []
+    if UVM_NODES[0] in reasons:
+        optional.append((UVM_NODES[1], reasons[UVM_NODES[0]][0]))
     drawing = [name for name in DISPLAYING if name in request.capabilities]
     if drawing:
-        why = capabilities(drawing)
-        more.append((MODESET_NODE, f"graphics need it: {why}"))
+        reason_text = capabilities(drawing)
+        optional.append((MODESET_NODE, f"graphics need it: {reason_text}"))
         for gpu in [*gpus, *(gpu for gpu in inventory["gpus"] if _draws(gpu, migs))]:
-            more += [(path, f"DRM node of GPU {gpu['index']}: {why}") for path in gpu["drm"]]
-    more += channels
+            optional += [(path, f"DRM node of GPU {gpu['index']}: {reason_text}") for path in gpu["drm"]]
+    optional += channels
     for name in request.features if request.own else ():
-        more += [(path, feature(name, request)) for path in inventory["features"].get(name, ())]
-    for path, why in more:
+        optional += [(path, feature(name, request)) for path in inventory["features"].get(name, ())]
+    for path, reason_text in optional:
         if path in nodes:
-            found.setdefault(path, []).append(why)
-    return found
+            reasons.setdefault(path, []).append(reason_text)
+    return reasons
 
 
 def _needed(
@@ -249,39 +251,40 @@ def _needed(
     gpus: list[Gpu],
     migs: list[MigInstance],
     inventory: Snapshot,
-    meant: dict[str, list[Device]],
+    devices_by_item: dict[str, list[Device]],
 ) -> list[tuple[str, str, str]]:
     """List the nodes that a container must have: path, reason, and the reason for a refusal."""
-    asked: dict[int, str] = {}
-    for text, devices in meant.items():
+    requests: dict[int, str] = {}
+    for text, devices in devices_by_item.items():
         for device in devices:
-            asked.setdefault(id(device), f'{selection.called(device)}, asked for as "{text}"')
-    needed = [(CONTROL_NODE, "every GPU container needs it", "every GPU container needs it")]
+            requests.setdefault(id(device), f'{selection.called(device)}, asked for as "{text}"')
+    nodes = [(CONTROL_NODE, "every GPU container needs it", "every GPU container needs it")]
     cuda = [name for name in ("compute", "video") if name in request.capabilities]
     if cuda:
-        needed.append((UVM_NODES[0], f"CUDA needs it: {capabilities(cuda)}", "CUDA needs it"))
-    needed += [(gpu["node"], asked.get(id(gpu), ""), f"it is GPU {gpu['index']}") for gpu in gpus]
+        nodes.append((UVM_NODES[0], f"CUDA needs it: {capabilities(cuda)}", "CUDA needs it"))
+    nodes += [(gpu["node"], requests.get(id(gpu), ""), f"it is GPU {gpu['index']}") for gpu in gpus]
     for gpu in inventory["gpus"] if migs else ():
-        own = [asked.get(id(mig), "") for mig in migs if mig["gpu"] == gpu["index"]]
-        needed += [(gpu["node"], why, "its MIG instances need it") for why in own]
+        instance_requests = [requests.get(id(mig), "") for mig in migs if mig["gpu"] == gpu["index"]]
+        nodes += [(gpu["node"], request_text, "its MIG instances need it") for request_text in instance_requests]
     for mig in migs:
-        why, reason = asked.get(id(mig), ""), f"MIG instance {mig['uuid']} needs it"
-        needed += [(node, why, reason) for node in mig["nodes"]]
+        request_text, reason = requests.get(id(mig), ""), f"MIG instance {mig['uuid']} needs it"
+        nodes += [(node, request_text, reason) for node in mig["nodes"]]
     for asks, path, name in (
         (request.mig_config, MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES"),
         (request.mig_monitor, MIG_MONITOR_NODE, "NVIDIA_MIG_MONITOR_DEVICES"),
     ):
         if asks:
-            needed.append((path, f"{name}=all", f"{name} asks for it"))
-    return needed
+            nodes.append((path, f"{name}=all", f"{name} asks for it"))
+    return nodes
 
 
 def _absent(path: str, reason: str, inventory: Snapshot) -> GpushimError:
-    node, why = path, f" ({reason})"
+    node, reason_text = path, f" ({reason})"
     if path not in (CONTROL_NODE, UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE):  # these tell no GPU
-        node, why = selection.disclosed(inventory, path, "a node of a GPU"), selection.disclosed(inventory, why)
+        node = selection.disclosed(inventory, path, "a node of a GPU")
+        reason_text = selection.disclosed(inventory, reason_text)
     return GpushimError(
-        f"{node} is not on this host, or is not that device{why}; run gpushim refresh as root, which "
+        f"{node} is not on this host, or is not that device{reason_text}; run gpushim refresh as root, which "
         "makes it or says why it cannot",
         INVENTORY,
     )
@@ -294,8 +297,8 @@ def capabilities(words: Sequence[str]) -> str:
 
 def feature(name: str, request: Request) -> str:
     """Return the reason for what comes with a feature."""
-    named = [text for kind, value, text in request.devices if (kind, value) == (selection.FEATURE, name)]
-    return f"CDI device {named[0]}" if named else f"feature {name}: NVIDIA_{name.upper()}=enabled"
+    names = [text for kind, value, text in request.devices if (kind, value) == (selection.FEATURE, name)]
+    return f"CDI device {names[0]}" if names else f"feature {name}: NVIDIA_{name.upper()}=enabled"
 
 
 def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]]:
@@ -317,7 +320,7 @@ def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]
 
 
 def _draws(gpu: Gpu, migs: list[MigInstance]) -> bool:
-    """Say whether one of these MIG instances may use its GPU's graphics, by its profile."""
+    """Return whether one of these MIG instances may use its GPU's graphics, by its profile."""
     return any(mig["gpu"] == gpu["index"] and mig["profile"].endswith("+gfx") for mig in migs)
 
 
@@ -327,42 +330,42 @@ def driver_files(request: Request, inventory: Snapshot) -> dict[str, tuple[File,
     if "display" in names:
         names.setdefault("graphics", "capability display brings graphics")
     if request.own:
-        here = [name for name in request.features if inventory["features"].get(name)]
-        names.update({name: feature(name, request) for name in here})
+        features = [name for name in request.features if inventory["features"].get(name)]
+        names.update({name: feature(name, request) for name in features})
         if not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"]):
             names["mps"] = "MPS: [mps] enabled is true"
             if inventory["mps"] and inventory["mps"] not in request.ignored:
                 request.ignored.append(inventory["mps"])
     if "compat32" in names:
-        names.update({name + "32": f"{why}, with compat32" for name, why in names.items()})
-    lists = [(why, inventory["files"].get(name, [])) for name, why in names.items()]
+        names.update({name + "32": f"{reason}, with compat32" for name, reason in names.items()})
+    lists = [(reason, inventory["files"].get(name, [])) for name, reason in names.items()]
     if "video" in names:  # libnvcuvid and its kin load libcuda
         libraries = [file for file in inventory["files"].get("compute", ()) if "soname" in file]
         lists.append((names.get("compute", "capability video loads it"), libraries))
-    found: dict[str, tuple[File, list[str]]] = {}
-    for why, files in lists:
-        alone = [why]
+    entries: dict[str, tuple[File, list[str]]] = {}
+    for reason, files in lists:
+        alone = [reason]
         for file in files:
             path = file["path"]
-            found[path] = (file, [*found[path][1], why] if path in found else alone)
-    return found
+            entries[path] = (file, [*entries[path][1], reason] if path in entries else alone)
+    return entries
 
 
 def _pipes(inventory: Snapshot) -> str:
     return inventory["policy"]["mps"]["pipe-directory"]
 
 
-def node_edits(path: str, inventory: Snapshot, userns: bool, why: Sequence[str] = ()) -> list[Edit]:
+def node_edits(path: str, inventory: Snapshot, userns: bool, reasons: Sequence[str] = ()) -> list[Edit]:
     """List the edits for one device node of the snapshot."""
     major, minor, mode, uid, gid = inventory["nodes"][path]
     dev_root = inventory["driver"]["dev-root"]
     if userns and dev_root != "/":
         # In a user namespace nobody can mknod, so runc binds the host's node of the same path, which is not ours.
         bound = {"destination": path, "source": dev_root + path, "type": "bind", "options": NODE_OPTIONS}
-        edits = [Edit("mount", bound, why)]
+        edits = [Edit("mount", bound, reasons)]
     else:
         numbers = {"path": path, "type": "c", "major": major, "minor": minor}
-        edits = [Edit("node", {**numbers, "fileMode": mode, "uid": uid, "gid": gid}, why)]
+        edits = [Edit("node", {**numbers, "fileMode": mode, "uid": uid, "gid": gid}, reasons)]
     edits.append(Edit("rule", ("c", major, minor, "rw"), [f"lets it open {path}"]))
     if mode & 0o006 != 0o006 and gid:
         edits.append(Edit("gid", gid, [f"group of {path}"]))  # what the group may do, the container's user may too
@@ -388,16 +391,21 @@ def by_hook(mounts: Iterable[Mount]) -> list[str]:
 
     Those of a CDI spec engines put in an order of their own, in which one can come to lie on a user's volume.
     """
-    found: list[str] = []
-    for one in mounts:
-        found += hookargs.words("--mount", one["source"], one["destination"])
-    return found
+    words: list[str] = []
+    for mount_value in mounts:
+        words += hookargs.words("--mount", mount_value["source"], mount_value["destination"])
+    return words
 
 
 def _hook(
-    request: Request, nodes: dict[str, list[str]], files: list[File], inventory: Snapshot, bundle: Bundle, own: str
+    request: Request,
+    nodes: dict[str, list[str]],
+    files: list[File],
+    inventory: Snapshot,
+    bundle: Bundle,
+    compat_reason: str,
 ) -> Hook:
-    """Return the hook's entry, whose arguments have all that it needs; `own` says why the driver's libcuda counts."""
+    """Return the hook's entry, whose arguments have all it needs; `compat_reason` is why the driver's libcuda counts."""
     words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
     args = [HOOK_NAME, "prestart"]
     if bundle["rootfs"]:
@@ -413,8 +421,8 @@ def _hook(
             args += words("--socket", _on_host(file, driver["root"]), file["path"])
         for link in file.get("links", ()):
             args += words("--link", link)
-    if own:
-        args += words("--own-libcuda", own)
+    if compat_reason:
+        args += words("--own-libcuda", compat_reason)
     elif "compute" in request.capabilities:
         for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
             if version:
@@ -449,5 +457,5 @@ def _hook(
 
 def _proc_name(gpu: Gpu) -> str:
     """Return a GPU's PCI address as the kernel names it below /proc: four digits of domain, more if need be."""
-    domain, _, rest = gpu["pci"].partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}"
+    domain, _, address = gpu["pci"].partition(":")
+    return f"{domain.lstrip('0'):0>4}:{address}"

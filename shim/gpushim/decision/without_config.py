@@ -61,8 +61,8 @@ def _last_policy(state: str) -> Policy:
     Raises:
         KeyError: there is none that can be trusted.
     """
-    found: Policy = (ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else {})["policy"]
-    return found
+    policy_section: Policy = (ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else {})["policy"]
+    return policy_section
 
 
 def record(line: dict[str, Any]) -> None:
