@@ -405,7 +405,7 @@ def _hook(
     bundle: Bundle,
     compat_reason: str,
 ) -> Hook:
-    """Return the hook's entry, whose arguments have all it needs; `compat_reason` is why the driver's libcuda counts."""
+    """Return the hook's entry; `compat_reason` is why the driver's own libcuda counts."""
     words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
     args = [HOOK_NAME, "prestart"]
     if bundle["rootfs"]:
