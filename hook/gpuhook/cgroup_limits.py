@@ -14,8 +14,7 @@ from __future__ import annotations
 import posix
 from errno import ENOENT
 
-from gpuhook.inject import devices
-from gpuhook.inject.dev_links import has_gpu
+from gpuhook.inject import dev_links, devices
 from gpuhook.loader.options import Options
 from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, ROOTFS, GpushimError, visible
@@ -25,22 +24,25 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     from gpushim.decision.decide import Decision
-    from gpushim.ground.model import Snapshot
+    from gpushim.ground.model import Gpu, MigInstance, Snapshot
     from gpushim.paths.rootfs import Rootfs
 
     Sizes = dict[str, int]  # bytes, by PCI address as the kernel writes it
+    Warn = Callable[[str, Exception], None]
 
 CONTROLLER = "dmem"
+DELEGATES = "run.oci.delegate-cgroup"  # crun's: a cgroup below the container's own, in which it begins
 NVML_SECONDS = 20.0  # for a child that opens NVML, which takes seconds without nvidia-persistenced
 DEPTH = 64  # cgroups above one another that are looked at
 CHILD = "import sys; sys.path[:] = sys.argv[1].split(':'); from gpuhook.nvml_limits import main; main(sys.argv[2:])"
 
 
-def limit(options: Options, process: str, warn: Callable[[str, Exception], None]) -> None:
+def limit(options: Options, state: dict[str, Any], process: str, warn: Warn) -> None:
     """Set the limits of a container, and check that they are in force.
 
     Args:
         options: the hook's.
+        state: the container's, as the runtime wrote it.
         process: directory of the container's process in /proc, held open.
         warn: takes a limit that is not in force, where config.toml only wants it.
 
@@ -50,6 +52,7 @@ def limit(options: Options, process: str, warn: Callable[[str, Exception], None]
     sizes = {_name(pci): size for pci, size in options.memory}
     try:
         if sizes:
+            _check_delegation(state)
             _set(sizes, options.nvml, process)
     except GpushimError as error:
         refusal = GpushimError(f"the limit of the container's GPU memory is not in force: {error}", error.exit_code)
@@ -58,10 +61,20 @@ def limit(options: Options, process: str, warn: Callable[[str, Exception], None]
         warn("the limit of GPU memory", refusal)
 
 
-def limit_decided(decision: Decision, process: str) -> None:
+def limit_decided(decision: Decision, state: dict[str, Any], process: str) -> None:
     """Set the limits of a decision, as `limit` does; `process` is "" if the container's is not known."""
     (hook,) = [edit.value for edit in decision.edits if edit.kind == "hook"]
-    limit(Options(hook["args"][2:]), process, lambda what, error: decision.ignored.append(str(error)))
+    limit(Options(hook["args"][2:]), state, process, lambda what, error: decision.ignored.append(str(error)))
+
+
+def _check_delegation(state: dict[str, Any]) -> None:
+    """Refuse a container that crun lets out of the cgroup that it begins in, as an image's annotation can ask."""
+    annotations = state.get("annotations")
+    if isinstance(annotations, dict) and DELEGATES in annotations:
+        raise GpushimError(
+            f"the container's annotation {DELEGATES} lets it leave the cgroup that has the limit; leave that out",
+            ROOTFS,
+        )
 
 
 def _set(sizes: Sizes, nvml: str, process: str) -> None:
@@ -192,13 +205,14 @@ def _set_by_nvml(sizes: Sizes, nvml: str, link: str) -> None:
         raise GpushimError(visible(str(error)), INVENTORY)
 
 
-def add_limits(options: Options, spec: dict[str, Any], root: Rootfs) -> None:
+def add_limits(options: Options, spec: dict[str, Any], root: Rootfs, warn: Warn) -> None:
     """Decide the limits of a container that an engine made by a CDI spec: no runtime of ours has seen it.
 
     Args:
         options: the hook's; gets the limits.
         spec: config.json.
-        root: the container's, which has the nodes of its GPUs.
+        root: the container's.
+        warn: takes a limit that cannot be kept, where config.toml only wants it.
 
     Raises:
         GpushimError: a limit cannot be understood, or cannot be kept here.
@@ -210,14 +224,34 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs) -> None:
 
     state = options.empty.rpartition("/")[0]  # of the refresh that wrote the spec
     inventory: Snapshot = ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else ensure.NONE
+    ignored: list[str] = []
     if inventory.get("form") != ensure.FORM:
         raise GpushimError(
             "the container's GPU memory is limited, and no snapshot tells how; run gpushim refresh, start it again",
             INVENTORY,
         )
-    gpus = [gpu for gpu in inventory["gpus"] if has_gpu(root, gpu["minor"])]
-    limits = memory.decide(request.limits_of(spec, inventory["policy"], state), gpus, [], inventory, [])
+    gpus, migs = _granted(spec, root, inventory)
+    requested = request.limits_of(spec, inventory["policy"], state)
+    limits = memory.decide(requested, gpus, migs, inventory, ignored)
+    for sentence in ignored:
+        warn("the limit of GPU memory", GpushimError(sentence))
     options.take(plan.memory_words(limits, inventory, root.path))
+
+
+def _granted(spec: dict[str, Any], root: Rootfs, inventory: Snapshot) -> tuple[list[Gpu], list[MigInstance]]:
+    """Return the GPUs, and the MIG instances, that a container can open: by its rules, and by what is in its /dev."""
+    minors = {*dev_links.granted_gpus(spec), *dev_links.gpus(root)}
+    unknown = minors - {None} - {gpu["minor"] for gpu in inventory["gpus"]}
+    if unknown:
+        nodes = ", ".join(f"/dev/nvidia{minor}" for minor in unknown)
+        raise GpushimError(
+            f"the container's GPU memory is limited, and no snapshot has the GPU of {nodes}; run gpushim refresh, "
+            "start it again",
+            INVENTORY,
+        )
+    gpus = [gpu for gpu in inventory["gpus"] if not minors.isdisjoint((gpu["minor"], None))]
+    divided = [gpu["index"] for gpu in gpus if gpu["mig"]]
+    return [gpu for gpu in gpus if not gpu["mig"]], [mig for mig in inventory["mig"] if mig["gpu"] in divided]
 
 
 def _name(pci: str) -> str:

@@ -24,11 +24,12 @@ MIB = 20
 GRACE = 2  # seconds of CPU time after the signal: then the kernel ends the process
 
 
-def confine(*logs: str) -> None:
+def confine(*logs: str, for_good: bool = True) -> None:
     """Lower this process's limits: memory, CPU time, size of files, number of open ones, core dumps.
 
     Args:
         logs: paths on the host of files that it appends to, or ""; they may be large already, and so may stderr.
+        for_good: children cannot raise them again, as one that asks NVML must.
     """
     before = sys.path[:]
     sys.path[:] = [path for path in before if path.endswith("/lib-dynload")]  # to look elsewhere first takes as long
@@ -47,9 +48,10 @@ def confine(*logs: str) -> None:
         (resource.RLIMIT_NOFILE, bounds.HOOK_OPEN, 0),
         (resource.RLIMIT_CORE, 0, 0),
     ):
+        ceiling = resource.getrlimit(kind)[1]
         soft, hard = [limit + grace if current < 0 else current for current in resource.getrlimit(kind)]  # -1: none
         try:
-            resource.setrlimit(kind, (min(soft, limit), min(hard, limit + grace)))
+            resource.setrlimit(kind, (min(soft, limit), min(hard, limit + grace) if for_good else ceiling))
         except (OSError, ValueError):
             pass  # seccomp of a nested engine, for instance; it is only the second line
 

@@ -19,7 +19,9 @@ NEEDS = "the kernel has no controller dmem, and limits by the driver alone need"
 def main(argv: list[str]) -> None:
     """Set limits: NVML's path, the cgroup's directory, and PCI=BYTES for each."""
     library, cgroup, *words = argv
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # NVML maps gigabytes
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE):
+        hard = resource.getrlimit(kind)[1]  # the hook has lowered the soft ones, and NVML maps gigabytes
+        resource.setrlimit(kind, (hard, hard))
     limits = {pci: int(size) for pci, _, size in (word.partition("=") for word in words)}
     try:
         with nvml.session(library, lambda what: None) as session:

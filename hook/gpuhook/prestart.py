@@ -119,17 +119,16 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         return
     options = Options(argv)
     spec: dict[str, Any] = {}  # where no runtime of ours has seen it
-    if options.rootfs and not options.memory:
-        confine(options.log)
+    confine(options.log, for_good=bool(options.rootfs and not options.memory))
     try:
         state = read_state(0)
         if not options.rootfs:
             options.rootfs, spec = roots.read_bundle(state)
         if options.memory or spec:
-            _limit(options, state["pid"], spec)
+            _limit(options, state, spec)
             confine(options.log)
         if not roots.is_restored(state):  # else CRIU has mounted what was mounted, and the rest is in the rootfs
-            _make_ready(options, state)
+            _make_ready(options, state, spec)
     except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
         from gpushim.ground.fastjson import dumps
         from gpushim.paths.logfile import append, now
@@ -138,19 +137,20 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         raise
 
 
-def _limit(options: Options, pid: int, spec: dict[str, Any]) -> None:
-    """Limit GPU memory; before the process confines itself, for NVML's child needs more than a hook."""
+def _limit(options: Options, state: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Limit GPU memory, before the process is confined for good: NVML's child needs more than a hook."""
     if options.memory or options.memory_limits or _names_limit(spec):
         from gpuhook import cgroup_limits  # most containers have no limit
 
-        process = roots.process_of(pid)
+        process = roots.process_of(state["pid"])
         root = roots.open_root(process, options.rootfs)
+        warn = Work(root, options.log).warn
         if spec:
-            cgroup_limits.add_limits(options, spec, root)
-        cgroup_limits.limit(options, process, Work(root, options.log).warn)
+            cgroup_limits.add_limits(options, spec, root, warn)
+        cgroup_limits.limit(options, state, process, warn)
 
 
-def _make_ready(options: Options, state: dict[str, Any]) -> None:
+def _make_ready(options: Options, state: dict[str, Any], spec: dict[str, Any]) -> None:
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
     work = Work(root, options.log)
     if roots.is_host_root(root):
@@ -160,7 +160,7 @@ def _make_ready(options: Options, state: dict[str, Any]) -> None:
     if options.bound:
         from gpuhook.inject import dev_links  # of a CDI spec
 
-        dev_links.check_bindings(root, options.gpu, options.bound, options.bindings)
+        dev_links.check_bindings(root, spec, options.gpu, options.bound, options.bindings)
     if options.mount:
         from gpuhook.inject import apply  # of a CDI spec
 

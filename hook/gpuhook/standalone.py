@@ -61,7 +61,7 @@ def _give(decision: Decision, state: dict[str, Any]) -> None:
     if decision.limits:
         from gpuhook import cgroup_limits  # most containers have no limit
 
-        cgroup_limits.limit_decided(decision, roots.process_of(state["pid"]))
+        cgroup_limits.limit_decided(decision, state, roots.process_of(state["pid"]))
     confine(host["policy"]["log"]["file"])  # not before: a refresh, and NVML's child, need more than a hook
     put(planned, spec, state["pid"], host["driver"]["dev-root"])
 

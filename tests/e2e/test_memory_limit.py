@@ -114,6 +114,17 @@ def test_an_image_asks_for_more_than_its_administrator_allows(scene: Scene, way:
     assert stands(scene.start(way, "NVIDIA_VISIBLE_DEVICES=0"), scene.host.gpus[0], 4 * GIB)
 
 
+def test_by_cdi_what_lies_over_a_gpus_node_lifts_no_limit(scene: Scene, tmp_path: Path) -> None:
+    """As a volume of an image: the rule that lets the GPU be opened is there all the same."""
+    gpu = scene.host.gpus[0]
+    (tmp_path / "volume").mkdir()
+    volume = {"destination": f"/dev/nvidia{gpu.minor}", "source": str(tmp_path / "volume"), "type": "bind"}
+    scene.bundle.plain["mounts"].append({**volume, "options": ["rbind"]})
+    done = scene.start("CDI", "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi")
+    assert done.returncode == 0, done.stderr
+    assert stands(done, gpu, 8 * GIB), done.stdout
+
+
 @pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
 def test_a_share_of_the_device_plugins_is_limited_whatever_the_pod_says(
     scene: Scene, way: str, monkeypatch: pytest.MonkeyPatch

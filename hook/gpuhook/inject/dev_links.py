@@ -17,7 +17,7 @@ from gpushim.paths.walk import CHARACTER, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Any, Callable
 
     from gpushim.paths.rootfs import Rootfs
 
@@ -71,7 +71,30 @@ def has_gpu(root: Rootfs, minor: int) -> bool:
     return _number(root, f"/dev/nvidia{minor}") == posix.makedev(GPU_MAJOR, minor)
 
 
-def check_bindings(root: Rootfs, gpus: list[tuple[int, str]], bound: list[tuple[int, int]], folder: str) -> None:
+def granted_gpus(spec: dict[str, Any]) -> set[int | None]:
+    """Return the minor numbers of the GPUs that config.json lets a container open; None in it: of any.
+
+    What an image has in the place of a node hides it, and takes away no rule: the container's /dev tells less.
+    """
+    linux = spec.get("linux")
+    linux = linux if isinstance(linux, dict) else {}
+    resources = linux.get("resources")
+    minors = {device.get("minor") for device in _objects(linux.get("devices")) if device.get("major") == GPU_MAJOR}
+    for rule in _objects(resources.get("devices") if isinstance(resources, dict) else None):
+        access, major = str(rule.get("access") or "rwm"), rule.get("major")
+        if rule.get("allow") is True and rule.get("type") in (None, "", "a", "c") and {*access} & {"r", "w"}:
+            is_any = major in (None, -1) or rule.get("minor") in (None, -1)
+            minors |= {None if is_any else rule.get("minor")} if major in (None, -1, GPU_MAJOR) else set()
+    return {minor for minor in minors if minor is None or (type(minor) is int and 0 <= minor < GPU_LIMIT)}
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def check_bindings(
+    root: Rootfs, spec: dict[str, Any], gpus: list[tuple[int, str]], bound: list[tuple[int, int]], folder: str
+) -> None:
     """Refuse a container whose node of a GPU may be another GPU's now: minor numbers are the driver's, at a binding.
 
     A CDI spec has the numbers of the moment in which it was written. Its GPU is the same as long as its binding is:
@@ -79,6 +102,7 @@ def check_bindings(root: Rootfs, gpus: list[tuple[int, str]], bound: list[tuple[
 
     Args:
         root: the container's rootfs.
+        spec: config.json.
         gpus: minor number and PCI address of each GPU in the spec.
         bound: minor number and inode number of the binding of each at that moment.
         folder: the driver's directory in sysfs, which has the bindings.
@@ -86,12 +110,12 @@ def check_bindings(root: Rootfs, gpus: list[tuple[int, str]], bound: list[tuple[
     Raises:
         GpushimError: the GPU of a node of the container is bound anew since.
     """
-    names = dict(gpus)
+    names, granted = dict(gpus), granted_gpus(spec)
     for minor, inode in bound:
         current = _inode(f"{folder}/{names[minor]}") if minor in names else None
         if current == inode or not (current or _has_new_binding(bound, folder)):
             continue
-        if has_gpu(root, minor):  # its number may be another's
+        if not granted.isdisjoint((minor, None)) or has_gpu(root, minor):  # its number may be another's
             raise GpushimError(
                 f"GPU {names[minor]} is bound to the driver anew since the CDI spec was written: /dev/nvidia{minor} "
                 "may be another GPU; run gpushim refresh, and start the container again",

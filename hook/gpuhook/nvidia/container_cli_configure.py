@@ -75,7 +75,7 @@ def configure(words: list[str]) -> None:
             from gpuhook import cgroup_limits  # most containers have no limit
             from gpuhook.inject import roots
 
-            cgroup_limits.limit_decided(decision, roots.process_of(pid) if pid else "")
+            cgroup_limits.limit_decided(decision, {}, roots.process_of(pid) if pid else "")
         confine(host["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
         _land(decision.edits, names, finishing, pid, host["driver"]["dev-root"])
     except GpushimError as error:

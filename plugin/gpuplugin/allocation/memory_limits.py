@@ -8,6 +8,7 @@ Out of scope: how much a share has (division.py), and setting it (gpuhook/cgroup
 from __future__ import annotations
 
 import os
+import secrets
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -65,4 +66,6 @@ def _mount(uuid: str, size: int) -> dict[str, Any]:
             replace(path, f"{size >> 20} MiB\n".encode(), durable=False)
     except OSError as error:
         raise GpushimError(f"{path}, a limit of GPU memory, cannot be written: {error.strerror}", INVENTORY) from None
-    return {"container_path": f"{system.STATE_DIR}/{LIMITS}/{uuid}", "host_path": path, "read_only": True}
+    # CRI-O has one mount for each place: no pod can name this one, and have a volume of its own there instead.
+    inside = f"{system.STATE_DIR}/{LIMITS}/{secrets.token_hex(8)}"
+    return {"container_path": inside, "host_path": path, "read_only": True}

@@ -75,22 +75,18 @@ def decide(
     for source, sizes in texts:
         _check_names(source, sizes, {EVERY}.union(*names.values()))
     limits = []
-    try:
-        for gpu in gpus:
-            size, source = _smallest([*names[id(gpu)], EVERY], texts, requests)
-            if size:
-                _check_driver(gpu, size, source, inventory)
-                limits.append(Limit(gpu["index"], gpu["pci"], size, source))
-        for mig in migs:
-            size, source = _smallest([*names[id(mig)], EVERY], texts, requests)
-            if 0 < size < mig["memory"] << 20:
-                reason = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
-                raise _refusal(size, source, reason)
-    except GpushimError as error:
-        if requests["memory-limits"] == "required":
-            raise
-        ignored.append(str(error))
-        return []
+    for gpu in gpus:
+        size, source = _smallest([*names[id(gpu)], EVERY], texts, requests)
+        reason = _missing(gpu, inventory) if size else ""
+        if reason:
+            _refuse(size, source, reason, requests, ignored)
+        elif size:
+            limits.append(Limit(gpu["index"], gpu["pci"], size, source))
+    for mig in migs:
+        size, source = _smallest([*names[id(mig)], EVERY], texts, requests)
+        if 0 < size < mig["memory"] << 20:
+            reason = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
+            _refuse(size, source, reason, requests, ignored)
     return limits
 
 
@@ -149,19 +145,25 @@ def _smallest(
     return min(sizes, default=(0, ""))
 
 
-def _check_driver(gpu: Gpu, size: int, source: str, inventory: Snapshot) -> None:
-    """Refuse a limit of a whole GPU that this driver cannot keep."""
+def _missing(gpu: Gpu, inventory: Snapshot) -> str:
+    """Return why a limit of a whole GPU cannot be kept here, or ""."""
     version = inventory["driver"]["version"]
     major = version.partition(".")[0]
     if inventory["platform"] != "native" or not gpu["pci"]:
-        raise _refusal(size, source, "this platform has no such limits")
+        return "this platform has no such limits"
     if major.isdecimal() and int(major) < SINCE:
-        raise _refusal(size, source, f"the driver {version} keeps none; it needs {SINCE} or newer")
+        return f"the driver {version} keeps none; it needs {SINCE} or newer"
+    return ""
 
 
-def _refusal(size: int, source: str, reason: str) -> GpushimError:
-    return GpushimError(
+def _refuse(size: int, source: str, reason: str, requests: RequestsPolicy, ignored: list[str]) -> None:
+    """Refuse a container whose limit cannot be kept, or note it where config.toml only wants it."""
+    error = GpushimError(
         f"the container is limited to {size >> 20} MiB of each GPU by {source}, but {reason}; leave the limit out, "
         'or write memory-limits = "wanted" under [requests] in config.toml',
         INVENTORY,
     )
+    if requests["memory-limits"] == "required":
+        raise error
+    if str(error) not in ignored:
+        ignored.append(str(error))

@@ -194,10 +194,12 @@ def _leave_cgroups(pid: int) -> None:
     """Take a refresh, for which all wait, out of cgroups with a tenant's limits, where this process may."""
     with (
         contextlib.suppress(OSError),
-        open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts,
+        open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts,
     ):
-        rows = [line.split()[1:4] for line in mounts]
-        for folder in [folder for folder, kind, options in rows if kind in CGROUPS and "name=" not in options]:
+        # What is mounted of a part of the tree, as a tenant's own, leads into that.
+        rows = [line.partition(" - ")[::2] for line in mounts if line.split()[3] == "/"]
+        tops = [(left.split()[4], *right.split()[::2]) for left, right in rows]
+        for folder in [folder for folder, kind, options in tops if kind in CGROUPS and "name=" not in options]:
             with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs", "w", encoding="ascii") as processes:
                 processes.write(str(pid))
 

@@ -6,6 +6,7 @@ without a request and about 0.1 ms with one, and time grows only with its size.
 
 from __future__ import annotations
 
+from gpushim.ground import bounds
 from gpushim.ground.errors import BUNDLE, REQUEST, GpushimError, quote
 from gpushim.ground.system import state_dir
 from gpushim.oci import authorization, device_list
@@ -147,6 +148,8 @@ def _memory_limits(
         ("variable", MEMORY_VARIABLE, env.get(MEMORY_VARIABLE)),
         ("annotation", f"annotation {MEMORY_ANNOTATION}", annotations.get(MEMORY_ANNOTATION)),
     ):
+        if text and len(str(text)) > bounds.VALUE:
+            raise GpushimError(f"{label} has more than {bounds.VALUE} characters", REQUEST)
         if text and gate.lets("memory-limit", source, f"{label} limits nothing", [label]):
             gate.effects[label] = "limits the memory of GPUs"
             limits.append(("env " + label if source == "variable" else label, str(text)))

@@ -29,6 +29,7 @@ class Host:
     def __init__(self, top: Path) -> None:
         self.top, self.leaf = top, top / LEAF
         self.warned: list[str] = []
+        self.state: dict[str, Any] = {}
         self.leaf.mkdir(parents=True)
 
     def give_dmem(self, *names: str) -> None:
@@ -40,7 +41,9 @@ class Host:
 
     def limit(self, *words: str, how: str = "required") -> None:
         options = Options(["--memory-limits", how, *words])
-        cgroup_limits.limit(options, "/proc/self", lambda what, error: self.warned.append(f"{what}: {error}"))
+        cgroup_limits.limit(
+            options, self.state, "/proc/self", lambda what, error: self.warned.append(f"{what}: {error}")
+        )
 
 
 @pytest.fixture
@@ -89,6 +92,15 @@ def test_a_cgroup_that_is_the_engines_is_refused(host: Host, monkeypatch: pytest
     monkeypatch.setattr(devices, "is_shared", lambda cgroup: True)
     with pytest.raises(GpushimError, match="no cgroup of its own"):
         host.limit("--memory", f"0:07:00.0={GIB}")
+
+
+def test_a_container_that_may_leave_its_cgroup_is_refused(host: Host) -> None:
+    """crun lets it begin in a cgroup below its own, by an annotation that an image can have."""
+    host.give_dmem(REGION)
+    host.state = {"annotations": {"run.oci.delegate-cgroup": "mine"}}
+    with pytest.raises(GpushimError, match="lets it leave the cgroup"):
+        host.limit("--memory", f"0:07:00.0={GIB}")
+    host.limit()  # nothing is limited
 
 
 def test_without_cgroup_v2_it_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

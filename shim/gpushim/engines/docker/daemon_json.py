@@ -35,10 +35,15 @@ _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]|NaN|Infinity')
 _FIRST_MEMBER = re.compile(r'\{[ \t]*\r?\n\s*?([ \t]*)"')
 _NUMBER = f"{os.urandom(8).hex()} "  # before one, while it is written; no string of a file has it
 
-_BY_HAND = """import json, sys; path, *names = sys.argv[1:]; settings = json.load(open(path, encoding="utf-8-sig")); \
+# Root runs it in whatever directory, so it is isolated (-I). Numbers stay as they are spelled.
+_BY_HAND = """import json, os, shutil, sys; path, *names = sys.argv[1:]; path = os.path.realpath(path); \
+mark = os.urandom(8).hex(); number = lambda text: mark + text + mark; \
+settings = json.load(open(path, encoding="utf-8-sig"), parse_int=number, parse_float=number); \
 [settings.get("runtimes", {}).pop(name, None) for name in names]; \
 settings.get("default-runtime") in names and settings.pop("default-runtime"); \
-text = json.dumps(settings, indent=2) + "\\n"; open(path, "w").write(text)"""
+text = json.dumps(settings, indent=2).replace(chr(34) + mark, "").replace(mark + chr(34), "") + "\\n"; \
+open(path + ".new", "w").write(text); shutil.copystat(path, path + ".new"); \
+os.chown(path + ".new", os.stat(path).st_uid, os.stat(path).st_gid); os.replace(path + ".new", path)"""
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def by_hand(path: str, names: list[str], copy: str) -> list[str]:
         names: of the runtimes.
         copy: path of a copy to make first; "" for none.
     """
-    take_out = shlex.join(["python3", "-c", _BY_HAND, path, *names])
+    take_out = shlex.join(["python3", "-I", "-c", _BY_HAND, path, *names])
     return [*([shlex.join(["cp", "--backup=numbered", path, copy])] if copy else []), *([take_out] if names else [])]
 
 

@@ -14,6 +14,7 @@ from gpuhook.inject import dev_links, roots
 from gpuhook.inject.roots import own_dev, own_mounts
 from gpuhook.loader import finish
 from gpuhook.loader.options import Options
+from gpushim.ground.errors import GpushimError
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.sandbox import as_root, container, forked, picture
 from unit.gpuhook.trees import glibc_image, run
@@ -225,4 +226,36 @@ def test_all_gpus_of_a_dev(root: Path) -> None:
     ) as pid:
         top = Rootfs(f"/proc/{pid}", str(root))
         assert dev_links.gpus(top) == [5, 12]
+        os.close(top.fd)
+
+
+@pytest.mark.parametrize(
+    ("linux", "minors"),
+    [
+        ({"devices": [{"type": "c", "major": 195, "minor": 3}, {"major": 1, "minor": 3}]}, {3}),
+        ({"devices": [{"major": 195, "minor": 255}]}, set()),
+        ({"resources": {"devices": [{"allow": True, "type": "c", "major": 195, "minor": 2, "access": "rw"}]}}, {2}),
+        ({"resources": {"devices": [{"allow": True, "major": 195, "access": "rw"}]}}, {None}),
+        ({"resources": {"devices": [{"allow": True, "type": "c", "access": "m"}]}}, set()),
+        ({"resources": {"devices": [{"allow": False, "access": "rwm"}]}}, set()),
+        ({"resources": {"devices": [{"allow": True, "type": "a"}]}}, {None}),
+        ({"resources": {"devices": [{"allow": True, "type": "b", "major": 195}]}}, set()),
+        ({"devices": "no list", "resources": [1]}, set()),
+        (None, set()),
+    ],
+)
+def test_the_gpus_that_the_rules_grant(linux: object, minors: set[int | None]) -> None:
+    assert dev_links.granted_gpus({"linux": linux}) == minors
+
+
+def test_a_binding_counts_whatever_hides_the_node(root: Path, tmp_path: Path) -> None:
+    """As a volume of an image in its place: the device can be opened by another name."""
+    (tmp_path / "0000:01:00.0").mkdir()
+    gpus, bound = [(3, "0000:01:00.0")], [(3, 1)]
+    spec = {"linux": {"devices": [{"type": "c", "major": 195, "minor": 3}]}}
+    with container() as pid:
+        top = Rootfs(f"/proc/{pid}", str(root))
+        with pytest.raises(GpushimError, match="bound to the driver anew"):
+            dev_links.check_bindings(top, spec, gpus, bound, str(tmp_path))
+        dev_links.check_bindings(top, {}, gpus, bound, str(tmp_path))
         os.close(top.fd)

@@ -150,6 +150,18 @@ def test_a_limit_that_is_only_wanted_is_told() -> None:
     assert ["keeps none" in sentence for sentence in asked.ignored] == [True]
 
 
+def test_what_is_wanted_is_forgiven_for_each_gpu_alone() -> None:
+    """An image that asks for what cannot be kept of a MIG instance has the limits of its GPUs all the same."""
+    inventory = host(**{"memory-limits": "wanted", "memory-limit-most": "30Gi"})
+    limits = decided(inventory, "GPUSHIM_MEMORY_LIMIT=2:0=16Mi", devices="0,2:0")
+    assert limits == {0: 30 * GIB}
+
+
+def test_a_variable_without_end_is_refused() -> None:
+    with pytest.raises(GpushimError, match="more than 65536 characters"):
+        asks("GPUSHIM_MEMORY_LIMIT=" + "0=1Gi," * 20000)
+
+
 def test_a_size_of_config_toml_that_is_too_small_names_it() -> None:
     with pytest.raises(GpushimError, match="memory-limit-most has") as refusal:
         decided(host(**{"memory-limit-most": "20"}))
