@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpushim.paths.rootfs import Rootfs
 
 GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
-GPU_LIMIT = 255  # minor numbers of GPUs lie below; 255 is nvidiactl's
+GPU_LIMIT = 254  # minor numbers of GPUs lie below; 254 is nvidia-modeset's, 255 nvidiactl's
 MASK_BITS = 64  # of EGLVisibleDGPUDevices
 
 
