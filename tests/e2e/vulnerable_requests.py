@@ -30,7 +30,7 @@ BUILDS = {
 _real = _unknown
 def _unknown(name, troubles, directories):
     names = [device["name"] for _, _, spec in load(directories)[0] for device in spec["devices"]]
-    return GpushimError(f"{_real(name, troubles, directories)}; {_listed(names)}", REQUEST)
+    return GpushimError(f"{_real(name, troubles, directories)}; {_join(names)}", REQUEST)
 """
         },
         test_grants.test_others_devices_are_not_told,
