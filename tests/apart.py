@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import checkout
@@ -84,6 +85,20 @@ def _cgroups_before(lock: int, file: Path) -> set[str]:
     return {*file.read_text().splitlines()} if file.exists() else traces.cgroups()
 
 
+def _run_apart(top: Path, layers: Path) -> None:
+    """Lay the layers, and become the command."""
+    own_mounts()
+    source = os.open(checkout.HERE, os.O_PATH)
+    in_memory(top)
+    checkout.bring(Path(f"/proc/self/fd/{source}"))
+    os.close(source)
+    lay(layers)
+    cover(top, layers)
+    os.environ[traces.OURS] = "1"
+    command = [*map(checkout.moved, sys.argv[1:])]
+    os.execvp(command[0], command)
+
+
 def main() -> int:
     """Run the command; returns its exit code."""
     top = scratch.top()
@@ -93,18 +108,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpushim-layers-", dir=top.parent) as layers:
         child = os.fork()
         if not child:
-            own_mounts()
-            source = os.open(checkout.HERE, os.O_PATH)
-            in_memory(top)
-            checkout.bring(Path(f"/proc/self/fd/{source}"))
-            os.close(source)
-            lay(Path(layers))
-            cover(top, Path(layers))
-            os.environ[traces.OURS] = "1"
-            command = [*map(checkout.moved, sys.argv[1:])]
-            os.execvp(command[0], command)
+            try:
+                _run_apart(top, Path(layers))
+            finally:  # never by the parent's way: what it deletes is mounted here
+                traceback.print_exc()
+                os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(BlockingIOError):  # another run's may be empty for a moment; the last one clears up
+        fcntl.flock(lock, fcntl.LOCK_UN)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for group in sorted(traces.cgroups() - before, reverse=True):  # the inner ones first
             with contextlib.suppress(OSError):  # somebody is in it, which traces.py tells

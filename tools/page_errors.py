@@ -74,8 +74,6 @@ def _of_shells() -> Iterator[tuple[int, str]]:
         text = (TOP / name).read_text(encoding="utf-8") if (TOP / name).exists() else ""
         for code, sentence in re.findall(r"\bfail (\d+) '([^']*)'", text):
             yield int(code), sentence
-        for sentence in re.findall(r"\{ log '([^']*)'", text):
-            yield 127, sentence
 
 
 def _text(node: ast.AST) -> str:

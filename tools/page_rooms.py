@@ -80,6 +80,8 @@ def _ordered(imported: dict[str, set[str]]) -> list[str]:
         left = {name for name in imported if name.partition(".")[0] == package}
         while left:
             ready = [name for name in left if not (imported[name] - {name}) & left]
+            if not ready:
+                raise SystemExit(f"pages: rooms import each other: {', '.join(sorted(left))}")
             names += sorted(ready)
             left -= {*ready}
     return names

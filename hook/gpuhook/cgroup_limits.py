@@ -116,8 +116,7 @@ def _set_by_kernel(sizes: Sizes, cgroup: devices.Cgroup, leaf: int) -> Sizes:
         limit = _values(leaf).get(region, "")
         if not limit.isdecimal() or int(limit) > size:
             raise GpushimError(
-                f"the kernel says {visible(limit)} where {size} bytes of GPU {pci} were set; update the kernel, or "
-                "start another container of this image",
+                f"the kernel says {visible(limit)} where {size} bytes of GPU {pci} were set; update the kernel",
                 INVENTORY,
             )
     return unknown
@@ -231,7 +230,7 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs, warn: Warn)
             INVENTORY,
         )
     gpus, migs = _granted(spec, root, inventory)
-    requested = request.limits_of(spec, inventory["policy"], state)
+    requested = request.limits_of(spec, inventory["policy"], state, ignored)
     limits = memory.decide(requested, gpus, migs, inventory, ignored)
     for sentence in ignored:
         warn("the limit of GPU memory", GpushimError(sentence))
@@ -249,9 +248,11 @@ def _granted(spec: dict[str, Any], root: Rootfs, inventory: Snapshot) -> tuple[l
             "start it again",
             INVENTORY,
         )
-    gpus = [gpu for gpu in inventory["gpus"] if not minors.isdisjoint((gpu["minor"], None))]
-    divided = [gpu["index"] for gpu in gpus if gpu["mig"]]
-    return [gpu for gpu in gpus if not gpu["mig"]], [mig for mig in inventory["mig"] if mig["gpu"] in divided]
+    linux = spec.get("linux")
+    devices = linux.get("devices") if isinstance(linux, dict) else None
+    paths = {device.get("path") for device in devices or () if isinstance(device, dict)}
+    gpus = [gpu for gpu in inventory["gpus"] if not gpu["mig"] and not minors.isdisjoint((gpu["minor"], None))]
+    return gpus, [mig for mig in inventory["mig"] if None in minors or paths.issuperset(mig["nodes"])]
 
 
 def _name(pci: str) -> str:

@@ -139,7 +139,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
 
 def _limit(options: Options, state: dict[str, Any], spec: dict[str, Any]) -> None:
     """Limit GPU memory, before the process is confined for good: NVML's child needs more than a hook."""
-    if options.memory or options.memory_limits or _names_limit(spec):
+    if options.memory or options.memory_limits or _names_limit(spec, options.empty.rpartition("/")[0] + "/limits/"):
         from gpuhook import cgroup_limits  # most containers have no limit
 
         process = roots.process_of(state["pid"])
@@ -172,14 +172,15 @@ def _make_ready(options: Options, state: dict[str, Any], spec: dict[str, Any]) -
     finish(work, options)
 
 
-def _names_limit(spec: dict[str, Any]) -> bool:
-    """Return whether a config.json names a limit of GPU memory, be it allowed or not."""
+def _names_limit(spec: dict[str, Any], folder: str) -> bool:
+    """Return whether a config.json names a limit of GPU memory, be it allowed or not; `folder` has root's."""
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
     named = any(isinstance(entry, str) and entry.startswith("GPUSHIM_MEMORY_LIMIT=") for entry in env or ())
     named = named or (isinstance(annotations, dict) and "gpushim/memory-limit" in annotations)
     mounts = spec.get("mounts")
-    return named or any(isinstance(mount, dict) and "/limits/" in str(mount.get("source")) for mount in mounts or ())
+    sources = [str(mount.get("source")) for mount in mounts or () if isinstance(mount, dict)]
+    return named or any(source.startswith(folder) for source in sources)
 
 
 def isolate() -> dict[bytes, bytes]:

@@ -40,6 +40,6 @@ BUILDS = {
         "theirs",
     ),
     "T-FILES replaces whatever bears its spec's name": Build(
-        {PUBLISH: "_theirs = lambda *_: ''"}, _a_spec_of_others, "path.read_text()"
+        {PUBLISH: "_foreign_reason = lambda *_: ''"}, _a_spec_of_others, "path.read_text()"
     ),
 }

@@ -10,9 +10,10 @@ leave_script() (
     if [ -f "$DPKG_ROOT/run/gpushim/$name" ]; then cp "$DPKG_ROOT/run/gpushim/$name" "$DPKG_ROOT$KEPT/$name"; fi
   done
   runtime=$DPKG_ROOT/usr/bin/gpushim-runtime hook=$DPKG_ROOT/usr/bin/gpushim-hook
-  cat >"$runtime.new" && chmod 755 "$runtime.new" && cp -p "$runtime.new" "$hook.new" &&
+  # First what takes them away: without it they would stay for good.
+  printf 'R! %s\n' /usr/bin/gpushim-runtime /usr/bin/gpushim-hook "$LEFT" >"$DPKG_ROOT$LEFT" &&
+    cat >"$runtime.new" && chmod 755 "$runtime.new" && cp -p "$runtime.new" "$hook.new" &&
     mv -f "$runtime.new" "$runtime" && mv -f "$hook.new" "$hook" &&
-    printf 'R! %s\n' /usr/bin/gpushim-runtime /usr/bin/gpushim-hook "$LEFT" >"$DPKG_ROOT$LEFT" &&
     echo 'gpushim: /usr/bin/gpushim-runtime and /usr/bin/gpushim-hook stay for containers that run, as a script without' &&
     echo 'gpushim: GPUs; the next boot takes it away, and so does a new installation.'
 )

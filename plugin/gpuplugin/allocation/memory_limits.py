@@ -31,13 +31,8 @@ WITHOUT = "limits of shares are kept by MPS for each process, or not at all"
 
 def missing(snapshot: Snapshot) -> str:
     """Return why no limit of a share can be set on this host, or ""."""
-    if not os.path.exists(CONTROLLERS):
-        return f"the driver keeps no limit of GPU memory without cgroup v2; {WITHOUT}"
-    version = snapshot["driver"]["version"]
-    major = version.partition(".")[0]
-    if snapshot["platform"] != "native" or not major.isdecimal() or int(major) < memory.SINCE:
-        return f"the driver keeps no limit of GPU memory: that needs {memory.SINCE} or newer; {WITHOUT}"
-    return ""
+    reason = memory.missing(snapshot) or ("" if os.path.exists(CONTROLLERS) else "there is no cgroup v2")
+    return f"the driver keeps no limit of GPU memory: {reason}; {WITHOUT}" if reason else ""
 
 
 def mounts(devices: Sequence[Device]) -> list[dict[str, Any]]:

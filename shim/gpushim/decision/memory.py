@@ -77,7 +77,7 @@ def decide(
     limits = []
     for gpu in gpus:
         size, source = _smallest([*names[id(gpu)], EVERY], texts, requests)
-        reason = _missing(gpu, inventory) if size else ""
+        reason = missing(inventory) if size else ""
         if reason:
             _refuse(size, source, reason, requests, ignored)
         elif size:
@@ -145,11 +145,11 @@ def _smallest(
     return min(sizes, default=(0, ""))
 
 
-def _missing(gpu: Gpu, inventory: Snapshot) -> str:
-    """Return why a limit of a whole GPU cannot be kept here, or ""."""
+def missing(inventory: Snapshot) -> str:
+    """Return why no limit of a whole GPU can be kept with this driver, as a clause; "" if one may be."""
     version = inventory["driver"]["version"]
     major = version.partition(".")[0]
-    if inventory["platform"] != "native" or not gpu["pci"]:
+    if inventory["platform"] != "native":
         return "this platform has no such limits"
     if major.isdecimal() and int(major) < SINCE:
         return f"the driver {version} keeps none; it needs {SINCE} or newer"

@@ -39,13 +39,7 @@ def limits(host: Host) -> Iterator[Finding]:
 
 def _missing(snapshot: Snapshot) -> str:
     """Return what limits of GPU memory need and this host lacks, or ""."""
-    version = snapshot["driver"]["version"]
-    major = version.partition(".")[0]
-    if snapshot["platform"] != "native":
-        return "this platform has none"
-    if major.isdecimal() and int(major) < memory.SINCE:
-        return f"the driver {version} keeps none, which {memory.SINCE} and newer do"
-    return "" if _read("cgroup.controllers") else f"{CGROUPS} is not cgroup v2 alone"
+    return memory.missing(snapshot) or ("" if _read("cgroup.controllers") else f"{CGROUPS} is not cgroup v2 alone")
 
 
 def _name_kernel_or_driver() -> str:

@@ -156,10 +156,10 @@ def _memory_limits(
     return limits
 
 
-def limits_of(spec: Mapping[str, object], policy: Policy, state: str) -> list[tuple[str, str]]:
+def limits_of(spec: Mapping[str, object], policy: Policy, state: str, ignored: list[str]) -> list[tuple[str, str]]:
     """List the limits of GPU memory of any container, as one that got its GPUs by CDI; `state` is the directory."""
     process = member(spec, "process", dict)
-    gate = Gate(lambda: privileged(spec, process), policy, [], {})
+    gate = Gate(lambda: privileged(spec, process), policy, ignored, {})
     return _memory_limits(spec, _environment(process, ()), gate, state)
 
 

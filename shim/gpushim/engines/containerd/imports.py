@@ -175,7 +175,7 @@ def own_pattern(config: str) -> str:
 
 
 def importing(old: bytes | None, place: str, pattern: str, version: int) -> bytes:
-    """Return the main file with gpushim's pattern as the last of its"""
+    """Return the main file with gpushim's pattern as the last of its imports."""
     if old is None:
         return f"version = {version or 2}\nimports = {toml.value_text([pattern])}{MARK}\n".encode()
     text = toml.decoded(old, place)

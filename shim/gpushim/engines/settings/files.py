@@ -100,21 +100,26 @@ def apply(changes: list[Change]) -> list[str]:
         sentences for the user about copies.
 
     Raises:
-        GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
+        GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were, beside
+            copies of them.
     """
     notes: list[str] = []
-    done: list[Change] = []
+    done: list[tuple[Change, os.stat_result | None]] = []
     with _locked():
         try:
             for change in changes:
                 if change.new != change.old:
+                    facts = os.stat(change.path) if os.path.exists(change.path) else None
                     notes += _put(change)
-                    done.append(change)
+                    done.append((change, facts))
         except GpushimError as error:
             stays = []
-            for change in reversed(done):
+            for change, facts in reversed(done):
                 try:
                     _put(Change(change.path, change.new, change.old))
+                    if change.new is None and facts:  # it is made anew
+                        os.chown(change.path, facts.st_uid, facts.st_gid)
+                        os.chmod(change.path, stat.S_IMODE(facts.st_mode))
                 except GpushimError as reason:
                     stays.append(str(reason))
             if stays:
@@ -148,7 +153,8 @@ def _put(change: Change) -> list[str]:
             _check(change, place)
             copy = _copied(change, place, beside)
             _replace(change, place, folder, beside)
-            os.fsync(folder)
+            with contextlib.suppress(OSError):  # it is done; only a loss of power could undo it
+                os.fsync(folder)
             if change.folder and change.new is None:
                 with contextlib.suppress(OSError):
                     os.rmdir(os.path.basename(os.path.dirname(place.path)), dir_fd=beside)

@@ -63,7 +63,7 @@ def test_a_limit_that_cannot_be_written_refuses_the_pod(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("driver", "v2", "why"),
-    [("615.10", True, ""), ("535.183.01", True, "615 or newer"), ("615.10", False, "without cgroup v2")],
+    [("615.10", True, ""), ("535.183.01", True, "615 or newer"), ("615.10", False, "no cgroup v2")],
 )
 def test_where_the_driver_keeps_limits(
     driver: str, v2: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

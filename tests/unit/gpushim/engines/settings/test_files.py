@@ -216,6 +216,14 @@ def test_a_file_that_changes_meanwhile(file: Path) -> None:
     assert file.read_bytes() == b"theirs"
 
 
+def test_what_was_deleted_comes_back_with_its_mode(file: Path, tmp_path: Path) -> None:
+    file.chmod(0o600)
+    content = file.read_bytes()
+    with pytest.raises(GpushimError):
+        apply([Change(str(file), content, None), Change(f"{tmp_path}/other.json", b"not there", b"{}")])
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (content, 0o600)
+
+
 def test_all_or_none(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_bytes(b"read-only")
