@@ -64,7 +64,7 @@ BUILDS = {
         "== {507}",
     ),
     "T-fresh takes a MIG instance for its place": Build(
-        {STAMP: "_made = lambda *_: []"},
+        {STAMP: "_entry_identity = lambda *_: []"},
         test_fresh.test_instances_made_anew_in_the_same_places_are_others,
         "divided.ask(old)",
     ),

@@ -14,7 +14,7 @@ from e2e.vulnerable import CREATE, Build
 
 USER = 1000
 OPEN_LOCK = """
-def _opened(state):
+def _open_lock(state):
     os.makedirs(state, 0o755, exist_ok=True)
     lock = os.open(f"{state}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     os.fchmod(lock, 0o644)
@@ -59,7 +59,7 @@ def _a_destination_that_a_stranger_has_made(place: Place, tmp_path: Path) -> Non
 
 BUILDS = {
     "T-AGAIN starts from what an earlier create has written": Build(
-        {CREATE: "given = lambda path, data, folder: data"},
+        {CREATE: "restore = lambda path, data, folder: data"},
         _the_same_bundle_where_no_variable_asks_any_more,
         "== set()",
     ),
