@@ -216,7 +216,7 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs, warn: Warn)
     Raises:
         GpushimError: a limit cannot be understood, or cannot be kept here.
     """
-    from gpushim.decision import memory, plan
+    from gpushim.decision import memory
     from gpushim.inventory import ensure
     from gpushim.oci import request
     from gpushim.paths import trust
@@ -234,7 +234,7 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs, warn: Warn)
     limits = memory.decide(requested, gpus, migs, inventory, ignored)
     for sentence in ignored:
         warn("the limit of GPU memory", GpushimError(sentence))
-    options.take(plan.memory_words(limits, inventory, root.path))
+    options.take(memory.words(limits, inventory, root.path))
 
 
 def _granted(spec: dict[str, Any], root: Rootfs, inventory: Snapshot) -> tuple[list[Gpu], list[MigInstance]]:

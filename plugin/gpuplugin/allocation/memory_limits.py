@@ -16,7 +16,7 @@ from gpushim.decision import memory
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import save
-from gpushim.oci.request import LIMITS
+from gpushim.oci.authorization import LIMITS
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def mounts(devices: Sequence[Device]) -> list[dict[str, Any]]:
 
 def _mount(uuid: str, size: int) -> dict[str, Any]:
     state = system.state_dir()
-    path = f"{state}/{LIMITS}/{uuid}={size}"
+    path = f"{state}{LIMITS}{uuid}={size}"
     try:
         if not os.path.exists(path):
             save.prepare(state)
@@ -62,5 +62,5 @@ def _mount(uuid: str, size: int) -> dict[str, Any]:
     except OSError as error:
         raise GpushimError(f"{path}, a limit of GPU memory, cannot be written: {error.strerror}", INVENTORY) from None
     # CRI-O has one mount for each place: no pod can name this one, and have a volume of its own there instead.
-    inside = f"{system.STATE_DIR}/{LIMITS}/{secrets.token_hex(8)}"
+    inside = f"{system.STATE_DIR}{LIMITS}{secrets.token_hex(8)}"
     return {"container_path": inside, "host_path": path, "read_only": True}

@@ -9,6 +9,7 @@ Imported where there is a limit alone.
 from __future__ import annotations
 
 from gpushim.ground.errors import CONFIG, INVENTORY, REQUEST, GpushimError, quote
+from gpushim.oci import hookargs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,6 +89,23 @@ def decide(
             reason = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
             _refuse(size, source, reason, requests, ignored)
     return limits
+
+
+def words(limits: Sequence[Limit], inventory: Snapshot, rootfs: str) -> list[str]:
+    """Return the hook's arguments for limits; `rootfs` is "" for a CDI spec.
+
+    That is written for each container to come: it has the hook look at what config.toml wants then.
+    """
+    requests, root = inventory["policy"]["requests"], inventory["driver"]["root"]
+    if not limits and (rootfs or not (requests["memory-limit-default"] or requests["memory-limit-most"])):
+        return []
+    arguments = hookargs.words("--memory-limits", requests["memory-limits"])
+    for limit in limits:
+        arguments += hookargs.words("--memory", limit.pci, str(limit.size))
+    for file in inventory["files"].get("utility", ()) if limits else ():
+        if file.get("soname") == "libnvidia-ml.so.1" and file["kind"] == "library":
+            arguments += hookargs.words("--nvml", file["path"] if root == "/" else root + file["path"])
+    return arguments
 
 
 def parse(text: str, source: str) -> dict[str, int]:

@@ -87,7 +87,13 @@ def _own(
     devices_by_item: dict[str, list[Device]] = {}
     gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, devices_by_item)
     require.check(request.requirements, facts(gpus, migs, inventory))
-    limits = _limits(request, gpus, migs, inventory) if bundle["rootfs"] else []
+    requests, limit_words = inventory["policy"]["requests"], list[str]()
+    limits: list[Limit] = []
+    if request.memory or requests["memory-limit-default"] or requests["memory-limit-most"]:
+        from gpushim.decision import memory  # most containers have no limit
+
+        limits = memory.decide(request.memory, gpus, migs, inventory, request.ignored) if bundle["rootfs"] else []
+        limit_words = memory.words(limits, inventory, bundle["rootfs"])
     edits: list[Edit] = []
     nodes = node_paths(request, gpus, migs, inventory, devices_by_item)
     for path, reasons_of_node in nodes.items():
@@ -114,40 +120,12 @@ def _own(
     hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle, compat_reason)
     if not bundle["rootfs"]:
         hook["args"] += by_hook([edit.value for edit in mounts])
-    hook["args"] += memory_words(limits, inventory, bundle["rootfs"])
+    hook["args"] += limit_words
     reasons = ["finishes the container"]
     if compat_reason:
         reasons.append(f"an image's newer libcuda is not used: {compat_reason}")
     edits.append(Edit("hook", hook, [*reasons, *map(str, limits)]))
     return edits, devices_by_item, limits
-
-
-def _limits(request: Request, gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list[Limit]:
-    requests = inventory["policy"]["requests"]
-    if not (request.memory or requests["memory-limit-default"] or requests["memory-limit-most"]):
-        return []
-    from gpushim.decision import memory  # most containers have no limit
-
-    return memory.decide(request.memory, gpus, migs, inventory, request.ignored)
-
-
-def memory_words(limits: list[Limit], inventory: Snapshot, rootfs: str) -> list[str]:
-    """Return the hook's arguments for limits of GPU memory; `rootfs` is "" for a CDI spec.
-
-    A CDI spec is written for each container to come: it has the hook look at what config.toml wants then.
-    """
-    requests = inventory["policy"]["requests"]
-    of_all = not rootfs and (requests["memory-limit-default"] or requests["memory-limit-most"])
-    if not limits and not of_all:
-        return []  # as of most containers
-    words = hookargs.words("--memory-limits", requests["memory-limits"])
-    for limit in limits:
-        words += hookargs.words("--memory", limit.pci, str(limit.size))
-    root = inventory["driver"]["root"]
-    for file in inventory["files"].get("utility", ()) if limits else ():
-        if file.get("soname") == "libnvidia-ml.so.1" and file["kind"] == "library":
-            words += hookargs.words("--nvml", _on_host(file, root))
-    return words
 
 
 def _check_needed(request: Request, inventory: Snapshot, bundle: Bundle) -> None:

@@ -58,6 +58,10 @@ _ROWS: dict[str, tuple[Cell, Cell, Cell, Cell, Cell]] = {
 }  # fmt: skip
 TABLE = {grant: dict(zip(SOURCES, row)) for grant, row in _ROWS.items()}
 
+# Files of root's below the state directory, in a folder of this name, UUID=BYTES: a mount of one limits a container.
+LIMITS = "/limits/"
+MEMORY_VARIABLE, MEMORY_ANNOTATION = "GPUSHIM_MEMORY_LIMIT", "gpushim/memory-limit"
+
 # Every variable that counts, by what it may bring; swarm variables count as the first does, and NVIDIA_REQUIRE_*
 # brings nothing: it only refuses.
 VARIABLES = {
@@ -71,7 +75,7 @@ VARIABLES = {
     "NVIDIA_MIG_CONFIG_DEVICES": "mig-config",
     "NVIDIA_MIG_MONITOR_DEVICES": "mig-monitor",
     "CUDA_MPS_PIPE_DIRECTORY": "mps",
-    "GPUSHIM_MEMORY_LIMIT": "memory-limit",
+    MEMORY_VARIABLE: "memory-limit",
 }
 # What of these an image can make of a GPU that it has otherwise, for people.
 BESIDE = {

@@ -6,11 +6,10 @@ without a request and about 0.1 ms with one, and time grows only with its size.
 
 from __future__ import annotations
 
-from gpushim.ground import bounds
 from gpushim.ground.errors import BUNDLE, REQUEST, GpushimError, quote
 from gpushim.ground.system import state_dir
 from gpushim.oci import authorization, device_list
-from gpushim.oci.authorization import FEATURES, Gate, privileged
+from gpushim.oci.authorization import FEATURES, LIMITS, MEMORY_ANNOTATION, MEMORY_VARIABLE, Gate, privileged
 from gpushim.oci.bundle import member
 from gpushim.oci.device_list import AUTOMATIC_KIND, DEVICE_LIST, NAMES, NAMES_CHANNEL, NO_GPU, VOID, split
 from gpushim.oci.require import PREFIX, TRUE, gather
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from gpushim.oci.selection import Item
 
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-# Files of root's below the state directory, named UUID=BYTES: a mount of one limits a container.
-LIMITS = "limits"
-MEMORY_VARIABLE, MEMORY_ANNOTATION = "GPUSHIM_MEMORY_LIMIT", "gpushim/memory-limit"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 LAST_CHANNEL = 2**20 - 1
 CUDAS_PIPES = "/tmp/nvidia-mps"  # where MPS has its pipes if nobody names another directory
@@ -129,38 +125,31 @@ def read(
         effects.update({source: NO_GPU for source, effect in effects.items() if effect == NAMES})
     devices = [item for item in devices if _is_granted(item, listed[0], gate)]
     request = _complete(listed[0], listed[1], devices, env, channels, gate)
-    if request.own:
-        request.memory = _memory_limits(spec, env, gate, state_dir())
+    if request.own and _names_limit(spec, env):
+        from gpushim.oci import limit_request  # most containers have none
+
+        request.memory = limit_request.read(spec, env, gate, state_dir())
     return request
-
-
-def _memory_limits(
-    spec: Mapping[str, object], env: Mapping[str, str], gate: Gate, state: str
-) -> list[tuple[str, str]]:
-    """List the limits of GPU memory that a container has, or asks for and is granted: source and text of each."""
-    folder = f"{state}/{LIMITS}/"
-    sources = [mount.get("source") for mount in member(spec, "mounts", list) if type(mount) is dict]
-    # Of dozens of mounts `in` leaves the few that are looked at.
-    named = [source for source in sources if type(source) is str and folder in source and source.startswith(folder)]
-    limits = [("mount " + source, source[len(folder) :]) for source in named]
-    annotations = member(spec, "annotations", dict)
-    for source, label, text in (
-        ("variable", MEMORY_VARIABLE, env.get(MEMORY_VARIABLE)),
-        ("annotation", f"annotation {MEMORY_ANNOTATION}", annotations.get(MEMORY_ANNOTATION)),
-    ):
-        if text and len(str(text)) > bounds.VALUE:
-            raise GpushimError(f"{label} has more than {bounds.VALUE} characters", REQUEST)
-        if text and gate.lets("memory-limit", source, f"{label} limits nothing", [label]):
-            gate.effects[label] = "limits the memory of GPUs"
-            limits.append(("env " + label if source == "variable" else label, str(text)))
-    return limits
 
 
 def limits_of(spec: Mapping[str, object], policy: Policy, state: str, ignored: list[str]) -> list[tuple[str, str]]:
     """List the limits of GPU memory of any container, as one that got its GPUs by CDI; `state` is the directory."""
+    from gpushim.oci import limit_request
+
     process = member(spec, "process", dict)
     gate = Gate(lambda: privileged(spec, process), policy, ignored, {})
-    return _memory_limits(spec, _environment(process, ()), gate, state)
+    return limit_request.read(spec, _environment(process, ()), gate, state)
+
+
+def _names_limit(spec: Mapping[str, object], env: Mapping[str, str]) -> bool:
+    """Return whether a config.json names a limit of GPU memory, be it granted or not."""
+    if MEMORY_VARIABLE in env or MEMORY_ANNOTATION in member(spec, "annotations", dict):
+        return True
+    for mount in member(spec, "mounts", list):
+        source = mount.get("source") if type(mount) is dict else None
+        if type(source) is str and LIMITS in source:
+            return True
+    return False
 
 
 def _is_granted(item: Item, source: str, gate: Gate) -> bool:

@@ -1,0 +1,36 @@
+"""The limits of GPU memory that a config.json names: by a variable, an annotation, or a mount of a file of root's.
+
+Out of scope: which count, and what a text means (gpushim.decision.memory).
+"""
+
+from __future__ import annotations
+
+from gpushim.ground import bounds
+from gpushim.ground.errors import REQUEST, GpushimError
+from gpushim.oci.authorization import LIMITS, MEMORY_ANNOTATION, MEMORY_VARIABLE
+from gpushim.oci.bundle import member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+    from gpushim.oci.authorization import Gate
+
+
+def read(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate, state: str) -> list[tuple[str, str]]:
+    """List the limits of GPU memory that a container has, or asks for and is granted: source and text of each."""
+    folder = state + LIMITS
+    sources = [mount.get("source") for mount in member(spec, "mounts", list) if type(mount) is dict]
+    named = [source for source in sources if type(source) is str and source.startswith(folder)]
+    limits = [("mount " + source, source[len(folder) :]) for source in named]
+    annotations = member(spec, "annotations", dict)
+    for source, label, text in (
+        ("variable", MEMORY_VARIABLE, env.get(MEMORY_VARIABLE)),
+        ("annotation", f"annotation {MEMORY_ANNOTATION}", annotations.get(MEMORY_ANNOTATION)),
+    ):
+        if text and len(str(text)) > bounds.VALUE:
+            raise GpushimError(f"{label} has more than {bounds.VALUE} characters", REQUEST)
+        if text and gate.lets("memory-limit", source, f"{label} limits nothing", [label]):
+            gate.effects[label] = "limits the memory of GPUs"
+            limits.append(("env " + label if source == "variable" else label, str(text)))
+    return limits
