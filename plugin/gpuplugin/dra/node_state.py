@@ -111,7 +111,7 @@ def unseen(given: Collection[str]) -> list[str]:
     left = [f"--{flag}" for flag in FLAGS if flag not in given]
     return [
         f"settings are those of config.toml and variables here; of the driver that runs {', '.join(left)} are not "
-        "seen: gpushim-dra-driver --explain takes such flags, too"
+        "seen: gpushim-dra-driver --explain-claim takes such flags, too"
     ] * bool(left)
 
 

@@ -105,6 +105,7 @@ def test_flags_that_explain_is_given_are_seen(
     run("--explain-claim=x", *words)
     said = " ".join(note for note in notes if "of the driver that runs" in note)
     assert {flag for flag in FLAGS if f"--{flag}" in said} == unseen
+    assert ("gpushim-dra-driver --explain-claim takes such flags" in said) == bool(unseen)
 
 
 def test_check_says_what_of_nvidias_does_nothing(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
