@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from e2e import claims
 from e2e.dranode import DRIVER, PROGRAM, driver
 from e2e.engines import SYSTEM_PATH
 from e2e.leftovers import until
@@ -130,14 +128,7 @@ def test_another_driver_of_the_name(env: dict[str, str], folder: Path) -> None:
             for by in ((), WITHOUT_GRPC):
                 assert until(lambda by=by: run(env, folder, by)[0] == 1, 30)  # type: ignore[misc]
                 assert named in run(env, folder, by)[1]
-            assert f"ResourceClaim c: not now, another driver {DRIVER}" in explained(env, folder)
     check(env, folder)
-
-
-def explained(env: dict[str, str], folder: Path) -> str:
-    words, asked = [str(PROGRAM), "--explain=-", f"--kubelet-dir={folder}"], json.dumps(claims.claim("c"))
-    done = subprocess.run(words, env=environment(env), input=asked, capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 @contextlib.contextmanager

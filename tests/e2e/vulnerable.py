@@ -176,7 +176,7 @@ class _Found(Directory):
     def __init__(self, fd, mount):
         super().__init__(fd, mount)
         self.path = posix.readlink(f"/proc/self/fd/{fd}")
-    def symlink(self, text, name):
+    def symlink(self, text, name, *_):
         posix.symlink(text, self.path + "/" + name)
 Directory = _Found
 """

@@ -28,7 +28,7 @@ BUILDS = {
         CHEAP,
     ),
     "T-bounds a hook without limits": Build(
-        {PRESTART: "confine = lambda *_: None"},
+        {PRESTART: "confine = lambda *_, **__: None"},
         test_confine.test_a_bound_that_is_missing,
         "done.code == 16",
         {"memory": "512 << 20"},

@@ -31,9 +31,9 @@ def driver_files(request, inventory):
             PLAN: """
 _real_own = _own
 def _own(request, inventory, bundle):
-    edits, meant = _real_own(request, inventory, bundle)
+    edits, *others = _real_own(request, inventory, bundle)
     files = [file for file, _ in driver_files(request, inventory).values() if "persistenced" in file["path"]]
-    return [*edits, *(Edit("mount", mount(file, inventory["driver"]["root"]), []) for file in files)], meant
+    return [*edits, *(Edit("mount", mount(file, inventory["driver"]["root"]), []) for file in files)], *others
 """
         },
         ANOTHERS,
