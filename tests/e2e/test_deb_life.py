@@ -149,6 +149,7 @@ def test_without_a_gpu_nothing_fails(there: Machine) -> None:
 
 
 def test_removal_leaves_the_configuration_and_a_running_container_alone(installed: Machine) -> None:
+    installed.write("/etc/docker/daemon.json", '{"debug": false}')
     installed.run("gpushim configure docker")
     bundle = packages.bundle(installed)
     bundle.ask(ASKS, args=["/bin/sleep", "1000"])

@@ -60,9 +60,10 @@ def test_docker(debian_image: Path) -> None:
             "unresolvable CDI devices nvidia.com/gpu=...",
         )
         machine.run("gpushim configure docker --remove")
-        names = machine.run("ls /etc/docker /usr/local/bin").stdout.split()
-        assert names == ["/etc/docker:", "daemon.json", "daemon.json.before-gpushim", "/usr/local/bin:"]
-        assert "gpushim" not in machine.run("cat /etc/docker/daemon.json").stdout
+        assert json.loads(machine.run("cat /etc/docker/daemon.json").stdout) == {"features": {"cdi": True}}
+        assert machine.run("ls /etc/docker /usr/local/bin").stdout.split() == [
+            *("/etc/docker:", "daemon.json", "/usr/local/bin:")
+        ]
 
 
 def test_the_docker_of_today(debian_image: Path) -> None:

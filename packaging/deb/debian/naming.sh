@@ -1,7 +1,9 @@
 # The settings files of an engine that name gpushim's programs, of those that lie where nobody has named them: what
-# a process says of its settings is not asked here.
+# a process says of its settings is not asked here. Copies beside them, which removal takes away too, name nothing that
+# an engine reads.
 naming() {
-  timeout 30 gpushim configure "$1" --remove --dry-run --files-only 2>/dev/null | sed -n '/-gpushim$/d; s/^--- //p' | tr '\n' ' '
+  timeout 30 gpushim configure "$1" --remove --dry-run --files-only 2>/dev/null |
+    sed -n -e '/\.\(before\|after\|kept\)-gpushim$/d' -e 's/^--- //p' | tr '\n' ' '
 }
 
 # How to take gpushim out of an engine's settings once it is gone; what that needs is kept beside them.

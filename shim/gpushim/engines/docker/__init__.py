@@ -127,7 +127,8 @@ def _added(options: Options, path: str) -> Change:
     new = daemon_json.add(settings, options)
     if new == settings:
         return Change(path, old, old)
-    copy = BEFORE if files.read(files.copy_path(path, BEFORE)) is None else ""
+    is_without = not any(is_ours(daemon_json.program_of(each)) for each in daemon_json.entries(settings).values())
+    copy = BEFORE if is_without and files.read(files.copy_path(path, BEFORE)) is None else ""
     return Change(path, old, daemon_json.write(new, old), EDITED if daemon_json.lost(settings, new) else copy)
 
 

@@ -100,6 +100,15 @@ def test_a_file_that_did_not_exist_is_made_and_deleted_again(config: Path, call:
     assert os.listdir(config.parent) == []
 
 
+def test_a_file_with_gpushims_entry_is_not_kept_as_one_without(config: Path, call: Call) -> None:
+    ok(call("docker", config))
+    ok(call("docker", config, "--cdi"))
+    assert os.listdir(config.parent) == [config.name]
+    ok(call("docker", config, "--remove"))
+    assert os.listdir(config.parent) == [config.name]
+    assert meaning(config.read_bytes()) == {"features": {"cdi": True}}
+
+
 def test_defect_the_program_is_a_bare_name(config: Path, call: Call) -> None:
     result = call("docker", config, "--runtime-path=gpushim-runtime")
     assert "is a relative path" in str(result.exception)
