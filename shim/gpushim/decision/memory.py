@@ -80,14 +80,14 @@ def decide(
         size, source = _smallest([*names[id(gpu)], EVERY], texts, requests)
         reason = missing(inventory) if size else ""
         if reason:
-            _refuse(size, source, reason, requests, ignored)
+            _refuse(f"{size >> 20} MiB of GPU {gpu['index']} by {source}, but {reason}", requests, ignored)
         elif size:
             limits.append(Limit(gpu["index"], gpu["pci"], size, source))
     for mig in migs:
         size, source = _smallest([*names[id(mig)], EVERY], texts, requests)
         if 0 < size < mig["memory"] << 20:
             reason = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
-            _refuse(size, source, reason, requests, ignored)
+            _refuse(f"{size >> 20} MiB by {source}, but {reason}", requests, ignored)
     return limits
 
 
@@ -174,14 +174,10 @@ def missing(inventory: Snapshot) -> str:
     return ""
 
 
-def _refuse(size: int, source: str, reason: str, requests: RequestsPolicy, ignored: list[str]) -> None:
+def _refuse(limit: str, requests: RequestsPolicy, ignored: list[str]) -> None:
     """Refuse a container whose limit cannot be kept, or note it where config.toml only wants it."""
-    error = GpushimError(
-        f"the container is limited to {size >> 20} MiB of each GPU by {source}, but {reason}; leave the limit out, "
-        'or write memory-limits = "wanted" under [requests] in config.toml',
-        INVENTORY,
-    )
+    sentence = f"the container is limited to {limit}"
     if requests["memory-limits"] == "required":
-        raise error
-    if str(error) not in ignored:
-        ignored.append(str(error))
+        ways = 'leave the limit out, or write memory-limits = "wanted" under [requests] in config.toml'
+        raise GpushimError(f"{sentence}; {ways}", INVENTORY)
+    ignored.append(sentence)

@@ -29,7 +29,7 @@ PLUGINS = tuple(reversed(imports.CRI.values()))  # where the CRI's settings are,
 
 
 def daemon(host: Host) -> Iterator[Finding]:
-    """Check that a containerd runs, and tell its settings."""
+    """Check that containerd runs, and that its settings can be read."""
     for engine in engines(host):
         merged, path, who = _merged(host, engine), _config(engine), f"containerd (process {engine.pid})"
         if "error" in merged:

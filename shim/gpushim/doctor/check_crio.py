@@ -27,7 +27,7 @@ RUNTIME = crio.DEFAULT[:-1]
 
 
 def daemon(host: Host) -> Iterator[Finding]:
-    """Check that a CRI-O runs and answers, and tell its settings."""
+    """Check that CRI-O runs and answers, and that its settings can be read."""
     for engine in host.running("crio"):
         status = _status(host, engine)
         who = f"CRI-O (process {engine.pid})"

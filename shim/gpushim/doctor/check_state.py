@@ -251,7 +251,7 @@ def installed(host: Host) -> Iterator[Finding]:
 
 
 def python(host: Host) -> Iterator[Finding]:
-    """Check the Python of the create path."""
+    """Check that the Python that starts containers is 3.9 or newer and complete."""
     path = f"{host.top}{PYTHON}"
     answer = ask.program([path, "-IBS", "-c", "import sys; print(*sys.version_info[:3], sep='.')"])
     version = answer.out.strip()

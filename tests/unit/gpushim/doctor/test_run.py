@@ -26,6 +26,7 @@ NOTHING = "library libcuda.so.1 \nlibrary libnvidia-ml.so.1 \n"
         (0, UNLOADED, "", "broken", "libnvidia-ml.so.1 cannot be loaded in a container: ERROR: ld.so"),
         (0, NOTHING, "", "broken", "gets no device node"),
         (125, "", "docker: could not select device driver", "broken", "could not select device driver"),
+        (125, "", "docker: no such runtime\n\nRun 'docker run --help' for more", "broken", "start: docker: no such"),
         (0, "", "", "broken", "does not start"),
         (None, "", "`podman run` has not ended within 60 s", "broken", "has not ended within 60 s"),
     ],
