@@ -83,8 +83,8 @@ HOSTS: dict[str, tuple[Callable[[Host], object], int]] = {
     # Group 24.
     "no driver": (both(gone("proc"), gone("dev")), 12),
     "versions differ": (lambda host: host.half_upgrade("535.54.03"), 13),
-    "libcuda is cut": (length(CUDA, 100), 0),
-    "libcuda is a FIFO": (become(CUDA, os.mkfifo), 0),
+    "libcuda is cut": (length(CUDA, 100), 12),
+    "libcuda is a FIFO": (become(CUDA, os.mkfifo), 12),
     "cache of 1 GB": (length(CACHE, 1 << 30), 0),
     "cache is a FIFO": (become(CACHE, os.mkfifo), 0),
     # Group 25.

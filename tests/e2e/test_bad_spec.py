@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.bad_input import ALL, BIN, Scene, ready
+from e2e.bad_input import ALL, Scene, ready
 from fakehost import Host
 from gpushim.oci.edits import hook_args
 
@@ -150,19 +150,6 @@ def test_again_and_again(scene: Scene) -> None:
     scene.answers(0)
     for _ in range(3):
         scene.untouched()
-
-
-def test_what_is_there_twice_is_there_once_then(scene: Scene) -> None:
-    scene.answers(0)
-    given, wanted = scene.spec, scene.spec
-    for part in (given["hooks"]["prestart"], given["mounts"], given["linux"]["devices"]):
-        part += [
-            entry for entry in part if json.dumps(entry) not in json.dumps(scene.plain)
-        ]  # an engine that merges two lists
-    scene.config.write_text(json.dumps(given))
-    (scene.bundle / "config.json.gpushim").unlink()  # with which a create takes out what the first one has added
-    assert scene.call(BIN / "gpushim-runtime", *scene.words()).code == 0
-    assert scene.spec == wanted
 
 
 # Group 9.

@@ -182,9 +182,8 @@ def test_removal_says_how_to_take_the_entries_out_by_hand(installed: Machine, wo
     installed.run("sed -i 's/false,/false, \"mtu\": 1400,/' /etc/docker/daemon.json")
     done = installed.run(f"apt-get {words} --yes {MAIN}")
     said = [line.partition("gpushim:   ")[2] for line in done.stdout.splitlines() if line.startswith("gpushim:   ")]
-    assert [
-        line for line in said if line.startswith("python3 -I -c ") and line.endswith(" /etc/docker/daemon.json nvidia")
-    ]
+    end = " /etc/docker/daemon.json nvidia"
+    assert [line for line in said if line.startswith("python3 -I -c ") and line.endswith(end)]
     assert "rm /etc/containers/containers.conf.d/99-gpushim.conf" in said
     installed.run("\n".join(said))
     assert installed.run("ls /usr/local/bin").stdout == ""
