@@ -143,7 +143,8 @@ def _limit(options: Options, state: dict[str, Any], spec: dict[str, Any]) -> Non
         from gpuhook import cgroup_limits  # most containers have no limit
 
         process = roots.process_of(state["pid"])
-        root = roots.open_root(process, options.rootfs)
+        # A container that is restored has its own root already, in which the rootfs has no path.
+        root = roots.open_root(process, "/" if roots.is_restored(state) else options.rootfs)
         warn = Work(root, options.log).warn
         if spec:
             cgroup_limits.add_limits(options, spec, root, warn)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from gpuhook import cgroup_limits
+from gpuhook import cgroup_limits, prestart
 from gpuhook.inject import devices
 from gpuhook.loader.options import Options
 from gpushim.ground.errors import GpushimError
@@ -101,6 +101,20 @@ def test_a_container_that_may_leave_its_cgroup_is_refused(host: Host) -> None:
     with pytest.raises(GpushimError, match="lets it leave the cgroup"):
         host.limit("--memory", f"0:07:00.0={GIB}")
     host.limit()  # nothing is limited
+
+
+def test_a_restored_container_is_limited_though_its_rootfs_has_no_path(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited: list[list[tuple[str, int]]] = []
+    monkeypatch.setattr(cgroup_limits, "limit", lambda options, *_: limited.append(options.memory))
+    options = Options(
+        ["--rootfs", str(tmp_path / "gone"), "--memory-limits", "required", "--memory", f"0:07:00.0={GIB}"]
+    )
+    with pytest.raises(GpushimError, match="cannot be opened"):
+        prestart._limit(options, {"pid": os.getpid(), "status": "created"}, {})
+    prestart._limit(options, {"pid": os.getpid(), "status": "stopped"}, {})
+    assert limited == [[("0:07:00.0", GIB)]]
 
 
 def test_without_cgroup_v2_it_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
