@@ -59,7 +59,7 @@ def _a_destination_that_a_stranger_has_made(place: Place, tmp_path: Path) -> Non
 
 BUILDS = {
     "T-AGAIN starts from what an earlier create has written": Build(
-        {CREATE: "restore = lambda path, data, folder: data"},
+        {CREATE: "find_original = lambda path, data, folder: data"},
         _the_same_bundle_where_no_variable_asks_any_more,
         "== set()",
     ),

@@ -108,7 +108,7 @@ def edit(low: str, bundle_path: str, container: str, started: float, child: bool
         if bundle.missing(path):
             return low
         raise
-    before = restore(path, data, folder)
+    before = find_original(path, data, folder)
     spec = fastjson.loads(before, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
@@ -150,7 +150,7 @@ def put(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> bool:
     return changed
 
 
-def restore(path: str, data: bytes, folder: int) -> bytes:
+def find_original(path: str, data: bytes, folder: int) -> bytes:
     """Return config.json as the engine wrote it: as kept, if the file is what an earlier create has written.
 
     Args:
