@@ -29,6 +29,7 @@ from gpushim.inventory import procfs
 from sample import turn
 
 SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "40"))
+LEAST = int(SECONDS / 30) + 1  # containers that a run sees, or it has shown nothing: a slow machine goes on for them
 SEED = os.environ.get("GPUSHIM_TROUBLE_SEED") or str(time.time_ns())
 PODS = 4  # at most
 MOST = 2  # GPUs, of four, in trouble that nothing but healing ends
@@ -192,7 +193,7 @@ def test_at_rest_kubelet_has_what_is_so(node: Node, truth: Truth, env: dict[str,
         this = Run(truth, one, tmp_path, chance)
         this.agree()
         end, hang = time.monotonic() + SECONDS, time.monotonic() + SECONDS * chance.uniform(0.1, 0.4)
-        while time.monotonic() < end:
+        while time.monotonic() < end or (len(this.had) < LEAST and time.monotonic() < end + 2 * SECONDS):
             print(f"{time.strftime('%T')} {this.trouble()} {sorted(this.made)}", flush=True)
             if time.monotonic() > hang:
                 hang = end
@@ -207,7 +208,7 @@ def test_at_rest_kubelet_has_what_is_so(node: Node, truth: Truth, env: dict[str,
                 this.rest()
         this.rest()
         print(f"{len(this.had)} containers seen")
-        assert len(this.had) > SECONDS / 30
+        assert len(this.had) >= LEAST
         assert one.stop() == 0
         assert "Traceback" not in one.said()
         assert "panic" not in node.said()
