@@ -12,7 +12,7 @@ of Allocate stands beside it. Rows:
     CPU at rest     of all threads (schedstat), of the children that watch, of those that have ended; in a second row
                     where a GPU is not in /sys, so that a refresh comes every 30 s, and of what does it in a third
     memory          resident, and what of it is this process' alone (Private_* of smaps_rollup); no child runs then
-    Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas), written to a book on the disk
+    Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas), written to a record on the disk
                     of $TMPDIR: in process, through gRPC
     health          one GPU's change, for 8 GPUs with 336 replicas each: until the list is ready to be sent
     preferred       for 8 of 16 GPUs: the table of all sets, the slowest size of an answer, through gRPC
@@ -45,11 +45,11 @@ from bench.processes import memory, scheduled  # noqa: E402
 
 from gpuplugin.allocation import offer  # noqa: E402
 from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
-from gpuplugin.book import by_device  # noqa: E402
-from gpuplugin.book.book import Book  # noqa: E402
-from gpuplugin.book.page import fresh  # noqa: E402
+from gpuplugin.allocation.registry import Registry  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
 from gpuplugin.kubelet.v1beta1 import write_list  # noqa: E402
+from gpuplugin.record import divisions  # noqa: E402
+from gpuplugin.record.form import fresh  # noqa: E402
 from gpuplugin.settings import resources, settings  # noqa: E402
 from gpushim.ground import system  # noqa: E402
 from unit.gpuplugin.kubelet.fake import Kubelet, until  # noqa: E402
@@ -116,22 +116,22 @@ def both(found: list[float]) -> str:
     return f"{min(found):.2f} ms; median {statistics.median(found):.2f} ms"
 
 
-def resource(devices: list[resources.Device], book: Book | None = None) -> offer.Resource:
-    """Return a resource with these devices, told by three strategies at once; a book is begun for them."""
+def resource(devices: list[resources.Device], registry: Registry | None = None) -> offer.Resource:
+    """Return a resource with these devices, told by three strategies at once; a record is begun for them."""
     ways = Ways(ways=[MOUNTS, CRI, ANNOTATIONS])
-    found = offer.Resource(GPU, settings.resolve({}, {}, {}, ""), ways, *([book.give] if book else []))
+    found = offer.Resource(GPU, settings.resolve({}, {}, {}, ""), ways, *([registry.grant] if registry else []))
     found.have(devices, {})
     return found
 
 
-def begun(host: Any, devices: list[resources.Device]) -> Book:
-    """Return a book in which these devices can be given out."""
-    book, desired, units = Book(), {GPU: devices}, resources.units(host)
-    book.prepare()
-    page = fresh(system.boot() or "", "")
-    with book.locked():
-        book.write(by_device.noted(page, desired, {}, changes.settled({}, desired, {}, units), units, 1))
-    return book
+def begun(host: Any, devices: list[resources.Device]) -> Registry:
+    """Return a registry with a record in which these devices can be given out."""
+    registry, desired, units = Registry(lambda work: work), {GPU: devices}, resources.units(host)
+    file, record = registry.file, fresh(system.boot() or "")
+    file.prepare()
+    with file.locked():
+        file.write(divisions.divide(record, desired, {}, changes.settled({}, desired, {}, units), units, 1))
+    return registry
 
 
 def inside(rounds: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuplugin.allocation.offer import absent, offered
-from gpuplugin.book import book
+from gpuplugin.record.allocations_file import AllocationsFile, summarize
 from gpuplugin.settings import resources, sharing
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
@@ -55,7 +55,7 @@ def tell(settings: Settings, others: Others) -> None:
     if not found:
         show.say("nothing is registered: this host has no GPU to give out")
     show.say(f"Containers get their devices by {', '.join(ways.ways)}; devices are named by {_names(ways.by_index)}.")
-    show.say(book.summary(book.Book()))
+    show.say(summarize(AllocationsFile()))
     if ways.features or ways.imex:
         beside = [*ways.features, *(f"IMEX channel {channel}" for channel in ways.imex)]
         show.say(f"Every container gets {', '.join(beside)}, too.")

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation.allocators import SERVE, Allocators
-from gpuplugin.allocation.kubelet_view import TICK, Questions
+from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.allocation.offer import absent, offered
 from gpuplugin.allocation.registry import Registry
 from gpuplugin.cluster.labels_file import LabelsFile
@@ -26,6 +26,7 @@ from gpuplugin.health.watch_children import Watchers
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.mps.mps import Units
 from gpuplugin.processes import moments, tasks
+from gpuplugin.record.kubelet_watch import TICK
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
@@ -58,7 +59,7 @@ class Plugin:
         self._tasks = tasks.Tasks(lambda: self._wake.set())
         self._registry = Registry(self._tasks.start)
         heeds = lambda: self._settings.values["other-givers"] != SERVE  # noqa: E731
-        self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]), heeds)
+        self._view = KubeletView(self._registry, lambda: str(self._settings.values["kubelet-dir"]), heeds)
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._again = 0.0  # time.monotonic() at which that is looked at again, for something waits
         self._pause = TICK  # seconds until that, longer each time that nothing is new: a claim may stay for days
@@ -74,7 +75,7 @@ class Plugin:
 
     @property
     def _folder(self) -> str:
-        return self._questions.folder()
+        return self._view.folder()
 
     @property
     def _usable(self) -> bool:
@@ -100,7 +101,7 @@ class Plugin:
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.start(self._read_again()))
         watch.begin(lambda: self._changed(watch))
-        for one in (self._questions, self._allocators):
+        for one in (self._view, self._allocators):
             self._tasks.start(one.keep())
         try:
             await self._allocators.first()
@@ -128,7 +129,7 @@ class Plugin:
 
     def _watch(self, watch: Watch) -> None:
         """Be told of changes, and read the settings again if one of their files has changed."""
-        if watch.add(*self._allocators.folders(), self._folder, *self._questions.folders()):
+        if watch.add(*self._allocators.folders(), self._folder, *self._view.folders()):
             self._changed(watch)  # nobody has told what came there meanwhile
         self._registry.watched = watch.tells(self._folder)
         if self._sources:
@@ -138,7 +139,7 @@ class Plugin:
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
-        (self._questions.doubt if self._allocators.doubt(watch.changed()) else self._questions.look)()
+        (self._view.doubt if self._allocators.doubt(watch.changed()) else self._view.look)()
         self._wake.set()
         self._registry.changed()
 
@@ -180,7 +181,7 @@ class Plugin:
             self._turns, self._seen = self._commands.turns, None
             if not held:
                 self._renewal.begin_anew()
-        seen = (self._folder, self._questions.news(ensure.SNAPSHOT))  # first: it may be replaced meanwhile
+        seen = (self._folder, self._view.news(ensure.SNAPSHOT))  # first: it may be replaced meanwhile
         if (found := self._read(held)) is None:
             return WAIT
         self._snapshot = found
@@ -289,7 +290,7 @@ class Plugin:
         notes += absent(settings)
         notes += ["no device is given out: this host has no GPU, or exclude leaves all of them out"] * (not found)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-        now = await self._questions.settled(found, snapshot)
+        now = await self._view.decide(found, snapshot)
         if settings is self._settings:  # else they were read again meanwhile
             self._registry.offer(now, ways, settings, weights, self._folder)
         return now != found

@@ -16,7 +16,7 @@ from e2e.leftovers import groups, removed, until
 from e2e.worker import Worker, unit
 
 SECONDS = 30.0
-BOOK, BOOT = "/var/lib/gpushim/device-plugin/book.json", re.compile('"boot":"[^"]*"')
+RECORD, BOOT = "/var/lib/gpushim/device-plugin/allocations.json", re.compile('"boot":"[^"]*"')
 OTHER = "00000000-0000-4000-8000-000000000000"
 # The argument: kubelet's directory.
 EMPTY = """
@@ -61,9 +61,9 @@ def off(worker: Worker) -> None:
 def on(worker: Worker) -> None:
     """Start a node that is off; kubelet runs afterwards."""
     worker.run(f"set -- {worker.node.kubelet_dir}; {EMPTY}")
-    found = worker.run(f"cat {BOOK}")
+    found = worker.run(f"cat {RECORD}")
     assert BOOT.search(found), found
-    worker.write(BOOK, BOOT.sub(f'"boot":"{OTHER}"', found))
+    worker.write(RECORD, BOOT.sub(f'"boot":"{OTHER}"', found))
     worker.containerd.start()
     assert worker.containerd.answers(), worker.containerd.log.read_text()[-3000:]
     worker.node.start()

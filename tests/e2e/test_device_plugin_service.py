@@ -80,7 +80,7 @@ for signal in KILL HUP; do
   wait_for '[ $(registered) -gt $before ]'
   echo $signal: $(systemctl is-active $name)
 done
-stat -c '%A %n' /var/lib/gpushim/device-plugin /var/lib/gpushim/device-plugin/book.lock
+stat -c '%A %n' /var/lib/gpushim/device-plugin /var/lib/gpushim/device-plugin/allocations.lock
 mkdir /etc/labels
 cp /etc/gpushim/config.toml /run/before
 socket=/run/gpushim/metrics.sock
@@ -128,7 +128,7 @@ modules loaded
 KILL: active
 HUP: active
 drwx------ /var/lib/gpushim/device-plugin
--rw------- /var/lib/gpushim/device-plugin/book.lock
+-rw------- /var/lib/gpushim/device-plugin/allocations.lock
 elsewhere: unix, labels
 broken: 15
 keep: active

@@ -26,6 +26,7 @@ from gpuplugin.allocation.kubelet_view import QUIET
 pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="a minute: tests/long/run dra")
 VALUES: Values = {"image": IMAGE, "dra": {"enabled": True}}
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+RECORD = "/var/lib/gpushim/device-plugin/allocations.json"
 SLOW, TAKES = "vendor.com/slow", 4 * QUIET
 
 
@@ -85,13 +86,15 @@ def test_what_kubelet_forgot_ends_with_its_pod_though_another_has_the_name(clust
     becomes(cluster, lambda: claims.taints(cluster), "a GPU is given out")
     before = uid(cluster)
     becomes(
-        cluster, lambda: before in cluster.run("cat /var/lib/gpushim/device-plugin/book.json"), "its uid is noted"
+        cluster,
+        lambda: before in cluster.run("cat /var/lib/gpushim/device-plugin/allocations.json"),
+        "its uid is noted",
     )
     cluster.node.stop(signal.SIGKILL)
     cluster.run(f"rm {CHECKPOINT}")
     cluster.node.start()
     serves(cluster, {GPU: 2})
-    assert "which kubelet forgot in its restart" in cluster.run("gpushim device-plugin status")
+    assert "which kubelet no longer knows" in cluster.run("gpushim device-plugin status")
     cluster.kubectl("delete", "pod", "web-0", "--wait=false")
     becomes(cluster, lambda: uid(cluster) not in ("", before), "another is there")
     workload.running(cluster, "web-0")

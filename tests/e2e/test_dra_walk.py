@@ -262,7 +262,7 @@ def test_what_a_pod_has_stays_its_own_with_another_kubelet_and_no_api_server(clu
     cluster.node.start()
     time.sleep(2 * QUIET + 3)  # it is young for so long; what nobody has who is listed would be free then
     assert "owner" not in cluster.node.everybody()
-    assert "pod default/owner" in cluster.run("cat /var/lib/gpushim/device-plugin/book.json")
+    assert "pod default/owner" in cluster.run("cat /var/lib/gpushim/device-plugin/allocations.json")
     cluster.server.start()
     served(cluster.place, cluster.work)
     becomes(cluster, lambda: claims.taints(cluster) == before, "slices are there again, and have it")

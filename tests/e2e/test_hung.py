@@ -94,8 +94,8 @@ def test_what_a_pod_had_by_the_device_plugin_is_no_other_pods_and_no_claims(clus
     workload.create(cluster, "hung", {GPU: 1})
     runs(cluster, "hung")
     (uuid,) = cluster.node.held("hung")[GPU]
-    book = "cat /var/lib/gpushim/device-plugin/book.json"
-    becomes(cluster, lambda: "pod default/hung" in cluster.run(book), "its pod is noted, which kubelet says later")
+    record = "cat /var/lib/gpushim/device-plugin/allocations.json"
+    becomes(cluster, lambda: "pod default/hung" in cluster.run(record), "its pod is noted, which kubelet says later")
     with hanging(cluster, "hung"):
         cluster.kubectl("delete", "pod", "hung", "--force", "--grace-period=0")
         cluster.wait_for(lambda: "hung" not in cluster.pods(), "the pod is gone")

@@ -23,7 +23,7 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.reach import ENDING, Containers
 from e2e.supervisor import Supervisor, writable
 from fakehost import Host
-from gpuplugin.book.by_device import FORMER, LISTED
+from gpuplugin.record.form import CONFIRMED, GRANTED
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0
@@ -84,12 +84,12 @@ def one(node: Node, env: dict[str, str], tmp_path: Path, share: Set) -> Iterator
     """The plugin, with GPUs that are whole."""
     with plugin(node, env, f"--config-file={tmp_path}/sharing.json") as found:
         found.offers()
-        assert until(lambda: FORMER not in book(found).read_text(), SECONDS)  # what kubelet has not confirmed yet
+        assert until(lambda: GRANTED not in record(found).read_text(), SECONDS)  # what kubelet has not confirmed yet
         yield found
 
 
-def book(one: Plugin) -> Path:
-    return Path(one.env["GPUSHIM_STATE"], "device-plugin/book.json")
+def record(one: Plugin) -> Path:
+    return Path(one.env["GPUSHIM_STATE"], "device-plugin/allocations.json")
 
 
 def holder(node: Node) -> str:
@@ -194,7 +194,7 @@ def test_what_kubelet_has_promised_is_offered_after_its_start(
 def test_a_checkpoint_that_kubelet_refuses(node: Node, one: Plugin, inside: Containers) -> None:
     """Its checksum is wrong: kubelet goes on with nothing, and would give the holder's GPU to the next pod."""
     holder(node)
-    assert until(lambda: LISTED in book(one).read_text(), SECONDS)
+    assert until(lambda: CONFIRMED in record(one).read_text(), SECONDS)
     inside.look()
     node.stop()
     checkpoint = node.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
@@ -275,7 +275,7 @@ def divided(one: Plugin, gpu: str, kind: str) -> None:
     """Wait until a GPU is shared in this way: what has ended just now keeps it in the one before, and offered."""
 
     def so() -> bool:
-        page = json.loads(book(one).read_text().partition("\n")[0])
+        page = json.loads(record(one).read_text().partition("\n")[0])
         (division,) = page["gpus"][gpu]["divisions"].values()
         return {part["share"] and part["share"]["kind"] for part in division["parts"].values()} == {kind}
 

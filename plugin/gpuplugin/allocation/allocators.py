@@ -13,11 +13,12 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.book import checkpoints, claimed
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, is_believed, is_ours
 from gpuplugin.processes import tasks
+from gpuplugin.record import kubelet_state
+from gpuplugin.record.transitions import find_admin_claims
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
 from gpushim.ground import system
@@ -77,7 +78,7 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
     for claim in held:
         gpus = kubelet.which(claim, snapshot)
         gave.add(claim.driver)
-        who = checkpoints.named(claim.namespace, claim.name, claim.driver)  # whole: begins as changes.py has it
+        who = kubelet_state.name_claim(claim.namespace, claim.name, claim.driver)
         pod = f", for pod {claim.namespace}/{claim.pod}" if claim.pod else ""
         has = f"{who} {'has it' if gpus else 'may have it'}{pod}"
         yield Allocator(visible(has), "when kubelet lists that claim no more", gpus)
@@ -233,11 +234,16 @@ class Allocators:
         Without an administrator's, which look at what others have: kubelet does not tell them from others.
         """
         listed = {one[:5] for one in self._listed}
-        known = claimed.Known()
+        looks = frozenset[Any]()
         with contextlib.suppress(GpushimError):
-            known = claimed.known()
+            file = self._registry.file
+            looks = find_admin_claims(file.current(file.read()))
         both = self._listed + [one for one in self._saved_claims if one[:5] not in listed]
-        return [one for one in both if known.of(one) != ""]
+        return [
+            one
+            for one in both
+            if one.driver not in kubelet.DRIVERS or (one.namespace, one.name, one.device) not in looks
+        ]
 
     async def _compare(self, folder: str) -> list[Allocator]:
         """Hold what kubelet has against what it was told."""

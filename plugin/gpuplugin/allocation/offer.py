@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import allocation, memory_limits
 from gpuplugin.allocation.allocation import Ways
-from gpuplugin.book.by_device import Given
 from gpuplugin.devices import changes, division, preferred
 from gpuplugin.health import reason
 from gpuplugin.kubelet.v1beta1 import check, write_device
 from gpuplugin.mps import mps
+from gpuplugin.record.transitions import Request
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device
 from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
@@ -44,7 +44,7 @@ class Resource:
         name: such as nvidia.com/gpu.
         settings: in force.
         ways: how containers are told.
-        give: notes what a container gets, before it is told; raises GpushimError if it cannot have that.
+        grant: writes down what a container gets, before it is told; raises GpushimError if it cannot have that.
 
     Attributes:
         devices: by id; the host has had them all.
@@ -53,9 +53,13 @@ class Resource:
     """
 
     def __init__(
-        self, name: str, settings: Settings, ways: Ways, give: Callable[[list[Given]], None] = lambda given: None
+        self,
+        name: str,
+        settings: Settings,
+        ways: Ways,
+        grant: Callable[[list[Request]], None] = lambda requests: None,
     ) -> None:
-        self.name, self._give = name, give
+        self.name, self._grant = name, grant
         self.devices: dict[str, Device] = {}
         self.listed: dict[str, bytes] = {}
         self._of: dict[str, list[str]] = {}  # ids by UUID
@@ -170,7 +174,7 @@ class Resource:
         limits = memory_limits.mounts([device for _, device in chosen]) if self._ways.limits else []
         if limits:
             answer["mounts"] = [*answer.get("mounts", ()), *limits]
-        self._give([Given(one.uuid, self.name, name, changes.way(self.name, one)) for name, one in chosen])
+        self._grant([Request(one.uuid, self.name, name, changes.way(self.name, one)) for name, one in chosen])
         self._answered = time.monotonic()
         self.allocated.append((time.time(), ids))
         return answer

@@ -12,19 +12,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation.offer import Resource
-from gpuplugin.book import by_device, claimed
-from gpuplugin.book.book import Book
 from gpuplugin.kubelet import cgroups
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.processes import tasks
 from gpuplugin.processes.instances import METRICS, Instances
+from gpuplugin.record import kubelet_state, transitions
+from gpuplugin.record.allocations_file import AllocationsFile
+from gpushim.containers.kubelet import USUAL
+from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from gpuplugin.allocation.allocation import Ways
-    from gpuplugin.book.by_device import Given
+    from gpuplugin.record.form import Record
+    from gpuplugin.record.transitions import Request
     from gpuplugin.settings.resources import Device
     from gpuplugin.settings.settings import Settings
 
@@ -53,10 +56,10 @@ class Registry:
     Attributes:
         served: by the resource's name.
         instances: of this plugin on the node.
-        book: of who has what, which they share.
+        file: the record of who has what, which they share.
         meet: takes note of another kubelet, before it is told of anything.
-        met: says whether the book has the kubelet that is there, and so what that has forgotten.
-        pods: lists the uids of the pods that have devices in kubelet's checkpoint, by resource and id.
+        is_met: returns whether the record has the kubelet that is there, and so what that has forgotten.
+        kubelet_dir: returns kubelet's directory.
         news: is called when something was given out, or offered.
         doubt: is called when something could not be given out.
         watched: somebody tells what comes and goes in kubelet's directory (`changed`).
@@ -64,10 +67,10 @@ class Registry:
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
-        self.instances, self.book = Instances(), Book()
+        self.instances, self.file = Instances(), AllocationsFile()
         self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
-        self.met: Callable[[], bool] = lambda: True
-        self.pods: Callable[[], Mapping[str, str]] = dict
+        self.is_met: Callable[[], bool] = lambda: True
+        self.kubelet_dir: Callable[[], str] = lambda: USUAL
         self.news: Callable[[], object] = lambda: None
         self.doubt: Callable[[], object] = lambda: None
         self.watched = False
@@ -97,7 +100,7 @@ class Registry:
         for name in [*found, *(name for name in self.served if name not in found)]:
             if name in self.served and self.served[name].endpoint.folder != folder:  # kubelet has come up elsewhere
                 self.retire(name)
-            one = self.served.get(name) or self._serve(name, Resource(name, settings, ways, self.give), folder)
+            one = self.served.get(name) or self._serve(name, Resource(name, settings, ways, self.grant), folder)
             one.resource.obey(settings, ways)
             row = found.get(name, [])
             if self._held:  # not after `have`, which would say each time that a device is well, or ails otherwise
@@ -106,26 +109,42 @@ class Registry:
             one.tell()
         self.news()
 
-    def give(self, given: Sequence[Given]) -> None:
-        """Note that a container gets something, before kubelet is told.
+    def grant(self, requests: Sequence[Request]) -> None:
+        """Write down that a container gets something, before kubelet is told.
 
         Raises:
-            GpushimError: it may be somebody else's, or the book cannot be written.
+            GpushimError: it may be somebody else's, or the record cannot be written.
         """
-        if not self.met():
-            raise GpushimError(f"{self.book.path} does not have the kubelet yet that has just started", FAILED)
+        if not self.is_met():
+            raise GpushimError(f"{self.file.path} does not have the kubelet yet that has just started", FAILED)
+        keys = {(request.resource, request.id) for request in requests}
         try:
-            self.book.give(given, pods=self.pods())
+            with self.file.locked() as record:
+                if record is None or record["boot"] != self.file.boot:
+                    raise GpushimError(
+                        f"{self.file.path} is missing or damaged, and what pods have is asked again", FAILED
+                    )
+                record = self._with_uids(record, keys)
+                running = cgroups.running(transitions.uids_of(record, keys))
+                self.file.add(*transitions.grant(record, requests, system.clock(), running))
         except GpushimError:  # kubelet takes for free what is not
             self.doubt()
             raise
         self.news()
 
+    def _with_uids(self, record: Record, keys: Collection[tuple[str, str]]) -> Record:
+        """Return the record with the pods that had these devices, by kubelet's checkpoint."""
+        if not any((resource, name) in keys for resource, name, _ in transitions.list_allocations(record)):
+            return record
+        state = kubelet_state.read(self.kubelet_dir(), None, 0.0)
+        return transitions.with_uids(record, state)
+
     async def _wait_for_end(self, resource: str, ids: Collection[str]) -> None:
         """Wait for the last processes of the pods that had devices, which kubelet takes for free moments before."""
-        with contextlib.suppress(GpushimError):  # `give` tells of it
-            page = by_device.with_uids(self.book.now(self.book.read()), await asyncio.to_thread(self.pods))
-            await cgroups.wait_for_end(by_device.former_uids(page, {(resource, name) for name in ids}))
+        keys = {(resource, name) for name in ids}
+        with contextlib.suppress(GpushimError):  # `grant` tells of it
+            record = await asyncio.to_thread(self._with_uids, self.file.current(self.file.read()), keys)
+            await cgroups.wait_for_end(transitions.uids_of(record, keys))
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.mark_unhealthy(self._problems)
@@ -179,7 +198,7 @@ class Registry:
         found = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in rows]
         looks: Collection[tuple[str, str, str]] = ()
         with contextlib.suppress(GpushimError):
-            looks = claimed.looking()
+            looks = transitions.find_admin_claims(self.file.current(self.file.read()))
         return {"resources": found, "looks": looks}
 
     def serves(self, metrics: bool) -> None:

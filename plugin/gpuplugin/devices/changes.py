@@ -216,22 +216,11 @@ def _mark_forgotten(
     }
 
 
-def forgotten(holder: str) -> str:
-    """Return why a device that kubelet has forgotten is not given out once more, and what ends that."""
-    fix = "drain this node, and boot it" if holder.startswith(UNNAMED) else "delete that pod, or drain this node"
-    return f"{holder} has it, which kubelet forgot in its restart; {fix}"
-
-
 def ending(holder: str) -> str:
-    """Return why the device of a deleted pod is not given out yet."""
-    return f"{holder} has it, is deleted, and has a process that has not ended yet; it is free when that has"
-
-
-def former(holder: str) -> str:
-    """Return why the device of a pod from before a start of kubelet is not given out for a while."""
+    """Return why the device of a pod that kubelet does not know any more is not given out yet, and what ends that."""
     return (
-        f"{holder} had it before kubelet's start, and may have it still; kubelet reports that after running for a "
-        "while"
+        f"{holder} has it, which kubelet no longer knows, and has a process that has not ended yet; it is free when "
+        "that has: delete that pod if it is still there"
     )
 
 

@@ -1,7 +1,7 @@
 """What a claim gets here: the results of its allocation, as the API server has it, that are this driver's.
 
 Users write claims, and the scheduler completes them, so all that is taken from one is checked.
-Pure. Out of scope: whether it can have that (ledger.py), opaque configs (configs.py).
+Pure. Out of scope: whether it can have that (gpuplugin.record), opaque configs (configs.py).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def is_here(row: Mapping[str, Any], found: Mapping[str, Any], node: str) -> bool
     """Say whether a claim still has something here that it once got; what is not understood has.
 
     Args:
-        row: of the ledger.
+        row: of the record.
         found: the ResourceClaim.
         node: as for `allocated`.
     """

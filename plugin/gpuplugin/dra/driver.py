@@ -13,12 +13,9 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.book import book
-from gpuplugin.book.book import Book
 from gpuplugin.control.control import Control
 from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import offered, spec, taints
-from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.prepare import Claims, Offer
@@ -29,7 +26,9 @@ from gpuplugin.health.watch_children import Watchers
 from gpuplugin.kubelet import dra, plugins
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.processes import moments, tasks
-from gpuplugin.settings import resources
+from gpuplugin.record import allocations_file, transitions
+from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
@@ -44,10 +43,10 @@ from gpushim.refresh import plugin_socket
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuplugin.book.page import Page
     from gpuplugin.dra.link import Place
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
+    from gpuplugin.record.form import Record
     from gpuplugin.settings.settings import Settings
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
@@ -68,18 +67,19 @@ class NodeHalf:
     def __init__(self, settings: Settings, sources: Sources, node: str, place: Place) -> None:
         self._settings, self._sources, self._node, self._place = settings, sources, node, place
         self._tasks = tasks.Tasks(lambda: self._wake.set())
-        self._book, self._newest = Book(), Newest()
-        self._ledger, self._kubeconfig = Ledger(self._book), Kubeconfig()
+        self._file, self._newest, self._kubeconfig = AllocationsFile(), Newest(), Kubeconfig()
         self._snapshot: Snapshot | None = None
         self._anew = False  # the settings have changed since it was taken
         self._offered: list[Offered] = []
-        self._offer = Offer({}, {}, "", "the driver has only just started")
-        self._sharing = Sharing(self._ledger, self._tasks.start, lambda: self._offer.usable)
+        self._offer = Offer({}, "", "the driver has only just started")
+        self._watch = KubeletWatch(
+            self._file, lambda: str(self._settings.values["kubelet-dir"]), lambda: self._snapshot, self._wake_up
+        )
+        self._sharing = Sharing(self._file, self._tasks.start, lambda: self._offer.usable)
         self._why: dict[str, str] = {}  # sentences by UUID
         self._unwell: dict[str, str] = {}  # of what is offered, as the log has it
         self._reasons: Mapping[str, list[Reason]] = {}
         self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
-        self._homes: dict[str, str] | None = None  # of which the book was told
         self._rival, self._asked = "", -OTHERS
         self._logged: dict[str, str] = {}
         self._lacks = ""  # what the CDI spec does not have, a sentence
@@ -101,9 +101,9 @@ class NodeHalf:
             f"{folder}/health.json", self._tasks.start, self._wake.set, self._renewal.hurry, self._settings.checks
         )
         self._link = Link(self._place, self._tasks.start, self._wake.set)
-        claims = Claims(self._ledger, self._link, self._node, kubelet_dir, lambda: self._offer, self._sharing)
+        claims = Claims(self._file, self._watch, self._link, self._node, lambda: self._offer, self._sharing)
         self._letting = LettingGo(self._tasks.start, self._close, self._wake.set, lambda _: None, "the DRA driver")
-        status = Status(self._now, claims, self._ledger, self._link, self._newest, self._letting, kubelet_dir)
+        status = Status(self._now, claims, self._file, self._link, self._newest, self._letting, kubelet_dir)
         status.driver = self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, status.prepare, status.unprepare, self._health, self._registered
         )
@@ -118,7 +118,9 @@ class NodeHalf:
         self._tasks.start(claims.keep())
         try:
             while not self._ending:
-                watch.add(system.state_dir(), folder, book.folder(), self._driver.folder, self._driver.registry)
+                watch.add(
+                    system.state_dir(), folder, allocations_file.folder(), self._driver.folder, self._driver.registry
+                )
                 watch.add(*self._sources.folders, written=True)
                 if self._sources.changed():
                     self._tasks.start(self._read_again())
@@ -232,27 +234,23 @@ class NodeHalf:
     async def _take(self, found: Snapshot) -> None:
         devices, lacks, why = spec.devices(found, self._settings.values)
         self._offered, self._anew = [one for one in devices if one.uuid not in lacks], False
-        units = resources.units(found)
-        gpus = {one.gpu: one.uuid for one in units.values() if not one.uuid.startswith("MIG-")}
-        homes = {uuid: gpus.get(one.gpu, uuid) for uuid, one in units.items()}
-        self._ledger.places = {uuid: one.place for uuid, one in units.items() if one.place}
         if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", why)
         self._lacks = why
-        if homes != self._homes:  # before anything is offered; a device that comes late may be one that a claim has
-            self._ledger.open(homes)
-            self._homes = homes
+        before, self._snapshot = self._snapshot, found
+        if before is None:  # before anything is offered
+            self._file.prepare()
+            await self._watch.reconcile()
         names = {one.name: one for one in self._offered}
-        self._offer = Offer(names, homes, found["policy"]["cdi"]["kind"], snapshot=found)
-        self._snapshot = found
+        self._offer = Offer(names, found["policy"]["cdi"]["kind"], snapshot=found)
 
     def _judge(self, found: Snapshot) -> None:
         """Have kubelet told what is unhealthy."""
         self._reasons = self._watchers.problems(found)
         sick = taints.of_health(self._reasons, str(self._settings.values["taint-effect"]))
-        self._offer = self._offer._replace(sick=sick, why=reason.texts(self._reasons, found))
+        self._offer = self._offer._replace(sick=sick, sentences=reason.texts(self._reasons, found))
         why = {
-            **self._ledger.unended,
+            **self._lost,
             **self._sharing.problems,
             **taints.problems(found),
             **reason.texts(self._reasons, found),
@@ -262,12 +260,18 @@ class NodeHalf:
             self._driver.tell()
         self._unwell = taints.log(self._unwell, self._offered, why)
 
-    def _page(self) -> Page | None:
+    def _record(self) -> Record | None:
         with contextlib.suppress(GpushimError):
-            page = self._book.read()
-            if page and page["boot"] == self._book.boot:
-                return page
+            return self._file.current(self._file.read())
         return None
+
+    @property
+    def _lost(self) -> dict[str, str]:
+        record = self._record()
+        return transitions.find_lost_claims(record) if record else {}
+
+    def _wake_up(self) -> None:
+        self._wake.set()
 
     def _slices(self) -> list[list[dict[str, Any]]]:
         if (found := self._taints()) is None:
@@ -280,9 +284,9 @@ class NodeHalf:
         """Return taints by UUID; None while nothing can be given out."""
         if self._offer.problem or self._snapshot is None:
             return None
-        effect, page = str(self._settings.values["taint-effect"]), self._page()
-        owed = {**self._ledger.unended, **self._sharing.owed}
-        return taints.taints(self._reasons, self._snapshot, page, effect, self._ledger.unnoted, owed)
+        effect, record = str(self._settings.values["taint-effect"]), self._record()
+        owed = {**self._lost, **self._sharing.owed}
+        return taints.taints(self._reasons, self._snapshot, record, effect, owed)
 
     def _now(self) -> Now:
         state = self._offered, self._why, self._reasons, self._offer.problem, self._lacks, self._desired

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import node_state, offered, spec
+from gpuplugin.record import transitions
+from gpuplugin.record.allocations_file import AllocationsFile, summarize
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
@@ -22,9 +23,8 @@ from gpushim.ground.errors import FAILED, GpushimError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpuplugin.book.claimed import Row
-    from gpuplugin.book.page import Page
     from gpuplugin.dra.offered import Offered
+    from gpuplugin.record.form import Record
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
@@ -54,15 +54,15 @@ def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     devices, lacks, why = spec.devices(snapshot, values)
-    page, rows = _holders()
-    problems, notes = _problems(devices, settings, snapshot, page)
+    record = _read_record()
+    problems, notes = _problems(devices, settings, snapshot, record)
     _note([*node_state.excluded(settings, snapshot), *notes])
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
     indices = {uuid: one.index for uuid, one in resources.units(snapshot).items()}
     problems.update(dict.fromkeys(lacks, "the CDI spec does not have it"))
-    _list(devices, indices, problems, _held(page, rows), lacks)
-    show.say(book.summary(book.Book()))
+    _list(devices, indices, problems, _find_holders(record), lacks)
+    show.say(summarize(AllocationsFile()))
     if there := rival(kubelet_dir):
         raise GpushimError(spec.RIVAL.format(there), FAILED)
     _note([UNASKED] * (there is None))
@@ -89,15 +89,15 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
 
 
 def _problems(
-    devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, page: Page | None
+    devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, record: Record | None
 ) -> tuple[dict[str, str], list[str]]:
     """Say why devices have taints that keep them from claims, by UUID; and what is unhealthy beside."""
     reasons, doubt = node_state.reasons(settings, snapshot)
-    found, why = node_state.tainted(settings, snapshot, reasons, page)
+    found, why = node_state.tainted(settings, snapshot, reasons, record)
     tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
     left = [one.uuid for one in devices if one.uuid in found.keys() - tainted]
     beside = [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
-    pods = node_state.pods(page)
+    pods = node_state.describe_pods(record)
     problems = {uuid: "; ".join(some[uuid] for some in (why, pods) if uuid in some) or GIVEN for uuid in tainted}
     return problems, [*filter(None, [doubt]), *beside]
 
@@ -123,20 +123,22 @@ def _list(
     show.say()
 
 
-def _holders() -> tuple[Page | None, Mapping[str, Row]]:
-    """Read the book of this boot, and the claims beside it, as far as this user may."""
+def _read_record() -> Record | None:
+    """Return the record in this boot, as far as this user may read it."""
+    file = AllocationsFile()
     try:
-        shared = book.Book()
-        page, (_, rows, _) = shared.read(), claimed.read()
+        record = file.read()
     except (GpushimError, OSError):
-        return None, {}
-    return page if page and page["boot"] == shared.boot else None, rows
+        return None
+    return file.current(record) if record else None
 
 
-def _held(page: Page | None, rows: Mapping[str, Row]) -> dict[str, str]:
-    """Say who has devices, by UUID."""
-    found: dict[str, str] = {}
-    for *_, one in by_device.entries(page) if page else ():
-        found[one["uuid"]] = "device plugin" if one["giver"] == by_device.PLUGIN else one["to"]
-    claims = {uuid: f"claim {row['namespace']}/{row['name']}" for row in rows.values() for uuid in claimed.held(row)}
-    return {**found, **claims}
+def _find_holders(record: Record | None) -> dict[str, str]:
+    """Return who has devices, by UUID."""
+    if record is None:
+        return {}
+    holders = {allocation["device"]: "device plugin" for _, _, allocation in transitions.list_allocations(record)}
+    for claim in record["claims"].values():
+        for device in transitions.list_held(claim):
+            holders[device["uuid"]] = f"claim {claim['namespace']}/{claim['name']}"
+    return holders

@@ -10,25 +10,30 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.book import by_device, checkpoints
 from gpuplugin.dra import node_state
 from gpuplugin.dra.node_state import present
 from gpushim.cdi.generate import output, publish
 from gpushim.cli import show
 from gpushim.containers import kubelet
-from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpuplugin.book.claimed import Row
     from gpuplugin.dra.node_state import NodeState
+    from gpuplugin.record import form
     from gpuplugin.settings.settings import Settings
     from gpushim.containers.kubelet import Claim
 
-KNOWN = ("request", "device", "uuid", "admin")  # of a device in the ledger; the rest is shown as it is
+KNOWN = (
+    "request",
+    "device",
+    "uuid",
+    "admin",
+    "gpu",
+    "placement",
+)  # of a claim's device; the rest is shown
 DEVICES = ("REQUEST", "DEVICE", "INDEX", "SINCE", "CDI NAME", "USE", "HEALTH")
 # NAMESPACE/NAME of a claim (RFC 1123: a label, and a subdomain), without what a shell or terminal understands.
 NAME = re.compile("[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-.a-z0-9]{0,252}")
@@ -86,7 +91,11 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
         GpushimError: nothing is known of such a claim.
     """
     notes = [*node.notes]
-    rows = {uid: row for uid, row in node.claims.items() if (row["namespace"], row["name"]) == (namespace, name)}
+    rows = {
+        uid: row
+        for uid, row in (node.record["claims"] if node.record else {}).items()
+        if (row["namespace"], row["name"]) == (namespace, name)
+    }
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
     if why := node_state.refusal(node, namespace, name):
         notes.append(f"its driver refuses it: {why}")
@@ -111,13 +120,12 @@ def kubectl(namespace: str, name: str) -> str:
     return f"kubectl --namespace {namespace} get resourceclaim {name} -o yaml"
 
 
-def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
+def _devices(row: form.Claim, node: NodeState) -> Iterator[dict[str, str]]:
     """Say what is known of each device of a claim."""
     policy = node.snapshot["policy"]
     path = output.path_of(policy)
     there = {one["name"] for one in (publish.saved(path) or {"devices": ()})["devices"]}
     here = {one.uuid for one in node.offered}
-    to = checkpoints.named(row["namespace"], row["name"], OWN_DRIVER)
     for one in row["devices"]:
         uuid = one["uuid"]
         missing = "" if uuid in there else f" (not in {path})"
@@ -127,7 +135,7 @@ def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
             "request": one["request"],
             "device": one["device"],
             "index": node.indices.get(uuid, ""),
-            "since": _since(uuid, to, node),
+            "since": _describe_since(row),
             "cdi": f"{policy['cdi']['kind']}={uuid}{missing}",
             "use": ", ".join(_use(one)),
             "health": health,
@@ -135,21 +143,16 @@ def _devices(row: Row, node: NodeState) -> Iterator[dict[str, str]]:
 
 
 def _use(device: Mapping[str, Any]) -> Iterator[str]:
-    """Say how a claim uses a device: what else the ledger has of it, such as what its config asks for."""
+    """Say how a claim uses a device: what else the record has of it."""
     if device.get("admin"):
         yield "only looks"
     yield from (f"{key}: {value}" for key, value in device.items() if key not in KNOWN)
 
 
-def _since(uuid: str, to: str, node: NodeState) -> str:
-    """Say since when a claim has a device, by the wall clock; "" if this boot does not know."""
-    times = [
-        one["time"]
-        for *_, one in (by_device.entries(node.page) if node.page else ())
-        if (one["uuid"], one["to"], one["giver"]) == (uuid, to, by_device.DRIVER)
-    ]
-    boot = time.time() - system.clock()
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(boot + min(times))) if times else ""
+def _describe_since(claim: form.Claim) -> str:
+    """Return since when a claim has its devices, by the wall clock; "" if this boot does not know."""
+    start = time.time() - system.clock()
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start + claim["since"])) if claim["since"] else ""
 
 
 def _listed(namespace: str, name: str, kubelet_dir: str, notes: list[str]) -> Sequence[Claim]:

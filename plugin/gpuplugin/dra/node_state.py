@@ -11,11 +11,12 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.book import book, by_device, claimed
 from gpuplugin.dra import newest, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
 from gpuplugin.mps import mps, of_claims
+from gpuplugin.record import allocations_file, transitions
+from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.containers.kubelet import Claim
@@ -27,10 +28,9 @@ from gpushim.refresh import plugin_socket
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from gpuplugin.book.claimed import Row
-    from gpuplugin.book.page import Page
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
+    from gpuplugin.record.form import Record
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
@@ -49,8 +49,7 @@ class NodeState(NamedTuple):
         offered: the devices.
         indices: of them, such as 0 or 1:0, by UUID.
         why: what is wrong with devices, sentences by UUID.
-        claims: that have something, by uid.
-        page: the book of this boot.
+        record: who has what; None if that is not known.
         notes: sentences about all of it.
         watched: whether the driver watches health now.
         status: what the driver that runs tells of itself (Status.by_word); nothing if it does not.
@@ -60,8 +59,7 @@ class NodeState(NamedTuple):
     offered: Sequence[Offered]
     indices: Mapping[str, str]
     why: Mapping[str, str]
-    claims: Mapping[str, Row]
-    page: Page | None
+    record: Record | None
     notes: Sequence[str]
     watched: bool = True
     status: Mapping[str, Any] = {}
@@ -76,7 +74,7 @@ def present(settings: Settings) -> NodeState:
     Raises:
         GpushimError: the host cannot serve GPUs, or is not known.
     """
-    if closed := [*filter(None, map(_closed, (release.folder(), book.folder())))]:
+    if closed := [*filter(None, map(_closed, (release.folder(), allocations_file.folder())))]:
         raise GpushimError(closed[0], FAILED)
     snapshot, values = node_snapshot.current(), settings.values
     if snapshot["error"]:
@@ -87,15 +85,14 @@ def present(settings: Settings) -> NodeState:
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     found, unwatched = reasons(settings, snapshot)
     notes += [unwatched] * bool(unwatched)
-    page, claims = _holders(notes)
-    _, why = tainted(settings, snapshot, found, page)
+    record = _read_record(notes)
+    _, why = tainted(settings, snapshot, found, record)
     return NodeState(
         snapshot,
         [one for one in devices if one.uuid not in lacks],
         {uuid: one.index for uuid, one in resources.units(snapshot).items()},
         why,
-        claims,
-        page,
+        record,
         notes,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
         status,
@@ -116,24 +113,22 @@ def unseen(given: Collection[str]) -> list[str]:
 
 
 def tainted(
-    settings: Settings, snapshot: Snapshot, reasons: Mapping[str, list[Reason]], page: Page | None
+    settings: Settings, snapshot: Snapshot, reasons: Mapping[str, list[Reason]], record: Record | None
 ) -> tuple[dict[str, list[dict[str, str]]], dict[str, str]]:
     """Return the taints of devices, as the driver makes them, and what is wrong with these, sentences; both by UUID.
-
-    What pods have of a device plugin that does not write the book is not seen: the driver asks kubelet.
 
     Args:
         settings: in force.
         snapshot: of the host's inventory.
         reasons: why devices are unhealthy, by UUID.
-        page: the book of this boot.
+        record: who has what.
     """
     owed, why = _owed(), dict[str, list[str]]()
     for some in (reason.texts(reasons, snapshot), taints.problems(snapshot), owed):
         for uuid, text in some.items():
             row = why.setdefault(uuid, [])
             row += [] if any(text in one for one in row) else [text]
-    found = taints.taints(reasons, snapshot, page, str(settings.values["taint-effect"]), owed=owed)
+    found = taints.taints(reasons, snapshot, record, str(settings.values["taint-effect"]), owed=owed)
     return found, {uuid: "; ".join(row) for uuid, row in why.items()}
 
 
@@ -214,10 +209,14 @@ def _owed() -> dict[str, str]:
     return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
 
 
-def pods(page: Page | None) -> dict[str, str]:
-    """Say who has what by the device plugin, by UUID."""
-    rows = by_device.entries(page) if page else ()
-    return {one["uuid"]: f"{one['to']} has it" for *_, one in rows if one["giver"] == by_device.PLUGIN and one["to"]}
+def describe_pods(record: Record | None) -> dict[str, str]:
+    """Return who has what by the device plugin, by UUID."""
+    rows = transitions.list_allocations(record) if record else ()
+    return {
+        allocation["device"]: f"{transitions.owner_of(allocation)} has it"
+        for _, _, allocation in rows
+        if allocation["pod"] or allocation["uid"]
+    }
 
 
 def reasons(settings: Settings, snapshot: Snapshot) -> tuple[dict[str, list[Reason]], str]:
@@ -233,21 +232,20 @@ def reasons(settings: Settings, snapshot: Snapshot) -> tuple[dict[str, list[Reas
     return Health(path, settings.checks).problems(snapshot, system.clock()), ""
 
 
-def _holders(notes: list[str]) -> tuple[Page | None, Mapping[str, Row]]:
-    """Read the book, and the claims beside it."""
-    shared = book.Book()
+def _read_record(notes: list[str]) -> Record | None:
+    """Return the record in this boot, None if it says nothing."""
+    file = AllocationsFile()
     try:
-        page, (whole, rows, damaged) = shared.read(), claimed.read()
+        record = file.read()
     except GpushimError as error:
         notes.append(str(error))
-        return None, {}
-    if page is None and os.path.lexists(shared.path):
-        notes.append(f"{shared.path} is damaged: who has which GPU by the device plugin is not known")
-    elif page and page["boot"] != shared.boot:
-        notes.append(f"nobody has written {shared.path} since the boot; {SINCE_BOOT}")
-        page = None
-    elif page and page["unknown"]:
-        notes.append(f"{shared.path} does not have all that was given out: {page['unknown']}")
-    if doubt := claimed.doubt(whole, rows, damaged):
-        notes.append(f"{doubt} is not known")
-    return page, rows
+        return None
+    if record is None:
+        if os.path.lexists(file.path):
+            notes.append(f"{file.path} is damaged: who has which GPU is not known")
+        return None
+    if record["boot"] != file.boot:
+        notes.append(f"nobody has written {file.path} since the boot; {SINCE_BOOT}")
+    elif record["unknown"]:
+        notes.append(f"{file.path} does not have all that was given out: {record['unknown']}")
+    return file.current(record)

@@ -1,8 +1,8 @@
 """What the containers of a claim share: MPS daemons and time slices, and the CDI spec that leads to them.
 
-Supervisors do it (gpuplugin.mps), units of the node, which follow what the ledger says, whether this driver runs or
+Supervisors do it (gpuplugin.mps), units of the node, which follow what the record says, whether this driver runs or
 not. A claim's spec is there while they serve, so that after a boot no container comes before them.
-Out of scope: which groups a claim has (claim.py), who has the GPUs (ledger.py).
+Out of scope: which groups a claim has (claim.py), who has the GPUs (gpuplugin.record).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
-    from gpuplugin.dra.ledger import Ledger
+    from gpuplugin.record.allocations_file import AllocationsFile
+    from gpuplugin.record.form import Claim as Row
     from gpushim.ground.model import Snapshot
 
 KIND = "gpushim/claim"  # of specs: one name for each group
@@ -43,15 +44,15 @@ class Sharing:
     """The groups of all claims.
 
     Args:
-        ledger: which claims there are, and which groups they have.
+        file: the record, which has claims and their groups.
         start: starts a task.
         known: returns the snapshot; None while nothing can be given.
     """
 
     def __init__(
-        self, ledger: Ledger, start: Callable[[Any], asyncio.Task[Any]], known: Callable[[], Snapshot | None]
+        self, file: AllocationsFile, start: Callable[[Any], asyncio.Task[Any]], known: Callable[[], Snapshot | None]
     ) -> None:
-        self._ledger, self._known, self._units = ledger, known, mps.Units(start)
+        self._file, self._known, self._units = file, known, mps.Units(start)
         self._begins: set[str] = set()  # uids of claims that are being prepared
         self._over: dict[str, float] = {}  # time.monotonic() since when groups are of no claim, by name
         self._why: dict[str, str] = {}  # why what claims share is not there, by UUID
@@ -60,15 +61,30 @@ class Sharing:
     def owed(self) -> dict[str, str]:
         """Why what claims that are over have shared is not what it was before, by UUID; asked of the files each time.
 
-        As long as the ledger has the claim nobody else gets it, and it has END to become that. Then it is owed from
+        As long as the record has the claim nobody else gets it, and it has END to become that. Then it is owed from
         the first moment on, and for an instance that begins.
         """
         state, now, rows = system.state_dir(), time.monotonic(), {}
         left = of_claims.claims_by_group(state).items()
         with contextlib.suppress(GpushimError):  # while it cannot be read, no claim is known
-            rows = self._ledger.claims() if left else {}
+            rows = self._claims() if left else {}
         late = [name for name, uid in left if uid not in rows or now - self._over.get(name, now) > END]
         return {uuid: mps.unfinished(name) for name in late for uuid in mps.unreleased(mps.Folders(state, name))}
+
+    def _claims(self) -> dict[str, Row]:
+        return self._file.current(self._file.read())["claims"]
+
+    def _unshare(self, uids: Collection[str]) -> None:
+        """Write down that lost claims share nothing any more, which their supervisors follow."""
+        with self._file.locked() as before:
+            record = self._file.current(before)
+            ended: dict[str, Row] = {
+                uid: {**claim, "sharing": []}
+                for uid, claim in record["claims"].items()
+                if uid in uids and claim["sharing"]
+            }
+            if ended:
+                self._file.write({**record, "claims": {**record["claims"], **ended}})
 
     @property
     def problems(self) -> dict[str, str]:
@@ -95,7 +111,7 @@ class Sharing:
         """Wait until a claim's groups serve, and have engines find them.
 
         Args:
-            claim: that the ledger has, with these groups.
+            claim: that the record has, with these groups.
             groups: of the claim.
             late: time.monotonic() until which to wait.
 
@@ -124,10 +140,10 @@ class Sharing:
         Raises:
             GpushimError: a file cannot be written.
         """
-        state, rows = system.state_dir(), self._ledger.claims()
-        if not any(of_claims.KEY in rows.get(uid, {}) for uid in uids) and not _left(state, uids):
+        state, rows = system.state_dir(), self._claims()
+        if not any(uid in rows and rows[uid]["sharing"] for uid in uids) and not _left(state, uids):
             return
-        self._ledger.unshare(uids)
+        self._unshare(uids)
         for uid in uids:
             _remove(_path(uid))
         late = time.monotonic() + END
@@ -147,7 +163,7 @@ class Sharing:
         if self._known() is None:
             return
         state, folder = system.state_dir(), output.default_directory()
-        names = os.listdir(folder) if os.path.isdir(folder) else []  # before the ledger, where a claim is first
+        names = os.listdir(folder) if os.path.isdir(folder) else []  # before the record, where a claim is first
         files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.claims_by_group(state)
         there = {uid: of_claims.groups_of(row) for uid, row in of_claims.shared().items()}
         known = {group.name for groups in there.values() for group in groups}

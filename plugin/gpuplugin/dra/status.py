@@ -11,13 +11,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuplugin.book import claimed
 from gpuplugin.dra.offered import CLASSES, of_class
 from gpuplugin.dra.spec import RIVAL
 from gpuplugin.health import reason
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics.metrics import DRIVER
 from gpuplugin.processes import counts, instances
+from gpuplugin.record.transitions import find_admin_claims, list_held
 from gpuplugin.settings.resources import Device
 from gpuplugin.snapshot import release
 from gpushim import __version__
@@ -28,15 +28,15 @@ from gpushim.ground.errors import GpushimError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gpuplugin.book.claimed import Row
     from gpuplugin.control.letting_go import LettingGo
-    from gpuplugin.dra.ledger import Ledger
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.newest import Newest
     from gpuplugin.dra.offered import Offered
     from gpuplugin.dra.prepare import Claims
     from gpuplugin.health.reason import Reason
     from gpuplugin.kubelet.dra import Driver
+    from gpuplugin.record.allocations_file import AllocationsFile
+    from gpuplugin.record.form import Claim
 
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value
@@ -76,7 +76,7 @@ class Status:
     Args:
         now: returns what the driver is like.
         claims: prepares them.
-        ledger: has them.
+        file: the record, which has them.
         link: to the half that publishes.
         newest: says whether this instance does.
         letting: has the GPUs let go.
@@ -92,13 +92,13 @@ class Status:
         self,
         now: Callable[[], Now],
         claims: Claims,
-        ledger: Ledger,
+        file: AllocationsFile,
         link: Link,
         newest: Newest,
         letting: LettingGo,
         kubelet_dir: str,
     ) -> None:
-        self._now, self._claims, self._ledger, self._link, self._newest = now, claims, ledger, link, newest
+        self._now, self._claims, self._file, self._link, self._newest = now, claims, file, link, newest
         self._letting, self._kubelet_dir = letting, kubelet_dir
         # Since when, and why, by namespace and name: one that is made again under a name is another claim.
         self._refused: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
@@ -121,7 +121,7 @@ class Status:
         await self._claims.unprepare(asked)
         for one in asked:
             took = time.perf_counter() - began
-            counts.took(counts.UNPREPARES, took, "error" if self._claims.owes(one["uid"]) else "ok")
+            counts.took(counts.UNPREPARES, took, "error" if self._claims.is_owed(one["uid"]) else "ok")
 
     def _note(self, claim: Mapping[str, str], answer: object) -> None:
         """Keep for a while why a claim was refused, the last ones; kubelet asks again and again."""
@@ -142,7 +142,8 @@ class Status:
         """Return members of gpuplugin.metrics.exposition.State."""
         now, rows, looks = self._now(), dict[str, Any](), frozenset[Any]()
         with contextlib.suppress(GpushimError):
-            rows, looks = self._ledger.claims(), claimed.looking()
+            record = self._file.current(self._file.read())
+            rows, looks = record["claims"], find_admin_claims(record)
         samples = [*self._published(now), *_claimed(rows), *_tainted(now)]
         devices = _devices(now)
         return {
@@ -226,11 +227,10 @@ def _devices(now: Now) -> list[tuple[str, None, list[Device]]]:
     return [(name, None, row) for name, row in found.items()]
 
 
-def _claimed(rows: Mapping[str, Row]) -> Iterator[Sample]:
+def _claimed(rows: Mapping[str, Claim]) -> Iterator[Sample]:
     found = Counter(dict.fromkeys(CLASSES.values(), 0))
     for row in rows.values():
-        mine = claimed.held(row)
-        found.update(of_class(one["device"]) for one in row["devices"] if one["uuid"] in mine)
+        found.update(of_class(device["device"]) for device in list_held(row))
     yield "claims", {}, len(rows)
     for name, number in found.items():
         yield "claimed_devices", {"resource": name}, number

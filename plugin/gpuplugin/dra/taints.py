@@ -1,7 +1,7 @@
 """What is wrong with devices, as Kubernetes and the log are told: taints in slices, and the health in pods' status;
 and which taints a claim tolerates.
 
-Out of scope: what is wrong with a GPU (gpuplugin.health), who has one (ledger.py).
+Out of scope: what is wrong with a GPU (gpuplugin.health), who has one (gpuplugin.record).
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.book import by_device
 from gpuplugin.dra.offered import NO_EXECUTE, NO_SCHEDULE, of_class
 from gpuplugin.health import reason
+from gpuplugin.record.transitions import list_allocations
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpuplugin.book.page import Page
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
+    from gpuplugin.record.form import Record
     from gpushim.ground.model import Snapshot
 
 PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons
@@ -31,9 +31,8 @@ TIMEOUT = 60  # seconds after which a device of which nothing is heard is Unknow
 def taints(
     reasons: Mapping[str, Sequence[Reason]],
     snapshot: Snapshot,
-    page: Page | None,
+    record: Record | None,
     effect: str,
-    unnoted: Collection[str] = (),
     owed: Collection[str] = (),
 ) -> dict[str, list[dict[str, str]]]:
     """Return the taints of GPUs and MIG instances, by UUID; at most one of each key.
@@ -41,15 +40,14 @@ def taints(
     Args:
         reasons: why they are unhealthy, by UUID.
         snapshot: of the host's inventory.
-        page: the book.
+        record: of who has what, None where it is not known.
         effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched.
-        unnoted: UUIDs of what pods have by device plugins, and the book does not have.
         owed: UUIDs of what is still as a claim that is over had it.
     """
     found = {uuid: [*row] for uuid, row in of_health(reasons, effect).items()}
     for uuid in {*problems(snapshot), *owed}:  # also beside a reason, whose effect may be none
         found.setdefault(uuid, []).append(_taint(PROBLEM, "", NO_SCHEDULE))
-    for uuid in _given(page, snapshot, unnoted):
+    for uuid in _find_allocated(record, snapshot):
         found.setdefault(uuid, []).append(_taint(PLUGIN, "allocated", NO_SCHEDULE))
     return found
 
@@ -102,14 +100,9 @@ def problems(snapshot: Snapshot) -> dict[str, str]:
     return {**found, **{mig["uuid"]: sick[mig["gpu"]] for mig in snapshot["mig"] if mig["gpu"] in sick}}
 
 
-def _given(page: Page | None, snapshot: Snapshot, unnoted: Collection[str]) -> Iterable[str]:
-    """List what a container has by the device plugin, MIG instances of a GPU with it."""
-    held = (
-        {entry["uuid"] for *_, entry in by_device.entries(page) if entry["giver"] == by_device.PLUGIN}
-        if page
-        else set()
-    )
-    held |= {*unnoted}
+def _find_allocated(record: Record | None, snapshot: Snapshot) -> Iterable[str]:
+    """Return the UUIDs of what containers have by the device plugin, with the MIG instances of such a GPU."""
+    held = {allocation["device"] for _, _, allocation in list_allocations(record)} if record else set()
     gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["uuid"] in held}
     return sorted(held | {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in gpus})
 

@@ -1,4 +1,4 @@
-"""Groups of GPUs that claims share inside: the DRA driver keeps them in its file of claims, for supervisors to read.
+"""Groups of GPUs that claims share inside: the DRA driver keeps them in the record, for supervisors to read.
 
 So a claim's group is there from before its unit is started until the claim ends, whatever becomes of the driver.
 """
@@ -10,37 +10,37 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.book import claimed
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
+from gpuplugin.record.allocations_file import AllocationsFile
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuplugin.book.claimed import Row
+    from gpuplugin.record.form import Claim
 
 # Longer than the name of any group of the settings (settings.resources.LONGEST_NAME).
 NAME = re.compile("claim-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]{1,2}")
-KEY = "sharing"  # of a claim in the file
+_file = AllocationsFile()  # what was read of it last
 
 
 def groups_of(row: Mapping[str, Any]) -> list[MpsGroup]:
-    """Return the groups of a claim of the file, without those that are not understood."""
-    rows = row.get(KEY)
+    """Return the groups of a recorded claim, without those that are not understood."""
+    rows = row.get("sharing")
     groups = [_parse_group(group_row) for group_row in rows] if isinstance(rows, list) else []
     return [group_row for group_row in groups if group_row is not None]
 
 
-def shared() -> dict[str, Row]:
+def shared() -> dict[str, Claim]:
     """Return the claims that share something, by uid.
 
     Raises:
         GpushimError: the file cannot be read, or is damaged: then it is unknown which there are.
     """
-    _, rows, damaged = claimed.read()
-    if damaged:
-        raise GpushimError(f"{claimed.path()} is damaged: what claims share is not known", FAILED)
-    return {uid: row for uid, row in rows.items() if row.get(KEY)}
+    if _file.damaged:
+        raise GpushimError(f"{_file.path} is damaged: what claims share is not known", FAILED)
+    record = _file.read()
+    return {uid: claim for uid, claim in record["claims"].items() if claim["sharing"]} if record else {}
 
 
 def find(name: str) -> MpsGroup | None:
@@ -55,7 +55,7 @@ def find(name: str) -> MpsGroup | None:
 def version() -> object:
     """Return a value that differs when the file is another one."""
     try:
-        status = os.stat(claimed.path())
+        status = os.stat(_file.path)
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns

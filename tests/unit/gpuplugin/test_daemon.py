@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import grpc.aio
 import pytest
+from gpuplugin.book import book
 
 from gpuplugin import daemon
 from gpuplugin.allocation import kubelet_view, offer
-from gpuplugin.book import book
 from gpuplugin.health import watch_children
 from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-
 from gpuplugin.book import book, by_device
+
 from gpuplugin.kubelet import cgroups
 from gpushim.containers import kubelet as kubelet_files
 from gpushim.paths import lock

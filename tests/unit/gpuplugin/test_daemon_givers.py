@@ -8,9 +8,9 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from gpuplugin.book import book, by_device, claimed
 
 from gpuplugin.allocation import allocators
-from gpuplugin.book import book, by_device, claimed
 from gpushim.containers import kubelet as files
 from gpushim.ground import system
 from unit.gpuplugin.kubelet.fake import until

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpuplugin.book import checkpoints, claimed
 
 from gpuplugin.allocation import allocators, offer
 from gpuplugin.allocation.allocators import Allocator, Allocators
-from gpuplugin.book import checkpoints, claimed
 from gpuplugin.devices import changes
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
 from gpuplugin.settings import resources

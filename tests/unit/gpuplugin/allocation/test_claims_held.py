@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpuplugin.book import claimed
+from gpuplugin.book.book import Book
+from gpuplugin.dra.ledger import Holders, Ledger
 
 from gpuplugin.allocation import kubelet_view
 from gpuplugin.allocation.kubelet_view import Questions
-from gpuplugin.book import claimed
-from gpuplugin.book.book import Book
 from gpuplugin.dra.claim import Claim as Mine
 from gpuplugin.dra.claim import Result
-from gpuplugin.dra.ledger import Holders, Ledger
 from gpuplugin.kubelet import cgroups
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import random
@@ -10,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpuplugin.allocation import kubelet_view
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import is_instance
+from gpuplugin.record.kubelet_watch import TICK
+from gpuplugin.record.transitions import QUIET
 from gpuplugin.settings.resources import Device
-from gpushim.containers import kubelet
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.allocation.test_kubelet_view import FORMS, ONE, PART, Instance, Scene, built
+from unit.gpuplugin.record.scene import FORMS, ONE, PART, Instance, Scene, build
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 WISHES = {name: desired for name, (desired, *_) in FORMS.items()}
@@ -58,7 +57,7 @@ class Node:
         if plugin is None:
             return
         if self.scene.pods is not None:
-            young = self.scene.now - self.since < kubelet_view.QUIET  # of its pods it lists none at first
+            young = self.scene.now - self.since < QUIET  # of its pods it lists none at first
             self.scene.pods = {}
             self.scene.bare = [] if young else [*self.pods.values()]
             for resource, name in () if young else self.had.keys() - self.forgotten:
@@ -67,10 +66,11 @@ class Node:
             name: [one if one.uuid != PART else replace(one, id=self.part, uuid=self.part) for one in row]
             for name, row in WISHES[self.wishes[which]].items()
         }
-        plugin.look(wish)
+        self.scene.processes = {*self.pods.values()}
+        well = plugin.look(wish)
         if self.plugins[1 - which] is None:  # else the other may be who tells it
             there = {key for key, one in self.had.items() if one.uuid in (ONE, self.part)}
-            assert {name for _, name in there - self.forgotten} <= plugin.well()
+            assert {name for _, name in there - self.forgotten} <= well
 
     def settings_change(self) -> None:
         self.wishes[self.draw.randrange(2)] = self.draw.choice(sorted(WISHES))
@@ -79,7 +79,7 @@ class Node:
     def plugin_starts(self) -> None:
         which = self.draw.randrange(2)
         self.ends(which)
-        self.plugins[which] = self.scene.started()
+        self.plugins[which] = self.scene.start()
         self.look()
 
     def plugin_ends(self) -> None:
@@ -115,9 +115,9 @@ class Node:
 
     def saved(self) -> None:
         """Write kubelet's checkpoint."""
-        given: dict[str, list[str]] = {}
+        given: dict[str, dict[str, str]] = {}
         for other, name in self.had.keys() - self.forgotten:
-            given.setdefault(other, []).append(name)
+            given.setdefault(other, {})[name] = self.pods[other, name]
         self.scene.checkpoint(given)
 
     def pod_ends(self) -> None:
@@ -128,17 +128,17 @@ class Node:
 
     def kubelet_forgets(self) -> None:
         there = [which for which in (0, 1) if self.plugins[which]]
-        if self.scene.pods is None or not there or self.scene.now - self.since < kubelet_view.QUIET:
+        if self.scene.pods is None or not there or self.scene.now - self.since < QUIET:
             return
         self.looks(there[0])
         plugin = self.plugins[there[0]]
         assert plugin
-        self.scene.passes(kubelet_view.TICK + 0.1)
-        asyncio.run(plugin.questions._note())  # it knows whose that is by then
+        self.scene.now += TICK + 0.1
+        plugin.follow()  # it knows whose that is by then
         self.forgotten = {*self.had}
-        (self.scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT).unlink(missing_ok=True)
+        self.scene.checkpoint_file.unlink(missing_ok=True)
         self.kubelet_restarts()
-        asyncio.run(plugin.registry.meet())
+        plugin.meet()
 
     def instance_is_made_anew(self) -> None:
         self.part = uuid(len(self.part) + self.draw.randrange(9), "MIG")
@@ -153,18 +153,19 @@ class Node:
 
     def checkpoint_is_lost(self) -> None:
         there = [which for which in (0, 1) if self.plugins[which]]
-        if self.scene.pods is not None and there:  # one that has noticed kubelet: no pod is given back without it
+        is_young = self.scene.now - self.since < QUIET
+        if (
+            self.scene.pods is not None and there and not is_young
+        ):  # one that has noticed kubelet: no pod is given back without it
             self.looks(there[0])
-            (self.scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT).unlink(missing_ok=True)
+            self.scene.checkpoint_file.unlink(missing_ok=True)
 
     def boots(self) -> None:
         self.scene.kubelet_ends()
         for which in (0, 1):
             self.ends(which)
         self.boot += 1
-        kept = (
-            self.scene.top / kubelet.PLUGINS / kubelet.CHECKPOINT
-        ).exists()  # what is in it is given back to its pods, where it is
+        kept = self.scene.checkpoint_file.exists()  # what is in it is given back to its pods, where it is
         self.had = {
             key: one
             for key, one in self.had.items()
@@ -173,12 +174,12 @@ class Node:
         self.pods, self.forgotten = {key: self.pods[key] for key in self.had}, set()
 
     def time_passes(self) -> None:
-        self.scene.passes(kubelet_view.QUIET)
+        self.scene.now += QUIET
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_gpu_is_given_out_in_two_ways(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with built(monkeypatch) as scene:
+    with build(monkeypatch) as scene:
         node = Node(scene, random.Random(seed))
         monkeypatch.setattr(system, "boot", lambda: f"boot {node.boot}")
         for _ in range(STEPS):

@@ -8,10 +8,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-
-from gpuplugin.allocation import kubelet_view
 from gpuplugin.book import by_device
 from gpuplugin.book.by_device import LISTED, UNLISTED
+
+from gpuplugin.allocation import kubelet_view
 from gpushim.ground import system
 from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, Instance, Scene, parts, scene, settled, whole
 

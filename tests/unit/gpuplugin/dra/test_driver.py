@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpuplugin.dra.ledger import Ledger
 
 from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import status
 from gpuplugin.dra.driver import NodeHalf
-from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.link import Place
 from gpuplugin.dra.status import Status
 from gpuplugin.health.reason import UNTIL, Reason

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from gpuplugin.book import by_device, claimed
 from gpuplugin.book.book import Book
+
 from gpuplugin.dra import dry_run
 from gpuplugin.health.health import Health
 from gpuplugin.settings import settings

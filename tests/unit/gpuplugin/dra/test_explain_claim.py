@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
 from gpuplugin.book import by_device
 from gpuplugin.book.page import fresh
+
 from gpuplugin.dra import command_line, explain_claim
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices

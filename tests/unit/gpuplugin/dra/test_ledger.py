@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import Given
 from gpuplugin.book.checkpoints import Remembered
+from gpuplugin.dra.ledger import Holders, Ledger
+
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra.claim import Claim, Result
-from gpuplugin.dra.ledger import Holders, Ledger
 from gpuplugin.mps import of_claims
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from gpuplugin.book import by_device, claimed
 from gpuplugin.book.book import Book
 from gpuplugin.book.checkpoints import Remembered
 from gpuplugin.dra.ledger import Holders, Ledger
+
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.dra.test_ledger import (

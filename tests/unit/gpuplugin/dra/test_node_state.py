@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from gpuplugin.book import book, claimed
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import PLUGIN, noted_entry
 from gpuplugin.book.page import fresh
+
 from gpuplugin.dra import node_state, spec
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.node_state import NodeState

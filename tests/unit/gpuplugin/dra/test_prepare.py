@@ -11,15 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from gpuplugin.book import by_device
 from gpuplugin.book.book import Book
 from gpuplugin.book.by_device import noted_entry
+from gpuplugin.dra.ledger import Ledger
+
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import prepare, shared
 from gpuplugin.dra.claim import Claim as Claimed
 from gpuplugin.dra.claim import Result
-from gpuplugin.dra.ledger import Ledger
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import cgroups, podresources

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from gpuplugin.book.by_device import DRIVER, PLUGIN, noted_entry
 from gpuplugin.book.page import fresh
+
 from gpuplugin.dra import taints
 from gpuplugin.dra.offered import EFFECTS, Offered
 from gpuplugin.health.reason import Reason

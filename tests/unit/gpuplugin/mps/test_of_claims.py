@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from gpuplugin.book import claimed
+
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.mps import of_claims
 from gpushim.ground.errors import GpushimError

@@ -1,1 +1,0 @@
-"""The book: who was given which GPU, over restarts and instances."""

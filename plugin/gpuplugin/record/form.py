@@ -1,0 +1,199 @@
+"""The form of allocations.json: how each GPU is divided, which devices pods have of it, and which claims there are.
+
+An allocation is a device of the device plugin that a container has; a claim has its devices from the DRA driver. Both
+have a state:
+
+    granted      its driver has answered kubelet; kubelet has not shown yet who has it
+    confirmed    kubelet lists who has it (pod-resources), or has the claim in its file
+    unconfirmed  kubelet's checkpoint alone has it: an init container's, or a pod's that has ended
+    lost         kubelet does not have it any more, and a process of its pods is left: it is not free
+
+and end by being taken out of the record (transitions.py has the table).
+Out of scope: the file and its lock (allocations_file.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypedDict
+
+    class Part(TypedDict):
+        """What a resource has of a GPU or MIG instance: so many devices, with a number in their ids or without."""
+
+        count: int
+        numbered: bool
+        share: Optional[dict[str, Any]]  # attributes of a resources.Share; None of a device that is not shared
+
+    class Division(TypedDict):
+        """How a GPU or MIG instance was given out last: in which resources, by which instance of the plugin."""
+
+        parts: dict[str, Part]
+        owner: int
+        placement: str  # of a MIG instance: "GPU instance/compute instance"
+
+    class Allocation(TypedDict):
+        """A device of the device plugin that a container has."""
+
+        device: str  # UUID
+        placement: str
+        sharing: list[str]  # as changes.way_of has it
+        pod: str  # "pod NAMESPACE/NAME" as soon as kubelet has listed it
+        uid: str  # of the pod, as soon as kubelet's checkpoint has it
+        state: str
+        since: float  # seconds since boot
+
+    class Gpu(TypedDict):
+        """Divisions by UUID of the GPU and its MIG instances; allocations by "RESOURCE ID"."""
+
+        divisions: dict[str, Division]
+        allocations: dict[str, Allocation]
+
+    class ClaimDevice(TypedDict):
+        """A device of a claim; one that an administrator looks at is not the claim's alone."""
+
+        request: str
+        device: str  # its name in the ResourceSlice
+        uuid: str
+        admin: bool
+        gpu: str  # UUID of the GPU that it is or is part of, "" if nobody knows that any more
+        placement: str
+
+    class Claim(TypedDict):
+        """A claim that has devices of this node."""
+
+        driver: str
+        namespace: str
+        name: str
+        devices: list[ClaimDevice]
+        pods: list[str]  # uids of those that have it
+        sharing: list[dict[str, Any]]  # groups, as mps.of_claims.describe returns them
+        state: str
+        since: float  # seconds since boot, of the boot that gave it; 0.0 if that is not known
+
+    class Record(TypedDict):
+        """All of it."""
+
+        form: int
+        boot: str  # in which allocations were made
+        generation: int  # how often a division has changed
+        unknown: str  # why it may lack something that was given out, or ""
+        kubelet: Optional[list[Any]]  # identity of its socket, seconds since boot at its first sight; None: not yet
+        gpus: dict[str, Gpu]  # by UUID
+        claims: dict[str, Claim]  # by uid; of another's driver by driver, namespace and name
+
+    Grants = Mapping[str, Mapping[str, Allocation]]  # by GPU, and resource and id
+
+FORM = 1
+GRANTED, CONFIRMED, UNCONFIRMED, LOST = STATES = ("granted", "confirmed", "unconfirmed", "lost")
+MOST = 1 << 17  # devices of a resource
+LARGEST = 1 << 48  # number of an instance, or seconds, or changes: far more than there are
+_NUMBER = (int, float)
+_RECORD = {
+    "form": (int,),
+    "boot": (str,),
+    "generation": (int,),
+    "unknown": (str,),
+    "gpus": (dict,),
+    "claims": (dict,),
+}
+_DIVISION = {"parts": (dict,), "owner": (int,), "placement": (str,)}
+_PART = {"count": (int,), "numbered": (bool,), "share": (dict, type(None))}
+_SHARE = {
+    **dict.fromkeys(("kind", "policy", "group"), (str,)),
+    **dict.fromkeys(("memory", "threads"), (int, type(None))),
+    **dict.fromkeys(("distinct", "single", "sliced"), (bool,)),
+}
+_TEXTS = ("device", "placement", "pod", "uid", "state")
+_ALLOCATION = {**dict.fromkeys(_TEXTS, (str,)), "sharing": (list,), "since": _NUMBER}
+_CLAIM = {
+    **dict.fromkeys(("driver", "namespace", "name", "state"), (str,)),
+    **dict.fromkeys(("devices", "pods", "sharing"), (list,)),
+    "since": _NUMBER,
+}
+_DEVICE = {**dict.fromkeys(("request", "device", "uuid", "gpu", "placement"), (str,)), "admin": (bool,)}
+
+
+def fresh(boot: str, unknown: str = "") -> Record:
+    """Return a record in which nobody has anything."""
+    return {
+        "form": FORM,
+        "boot": boot,
+        "generation": 0,
+        "unknown": unknown,
+        "kubelet": None,
+        "gpus": {},
+        "claims": {},
+    }
+
+
+def after_boot(record: Record, boot: str) -> Record:
+    """Return the record in this boot: divisions and claims stand; what pods have again kubelet's checkpoint tells."""
+    if record["boot"] == boot:
+        return record
+    gpus: dict[str, Gpu] = {uuid: {**gpu, "allocations": {}} for uuid, gpu in record["gpus"].items()}
+    claims: dict[str, Claim] = {uid: {**claim, "since": 0.0} for uid, claim in record["claims"].items()}
+    return {**record, "boot": boot, "unknown": "", "kubelet": None, "gpus": gpus, "claims": claims}
+
+
+def parse(record: Any, lines: list[bytes], boot: str) -> Record:
+    """Return the record of a file.
+
+    Args:
+        record: its first line.
+        lines: the others: Grants that were made since the first one was written.
+        boot: this boot's id; what was granted in an earlier one has ended, and a loss of power may have torn it.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, RecursionError: it is none.
+    """
+    _check(record, _RECORD)
+    for line in lines if record["boot"] == boot else ():
+        for gpu, allocations in json.loads(line).items():
+            record["gpus"][gpu]["allocations"].update(allocations)
+    if record["kubelet"] is not None:
+        identity, since = record["kubelet"]
+        _check({"identity": identity, "since": since}, {"identity": (str,), "since": _NUMBER})
+    for gpu in record["gpus"].values():
+        _check_gpu(gpu)
+    for claim in record["claims"].values():
+        _check(claim, _CLAIM)
+        _check_texts(claim["pods"])
+        for device in claim["devices"]:
+            _check(device, _DEVICE)
+    parsed: Record = record
+    return parsed
+
+
+def _check_gpu(gpu: Any) -> None:
+    for division in gpu["divisions"].values():
+        _check(division, _DIVISION)
+        for part in division["parts"].values():
+            _check(part, _PART)
+            if not 0 < part["count"] < MOST:
+                raise ValueError
+            if part["share"] is not None:
+                _check(part["share"], {key: _SHARE[key] for key in part["share"]})
+                part["share"]["kind"]
+    for allocation in gpu["allocations"].values():
+        _check(allocation, _ALLOCATION)
+        _check_texts(allocation["sharing"])
+        _, _ = allocation["sharing"]
+
+
+def _check(row: Any, kinds: Mapping[str, tuple[type, ...]]) -> None:
+    """Raise for a member that is missing, of another type, or a number out of all proportion; bool is no int."""
+    for key, types in kinds.items():
+        value = row[key]
+        if type(value) not in types or (key == "state" and value not in STATES):
+            raise TypeError
+        if type(value) in _NUMBER and not 0 <= value < LARGEST:  # no NaN is
+            raise ValueError
+
+
+def _check_texts(values: list[Any]) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError

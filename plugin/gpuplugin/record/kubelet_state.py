@@ -1,0 +1,196 @@
+"""What kubelet has at one moment: by its list (pod-resources), its checkpoint of devices and its file of claims.
+
+The list names pods, without the devices of init containers, and of a kubelet that has just started without pods of
+the API server. The checkpoint has uids, and for a while what ended pods had: kubelet writes it at each Allocate and
+at each list that a plugin sends, without those as soon as it was asked for its list (UpdateAllocatedDevices in its
+devicemanager). Both files can be read while kubelet is away.
+Out of scope: their form (gpushim.containers.kubelet), what follows (transitions.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuplugin.devices.changes import UNTOLD, is_instance
+from gpuplugin.record.form import CONFIRMED
+from gpuplugin.settings.sharing import MPS, TIME_SLICING
+from gpushim.containers import kubelet
+from gpushim.ground import system
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from gpuplugin.devices.changes import Units
+    from gpuplugin.kubelet.podresources import Listed
+    from gpuplugin.record.form import Claim, ClaimDevice
+    from gpushim.containers.kubelet import Given
+    from gpushim.ground.model import Snapshot
+
+TICK = 0.01  # seconds by which a file's time may be behind: the kernel's clock for these moves in steps
+PIPES = "variable CUDA_MPS_PIPE_DIRECTORY="  # of the answer to a container of an MPS daemon alone
+
+
+class KubeletState(NamedTuple):
+    """What kubelet has.
+
+    Attributes:
+        asked: seconds since boot at which it was asked.
+        holders: "pod NAMESPACE/NAME" by resource and id; None if it does not answer.
+        runs: it listens for plugins.
+        is_young: it has started just now, and may not list all pods.
+        complete: it has answered, and no pod of the API server's is missing.
+        grants: of the checkpoint, by resource and id with a blank between them; None if it cannot be read.
+        written: when the checkpoint was written, in seconds since boot; off by what the clock was set by since.
+        damage: why a file that is there says nothing, a clause, or "".
+        is_stale: no device plugin of gpushim's has kubelet write its checkpoint.
+        claims: of all drivers, as listed and as in the file.
+        claim_uids: of the file; None where it is not seen, as in a pod.
+        snapshot: of the host's inventory, by which claims of others are understood; None while there is none.
+    """
+
+    asked: float
+    holders: Mapping[str, Mapping[str, str]] | None = None
+    runs: bool = False
+    is_young: bool = False
+    complete: bool = False
+    grants: Mapping[str, Given] | None = None
+    written: float = 0.0
+    damage: str = ""
+    is_stale: bool = False
+    claims: Collection[kubelet.Claim] = ()
+    claim_uids: Collection[str] | None = None
+    snapshot: Snapshot | None = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has told what all pods have that are not in its checkpoint."""
+        return self.holders is not None and not self.is_young
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether nobody has anything but what is told here."""
+        return self.answers and not self.damage
+
+    def find_pod(self, resource: str, name: str) -> str:
+        """Return the pod that is listed with a device, "" if none is."""
+        return (self.holders or {}).get(resource, {}).get(name, "")
+
+    def find_uid(self, key: str) -> str:
+        """Return the uid of the pod that has a device by the checkpoint, "" if none has."""
+        given = (self.grants or {}).get(key)
+        return given.uid if given else ""
+
+    def find_share(self, key: str) -> tuple[str, str]:
+        """Return kind and group of the share of which a device was given, as far as the answer tells."""
+        given = (self.grants or {}).get(key)
+        if given is None or "::" not in key.partition(" ")[2]:  # one replica of a GPU has no number
+            return UNTOLD, ""
+        groups = [variable.rpartition("/")[0].rpartition("/")[2] for variable in given.answer if PIPES in variable]
+        return (MPS, groups[0]) if groups else (TIME_SLICING if given.answer else UNTOLD, "")
+
+    def list_devices(self) -> dict[str, tuple[str, str]]:
+        """Return pods and uids, each "" if not known, by resource and id with a blank between them."""
+        devices = {key: ("", given.uid) for key, given in (self.grants or {}).items()}
+        for resource, row in (self.holders or {}).items():
+            for name, pod in row.items():
+                key = f"{resource} {name}"
+                devices[key] = pod, devices[key][1] if key in devices else ""
+        return devices
+
+    def has_claim(self, uid: str, claim: Claim) -> bool:
+        """Return whether a claim is listed, or in the file."""
+        if uid in (self.claim_uids or ()):
+            return True
+        names = {device["device"] for device in claim["devices"]}
+        owner = claim["driver"], claim["namespace"], claim["name"]
+        return any(
+            (entry.driver, entry.namespace, entry.name) == owner and entry.device in names and entry.uid in ("", uid)
+            for entry in self.claims
+        )
+
+    def unrecorded_claims(self, recorded: Mapping[str, Claim], units: Units) -> dict[str, Claim]:
+        """Return claims that have, or may have, devices of this host, and are not recorded, as a record has them."""
+        if self.snapshot is None or not self.claims:
+            return {}
+        names = {(claim["driver"], claim["namespace"], claim["name"]) for claim in recorded.values()}
+        devices: dict[str, list[ClaimDevice]] = defaultdict(list)
+        claims: dict[str, Claim] = {}
+        for entry in self.claims:
+            owner = entry.driver, entry.namespace, entry.name
+            if entry.uid in recorded or owner in names:
+                continue
+            uuids = kubelet.which(entry, self.snapshot)
+            key = name_claim(entry.namespace, entry.name, entry.driver)
+            devices[key] += [
+                describe_device(uuid, units, entry.device)
+                for uuid in (units if uuids is None else uuids)
+                if uuid in units
+            ]
+            pods = [*{*claims[key]["pods"], *entry.uids}] if key in claims else [*entry.uids]
+            claims[key] = {
+                "driver": entry.driver, "namespace": entry.namespace, "name": entry.name, "devices": devices[key],
+                "pods": sorted(pods), "sharing": [], "state": CONFIRMED, "since": 0.0,
+            }  # fmt: skip
+        return {key: claim for key, claim in claims.items() if claim["devices"]}
+
+
+def describe_device(uuid: str, units: Units, device: str, request: str = "", admin: bool = False) -> ClaimDevice:
+    """Return a claim's device with every fact by which it excludes others, also when the host has it no more."""
+    unit = units[uuid]
+    gpus = {other.gpu: other.uuid for other in units.values() if not is_instance(other.uuid)}
+    return {
+        "request": request, "device": device, "uuid": uuid, "admin": admin,
+        "gpu": gpus.get(unit.gpu, uuid), "placement": unit.place,
+    }  # fmt: skip
+
+
+def name_claim(namespace: str, name: str, driver: str) -> str:
+    """Return a claim's name for sentences, which is also the key of one whose uid is not known."""
+    return f"claim {namespace}/{name} of {driver}"
+
+
+def read(folder: str, listed: Listed | None, asked: float, snapshot: Snapshot | None = None) -> KubeletState:
+    """Read kubelet's files, and return what it has.
+
+    Args:
+        folder: kubelet's directory.
+        listed: what it has answered; None if it was not asked, or has not.
+        asked: seconds since boot before it was asked.
+        snapshot: of the host's inventory.
+    """
+    damages = []
+    grants, written = None, 0.0
+    path = f"{kubelet.plugins(folder)}/{kubelet.CHECKPOINT}"
+    try:
+        modified = os.stat(path).st_mtime  # before: it may be replaced
+        rows = kubelet.checkpoint(folder).given
+        grants = {f"{given.resource} {name}": given for given in rows for name in given.devices}
+        written = system.clock() - time.time() + modified + TICK
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        damages.append(_damage(path, error))
+    saved, uids = [], None
+    try:
+        saved, uids = kubelet.claims(folder), kubelet.claim_uids(folder)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        damages.append(_damage(f"{folder}/{kubelet.CLAIMS}", error))
+    names = {(claim.driver, claim.namespace, claim.name) for claim in saved}
+    more_claims = [
+        claim
+        for claim in (listed.claims if listed else ())
+        if (claim.driver, claim.namespace, claim.name) not in names
+    ]
+    return KubeletState(
+        asked, listed.held() if listed else None, grants=grants, written=written, damage="; ".join(damages),
+        claims=[*saved, *more_claims], claim_uids=uids, snapshot=snapshot,
+    )  # fmt: skip
+
+
+def _damage(path: str, error: Exception) -> str:
+    return f"{path} cannot be used: {error.strerror if isinstance(error, OSError) else error}"

@@ -1,0 +1,187 @@
+"""What kubelet is asked again and again, for the record: who has what, and whether it is another kubelet.
+
+It is asked when there is news, and now and then: a question costs both sides some milliseconds. What it has goes into
+the record at once, before a kubelet can forget it.
+Out of scope: how it is asked (podresources.py), what follows (transitions.py), what kubelet is told (registry.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from gpuplugin.kubelet import cgroups, podresources, sockets
+from gpuplugin.processes import instances
+from gpuplugin.record import divisions, kubelet_state, transitions
+from gpuplugin.record.form import CONFIRMED, LOST
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import release
+from gpushim.containers.kubelet import CHECKPOINT, KUBELET_SOCKET, OWN_DRIVER, plugins
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import trust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuplugin.record.allocations_file import AllocationsFile
+    from gpuplugin.record.form import Record
+    from gpushim.ground.model import Snapshot
+
+YOUNG = 10.0  # seconds after kubelet's start in which it may not list all pods
+TICK = 1.0  # seconds after a grant before kubelet is asked for the pod
+AGAIN = 60.0  # seconds between two times that kubelet writes its checkpoint for the same pods
+
+
+class KubeletWatch:
+    """What kubelet has, as the record has it.
+
+    Args:
+        file: the record.
+        kubelet_dir: returns kubelet's directory, which settings may change.
+        snapshot: returns that of the host's inventory, None while there is none.
+        changed: is called when the record has changed.
+        repeat: has kubelet write its checkpoint; None: this process serves no device plugin.
+        heeds: returns whether claims of other DRA drivers count.
+
+    Attributes:
+        is_complete: kubelet has told all that pods have since this process began.
+        state: what kubelet had when it was asked last.
+    """
+
+    def __init__(
+        self,
+        file: AllocationsFile,
+        kubelet_dir: Callable[[], str],
+        snapshot: Callable[[], Snapshot | None],
+        changed: Callable[[], object] = lambda: None,
+        repeat: Callable[[], object] | None = None,
+        heeds: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._file, self._kubelet_dir, self._snapshot, self._changed = file, kubelet_dir, snapshot, changed
+        self._repeat, self._heeds = repeat, heeds
+        self._complete = podresources.Complete(os.environ.get("NODE_NAME", "") or socket.gethostname())
+        self._repeated: tuple[object, float] = None, 0.0  # for what kubelet was to write its checkpoint, and when
+        self._followed: object = None  # identities of the files when nothing was left to ask
+        self.is_complete, self.state = False, kubelet_state.KubeletState(0.0)
+
+    def identify(self) -> str:
+        """Return what tells the kubelet that is there from others."""
+        return str(sockets.identity(self._socket))
+
+    def runs(self) -> bool:
+        """Return whether kubelet listens for plugins."""
+        return sockets.is_listening(self._socket)
+
+    @property
+    def _socket(self) -> str:
+        return f"{plugins(self._kubelet_dir())}/{KUBELET_SOCKET}"
+
+    def is_met(self) -> bool:
+        """Return whether the record has the kubelet that is there now, and so what that has forgotten."""
+        return self._knows(self._file.read(), self.identify())
+
+    def _knows(self, record: Record | None, identity: str) -> bool:
+        is_ours = record is not None and record["boot"] == self._file.boot
+        return bool(is_ours and record and record["kubelet"] and record["kubelet"][0] == identity)
+
+    async def meet(self) -> None:
+        """Reconcile the record with a kubelet that has just started; nothing is granted where that fails."""
+        if not self.is_met():
+            with contextlib.suppress(GpushimError):
+                await self.reconcile(ask=False)
+
+    async def reconcile(self, ask: bool = True) -> None:
+        """Write into the record what kubelet has.
+
+        Args:
+            ask: it; else its files alone are read.
+
+        Raises:
+            GpushimError: the record cannot be read or written.
+        """
+        folder, identity, asked, snapshot = self._kubelet_dir(), self.identify(), system.clock(), self._snapshot()
+        runs = self.runs()
+        listed = await podresources.listed(folder) if ask and podresources.answers(folder) else None
+        record = self._file.current(self._file.read())
+        since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else asked
+        is_young = not runs or asked - since < YOUNG
+        complete = listed is not None and self._complete.says(listed, asked, is_young) and not is_young
+        stale = self._repeat is None and not instances.anyone(release.folder())
+        state = await asyncio.to_thread(kubelet_state.read, folder, listed, asked, snapshot)
+        state = state._replace(runs=runs, is_young=is_young, complete=complete, is_stale=stale)
+        if not self._heeds():
+            state = state._replace(claims=[claim for claim in state.claims if claim.driver == OWN_DRIVER])
+        running = await cgroups.find_running(transitions.find_suspects(record, state))
+        units = resources.units(snapshot) if snapshot else {}
+        with self._file.locked() as before:
+            record = self._file.current(before)
+            if identity != self.identify():  # it has started meanwhile, and had what was asked of the one before
+                return
+            if runs and not self._knows(record, identity):
+                record = {**record, "kubelet": [identity, asked]}
+            record = transitions.reconcile(record, state, running, divisions.with_former(record, units))
+            if record != before:
+                self._file.write(record)
+                self._changed()
+        self.state, self.is_complete = state, self.is_complete or state.tells_all
+
+    async def follow(self, due: bool) -> bool:
+        """Reconcile the record where somebody has to tell more, or something has changed.
+
+        Args:
+            due: ask kubelet in any case.
+
+        Returns:
+            whether something in the record waits for kubelet, or for the end of a process.
+
+        Raises:
+            GpushimError: as for `reconcile`.
+        """
+        record, now = self._file.read(), system.clock()
+        if record is None or record["boot"] != self._file.boot:
+            return True
+        files, waits = self._identify_files(), _waits(record)
+        if not waits and not due and files == self._followed:
+            return False
+        if all(since > now - TICK for since in waits) and waits and not due:
+            return True  # kubelet may not have it yet
+        await self.reconcile(ask=due or any(since >= 0 for since in waits))
+        after = self._file.read() or record
+        self._repeat_unlisted(after, now)
+        waits = _waits(after)
+        self._followed = None if waits else self._identify_files()
+        return bool(waits)
+
+    def _identify_files(self) -> object:
+        checkpoint = f"{plugins(self._kubelet_dir())}/{CHECKPOINT}"
+        return trust.identity(self._file.path), self.identify(), trust.identity(checkpoint)
+
+    def _repeat_unlisted(self, record: Record, now: float) -> None:
+        """Have kubelet write its checkpoint where that alone tells of pods: it may be some MiB."""
+        if self._repeat is None or self.state.holders is None:
+            return
+        unlisted = frozenset(
+            f"{resource} {name}"
+            for resource, name, allocation in transitions.list_allocations(record)
+            if not allocation["uid"] or not self.state.find_pod(resource, name)
+        )
+        subject = unlisted, frozenset(map(str, self.state.holders.items()))
+        if unlisted and (subject != self._repeated[0] or now - self._repeated[1] >= AGAIN):
+            self._repeated = subject, now
+            self._repeat()
+
+
+def _waits(record: Record) -> list[float]:
+    """Return since when allocations wait for kubelet; -1.0 of one that waits for the end of a process."""
+    waits = []
+    for _, _, allocation in transitions.list_allocations(record):
+        if allocation["state"] == LOST:
+            waits.append(-1.0)
+        elif allocation["state"] != CONFIRMED or not allocation["uid"]:
+            waits.append(allocation["since"])
+    waits += [-1.0 for claim in record["claims"].values() if claim["state"] == LOST]
+    return waits

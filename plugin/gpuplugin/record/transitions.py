@@ -1,0 +1,402 @@
+"""What becomes of an allocation and a claim, and the rule that no device is given out twice. Pure.
+
+    from                     by                                                          to
+    -                        Allocate, Prepare                                           granted
+    -                        kubelet has it, and the record does not (a lost record)     confirmed
+    any                      kubelet lists it (a claim: or has it in its file)           confirmed
+    any                      kubelet's checkpoint has it, and its list does not          unconfirmed
+    any                      Prepare once more of the same claim                         granted
+    any                      kubelet does not have it; a process of its pods is left     lost
+    any                      Unprepare, and a process of the claim's pods is left        lost
+    any                      kubelet does not have it; no process of its pods is left    released
+    any                      Unprepare, and no process of the claim's pods is left       released
+    allocation               a boot: kubelet's checkpoint has it again, or it is gone    released
+
+A start of kubelet changes nothing by itself: what its checkpoint has is confirmed, what it has forgotten is lost. An
+init container's device is not listed, but in the checkpoint, and so is a static pod's. A pod that is deleted by force
+is in neither, and lost until its last process has ended. Where kubelet cannot be asked, everything stays as it is.
+Out of scope: the file (allocations_file.py), what kubelet has (kubelet_state.py), who asks (kubelet_watch.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuplugin.devices import changes
+from gpuplugin.devices.changes import UNNAMED, UNTOLD, is_instance, overlap, way_of
+from gpuplugin.record.form import CONFIRMED, GRANTED, LOST, UNCONFIRMED
+from gpuplugin.record.kubelet_state import name_claim
+from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground.errors import REQUEST, GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from gpuplugin.devices.changes import Units
+    from gpuplugin.record.form import Allocation, Claim, ClaimDevice, Gpu, Grants, Record
+    from gpuplugin.record.kubelet_state import KubeletState
+
+QUIET = 10.0  # seconds after a grant in which kubelet may not have it yet
+
+
+class Request(NamedTuple):
+    """A device that a container is to get, and the way in which it is given out, as `changes.way` has it."""
+
+    uuid: str
+    resource: str
+    id: str
+    sharing: tuple[str, str]
+
+
+def list_allocations(record: Record) -> Iterator[tuple[str, str, Allocation]]:
+    """Yield resource, id and allocation."""
+    for gpu in record["gpus"].values():
+        for key, allocation in gpu["allocations"].items():
+            resource, _, name = key.partition(" ")
+            yield resource, name, allocation
+
+
+def list_held(claim: Claim) -> list[ClaimDevice]:
+    """Return the devices that a claim has to itself."""
+    return [device for device in claim["devices"] if not device["admin"]]
+
+
+def claims_by_uuid(record: Record) -> dict[str, str]:
+    """Return the names of claims by UUID of what they have."""
+    return {device["uuid"]: describe(claim) for claim in record["claims"].values() for device in list_held(claim)}
+
+
+def find_admin_claims(record: Record) -> frozenset[tuple[str, str, str]]:
+    """Return what claims only look at: namespace and name of the claim, and name of the device."""
+    names: dict[bool, set[tuple[str, str, str]]] = {True: set(), False: set()}
+    for claim in record["claims"].values():
+        for device in claim["devices"]:
+            names[device["admin"]].add((claim["namespace"], claim["name"], device["device"]))
+    return frozenset(names[True] - names[False])
+
+
+def describe(claim: Claim) -> str:
+    return name_claim(claim["namespace"], claim["name"], claim["driver"])
+
+
+def owner_of(allocation: Allocation) -> str:
+    """Return who has it, for a sentence."""
+    pod = allocation["pod"] or (f"{UNNAMED}{allocation['uid']}" if allocation["uid"] else "")
+    return pod or "a container, by device-plugin"
+
+
+def find_lost(record: Record) -> dict[str, dict[str, str]]:
+    """Return why lost allocations, which kubelet would give out once more, are not; by resource and id."""
+    sentences: dict[str, dict[str, str]] = {}
+    for resource, name, allocation in list_allocations(record):
+        if allocation["state"] == LOST:
+            sentences.setdefault(resource, {})[name] = changes.ending(owner_of(allocation))
+    return sentences
+
+
+def find_lost_claims(record: Record) -> dict[str, str]:
+    """Return why what lost claims have is not free yet, by UUID; the scheduler may know nothing of them."""
+    return {
+        device["uuid"]: describe_ending(claim)
+        for claim in record["claims"].values()
+        if claim["state"] == LOST
+        for device in list_held(claim)
+    }
+
+
+def describe_ending(claim: Claim) -> str:
+    """Return why what a lost claim has is not free yet."""
+    name = quote(f"{claim['namespace']}/{claim['name']}")
+    return changes.ending(f"claim {name}" + (f" of {UNNAMED}{claim['pods'][0]}" if claim["pods"] else ""))
+
+
+def grant(record: Record, requests: Sequence[Request], now: float, running: Collection[str]) -> tuple[Record, Grants]:
+    """Return the record with what a container gets of the device plugin, and that by itself.
+
+    Args:
+        record: of this boot.
+        requests: what the container gets.
+        now: seconds since boot.
+        running: uids of pods of which a process is left, of `uids_of`.
+
+    Raises:
+        GpushimError: somebody has it, or it is in another division.
+    """
+    gpu_of = {uuid: gpu for gpu, row in record["gpus"].items() for uuid in row["divisions"]}
+    rows: dict[str, dict[str, Allocation]] = {}
+    for request in requests:
+        home = gpu_of.get(request.uuid, "")
+        gpu: Gpu = record["gpus"].get(home, {"divisions": {}, "allocations": {}})
+        _check_division(gpu, request)
+        before = gpu["allocations"].get(f"{request.resource} {request.id}")
+        if before and (before["uid"] in running or (before["state"] == LOST and not before["uid"])):
+            raise GpushimError(
+                f"{request.uuid} cannot be given out: {changes.ending(owner_of(before))}", REQUEST
+            )  # of what kubelet has it does not ask for more
+        conflict = _find_conflict(record, home, request)
+        if conflict:
+            sentence = f"{request.uuid} cannot be given out as {_name_sharing(request.sharing)}: {conflict}"
+            raise GpushimError(sentence, REQUEST)
+        rows.setdefault(home, {})[f"{request.resource} {request.id}"] = {
+            "device": request.uuid,
+            "placement": gpu["divisions"][request.uuid]["placement"],
+            "sharing": [*request.sharing],
+            "pod": "",
+            "uid": "",
+            "state": GRANTED,
+            "since": now,
+        }
+    gpus = dict(record["gpus"])
+    for home, row in rows.items():
+        gpus[home] = {**gpus[home], "allocations": {**gpus[home]["allocations"], **row}}
+    return {**record, "gpus": gpus}, rows
+
+
+def _check_division(gpu: Gpu, request: Request) -> None:
+    parts = gpu["divisions"][request.uuid]["parts"] if gpu["divisions"] else {}
+    ways = {
+        way_of(
+            resource, part["numbered"], (part["share"] or {}).get("kind", ""), (part["share"] or {}).get("group", "")
+        )
+        for resource, part in parts.items()
+    }
+    if request.sharing not in ways:
+        last = " and ".join(sorted(map(_name_sharing, ways))) or "nothing"
+        raise GpushimError(
+            f"{request.uuid} is not given out as {_name_sharing(request.sharing)} now, but as {last}", REQUEST
+        )
+
+
+def _find_conflict(record: Record, home: str, request: Request) -> str:
+    """Return who has what a request excludes, a clause; "" if nobody has."""
+    gpu = record["gpus"][home]
+    placement = gpu["divisions"][request.uuid]["placement"]
+    for key, allocation in gpu["allocations"].items():
+        had = allocation["device"]
+        is_same_place = bool(placement) and allocation["placement"] == placement and had != request.uuid
+        if is_same_place or (overlap(had, request.uuid) and not _is_shared_alike(key, allocation, request)):
+            sharing = allocation["sharing"][0], allocation["sharing"][1]
+            return f"{owner_of(allocation)} has {had} as {_name_sharing(sharing)}"
+    for claim in record["claims"].values():
+        for device in list_held(claim):
+            if _touches(device, request.uuid, home, placement):
+                return f"{describe(claim)} has {device['uuid']}"
+    return ""
+
+
+def _is_shared_alike(key: str, allocation: Allocation, request: Request) -> bool:
+    """Return whether an allocation of the same GPU is of the same device, given out in the same way."""
+    if allocation["device"] != request.uuid:
+        return False
+    resource, _, name = key.partition(" ")
+    if allocation["sharing"][0] == UNTOLD:
+        return resource == request.resource and ("::" in name) == ("::" in request.id)
+    return tuple(allocation["sharing"]) == request.sharing
+
+
+def _touches(device: ClaimDevice, uuid: str, gpu: str, placement: str) -> bool:
+    """Return whether a claim's device is this one or a part of it, or has, or had, its GPU instance."""
+    if device["uuid"] == uuid:
+        return True
+    if device["gpu"] != gpu:
+        return device["uuid"] == gpu
+    is_same_place = bool(placement) and device["placement"].partition("/")[0] == placement.partition("/")[0]
+    return overlap(device["uuid"], uuid) or is_same_place
+
+
+def _name_sharing(sharing: tuple[str, str]) -> str:
+    kind, name = sharing
+    return f"{name} ({kind})" if kind else name
+
+
+def with_uids(record: Record, kubelet: KubeletState) -> Record:
+    """Return the record with the pods of kubelet's checkpoint for allocations whose pod is not known yet."""
+    gpus: dict[str, Gpu] = {}
+    for uuid, gpu in record["gpus"].items():
+        rows: dict[str, Allocation] = {
+            key: {**allocation, "uid": kubelet.find_uid(key)}
+            for key, allocation in gpu["allocations"].items()
+            if not allocation["uid"]
+        }
+        gpus[uuid] = {**gpu, "allocations": {**gpu["allocations"], **rows}}
+    return {**record, "gpus": gpus}
+
+
+def uids_of(record: Record, keys: Collection[tuple[str, str]]) -> frozenset[str]:
+    """Return the uids of the pods that have these resources and ids."""
+    return frozenset(
+        allocation["uid"]
+        for resource, name, allocation in list_allocations(record)
+        if allocation["uid"] and (resource, name) in keys
+    )
+
+
+def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
+    """Return the record with what a claim gets instead of what it had.
+
+    Args:
+        record: of this boot.
+        uid: of the claim.
+        claim: with its devices.
+
+    Raises:
+        GpushimError: somebody else has one of them, all of it or a part.
+    """
+    name = quote(f"{claim['namespace']}/{claim['name']}")
+    for device in list_held(claim):
+        for other_uid, other in record["claims"].items():
+            if other_uid == uid or (not _is_own(other_uid, other) and describe(other) == describe(claim)):
+                continue
+            for had in list_held(other):
+                if _touches(had, device["uuid"], device["gpu"], device["placement"]):
+                    subject = "it" if had["uuid"] == device["uuid"] else had["uuid"]
+                    whose = quote(f"{other['namespace']}/{other['name']}")
+                    raise GpushimError(
+                        f"claim {name} cannot have {device['uuid']} yet: claim {whose} has {subject}, and gives it "
+                        "back within a minute of its deletion, when no process of its pods is left",
+                        REQUEST,
+                    )
+        gpu = record["gpus"].get(device["gpu"])
+        for allocation in gpu["allocations"].values() if gpu else ():
+            placement = allocation["placement"].partition("/")[0]
+            is_same_place = bool(placement) and placement == device["placement"].partition("/")[0]
+            if is_same_place or overlap(allocation["device"], device["uuid"]):
+                subject = "it" if allocation["device"] == device["uuid"] else allocation["device"]
+                raise GpushimError(
+                    f"claim {name} cannot have {device['uuid']} yet: {owner_of(allocation)} has {subject}", REQUEST
+                )
+    former = [key for key, other in record["claims"].items() if describe(other) == describe(claim)]
+    claims = {key: other for key, other in record["claims"].items() if key not in former or _is_own(key, other)}
+    return {**record, "claims": {**claims, uid: claim}}
+
+
+def _is_own(uid: str, claim: Claim) -> bool:
+    """Return whether a claim was prepared here, or its uid is known; others have their names as keys."""
+    return uid != describe(claim)
+
+
+def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
+    """Return the uids of the pods of which kubelet does not say that they have what the record has of them."""
+    uids = {
+        allocation["uid"]
+        for resource, name, allocation in list_allocations(record)
+        if allocation["uid"] and not kubelet.find_pod(resource, name)
+    }
+    uids |= {
+        pod for uid, claim in record["claims"].items() if not kubelet.has_claim(uid, claim) for pod in claim["pods"]
+    }
+    return frozenset(uids)
+
+
+def reconcile(record: Record, kubelet: KubeletState, running: Collection[str], units: Units) -> Record:
+    """Return the record after kubelet has told what it has.
+
+    Args:
+        record: of this boot.
+        kubelet: what it has.
+        running: uids of the pods of which a process is left, of `find_suspects`.
+        units: GPUs and MIG instances of this host, by UUID; none where they are not known.
+    """
+    gpus: dict[str, Gpu] = {}
+    for uuid, gpu in record["gpus"].items():
+        moved = (
+            (key, move_allocation(key, allocation, kubelet, running))
+            for key, allocation in gpu["allocations"].items()
+        )
+        gpus[uuid] = {**gpu, "allocations": {key: allocation for key, allocation in moved if allocation}}
+    claims: dict[str, Claim] = {}
+    for uid, claim in record["claims"].items():
+        kept_claim = move_claim(uid, claim, kubelet, running)
+        if kept_claim:
+            claims[uid] = kept_claim
+    unknown = record["unknown"] if not kubelet.tells_all else ""
+    return _adopt({**record, "gpus": gpus, "claims": claims, "unknown": unknown}, kubelet, units)
+
+
+def move_allocation(
+    key: str, allocation: Allocation, kubelet: KubeletState, running: Collection[str]
+) -> Allocation | None:
+    """Return an allocation after kubelet has told what it has; None if it is released."""
+    resource, _, name = key.partition(" ")
+    pod, uid = kubelet.find_pod(resource, name), kubelet.find_uid(key)
+    known = kubelet.written > allocation["since"] or uid == allocation["uid"]  # else it may be of the pod before
+    if pod:
+        same = pod == allocation["pod"]
+        return {
+            **allocation,
+            "pod": pod,
+            "uid": uid if uid and known else allocation["uid"] if same or not allocation["pod"] else "",
+            "state": CONFIRMED,
+        }
+    if uid and known and not (kubelet.is_stale and kubelet.complete and uid not in running):
+        pod = allocation["pod"] if allocation["uid"] in ("", uid) else ""
+        state = UNCONFIRMED if kubelet.answers or allocation["state"] != CONFIRMED else CONFIRMED
+        return {**allocation, "pod": pod, "uid": uid, "state": state}
+    if allocation["uid"] in running:  # a kubelet that is away, and whose checkpoint is, tells nothing
+        return allocation if kubelet.grants is None and not kubelet.runs else {**allocation, "state": LOST}
+    is_told = kubelet.complete if kubelet.grants is None else not kubelet.is_stale or kubelet.complete
+    known_since = (
+        kubelet.asked - QUIET
+        if kubelet.grants is None or kubelet.is_stale
+        else min(kubelet.asked - QUIET, kubelet.written)
+    )
+    return None if is_told and allocation["since"] <= known_since else allocation
+
+
+def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Collection[str]) -> Claim | None:
+    """Return a claim after kubelet has told what it has; None if it is released.
+
+    kubelet has each claim in its file from before it asks the driver until the driver has undone it; it lists neither
+    one that an init container uses nor, after its start, all others. A file that is empty is a new one's, which says
+    nothing of claims whose pods are not known.
+    """
+    if kubelet.has_claim(uid, claim):
+        return claim if claim["state"] == LOST else {**claim, "state": CONFIRMED}
+    is_own = claim["driver"] == OWN_DRIVER and _is_own(uid, claim)
+    is_told = kubelet.claim_uids is not None if is_own else kubelet.claim_uids is not None or kubelet.answers
+    if not is_told or claim["since"] > kubelet.asked - QUIET:
+        return claim
+    if any(pod in running for pod in claim["pods"]):
+        return {**claim, "state": LOST}
+    if claim["sharing"]:  # which ends before its GPUs are free (dra/prepare.py)
+        return {**claim, "state": LOST}
+    return None if claim["pods"] or kubelet.claim_uids or not is_own else claim
+
+
+def _adopt(record: Record, kubelet: KubeletState, units: Units) -> Record:
+    """Return the record with what kubelet has and nobody has written down, of devices that this host has."""
+    gpu_uuids = {unit.gpu: unit.uuid for unit in units.values() if not is_instance(unit.uuid)}
+    gpus = dict(record["gpus"])
+    for key, (pod, uid) in kubelet.list_devices().items():
+        name = key.partition(" ")[2]
+        unit = units.get(name.partition("::")[0])
+        home = gpu_uuids.get(unit.gpu, "") if unit else ""
+        gpu: Gpu = gpus.get(home, {"divisions": {}, "allocations": {}})
+        if not unit or not home or key in gpu["allocations"]:
+            continue
+        allocation: Allocation = {
+            "device": unit.uuid,
+            "placement": unit.place,
+            "sharing": [*_find_sharing(key, unit.uuid, gpu, kubelet)],
+            "pod": pod,
+            "uid": uid,
+            "state": CONFIRMED if pod else UNCONFIRMED,
+            "since": 0.0,  # nobody knows
+        }
+        gpus[home] = {**gpu, "allocations": {**gpu["allocations"], key: allocation}}
+    return {
+        **record,
+        "gpus": gpus,
+        "claims": {**kubelet.unrecorded_claims(record["claims"], units), **record["claims"]},
+    }
+
+
+def _find_sharing(key: str, uuid: str, gpu: Gpu, kubelet: KubeletState) -> tuple[str, str]:
+    """Return the way in which an id was given out: by its division, else by what kubelet has of the answer."""
+    resource, _, name = key.partition(" ")
+    part = gpu["divisions"][uuid]["parts"].get(resource) if uuid in gpu["divisions"] else None
+    if part and part["numbered"] == ("::" in name):
+        share = part["share"] or {}
+        return way_of(resource, part["numbered"], share.get("kind", ""), share.get("group", ""))
+    kind, group = kubelet.find_share(key)
+    return way_of(resource, "::" in name, kind, group)
