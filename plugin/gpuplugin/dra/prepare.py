@@ -200,7 +200,7 @@ class Claims:
 
     def is_owed(self, uid: str) -> bool:
         """Return whether a claim is over and could not be released yet."""
-        return uid in self._over
+        return uid in self._find_over(self._read())
 
     def _lose(self, uids: Collection[str]) -> None:
         """Write down that claims are over, whatever becomes of this process before they are released."""
@@ -271,7 +271,7 @@ class Claims:
             uid
             for uid, since in self._unlisted.items()
             if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
-            if claims[uid]["state"] != LOST
+            if claims[uid]["state"] != LOST and uid not in self._over
         ]
         self._asked.update(dict.fromkeys(due, now))
         await asyncio.gather(*(self._doubt(uid, claims[uid]) for uid in due))
@@ -285,12 +285,12 @@ class Claims:
         """
         pods: dict[tuple[str, str], set[str]] = {}
         for entry in self._watch.state.claims:
-            if entry.driver == OWN_DRIVER and entry.pod:
+            if entry.driver == OWN_DRIVER:
                 pods.setdefault((entry.namespace, entry.name), set()).add(entry.pod)
         listed = {uid: frozenset(pods.get((claim["namespace"], claim["name"]), ())) for uid, claim in claims.items()}
         self._pods = {uid: self._pods[uid] & listed[uid] for uid in self._pods.keys() & listed.keys()}
         for uid, claim in claims.items():
-            if claim["state"] == LOST or not listed[uid] - self._pods.get(uid, frozenset()):
+            if claim["state"] == LOST or uid in self._over or not listed[uid] - self._pods.get(uid, frozenset()):
                 continue
             with contextlib.suppress(asyncio.TimeoutError):
                 body = await self._fetch(uid, claim)
@@ -332,7 +332,7 @@ class Claims:
         if uid not in self._prepared and (body is None or not is_here(claim, body, self._node)):
             name = quote(f"{claim['namespace']}/{claim['name']}")
             logger.info("claim %s is gone from this node: its GPUs are taken back", name)
-            self._lose([uid])
+            self._over.add(uid)
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

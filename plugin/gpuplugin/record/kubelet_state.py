@@ -116,23 +116,19 @@ class KubeletState(NamedTuple):
         if self.snapshot is None or not self.claims:
             return {}
         names = {(claim["driver"], claim["namespace"], claim["name"]) for claim in recorded.values()}
-        devices: dict[str, list[ClaimDevice]] = defaultdict(list)
+        devices: dict[str, dict[str, ClaimDevice]] = defaultdict(dict)
+        pods: dict[str, set[str]] = defaultdict(set)
         claims: dict[str, Claim] = {}
         for entry in self.claims:
-            owner = entry.driver, entry.namespace, entry.name
-            if entry.uid in recorded or owner in names:
+            if (entry.driver, entry.namespace, entry.name) in names:
                 continue
-            uuids = kubelet.which(entry, self.snapshot)
-            key = name_claim(entry.namespace, entry.name, entry.driver)
-            devices[key] += [
-                describe_device(uuid, units, entry.device)
-                for uuid in (units if uuids is None else uuids)
-                if uuid in units
-            ]
-            pods = [*{*claims[key]["pods"], *entry.uids}] if key in claims else [*entry.uids]
+            key, uuids = name_claim(entry.namespace, entry.name, entry.driver), kubelet.which(entry, self.snapshot)
+            for uuid in units if uuids is None else uuids & units.keys():
+                devices[key][uuid] = describe_device(uuid, units, entry.device)
+            pods[key] |= entry.uids
             claims[key] = {
-                "driver": entry.driver, "namespace": entry.namespace, "name": entry.name, "devices": devices[key],
-                "pods": sorted(pods), "sharing": [], "state": CONFIRMED, "since": 0.0,
+                "driver": entry.driver, "namespace": entry.namespace, "name": entry.name, "sharing": [],
+                "devices": [*devices[key].values()], "pods": sorted(pods[key]), "state": CONFIRMED, "since": 0.0,
             }  # fmt: skip
         return {key: claim for key, claim in claims.items() if claim["devices"]}
 
@@ -180,15 +176,9 @@ def read(folder: str, listed: Listed | None, asked: float, snapshot: Snapshot | 
         pass
     except (OSError, ValueError) as error:
         damages.append(_damage(f"{folder}/{kubelet.CLAIMS}", error))
-    names = {(claim.driver, claim.namespace, claim.name) for claim in saved}
-    more_claims = [
-        claim
-        for claim in (listed.claims if listed else ())
-        if (claim.driver, claim.namespace, claim.name) not in names
-    ]
     return KubeletState(
         asked, listed.held() if listed else None, grants=grants, written=written, damage="; ".join(damages),
-        claims=[*saved, *more_claims], claim_uids=uids, snapshot=snapshot,
+        claims=[*saved, *(listed.claims if listed else ())], claim_uids=uids, snapshot=snapshot,
     )  # fmt: skip
 
 

@@ -149,6 +149,8 @@ class Node:
 
     def kubelet_restarts(self) -> None:
         self.scene.kubelet_starts(0)
+        if not self.scene.checkpoint_file.exists():
+            self.forgotten = {*self.had}
         self.since = self.scene.now
 
     def checkpoint_is_lost(self) -> None:

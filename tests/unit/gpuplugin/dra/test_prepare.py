@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from gpuplugin.book import by_device
-from gpuplugin.book.book import Book
-from gpuplugin.book.by_device import noted_entry
-from gpuplugin.dra.ledger import Ledger
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import prepare, shared
-from gpuplugin.dra.claim import Claim as Claimed
-from gpuplugin.dra.claim import Result
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.kubelet.podresources import Listed
-from gpuplugin.mps import mps
+from gpuplugin.mps import mps, of_claims
 from gpuplugin.processes import moments
+from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.form import CONFIRMED
+from gpuplugin.record.kubelet_watch import YOUNG, KubeletWatch
+from gpuplugin.record.transitions import claims_by_uuid, find_lost_claims
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
-from unit.gpuplugin.allocation.test_kubelet_view import checkpoint
+from gpushim.ground import system
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+if TYPE_CHECKING:
+    from gpuplugin.record import form
+    from gpuplugin.record.form import Record
 
 NODE, KIND = "n", "nvidia.com/gpu"
 HOST = snapshot([gpu(0), gpu(1)])
@@ -72,13 +75,40 @@ class Node:
         self.answers = True
         monkeypatch.setattr(podresources, "listed", self._listed)
         monkeypatch.setattr(cgroups, "running", lambda uids, *_: frozenset(self.running.intersection(uids)))
+        monkeypatch.setattr(podresources, "answers", lambda _: True)
         monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
-        homes = {one: one for one in NAMES.values()}
-        self.offer: Any = Offer({name: Device(name) for name in NAMES}, homes, KIND, snapshot=HOST)  # type: ignore[misc]
-        self.ledger = Ledger(Book())
-        self.ledger.open(homes)
-        sharing = Sharing(self.ledger, lambda work: asyncio.ensure_future(work), lambda: HOST)
-        self.driver = Claims(self.ledger, self, NODE, str(kubelet_dir), lambda: self.offer, sharing)  # type: ignore[arg-type]
+        monkeypatch.setattr(system, "clock", lambda: self.now)
+        self.offer: Any = Offer({name: Device(name) for name in NAMES}, KIND, snapshot=HOST)  # type: ignore[misc]
+        self.file = AllocationsFile()
+        self.file.prepare()
+        watch = KubeletWatch(self.file, lambda: str(kubelet_dir), lambda: self.offer.snapshot)
+        sharing = Sharing(self.file, lambda work: asyncio.ensure_future(work), lambda: HOST)
+        self.driver = Claims(self.file, watch, self, NODE, lambda: self.offer, sharing)  # type: ignore[arg-type]
+
+    @property
+    def record(self) -> Record:
+        return self.file.current(self.file.read())
+
+    @property
+    def recorded(self) -> list[str]:
+        """The uids of claims."""
+        return [*self.record["claims"]]
+
+    def share(self, uid: str, group: MpsGroup) -> None:
+        """Have a claim share this."""
+        with self.file.locked() as record:
+            assert record
+            claim: form.Claim = {**record["claims"][uid], "sharing": [of_claims.describe(group)]}
+            self.file.write({**record, "claims": {**record["claims"], uid: claim}})
+
+    def checkpoint(self, given: Mapping[str, str]) -> None:
+        """Write kubelet's checkpoint: pods' uids by id."""
+        entries = [
+            {"PodUID": uid, "ContainerName": "c", "ResourceName": KIND, "DeviceIDs": {"-1": [name]}, "AllocResp": ""}
+            for name, uid in given.items()
+        ]
+        data = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}
+        (self.plugins / kubelet.CHECKPOINT).write_text(json.dumps(data))
 
     def kubelet(self) -> socket.socket:
         """Start one, in the place of the one before."""
@@ -121,7 +151,7 @@ class Node:
         while self.now < end:
             self.now += moments.EACH
             await self.driver._sweep()
-            await self.driver._take_back()
+            await self.driver._release()
 
 
 @pytest.fixture
@@ -144,10 +174,10 @@ def test_a_claim_that_has_nothing_here_any_more_keeps_nothing(node: Node, now: t
         node.claims["a"] = ("gpu-0",)
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
         await node.later(120)
-        assert [*node.ledger.claims()] == ["a"]
+        assert node.recorded == ["a"]
         node.claims["a"] = now
         await node.later(60)
-        assert not node.ledger.claims()
+        assert not node.recorded
 
     asyncio.run(story())
 
@@ -166,12 +196,12 @@ def test_a_claim_that_is_gone_is_taken_back_but_not_while_containers_may_still_e
         await node.prepare("a")
         node.claims.clear()
         await node.later(120)
-        assert [*node.ledger.claims()] == ["a"]
+        assert node.recorded == ["a"]
         node.listed.clear()
         await node.later(prepare.ENDED - moments.EACH)
-        assert [*node.ledger.claims()] == ["a"]
+        assert node.recorded == ["a"]
         await node.later(60 - prepare.ENDED)
-        assert not node.ledger.claims()
+        assert not node.recorded
 
     asyncio.run(story())
 
@@ -192,13 +222,13 @@ def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by:
         if by == "kubelet":
             await node.unprepare("a")
         await node.later(120)
-        assert [*node.ledger.claims()] == ["a"]
-        assert node.driver.owes("a")
-        assert [*node.ledger.unended] == [uuid(0)]
+        assert node.recorded == ["a"]
+        assert node.driver.is_owed("a")
+        assert [*find_lost_claims(node.record)] == [uuid(0)]
         assert "claim d/a has it" in await node.prepare("b")
         node.running = set()
         await node.later(moments.EACH)
-        assert not node.ledger.unended
+        assert not find_lost_claims(node.record)
         assert (await node.prepare("b"))[0]["device_name"] == "gpu-0"
 
     asyncio.run(story())
@@ -213,7 +243,7 @@ def test_a_claim_that_is_prepared_again_forgets_no_pod_that_hangs(node: Node) ->
         node.users, node.listed, node.claims = [], [], {"b": ("gpu-0",)}
         await node.unprepare("a")
         await node.later(120)
-        assert [*node.ledger.unended] == [uuid(0)]
+        assert [*find_lost_claims(node.record)] == [uuid(0)]
         assert "claim d/a has it" in await node.prepare("b")
 
     asyncio.run(story())
@@ -227,7 +257,7 @@ def test_a_claim_gets_no_other_gpu_while_a_process_has_the_one_before(node: Node
         await node.prepare("a")
         node.running, node.users, node.claims["a"] = {"hangs"}, ["second"], ("gpu-1",)
         assert isinstance(await node.prepare("a"), str)
-        assert [*node.ledger.held()] == [uuid(0)]
+        assert [*claims_by_uuid(node.record)] == [uuid(0)]
         node.running = set()
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-1"
 
@@ -250,21 +280,20 @@ def test_a_claim_that_is_prepared_while_it_is_taken_back_stays(node: Node, monke
 
         monkeypatch.setattr(cgroups, "find_running", prepared_meanwhile)
         await node.unprepare("a")
-        assert not node.ledger.unended
-        assert [*node.ledger.claims()] == ["a"]
+        assert not find_lost_claims(node.record)
+        assert node.recorded == ["a"]
 
     asyncio.run(story())
 
 
 def test_a_pod_of_the_device_plugin_has_its_gpu_while_a_process_of_it_is_left(node: Node) -> None:
-    given(node, "the pod with uid u-1")
-    path = node.plugins / kubelet.CHECKPOINT
-    path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
+    given(node)
+    node.checkpoint({uuid(0): "u-1"})
 
     async def story() -> None:
         node.claims["a"], node.pods, node.running = ("gpu-0",), ["pod d/x"], {"u-1"}
-        await node.later(prepare.YOUNG + 2 * moments.EACH)
-        path.write_text(checkpoint({}))
+        await node.later(YOUNG + 2 * moments.EACH)
+        node.checkpoint({})
         await node.later(30)
         assert "has it" in await node.prepare("a")
         node.running = set()
@@ -281,7 +310,7 @@ def test_a_claim_of_the_same_name_does_not_keep_the_one_before(node: Node) -> No
         await node.prepare("new", "same")
         node.listed = [("same", "gpu-1")]
         await node.later(60)
-        assert [*node.ledger.claims()] == ["new"]
+        assert node.recorded == ["new"]
 
     asyncio.run(story())
 
@@ -297,9 +326,9 @@ def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pyt
             node.claims["a"] = ("gpu-0",)
             await node.prepare("a")
             with monkeypatch.context() as patch:
-                patch.setattr("gpuplugin.book.book.replace", full)
+                patch.setattr("gpuplugin.record.allocations_file.replace", full)
                 await node.unprepare("a")
-            assert [*node.ledger.claims()] == ["a"]
+            assert node.recorded == ["a"]
             if again:
                 await node.prepare("a")
             monkeypatch.setattr(moments, "until", lambda: 0.0)
@@ -307,7 +336,7 @@ def test_what_cannot_be_written_is_taken_back_later(node: Node, monkeypatch: pyt
             for _ in range(100):
                 await asyncio.sleep(0)
             keeping.cancel()
-            assert [*node.ledger.claims()] == (["a"] if again else [])
+            assert node.recorded == (["a"] if again else [])
 
     asyncio.run(story())
 
@@ -323,11 +352,11 @@ def test_a_claim_that_is_gone_is_asked_for_and_logged_once_while_it_is_taken_bac
         node.claims.clear()
         node.asked.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(node.driver, "_take_back", lambda: asyncio.sleep(0))
+            patch.setattr(node.driver, "_release", lambda: asyncio.sleep(0))
             await node.later(200)
-        assert [*node.ledger.claims()] == node.asked == ["a"]
+        assert node.recorded == node.asked == ["a"]
         await node.later(moments.EACH)
-        assert not node.ledger.claims()
+        assert not node.recorded
 
     asyncio.run(story())
     assert caplog.messages.count("claim d/a is gone from this node: its GPUs are taken back") == 1
@@ -342,17 +371,14 @@ def test_a_spec_that_cannot_be_removed_holds_up_no_pod(node: Node) -> None:
     async def story() -> None:
         node.claims[uid] = ("gpu-0",)
         await node.prepare(uid)
-        node.ledger.give(
-            Claimed(uid, "d", uid, (Result("r", "gpu-0", False),)), NAMES, {one: one for one in NAMES.values()},
-            None, [group],
-        )  # fmt: skip
+        node.share(uid, group)
         (spec / "in the way").mkdir(parents=True)
         await node.unprepare(uid)
-        assert node.driver.owes(uid)
+        assert node.driver.is_owed(uid)
         (spec / "in the way").rmdir()
         spec.rmdir()
         await node.unprepare(uid)
-        assert not node.ledger.claims()
+        assert not node.recorded
 
     asyncio.run(story())
 
@@ -372,7 +398,7 @@ TOLERATED: dict[str, tuple[dict[str, Any], dict[str, str], bool]] = {
 def test_what_became_sick_since_its_allocation_is_refused_as_the_device_plugin_refuses_it(
     node: Node, more: dict[str, Any], taint: dict[str, str], given: bool
 ) -> None:
-    node.offer = node.offer._replace(sick={uuid(0): [taint]}, why={uuid(0): "XID 79"})
+    node.offer = node.offer._replace(sick={uuid(0): [taint]}, sentences={uuid(0): "XID 79"})
     node.more, node.claims["a"], node.claims["b"] = more, ("gpu-0",), ("gpu-1",)
     answer = asyncio.run(node.prepare("a"))
     assert isinstance(answer, list) if given else answer == "gpu-0 of claim d/a is unhealthy: XID 79"
@@ -397,7 +423,7 @@ def test_a_claim_that_is_prepared_while_it_is_asked_for_stays(node: Node, monkey
 
         monkeypatch.setattr(node, "claim", slow)
         await node.later(60)
-        assert [*node.ledger.claims()] == ["a"]
+        assert node.recorded == ["a"]
 
     asyncio.run(story())
 
@@ -407,74 +433,60 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
 
     async def story() -> None:
         node.claims["a"], node.listed = ("gpu-0",), [("theirs", "gpu-0")]
-        assert "claim d/theirs of gpu.nvidia.com has it" in await node.prepare("a")
+        assert "claim d/theirs has it" in await node.prepare("a")
         node.listed.clear()
+        await node.later(YOUNG + 2 * moments.EACH)
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
 
     asyncio.run(story())
 
 
-def given(node: Node, who: str) -> None:
+def given(node: Node, pod: str = "") -> None:
     """Have the device plugin have given a GPU a while ago."""
-    with node.ledger.book.locked() as page:
-        one = noted_entry(by_device.PLUGIN, who, uuid(0), ("", "nvidia.com/gpu"), by_device.LISTED, 0.0)
-        gpus = {uuid(0): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(0)}": one}}}
-        node.ledger.book.write({**node.ledger.book.now(page), "gpus": gpus})  # type: ignore[typeddict-item]
+    allocation: form.Allocation = {
+        "device": uuid(0), "placement": "", "sharing": ["", KIND], "pod": pod, "uid": "u-1", "state": CONFIRMED,
+        "since": 0.0,
+    }  # fmt: skip
+    with node.file.locked() as record:
+        gpus: dict[str, form.Gpu] = {uuid(0): {"divisions": {}, "allocations": {f"{KIND} {uuid(0)}": allocation}}}
+        node.file.write({**node.file.current(record), "gpus": gpus})
 
 
-@pytest.mark.parametrize(("promised", "free"), [([uuid(0)], False), ([], True), (None, False)])
+@pytest.mark.parametrize(("promised", "free"), [({uuid(0): "u-1"}, False), ({}, True)])
 def test_what_an_init_container_has_is_free_when_kubelets_checkpoint_lacks_it(
-    node: Node, promised: list[str] | None, free: bool
+    node: Node, promised: dict[str, str], free: bool
 ) -> None:
-    given(node, "the pod with uid u-1")
-    path = node.plugins / kubelet.CHECKPOINT
-    path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
+    given(node)
+    node.checkpoint({uuid(0): "u-1"})
 
     async def story() -> None:
         node.claims["a"], node.pods = ("gpu-0",), ["pod d/x"]
-        await node.later(prepare.YOUNG + 2 * moments.EACH)
-        path.unlink()
-        if promised is not None:
-            path.write_text(checkpoint({"nvidia.com/gpu": promised}))
+        await node.later(YOUNG + 2 * moments.EACH)
+        node.checkpoint(promised)
+        node.running = {"u-1"} if promised else set()
         await node.later(moments.EACH)
         assert isinstance(await node.prepare("a"), list) == free
 
     asyncio.run(story())
 
 
-def test_a_kubelet_that_starts_may_have_forgotten_what_its_pods_have(node: Node) -> None:
+def test_what_a_kubelet_that_starts_has_forgotten_is_its_pods(node: Node) -> None:
     """As with a checkpoint that was lost, where there is no device plugin any more that sees it start."""
     given(node, "pod d/p")
-    path = node.plugins / kubelet.CHECKPOINT
-    path.write_text(checkpoint({"nvidia.com/gpu": [uuid(0)]}))
+    node.checkpoint({uuid(0): "u-1"})
 
     async def story() -> None:
-        node.claims["a"], node.pods = ("gpu-0",), ["pod d/p"]
+        node.claims["a"], node.pods, node.running = ("gpu-0",), ["pod d/p"], {"u-1"}
         node.held = [{"namespace": "d", "pod": "p", "resource": "nvidia.com/gpu", "devices": [uuid(0)]}]
-        await node.later(prepare.YOUNG + 2 * moments.EACH)
-        path.write_text(checkpoint({}))
+        await node.later(YOUNG + 2 * moments.EACH)
+        node.checkpoint({})
         node.held = []
         with node.kubelet():
-            await node.later(prepare.YOUNG + 2 * moments.EACH)
+            await node.later(YOUNG + 2 * moments.EACH)
             assert "pod d/p has it" in await node.prepare("a")
-            node.pods = ["pod d/x"]
-            await node.later(prepare.YOUNG + 2 * moments.EACH)
+            node.running = set()
+            await node.later(YOUNG + 2 * moments.EACH)
             assert isinstance(await node.prepare("a"), list)
-
-    asyncio.run(story())
-
-
-@pytest.mark.parametrize(("pods", "free"), [(["pod d/static-n"], False), (["pod d/static-n", "pod d/x"], True)])
-def test_of_a_kubelet_without_an_api_server_nothing_is_known_to_have_ended(
-    node: Node, pods: list[str], free: bool
-) -> None:
-    """It lists static pods alone: what the device plugin gave is its pod's until it has heard of all for a while."""
-    given(node, "pod d/p")
-
-    async def story() -> None:
-        node.claims["a"], node.pods = ("gpu-0",), pods
-        await node.later(prepare.YOUNG + 2 * moments.EACH)
-        assert isinstance(await node.prepare("a"), list) == free
 
     asyncio.run(story())
 
@@ -495,7 +507,7 @@ def test_a_gpu_that_does_not_answer_is_no_claims_until_it_does(node: Node) -> No
         well, node.claims["a"] = node.offer, ("gpu-0",)
         node.offer = well._replace(snapshot=snapshot([gpu(0, problem="GPU 0 is lost"), gpu(1)]))
         assert await node.prepare("a") == "gpu-0 of claim d/a cannot be used: GPU 0 is lost"
-        assert not node.ledger.claims()
+        assert not node.recorded
         node.offer = well
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
 
@@ -517,10 +529,7 @@ def test_a_gpu_is_free_when_it_is_what_it_was_before(
         for comes in (True, False):
             node.claims[uid] = ("gpu-0",)
             assert isinstance(await node.prepare(uid), list)
-            node.ledger.give(
-                Claimed(uid, "d", uid, (Result("r", "gpu-0", False),)), NAMES, {one: one for one in NAMES.values()},
-                None, [group],
-            )  # fmt: skip
+            node.share(uid, group)
             place.mkdir(parents=True, exist_ok=True)
             monkeypatch.setattr(shared, "END", 30.0 if comes else 0.0)
             node.claims.clear()
@@ -528,9 +537,9 @@ def test_a_gpu_is_free_when_it_is_what_it_was_before(
             if comes:
                 while group.name not in asked:
                     await asyncio.sleep(0.01)
-                assert [(uid, "sharing" in row) for uid, row in node.ledger.claims().items()] == [(uid, False)]
+                assert [claim["sharing"] for claim in node.record["claims"].values()] == [[]]
                 place.rmdir()
             await ends
-            assert not node.ledger.claims()
+            assert not node.recorded
 
     asyncio.run(story())
