@@ -99,7 +99,7 @@ class Claims:
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         self._pods: dict[str, frozenset[str]] = {}  # names of pods whose uids are recorded, by uid of the claim
-        self._over: set[str] = set()  # uids of what kubelet has undone, and could not be released yet
+        self._over: dict[str, float] = {}  # uids of what kubelet has undone, and time.monotonic() of that
         self._warned: dict[str, str] = {}  # sentences of lost claims, by uid
         self._prepared: set[str] = set()  # uids that were given something while the API server is asked
 
@@ -171,7 +171,7 @@ class Claims:
             "since": system.clock(),
         }
         self._prepared.add(claim.uid)
-        self._over.discard(claim.uid)
+        self._over.pop(claim.uid, None)
         await self._watch.reconcile(ask=not self._watch.is_complete)
         try:
             self._write_grant(claim, row)
@@ -192,7 +192,8 @@ class Claims:
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what is not free yet, or cannot be written now, is released later."""
-        self._over |= {claim["uid"] for claim in claims}
+        for claim in claims:
+            self._over.setdefault(claim["uid"], time.monotonic())
         try:
             await self._release()
         except GpushimError as error:
@@ -218,15 +219,16 @@ class Claims:
         A process that hangs in the kernel has them still, though kubelet has its pod deleted by force unprepared.
         """
         claims = self._find_over(self._read())
-        self._over &= claims.keys()
+        self._over = {uid: since for uid, since in self._over.items() if uid in claims}
         if not claims:
             return
         running = await cgroups.find_running(frozenset(pod for claim in claims.values() for pod in claim["pods"]))
         over = claims.keys() & self._find_over(self._read()).keys()  # without what was prepared again meanwhile
         ending = {uid for uid in over if not running.isdisjoint(claims[uid]["pods"])}
-        for uid in ending:
+        lost = {uid for uid in ending if time.monotonic() - self._over.get(uid, 0.0) >= transitions.GRACE}
+        for uid in lost:
             self._warn(uid, transitions.describe_ending(claims[uid]))
-        self._lose(ending)
+        self._lose(lost)
         free = over - ending
         await self._sharing.end(free)
         with self._file.locked() as before:
@@ -235,7 +237,8 @@ class Claims:
             left = {uid: claim for uid, claim in record["claims"].items() if uid not in released}
             if released:
                 self._file.write({**record, "claims": left})
-        self._over -= released
+        for uid in released:
+            self._over.pop(uid, None)
 
     def _find_over(self, record: Record) -> dict[str, form.Claim]:
         return {uid: claim for uid, claim in record["claims"].items() if uid in self._over or claim["state"] == LOST}
@@ -332,7 +335,7 @@ class Claims:
         if uid not in self._prepared and (body is None or not is_here(claim, body, self._node)):
             name = quote(f"{claim['namespace']}/{claim['name']}")
             logger.info("claim %s is gone from this node: its GPUs are taken back", name)
-            self._over.add(uid)
+            self._over[uid] = time.monotonic()
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

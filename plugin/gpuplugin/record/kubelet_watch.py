@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.kubelet import cgroups, podresources, sockets
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.record.allocations_file import AllocationsFile
     from gpuplugin.record.form import Record
+    from gpuplugin.record.kubelet_state import KubeletState
     from gpushim.ground.model import Snapshot
 
 YOUNG = 10.0  # seconds after kubelet's start in which it may not list all pods
@@ -66,6 +68,7 @@ class KubeletWatch:
         self._complete = podresources.Complete(os.environ.get("NODE_NAME", "") or socket.gethostname())
         self._repeated: tuple[object, float] = None, 0.0  # for what kubelet was to write its checkpoint, and when
         self._followed: object = None  # identities of the files when nothing was left to ask
+        self._running: dict[str, float] = {}  # uids of pods that kubelet does not list, and since when
         self.is_complete, self.state = False, kubelet_state.KubeletState(0.0)
 
     def identify(self) -> str:
@@ -115,7 +118,7 @@ class KubeletWatch:
         state = state._replace(runs=runs, is_young=is_young, complete=complete, is_stale=stale)
         if not self._heeds():
             state = state._replace(claims=[claim for claim in state.claims if claim.driver == OWN_DRIVER])
-        running = await cgroups.find_running(transitions.find_suspects(record, state))
+        running = await self._find_running(record, state)
         units = resources.units(snapshot) if snapshot else {}
         with self._file.locked() as before:
             record = self._file.current(before)
@@ -128,6 +131,13 @@ class KubeletWatch:
                 self._file.write(record)
                 self._changed()
         self.state, self.is_complete = state, self.is_complete or state.tells_all
+
+    async def _find_running(self, record: Record, state: KubeletState) -> dict[str, float]:
+        """Return for how many seconds pods that kubelet does not list have had a process, by uid."""
+        now = time.monotonic()
+        uids = await cgroups.find_running(transitions.find_suspects(record, state))
+        self._running = {uid: self._running.get(uid, now) for uid in uids}
+        return {uid: now - since for uid, since in self._running.items()}
 
     async def follow(self, due: bool) -> bool:
         """Reconcile the record where somebody has to tell more, or something has changed.
@@ -144,17 +154,23 @@ class KubeletWatch:
         record, now = self._file.read(), system.clock()
         if record is None or record["boot"] != self._file.boot:
             return True
-        files, waits = self._identify_files(), _waits(record)
-        if not waits and not due and files == self._followed:
-            return False
-        if all(since > now - TICK for since in waits) and waits and not due:
-            return True  # kubelet may not have it yet
-        await self.reconcile(ask=due or any(since >= 0 for since in waits))
-        after = self._file.read() or record
-        self._repeat_unlisted(after, now)
-        waits = _waits(after)
+        granted, is_ending = _list_unconfirmed(record), self._is_ending(record)
+        if not due and not is_ending:
+            if not granted and self._identify_files() == self._followed:
+                return False
+            if granted and min(granted) > now - TICK:
+                return True  # kubelet may not have it yet
+        await self.reconcile(ask=due or bool(granted))
+        record = self._file.read() or record
+        self._repeat_unlisted(record, now)
+        waits = bool(_list_unconfirmed(record)) or self._is_ending(record)
         self._followed = None if waits else self._identify_files()
-        return bool(waits)
+        return waits
+
+    def _is_ending(self, record: Record) -> bool:
+        """Return whether a process is left of what kubelet does not have any more."""
+        rows = [*(allocation for *_, allocation in transitions.list_allocations(record)), *record["claims"].values()]
+        return bool(self._running) or any(row["state"] == LOST for row in rows)
 
     def _identify_files(self) -> object:
         checkpoint = f"{plugins(self._kubelet_dir())}/{CHECKPOINT}"
@@ -169,19 +185,16 @@ class KubeletWatch:
             for resource, name, allocation in transitions.list_allocations(record)
             if not allocation["uid"] or not self.state.find_pod(resource, name)
         )
-        subject = unlisted, frozenset(map(str, self.state.holders.items()))
+        subject = unlisted, self.state.holders
         if unlisted and (subject != self._repeated[0] or now - self._repeated[1] >= AGAIN):
             self._repeated = subject, now
             self._repeat()
 
 
-def _waits(record: Record) -> list[float]:
-    """Return since when allocations wait for kubelet; -1.0 of one that waits for the end of a process."""
-    waits = []
-    for _, _, allocation in transitions.list_allocations(record):
-        if allocation["state"] == LOST:
-            waits.append(-1.0)
-        elif allocation["state"] != CONFIRMED or not allocation["uid"]:
-            waits.append(allocation["since"])
-    waits += [-1.0 for claim in record["claims"].values() if claim["state"] == LOST]
-    return waits
+def _list_unconfirmed(record: Record) -> list[float]:
+    """Return since when allocations wait for kubelet to tell whose they are."""
+    return [
+        allocation["since"]
+        for _, _, allocation in transitions.list_allocations(record)
+        if allocation["state"] != LOST and (allocation["state"] != CONFIRMED or not allocation["uid"])
+    ]

@@ -26,16 +26,18 @@ from gpuplugin.devices import changes
 from gpuplugin.devices.changes import UNNAMED, UNTOLD, is_instance, overlap, way_of
 from gpuplugin.record.form import CONFIRMED, GRANTED, LOST, UNCONFIRMED
 from gpuplugin.record.kubelet_state import name_claim
+from gpuplugin.settings.resources import GONE
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gpuplugin.devices.changes import Units
     from gpuplugin.record.form import Allocation, Claim, ClaimDevice, Gpu, Grants, Record
     from gpuplugin.record.kubelet_state import KubeletState
 
+GRACE = 5.0  # seconds in which the processes of a pod that kubelet has ended may be left, and nothing is wrong
 QUIET = 10.0  # seconds after a grant in which kubelet may not have it yet
 
 
@@ -285,16 +287,18 @@ def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
     uids |= {
         pod for uid, claim in record["claims"].items() if not kubelet.has_claim(uid, claim) for pod in claim["pods"]
     }
-    return frozenset(uids)
+    keys = {f"{resource} {name}" for resource, name, _ in list_allocations(record)}
+    return frozenset(uids) | {given.uid for key, given in (kubelet.grants or {}).items() if key not in keys}
 
 
-def reconcile(record: Record, kubelet: KubeletState, running: Collection[str], units: Units) -> Record:
+def reconcile(record: Record, kubelet: KubeletState, running: Mapping[str, float], units: Units) -> Record:
     """Return the record after kubelet has told what it has.
 
     Args:
         record: of this boot.
         kubelet: what it has.
-        running: uids of the pods of which a process is left, of `find_suspects`.
+        running: uids of the pods of which a process is left, of `find_suspects`, and for how many seconds that has
+            been so.
         units: GPUs and MIG instances of this host, by UUID; none where they are not known.
     """
     gpus: dict[str, Gpu] = {}
@@ -310,11 +314,11 @@ def reconcile(record: Record, kubelet: KubeletState, running: Collection[str], u
         if kept_claim:
             claims[uid] = kept_claim
     unknown = record["unknown"] if not kubelet.tells_all else ""
-    return _adopt({**record, "gpus": gpus, "claims": claims, "unknown": unknown}, kubelet, units)
+    return _adopt({**record, "gpus": gpus, "claims": claims, "unknown": unknown}, kubelet, running, units)
 
 
 def move_allocation(
-    key: str, allocation: Allocation, kubelet: KubeletState, running: Collection[str]
+    key: str, allocation: Allocation, kubelet: KubeletState, running: Mapping[str, float]
 ) -> Allocation | None:
     """Return an allocation after kubelet has told what it has; None if it is released."""
     resource, _, name = key.partition(" ")
@@ -332,18 +336,23 @@ def move_allocation(
         pod = allocation["pod"] if allocation["uid"] in ("", uid) else ""
         state = UNCONFIRMED if kubelet.answers or allocation["state"] != CONFIRMED else CONFIRMED
         return {**allocation, "pod": pod, "uid": uid, "state": state}
-    if allocation["uid"] in running:  # a kubelet that is away, and whose checkpoint is, tells nothing
-        return allocation if kubelet.grants is None and not kubelet.runs else {**allocation, "state": LOST}
-    is_told = kubelet.complete if kubelet.grants is None else not kubelet.is_stale or kubelet.complete
-    known_since = (
-        kubelet.asked - QUIET
-        if kubelet.grants is None or kubelet.is_stale
-        else min(kubelet.asked - QUIET, kubelet.written)
-    )
-    return None if is_told and allocation["since"] <= known_since else allocation
+    if allocation["uid"] in running:
+        has_started_without = kubelet.runs and kubelet.is_young and kubelet.grants is None
+        is_told = kubelet.grants is not None or has_started_without
+        is_forgotten = kubelet.is_young or running[allocation["uid"]] >= GRACE
+        return {**allocation, "state": LOST} if is_told and is_forgotten else allocation
+    return None if _has_ended(allocation, kubelet) else allocation
 
 
-def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Collection[str]) -> Claim | None:
+def _has_ended(allocation: Allocation, kubelet: KubeletState) -> bool:
+    """Return whether what kubelet does not have, and no process is left of, is free: it may be too new for its files."""
+    told = kubelet.asked - QUIET
+    if kubelet.grants is None or kubelet.is_stale:
+        return kubelet.complete and allocation["since"] <= told
+    return allocation["since"] <= min(told, kubelet.written)
+
+
+def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[str, float]) -> Claim | None:
     """Return a claim after kubelet has told what it has; None if it is released.
 
     kubelet has each claim in its file from before it asks the driver until the driver has undone it; it lists neither
@@ -357,14 +366,18 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Collectio
     if not is_told or claim["since"] > kubelet.asked - QUIET:
         return claim
     if any(pod in running for pod in claim["pods"]):
-        return {**claim, "state": LOST}
+        is_ending = max(running.get(pod, 0.0) for pod in claim["pods"]) < GRACE
+        return claim if is_ending else {**claim, "state": LOST}
     if claim["sharing"]:  # which ends before its GPUs are free (dra/prepare.py)
         return {**claim, "state": LOST}
     return None if claim["pods"] or kubelet.claim_uids or not is_own else claim
 
 
-def _adopt(record: Record, kubelet: KubeletState, units: Units) -> Record:
-    """Return the record with what kubelet has and nobody has written down, of devices that this host has."""
+def _adopt(record: Record, kubelet: KubeletState, running: Collection[str], units: Units) -> Record:
+    """Return the record with what kubelet has and nobody has written down, of devices that this host has.
+
+    Of one that it has no more, a pod that runs since before that may have the nodes.
+    """
     gpu_uuids = {unit.gpu: unit.uuid for unit in units.values() if not is_instance(unit.uuid)}
     gpus = dict(record["gpus"])
     for key, (pod, uid) in kubelet.list_devices().items():
@@ -372,7 +385,7 @@ def _adopt(record: Record, kubelet: KubeletState, units: Units) -> Record:
         unit = units.get(name.partition("::")[0])
         home = gpu_uuids.get(unit.gpu, "") if unit else ""
         gpu: Gpu = gpus.get(home, {"divisions": {}, "allocations": {}})
-        if not unit or not home or key in gpu["allocations"]:
+        if not unit or not home or key in gpu["allocations"] or (unit.problem == GONE and uid not in running):
             continue
         allocation: Allocation = {
             "device": unit.uuid,

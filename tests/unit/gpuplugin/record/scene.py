@@ -7,13 +7,16 @@ Instances share nothing but files. A pod `a` has the uid `uid-a`, and a process 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
+import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +27,8 @@ from gpuplugin.allocation.offer import Resource
 from gpuplugin.allocation.registry import Registry
 from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.kubelet.podresources import Listed
+from gpuplugin.kubelet.v1beta1 import writer
+from gpuplugin.record import kubelet_state, kubelet_watch
 from gpuplugin.record.transitions import QUIET, list_allocations
 from gpuplugin.settings import resources, settings
 from gpuplugin.settings.resources import WHOLE, Device, Share, replicated
@@ -93,7 +98,8 @@ class Instance:
         asyncio.run(self.registry.meet())
 
     def allocate(self, name: str, resource: str = GPU) -> None:
-        self.resources[resource].allocate({"devices_ids": [name]})
+        answer = self.resources[resource].allocate({"devices_ids": [name]})
+        self.scene.answers[resource, name] = writer("ContainerAllocateResponse")(answer)
 
     @property
     def record(self) -> Record:
@@ -117,6 +123,7 @@ class Scene:
         self.pods: dict[str, dict[str, str]] | None = {}  # by resource and id
         self.claims: list[Claim] = []
         self.bare: list[str] = []  # pods that are listed without devices
+        self.answers: dict[tuple[str, str], bytes] = {}  # to Allocate, by resource and id
         self.unlisted: dict[str, dict[str, str]] = {}  # what init containers have
         self.processes: set[str] = set()  # pods that have one, whether kubelet knows them or not
         self.writes = True  # kubelet its checkpoint when it is asked; else it is as the test says
@@ -183,13 +190,14 @@ class Scene:
                 "ContainerName": "c",
                 "ResourceName": resource,
                 "DeviceIDs": {"-1": [name]},
-                "AllocResp": "",
+                "AllocResp": base64.b64encode(self.answers.get((resource, name), b"")).decode(),
             }
             for resource, row in given.items()
             for name, who in row.items()
         ]
         data = {"PodDeviceEntries": entries, "RegisteredDevices": {}}
         self.checkpoint_file.write_text(json.dumps({"Data": data, "Checksum": 1}))
+        os.utime(self.checkpoint_file, (self.now, self.now))
 
     def write_claims(self, *uids: str) -> None:
         """Have kubelet's file have claims, as before their drivers have answered."""
@@ -235,6 +243,8 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(podresources, "answers", lambda _: True)
     monkeypatch.setattr(cgroups, "running", scene.running)
     monkeypatch.setattr(system, "clock", lambda: scene.now)
+    monkeypatch.setattr(kubelet_state, "time", SimpleNamespace(time=lambda: scene.now))
+    monkeypatch.setattr(kubelet_watch, "time", SimpleNamespace(monotonic=lambda: scene.now))
     monkeypatch.setattr(system, "boot", lambda: "this boot")
     yield scene
     scene.kubelet_ends()

@@ -9,7 +9,7 @@ import pytest
 from gpuplugin.record import transitions
 from gpuplugin.record.form import CONFIRMED, GRANTED, LOST, STATES, UNCONFIRMED
 from gpuplugin.record.kubelet_state import KubeletState
-from gpuplugin.record.transitions import QUIET, Request
+from gpuplugin.record.transitions import GRACE, QUIET, Request
 from gpuplugin.settings.resources import Device
 from gpushim.containers.kubelet import Claim, Given
 from gpushim.ground.errors import GpushimError
@@ -73,24 +73,30 @@ CASES: dict[str, tuple[dict[str, Any], bool, str]] = {
 @pytest.mark.parametrize("before", STATES)
 def test_an_allocation(state: dict[str, Any], runs: bool, after: str, before: str) -> None:
     row = allocation(state=before)
-    moved = transitions.move_allocation(KEY, row, kubelet(**state), {"u-a"} if runs else set())
+    moved = transitions.move_allocation(KEY, row, kubelet(**state), {"u-a": 60.0} if runs else {})
     if after == "as it was":
         after = UNCONFIRMED if state.get("grants") and before != CONFIRMED else before
     assert (moved["state"] if moved else "") == after
 
 
+def test_a_pod_that_ends_may_have_a_process_for_a_moment() -> None:
+    moved = transitions.move_allocation(KEY, allocation(), kubelet(), {"u-a": GRACE - 1})
+    assert moved == allocation()
+    assert transitions.move_claim("u", claim(claim_device()), kubelet(), {"u-c": GRACE - 1}) == claim(claim_device())
+
+
 def test_what_was_granted_just_now_is_not_in_kubelets_files_yet() -> None:
     row = allocation(state=GRANTED, pod="", uid="", since=NOW - QUIET / 2)
-    assert transitions.move_allocation(KEY, row, kubelet(), set()) == row
+    assert transitions.move_allocation(KEY, row, kubelet(), {}) == row
     late = {**row, "since": NOW - QUIET - 1}
-    assert transitions.move_allocation(KEY, late, kubelet(written=NOW - 2 * QUIET), set()) == late  # type: ignore[arg-type]
-    assert transitions.move_allocation(KEY, late, kubelet(), set()) is None  # type: ignore[arg-type]
+    assert transitions.move_allocation(KEY, late, kubelet(written=NOW - 2 * QUIET), {}) == late  # type: ignore[arg-type]
+    assert transitions.move_allocation(KEY, late, kubelet(), {}) is None  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_from_before_the_grant_is_of_the_pod_before() -> None:
     row = allocation(state=GRANTED, pod="", uid="", since=NOW)
     listed = kubelet(**LISTS, grants=promises("u-before"), written=NOW - 1)
-    moved = transitions.move_allocation(KEY, row, listed, set())
+    moved = transitions.move_allocation(KEY, row, listed, {})
     assert moved
     assert (moved["pod"], moved["uid"]) == ("pod d/a", "")
 
@@ -98,7 +104,7 @@ def test_a_checkpoint_from_before_the_grant_is_of_the_pod_before() -> None:
 def test_a_name_that_comes_again_is_another_pod() -> None:
     row = allocation(pod="pod d/web-0", uid="u-before")
     state = kubelet(holders={GPU: {ONE: "pod d/other"}}, written=0.0)
-    moved = transitions.move_allocation(KEY, row, state, set())
+    moved = transitions.move_allocation(KEY, row, state, {})
     assert moved
     assert (moved["pod"], moved["uid"]) == ("pod d/other", "")
 
@@ -120,15 +126,15 @@ CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
 
 @pytest.mark.parametrize(("row", "state", "runs", "after"), CLAIMS.values(), ids=CLAIMS)
 def test_a_claim(row: dict[str, Any], state: dict[str, Any], runs: bool, after: str) -> None:
-    moved = transitions.move_claim("u", claim(claim_device(), **row), kubelet(**state), {"u-c"} if runs else set())
+    moved = transitions.move_claim("u", claim(claim_device(), **row), kubelet(**state), {"u-c": 60.0} if runs else {})
     assert (moved["state"] if moved else "") == after
 
 
 def test_a_claim_of_another_driver_ends_with_kubelets_list() -> None:
     key = "claim d/c of other"
     row = claim(claim_device(), driver="other", since=0.0)
-    assert transitions.move_claim(key, row, kubelet(claim_uids=None, is_young=True), set()) == row
-    assert transitions.move_claim(key, row, kubelet(claim_uids=None), set()) is None
+    assert transitions.move_claim(key, row, kubelet(claim_uids=None, is_young=True), {}) == row
+    assert transitions.move_claim(key, row, kubelet(claim_uids=None), {}) is None
 
 
 def test_the_suspects_are_the_pods_that_kubelet_does_not_list() -> None:
@@ -146,7 +152,7 @@ def test_what_kubelet_has_and_nobody_wrote_down_is_recorded_with_what_excludes_o
         claims=[LISTED._replace(driver="other", cdi=(f"nvidia.com/gpu={ONE}",), uids=frozenset({"u-c"}))],
         snapshot=host,
     )
-    after = transitions.reconcile(record({ONE: division(2, "time-slicing")}), state, set(), UNITS)
+    after = transitions.reconcile(record({ONE: division(2, "time-slicing")}), state, {}, UNITS)
     (row,) = after["gpus"][ONE]["allocations"].values()
     assert (row["sharing"], row["pod"], row["uid"]) == (["time-slicing", GPU], "pod d/b", "u-b")
     (foreign,) = after["claims"].values()
@@ -155,9 +161,9 @@ def test_what_kubelet_has_and_nobody_wrote_down_is_recorded_with_what_excludes_o
 
 def test_what_is_unknown_is_known_when_kubelet_has_told_all() -> None:
     before = record(unknown="it was damaged")
-    assert transitions.reconcile(before, kubelet(is_young=True), set(), UNITS)["unknown"]
-    assert transitions.reconcile(before, kubelet(damage="a file is damaged"), set(), UNITS)["unknown"]
-    assert not transitions.reconcile(before, kubelet(), set(), UNITS)["unknown"]
+    assert transitions.reconcile(before, kubelet(is_young=True), {}, UNITS)["unknown"]
+    assert transitions.reconcile(before, kubelet(damage="a file is damaged"), {}, UNITS)["unknown"]
+    assert not transitions.reconcile(before, kubelet(), {}, UNITS)["unknown"]
 
 
 def ask(*sharing: str, device: str = ONE, name: str = "") -> Request:
