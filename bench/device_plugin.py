@@ -49,7 +49,7 @@ from gpuplugin.allocation.registry import Registry  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
 from gpuplugin.kubelet.v1beta1 import write_list  # noqa: E402
 from gpuplugin.record import divisions  # noqa: E402
-from gpuplugin.record.form import fresh  # noqa: E402
+from gpuplugin.record.record_form import fresh  # noqa: E402
 from gpuplugin.settings import resources, settings  # noqa: E402
 from gpushim.ground import system  # noqa: E402
 from unit.gpuplugin.kubelet.fake import Kubelet, until  # noqa: E402

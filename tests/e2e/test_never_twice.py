@@ -23,7 +23,7 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.reach import ENDING, Containers
 from e2e.supervisor import Supervisor, writable
 from fakehost import Host
-from gpuplugin.record.form import CONFIRMED, GRANTED
+from gpuplugin.record.record_form import CONFIRMED, GRANTED
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0

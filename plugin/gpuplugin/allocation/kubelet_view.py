@@ -59,7 +59,7 @@ class KubeletView:
         self._holders: tuple[object, object] = None, None  # the record; what claims have, and what is lost
         self._asked, self._pause = 0.0, 0.0  # time.monotonic() of the last question; seconds from that to the next
         self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
-        self._strangers: frozenset[Any] = frozenset()  # sockets of other plugins
+        self._foreign_sockets: frozenset[Any] = frozenset()  # sockets of other plugins
         self._waits = True  # something in the record waits for kubelet, or for the end of a process
 
     async def keep(self) -> None:
@@ -67,14 +67,14 @@ class KubeletView:
 
         Sooner when a plugin's socket has come or gone: it may be a stranger with the same resource.
         """
-        self._wake, self._strangers = asyncio.Event(), sockets.others(self.folder())
+        self._wake, self._foreign_sockets = asyncio.Event(), sockets.others(self.folder())
         while True:
             await until(self._wake, self._rest())
             self._wake.clear()
             await asyncio.sleep(TICK)
-            strangers = sockets.others(self.folder())
-            if strangers != self._strangers:  # inotify may not have told
-                self._strangers = strangers
+            foreign_sockets = sockets.others(self.folder())
+            if foreign_sockets != self._foreign_sockets:  # inotify may not have told
+                self._foreign_sockets = foreign_sockets
                 self.doubt()
             if due := self._due() <= 0:
                 self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
@@ -100,8 +100,8 @@ class KubeletView:
 
     def _rest(self) -> float:
         """Return the seconds in which there is nothing to look at before somebody tells of it."""
-        is_told = self._registry.watched and not self._registry.instances.others()
-        return max(0.0, self._due() - TICK) if is_told and not self._waits else 0.0
+        is_watched = self._registry.watched and not self._registry.instances.others()
+        return max(0.0, self._due() - TICK) if is_watched and not self._waits else 0.0
 
     def _due(self) -> float:
         """Return the seconds until the next question."""
@@ -110,7 +110,7 @@ class KubeletView:
     def _longest(self) -> float:
         registry = self._registry
         waits = self._waits or any(served.resource.gone for served in registry.served.values())
-        is_alone = registry.watched and not (waits or self._strangers or registry.instances.others())
+        is_alone = registry.watched and not (waits or self._foreign_sockets or registry.instances.others())
         return ALONE if is_alone else ASK
 
     async def decide(self, desired: Devices, snapshot: Snapshot) -> dict[str, list[Device]]:
@@ -130,7 +130,7 @@ class KubeletView:
         record = file.current(file.read())
         former = divisions.with_former(record, units)
         if (
-            not self._watch.state.asked
+            not self._watch.state.clock
             or record["unknown"]
             or changing(divisions.list_served(record, former), desired, former)
         ):

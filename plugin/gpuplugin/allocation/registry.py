@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from gpuplugin.allocation.allocation import Ways
-    from gpuplugin.record.form import Record
+    from gpuplugin.record.record_form import Record
     from gpuplugin.record.transitions import Request
     from gpuplugin.settings.resources import Device
     from gpuplugin.settings.settings import Settings

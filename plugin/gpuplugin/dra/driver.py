@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpuplugin.dra.link import Place
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
-    from gpuplugin.record.form import Record
+    from gpuplugin.record.record_form import Record
     from gpuplugin.settings.settings import Settings
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpuplugin.dra.offered import Offered
-    from gpuplugin.record.form import Record
+    from gpuplugin.record.record_form import Record
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gpuplugin.dra.node_state import NodeState
-    from gpuplugin.record import form
+    from gpuplugin.record import record_form
     from gpuplugin.settings.settings import Settings
     from gpushim.containers.kubelet import Claim
 
@@ -120,7 +120,7 @@ def kubectl(namespace: str, name: str) -> str:
     return f"kubectl --namespace {namespace} get resourceclaim {name} -o yaml"
 
 
-def _devices(row: form.Claim, node: NodeState) -> Iterator[dict[str, str]]:
+def _devices(row: record_form.Claim, node: NodeState) -> Iterator[dict[str, str]]:
     """Say what is known of each device of a claim."""
     policy = node.snapshot["policy"]
     path = output.path_of(policy)
@@ -149,7 +149,7 @@ def _use(device: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{key}: {value}" for key, value in device.items() if key not in KNOWN)
 
 
-def _describe_since(claim: form.Claim) -> str:
+def _describe_since(claim: record_form.Claim) -> str:
     """Return since when a claim has its devices, by the wall clock; "" if this boot does not know."""
     start = time.time() - system.clock()
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start + claim["since"])) if claim["since"] else ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
-    from gpuplugin.record.form import Record
+    from gpuplugin.record.record_form import Record
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 

@@ -20,8 +20,8 @@ from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
 from gpuplugin.processes import tasks
 from gpuplugin.record import transitions
-from gpuplugin.record.form import GRANTED, LOST
 from gpuplugin.record.kubelet_state import describe_device
+from gpuplugin.record.record_form import GRANTED, LOST
 from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.offered import Offered
     from gpuplugin.dra.shared import Sharing
-    from gpuplugin.record import form
+    from gpuplugin.record import record_form
     from gpuplugin.record.allocations_file import AllocationsFile
-    from gpuplugin.record.form import Record
     from gpuplugin.record.kubelet_watch import KubeletWatch
+    from gpuplugin.record.record_form import Record
     from gpushim.ground.model import Snapshot
 
 SUSPECTED = 45.0  # seconds between questions to the API server for the same claim
@@ -157,7 +157,7 @@ class Claims:
             self._lose([claim.uid])  # another device, while a process has the former one
             raise GpushimError(transitions.describe_ending(before), REQUEST)
         units = resources.units(offer.snapshot) if offer.snapshot else {}
-        row: form.Claim = {
+        row: record_form.Claim = {
             "driver": OWN_DRIVER,
             "namespace": claim.namespace,
             "name": claim.name,
@@ -179,7 +179,7 @@ class Claims:
             await self._watch.reconcile()
             self._write_grant(claim, row)
 
-    def _write_grant(self, claim: Claim, row: form.Claim) -> None:
+    def _write_grant(self, claim: Claim, row: record_form.Claim) -> None:
         with self._file.locked() as before:
             record = self._file.current(before)
             if record["unknown"]:
@@ -207,7 +207,7 @@ class Claims:
         """Write down that claims are over, whatever becomes of this process before they are released."""
         with self._file.locked() as before:
             record = self._file.current(before)
-            lost: dict[str, form.Claim] = {
+            lost: dict[str, record_form.Claim] = {
                 uid: {**claim, "state": LOST} for uid, claim in record["claims"].items() if uid in uids
             }
             if any(claim != record["claims"][uid] for uid, claim in lost.items()):
@@ -240,7 +240,7 @@ class Claims:
         for uid in released:
             self._over.pop(uid, None)
 
-    def _find_over(self, record: Record) -> dict[str, form.Claim]:
+    def _find_over(self, record: Record) -> dict[str, record_form.Claim]:
         return {uid: claim for uid, claim in record["claims"].items() if uid in self._over or claim["state"] == LOST}
 
     def _warn(self, uid: str, sentence: str) -> None:
@@ -280,7 +280,7 @@ class Claims:
         await asyncio.gather(*(self._doubt(uid, claims[uid]) for uid in due))
         await self._join(claims)
 
-    async def _join(self, claims: Mapping[str, form.Claim]) -> None:
+    async def _join(self, claims: Mapping[str, record_form.Claim]) -> None:
         """Write down which pods have which claims, where kubelet lists others than before: it prepares one once.
 
         Raises:
@@ -309,7 +309,7 @@ class Claims:
             if claim and claim["pods"] != pods:
                 self._file.write({**record, "claims": {**record["claims"], uid: {**claim, "pods": pods}}})
 
-    async def _fetch(self, uid: str, claim: form.Claim) -> Mapping[str, Any] | None:
+    async def _fetch(self, uid: str, claim: record_form.Claim) -> Mapping[str, Any] | None:
         """Return a recorded claim as the API server has it; None if it is gone.
 
         Raises:
@@ -320,7 +320,7 @@ class Claims:
         body = await asyncio.wait_for(self._link.claim(request), SOON)
         return body if body is not None and body["metadata"].get("uid") == uid else None
 
-    async def _doubt(self, uid: str, claim: form.Claim) -> None:
+    async def _doubt(self, uid: str, claim: record_form.Claim) -> None:
         """Lose what no pod has if the claim is gone, or has nothing here any more: names come again.
 
         Raises:

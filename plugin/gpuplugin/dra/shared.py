@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
     from gpuplugin.record.allocations_file import AllocationsFile
-    from gpuplugin.record.form import Claim as Row
+    from gpuplugin.record.record_form import Claim as Row
     from gpushim.ground.model import Snapshot
 
 KIND = "gpushim/claim"  # of specs: one name for each group

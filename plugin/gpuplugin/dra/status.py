@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpuplugin.health.reason import Reason
     from gpuplugin.kubelet.dra import Driver
     from gpuplugin.record.allocations_file import AllocationsFile
-    from gpuplugin.record.form import Claim
+    from gpuplugin.record.record_form import Claim
 
     Asked = Sequence[Mapping[str, str]]  # claims
     Sample = tuple[str, dict[str, str], float]  # the name's end, labels, value

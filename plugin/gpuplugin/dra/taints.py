@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
-    from gpuplugin.record.form import Record
+    from gpuplugin.record.record_form import Record
     from gpushim.ground.model import Snapshot
 
 PROBLEM, PLUGIN = "problem", "device-plugin"  # ends of keys, beside the kinds of reasons

@@ -17,7 +17,7 @@ from gpushim.ground.errors import FAILED, GpushimError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuplugin.record.form import Claim
+    from gpuplugin.record.record_form import Claim
 
 # Longer than the name of any group of the settings (settings.resources.LONGEST_NAME).
 NAME = re.compile("claim-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]{1,2}")

@@ -17,7 +17,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.record import form, former_files
+from gpuplugin.record import former_files, record_form
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -28,7 +28,7 @@ from gpushim.paths.replace import replace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuplugin.record.form import Grants, Record
+    from gpuplugin.record.record_form import Grants, Record
 
 FOLDER = "device-plugin"  # on disk; with $GPUSHIM_STATE, below that
 NAME, LOCK = "allocations.json", "allocations.lock"
@@ -129,15 +129,15 @@ class AllocationsFile:
             _check_form(self.path, record)
             torn = lines.pop()  # the last, which is empty unless its writer was killed: nobody was told of it
             self._added = ADDED_LIMIT if torn else len(data) - len(first)
-            return form.parse(record, lines, self.boot)
+            return record_form.parse(record, lines, self.boot)
         except _UNLIKE:
             return None
 
     def current(self, record: Record | None) -> Record:
         """Return a record that was read as it is in this boot; an empty one where there is none."""
         if record is None:
-            return form.fresh(self.boot, f"{self.path} is damaged" if self.damaged else "")
-        return form.after_boot(record, self.boot)
+            return record_form.fresh(self.boot, f"{self.path} is damaged" if self.damaged else "")
+        return record_form.after_boot(record, self.boot)
 
     @property
     def damaged(self) -> bool:
@@ -220,7 +220,7 @@ def _append(path: str, data: bytes) -> None:
 
 def _check_form(path: str, record: Any) -> None:
     number = record.get("form")
-    if isinstance(number, int) and number > form.FORM:
+    if isinstance(number, int) and number > record_form.FORM:
         raise GpushimError(
             f"{path} is written by a newer version of gpushim, in a form that this one does not know; "
             "run that version, or drain this node and remove the file",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from gpuplugin.devices.changes import Devices, Served, Settled, Units
-    from gpuplugin.record.form import Allocation, Division, Gpu, Part, Record
+    from gpuplugin.record.record_form import Allocation, Division, Gpu, Part, Record
 
 STARTS, UNSAID = "a pod that starts", "pods that kubelet (pod-resources) has not named yet"
 
@@ -122,14 +122,14 @@ def _share(part: Part) -> Share | None:
     return Share(**part["share"]) if part["share"] is not None else None
 
 
-def divide(record: Record, desired: Devices, last: Served, settled: Settled, units: Units, owner: int) -> Record:
+def divide(record: Record, desired: Devices, last: Served, decision: Settled, units: Units, owner: int) -> Record:
     """Return the record after a decision: what does not wait is in its new division, the rest as it was.
 
     Args:
         record: for which it was decided.
         desired: as it was for the decision.
         last: what was given out last.
-        settled: the decision.
+        decision: the decision.
         units: as for `decide`.
         owner: this instance, which owns what it gives out as it wants.
     """
@@ -139,12 +139,12 @@ def divide(record: Record, desired: Devices, last: Served, settled: Settled, uni
     divisions: dict[str, dict[str, Division]] = {
         gpu_uuids[device.gpu]: {} for row in desired.values() for device in row
     }
-    for uuid in settled.occupied & last_parts.keys():
+    for uuid in decision.occupied & last_parts.keys():
         former: Division = {"parts": last_parts[uuid], "owner": 0, "placement": units[uuid].place}
         divisions.get(gpu_uuids[units[uuid].gpu], {})[uuid] = before.get(uuid, former)
     for uuid, parts in _list_parts(desired).items():
-        if uuid not in settled.waits:
-            if uuid in settled.occupied:
+        if uuid not in decision.waits:
+            if uuid in decision.occupied:
                 _enlarge(parts, last_parts.get(uuid, {}))
             division: Division = {"parts": parts, "owner": owner, "placement": units[uuid].place}
             divisions[gpu_uuids[units[uuid].gpu]][uuid] = division

@@ -12,12 +12,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices.changes import is_instance
-from gpuplugin.record import form
-from gpuplugin.record.form import CONFIRMED, GRANTED
+from gpuplugin.record import record_form
+from gpuplugin.record.record_form import CONFIRMED, GRANTED
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
-    from gpuplugin.record.form import Allocation, Claim, ClaimDevice, Division, Record
+    from gpuplugin.record.record_form import Allocation, Claim, ClaimDevice, Division, Record
 
 BOOK, CLAIMS, LOCK = "book.json", "claims.json", "book.lock"
 LIMIT = 1 << 26  # bytes
@@ -38,7 +38,7 @@ def read(folder: str, boot: str) -> Record | None:
             for gpu, entries in json.loads(line).items():
                 book["gpus"][gpu]["entries"].update(entries)
         claims = json.loads(_read(f"{folder}/{CLAIMS}") or b'{"claims": {}}')["claims"]
-        return form.parse(_convert(book, claims), [], boot)
+        return record_form.parse(_convert(book, claims), [], boot)
     except _UNLIKE:
         return None
 
@@ -59,7 +59,7 @@ def _read(path: str) -> bytes:
 
 
 def _convert(book: Any, claims: Any) -> Record:
-    record = form.fresh(book["boot"], book["unknown"])
+    record = record_form.fresh(book["boot"], book["unknown"])
     record["generation"], record["kubelet"] = book["turn"], book["kubelet"]
     for uuid, gpu in book["gpus"].items():
         divisions: dict[str, Division] = {

@@ -15,7 +15,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.devices.changes import UNTOLD, is_instance
-from gpuplugin.record.form import CONFIRMED
+from gpuplugin.record.record_form import CONFIRMED
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
 from gpushim.containers import kubelet
 from gpushim.ground import system
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.devices.changes import Units
     from gpuplugin.kubelet.podresources import Listed
-    from gpuplugin.record.form import Claim, ClaimDevice
+    from gpuplugin.record.record_form import Claim, ClaimDevice
     from gpushim.containers.kubelet import Given
     from gpushim.ground.model import Snapshot
 
@@ -37,7 +37,7 @@ class KubeletState(NamedTuple):
     """What kubelet has.
 
     Attributes:
-        asked: seconds since boot at which it was asked.
+        clock: seconds since boot at which it was asked.
         holders: "pod NAMESPACE/NAME" by resource and id; None if it does not answer.
         runs: it listens for plugins.
         is_young: it has started just now, and may not list all pods.
@@ -51,7 +51,7 @@ class KubeletState(NamedTuple):
         snapshot: of the host's inventory, by which claims of others are understood; None while there is none.
     """
 
-    asked: float
+    clock: float
     holders: Mapping[str, Mapping[str, str]] | None = None
     runs: bool = False
     is_young: bool = False
@@ -80,20 +80,20 @@ class KubeletState(NamedTuple):
 
     def find_uid(self, key: str) -> str:
         """Return the uid of the pod that has a device by the checkpoint, "" if none has."""
-        given = (self.grants or {}).get(key)
-        return given.uid if given else ""
+        grant = (self.grants or {}).get(key)
+        return grant.uid if grant else ""
 
     def find_share(self, key: str) -> tuple[str, str]:
         """Return kind and group of the share of which a device was given, as far as the answer tells."""
-        given = (self.grants or {}).get(key)
-        if given is None or "::" not in key.partition(" ")[2]:  # one replica of a GPU has no number
+        grant = (self.grants or {}).get(key)
+        if grant is None or "::" not in key.partition(" ")[2]:  # one replica of a GPU has no number
             return UNTOLD, ""
-        groups = [variable.rpartition("/")[0].rpartition("/")[2] for variable in given.answer if PIPES in variable]
-        return (MPS, groups[0]) if groups else (TIME_SLICING if given.answer else UNTOLD, "")
+        groups = [variable.rpartition("/")[0].rpartition("/")[2] for variable in grant.answer if PIPES in variable]
+        return (MPS, groups[0]) if groups else (TIME_SLICING if grant.answer else UNTOLD, "")
 
     def list_devices(self) -> dict[str, tuple[str, str]]:
         """Return pods and uids, each "" if not known, by resource and id with a blank between them."""
-        devices = {key: ("", given.uid) for key, given in (self.grants or {}).items()}
+        devices = {key: ("", grant.uid) for key, grant in (self.grants or {}).items()}
         for resource, row in (self.holders or {}).items():
             for name, pod in row.items():
                 key = f"{resource} {name}"
@@ -148,13 +148,13 @@ def name_claim(namespace: str, name: str, driver: str) -> str:
     return f"claim {namespace}/{name} of {driver}"
 
 
-def read(folder: str, listed: Listed | None, asked: float, snapshot: Snapshot | None = None) -> KubeletState:
+def read(folder: str, listed: Listed | None, clock: float, snapshot: Snapshot | None = None) -> KubeletState:
     """Read kubelet's files, and return what it has.
 
     Args:
         folder: kubelet's directory.
         listed: what it has answered; None if it was not asked, or has not.
-        asked: seconds since boot before it was asked.
+        clock: seconds since boot before it was asked.
         snapshot: of the host's inventory.
     """
     damages = []
@@ -163,22 +163,22 @@ def read(folder: str, listed: Listed | None, asked: float, snapshot: Snapshot | 
     try:
         modified = os.stat(path).st_mtime  # before: it may be replaced
         rows = kubelet.checkpoint(folder).given
-        grants = {f"{given.resource} {name}": given for given in rows for name in given.devices}
+        grants = {f"{grant.resource} {name}": grant for grant in rows for name in grant.devices}
         written = system.clock() - time.time() + modified + TICK
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         damages.append(_damage(path, error))
-    saved, uids = [], None
+    file_claims, uids = [], None
     try:
-        saved, uids = kubelet.claims(folder), kubelet.claim_uids(folder)
+        file_claims, uids = kubelet.claims(folder), kubelet.claim_uids(folder)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         damages.append(_damage(f"{folder}/{kubelet.CLAIMS}", error))
     return KubeletState(
-        asked, listed.held() if listed else None, grants=grants, written=written, damage="; ".join(damages),
-        claims=[*saved, *(listed.claims if listed else ())], claim_uids=uids, snapshot=snapshot,
+        clock, listed.held() if listed else None, grants=grants, written=written, damage="; ".join(damages),
+        claims=[*file_claims, *(listed.claims if listed else ())], claim_uids=uids, snapshot=snapshot,
     )  # fmt: skip
 
 

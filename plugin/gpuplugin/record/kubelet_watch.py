@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gpuplugin.kubelet import cgroups, podresources, sockets
 from gpuplugin.processes import instances
 from gpuplugin.record import divisions, kubelet_state, transitions
-from gpuplugin.record.form import CONFIRMED, LOST
+from gpuplugin.record.record_form import CONFIRMED, LOST
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
 from gpushim.containers.kubelet import CHECKPOINT, KUBELET_SOCKET, OWN_DRIVER, plugins
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuplugin.record.allocations_file import AllocationsFile
-    from gpuplugin.record.form import Record
     from gpuplugin.record.kubelet_state import KubeletState
+    from gpuplugin.record.record_form import Record
     from gpushim.ground.model import Snapshot
 
 YOUNG = 10.0  # seconds after kubelet's start in which it may not list all pods
@@ -106,15 +106,15 @@ class KubeletWatch:
         Raises:
             GpushimError: the record cannot be read or written.
         """
-        folder, identity, asked, snapshot = self._kubelet_dir(), self.identify(), system.clock(), self._snapshot()
+        folder, identity, clock, snapshot = self._kubelet_dir(), self.identify(), system.clock(), self._snapshot()
         runs = self.runs()
         listed = await podresources.listed(folder) if ask and podresources.answers(folder) else None
         record = self._file.current(self._file.read())
-        since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else asked
-        is_young = not runs or asked - since < YOUNG
-        complete = listed is not None and self._complete.says(listed, asked, is_young) and not is_young
+        since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else clock
+        is_young = not runs or clock - since < YOUNG
+        complete = listed is not None and self._complete.says(listed, clock, is_young) and not is_young
         stale = self._repeat is None and not instances.anyone(release.folder())
-        state = await asyncio.to_thread(kubelet_state.read, folder, listed, asked, snapshot)
+        state = await asyncio.to_thread(kubelet_state.read, folder, listed, clock, snapshot)
         state = state._replace(runs=runs, is_young=is_young, complete=complete, is_stale=stale)
         if not self._heeds():
             state = state._replace(claims=[claim for claim in state.claims if claim.driver == OWN_DRIVER])
@@ -125,7 +125,7 @@ class KubeletWatch:
             if identity != self.identify():  # it has started meanwhile, and had what was asked of the one before
                 return
             if runs and not self._knows(record, identity):
-                record = {**record, "kubelet": [identity, asked]}
+                record = {**record, "kubelet": [identity, clock]}
             record = transitions.reconcile(record, state, running, divisions.with_former(record, units))
             if record != before:
                 self._file.write(record)
@@ -134,10 +134,10 @@ class KubeletWatch:
 
     async def _find_running(self, record: Record, state: KubeletState) -> dict[str, float]:
         """Return for how many seconds pods that kubelet does not list have had a process, by uid."""
-        now = time.monotonic()
+        clock = time.monotonic()
         uids = await cgroups.find_running(transitions.find_suspects(record, state))
-        self._running = {uid: self._running.get(uid, now) for uid in uids}
-        return {uid: now - since for uid, since in self._running.items()}
+        self._running = {uid: self._running.get(uid, clock) for uid in uids}
+        return {uid: clock - since for uid, since in self._running.items()}
 
     async def follow(self, due: bool) -> bool:
         """Reconcile the record where somebody has to tell more, or something has changed.
@@ -151,18 +151,18 @@ class KubeletWatch:
         Raises:
             GpushimError: as for `reconcile`.
         """
-        record, now = self._file.read(), system.clock()
+        record, clock = self._file.read(), system.clock()
         if record is None or record["boot"] != self._file.boot:
             return True
         granted, is_ending = _list_unconfirmed(record), self._is_ending(record)
         if not due and not is_ending:
             if not granted and self._identify_files() == self._followed:
                 return False
-            if granted and min(granted) > now - TICK:
+            if granted and min(granted) > clock - TICK:
                 return True  # kubelet may not have it yet
         await self.reconcile(ask=due or bool(granted))
         record = self._file.read() or record
-        self._repeat_unlisted(record, now)
+        self._repeat_unlisted(record, clock)
         waits = bool(_list_unconfirmed(record)) or self._is_ending(record)
         self._followed = None if waits else self._identify_files()
         return waits
@@ -176,7 +176,7 @@ class KubeletWatch:
         checkpoint = f"{plugins(self._kubelet_dir())}/{CHECKPOINT}"
         return trust.identity(self._file.path), self.identify(), trust.identity(checkpoint)
 
-    def _repeat_unlisted(self, record: Record, now: float) -> None:
+    def _repeat_unlisted(self, record: Record, clock: float) -> None:
         """Have kubelet write its checkpoint where that alone tells of pods: it may be some MiB."""
         if self._repeat is None or self.state.holders is None:
             return
@@ -186,8 +186,8 @@ class KubeletWatch:
             if not allocation["uid"] or not self.state.find_pod(resource, name)
         )
         subject = unlisted, self.state.holders
-        if unlisted and (subject != self._repeated[0] or now - self._repeated[1] >= AGAIN):
-            self._repeated = subject, now
+        if unlisted and (subject != self._repeated[0] or clock - self._repeated[1] >= AGAIN):
+            self._repeated = subject, clock
             self._repeat()
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import UNNAMED, UNTOLD, is_instance, overlap, way_of
-from gpuplugin.record.form import CONFIRMED, GRANTED, LOST, UNCONFIRMED
 from gpuplugin.record.kubelet_state import name_claim
+from gpuplugin.record.record_form import CONFIRMED, GRANTED, LOST, UNCONFIRMED
 from gpuplugin.settings.resources import GONE
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import REQUEST, GpushimError, quote
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gpuplugin.devices.changes import Units
-    from gpuplugin.record.form import Allocation, Claim, ClaimDevice, Gpu, Grants, Record
     from gpuplugin.record.kubelet_state import KubeletState
+    from gpuplugin.record.record_form import Allocation, Claim, ClaimDevice, Gpu, Grants, Record
 
 GRACE = 5.0  # seconds in which the processes of a pod that kubelet has ended may be left, and nothing is wrong
 QUIET = 10.0  # seconds after a grant in which kubelet may not have it yet
@@ -112,13 +112,15 @@ def describe_ending(claim: Claim) -> str:
     return changes.ending(f"claim {name}" + (f" of {UNNAMED}{claim['pods'][0]}" if claim["pods"] else ""))
 
 
-def grant(record: Record, requests: Sequence[Request], now: float, running: Collection[str]) -> tuple[Record, Grants]:
+def grant(
+    record: Record, requests: Sequence[Request], clock: float, running: Collection[str]
+) -> tuple[Record, Grants]:
     """Return the record with what a container gets of the device plugin, and that by itself.
 
     Args:
         record: of this boot.
         requests: what the container gets.
-        now: seconds since boot.
+        clock: seconds since boot.
         running: uids of pods of which a process is left, of `uids_of`.
 
     Raises:
@@ -146,7 +148,7 @@ def grant(record: Record, requests: Sequence[Request], now: float, running: Coll
             "pod": "",
             "uid": "",
             "state": GRANTED,
-            "since": now,
+            "since": clock,
         }
     gpus = dict(record["gpus"])
     for home, row in rows.items():
@@ -288,7 +290,7 @@ def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
         pod for uid, claim in record["claims"].items() if not kubelet.has_claim(uid, claim) for pod in claim["pods"]
     }
     keys = {f"{resource} {name}" for resource, name, _ in list_allocations(record)}
-    return frozenset(uids) | {given.uid for key, given in (kubelet.grants or {}).items() if key not in keys}
+    return frozenset(uids) | {grant.uid for key, grant in (kubelet.grants or {}).items() if key not in keys}
 
 
 def reconcile(record: Record, kubelet: KubeletState, running: Mapping[str, float], units: Units) -> Record:
@@ -310,9 +312,9 @@ def reconcile(record: Record, kubelet: KubeletState, running: Mapping[str, float
         gpus[uuid] = {**gpu, "allocations": {key: allocation for key, allocation in moved if allocation}}
     claims: dict[str, Claim] = {}
     for uid, claim in record["claims"].items():
-        kept_claim = move_claim(uid, claim, kubelet, running)
-        if kept_claim:
-            claims[uid] = kept_claim
+        moved_claim = move_claim(uid, claim, kubelet, running)
+        if moved_claim:
+            claims[uid] = moved_claim
     unknown = record["unknown"] if not kubelet.tells_all else ""
     return _adopt({**record, "gpus": gpus, "claims": claims, "unknown": unknown}, kubelet, running, units)
 
@@ -323,33 +325,33 @@ def move_allocation(
     """Return an allocation after kubelet has told what it has; None if it is released."""
     resource, _, name = key.partition(" ")
     pod, uid = kubelet.find_pod(resource, name), kubelet.find_uid(key)
-    known = kubelet.written > allocation["since"] or uid == allocation["uid"]  # else it may be of the pod before
+    is_newer = kubelet.written > allocation["since"] or uid == allocation["uid"]  # else it may be of the pod before
     if pod:
         same = pod == allocation["pod"]
         return {
             **allocation,
             "pod": pod,
-            "uid": uid if uid and known else allocation["uid"] if same or not allocation["pod"] else "",
+            "uid": uid if uid and is_newer else allocation["uid"] if same or not allocation["pod"] else "",
             "state": CONFIRMED,
         }
-    if uid and known and not (kubelet.is_stale and kubelet.complete and uid not in running):
+    if uid and is_newer and not (kubelet.is_stale and kubelet.complete and uid not in running):
         pod = allocation["pod"] if allocation["uid"] in ("", uid) else ""
         state = UNCONFIRMED if kubelet.answers or allocation["state"] != CONFIRMED else CONFIRMED
         return {**allocation, "pod": pod, "uid": uid, "state": state}
     if allocation["uid"] in running:
         has_started_without = kubelet.runs and kubelet.is_young and kubelet.grants is None
-        is_told = kubelet.grants is not None or has_started_without
+        is_conclusive = kubelet.grants is not None or has_started_without
         is_forgotten = kubelet.is_young or running[allocation["uid"]] >= GRACE
-        return {**allocation, "state": LOST} if is_told and is_forgotten else allocation
+        return {**allocation, "state": LOST} if is_conclusive and is_forgotten else allocation
     return None if _has_ended(allocation, kubelet) else allocation
 
 
 def _has_ended(allocation: Allocation, kubelet: KubeletState) -> bool:
-    """Return whether what kubelet does not have, and no process is left of, is free: it may be too new for its files."""
-    told = kubelet.asked - QUIET
+    """Return whether what kubelet does not have, and no process is left of, is free; it may be too new for that."""
+    limit = kubelet.clock - QUIET
     if kubelet.grants is None or kubelet.is_stale:
-        return kubelet.complete and allocation["since"] <= told
-    return allocation["since"] <= min(told, kubelet.written)
+        return kubelet.complete and allocation["since"] <= limit
+    return allocation["since"] <= min(limit, kubelet.written)
 
 
 def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[str, float]) -> Claim | None:
@@ -362,8 +364,8 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[s
     if kubelet.has_claim(uid, claim):
         return claim if claim["state"] == LOST else {**claim, "state": CONFIRMED}
     is_own = claim["driver"] == OWN_DRIVER and _is_own(uid, claim)
-    is_told = kubelet.claim_uids is not None if is_own else kubelet.claim_uids is not None or kubelet.answers
-    if not is_told or claim["since"] > kubelet.asked - QUIET:
+    is_conclusive = kubelet.claim_uids is not None if is_own else kubelet.claim_uids is not None or kubelet.answers
+    if not is_conclusive or claim["since"] > kubelet.clock - QUIET:
         return claim
     if any(pod in running for pod in claim["pods"]):
         is_ending = max(running.get(pod, 0.0) for pod in claim["pods"]) < GRACE

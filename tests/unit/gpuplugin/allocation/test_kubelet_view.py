@@ -17,8 +17,8 @@ from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.record import allocations_file
-from gpuplugin.record.form import CONFIRMED, LOST
 from gpuplugin.record.kubelet_watch import TICK
+from gpuplugin.record.record_form import CONFIRMED, LOST
 from gpuplugin.record.transitions import QUIET
 from gpuplugin.settings.resources import Share, replicated
 from gpuplugin.settings.sharing import TIME_SLICING

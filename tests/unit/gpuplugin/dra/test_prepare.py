@@ -22,8 +22,8 @@ from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.mps import mps, of_claims
 from gpuplugin.processes import moments
 from gpuplugin.record.allocations_file import AllocationsFile
-from gpuplugin.record.form import CONFIRMED
 from gpuplugin.record.kubelet_watch import YOUNG, KubeletWatch
+from gpuplugin.record.record_form import CONFIRMED
 from gpuplugin.record.transitions import claims_by_uuid, find_lost_claims
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
@@ -31,8 +31,8 @@ from gpushim.ground import system
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 if TYPE_CHECKING:
-    from gpuplugin.record import form
-    from gpuplugin.record.form import Record
+    from gpuplugin.record import record_form
+    from gpuplugin.record.record_form import Record
 
 NODE, KIND = "n", "nvidia.com/gpu"
 HOST = snapshot([gpu(0), gpu(1)])
@@ -98,7 +98,7 @@ class Node:
         """Have a claim share this."""
         with self.file.locked() as record:
             assert record
-            claim: form.Claim = {**record["claims"][uid], "sharing": [of_claims.describe(group)]}
+            claim: record_form.Claim = {**record["claims"][uid], "sharing": [of_claims.describe(group)]}
             self.file.write({**record, "claims": {**record["claims"], uid: claim}})
 
     def checkpoint(self, given: Mapping[str, str]) -> None:
@@ -443,12 +443,14 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
 
 def given(node: Node, pod: str = "") -> None:
     """Have the device plugin have given a GPU a while ago."""
-    allocation: form.Allocation = {
+    allocation: record_form.Allocation = {
         "device": uuid(0), "placement": "", "sharing": ["", KIND], "pod": pod, "uid": "u-1", "state": CONFIRMED,
         "since": 0.0,
     }  # fmt: skip
     with node.file.locked() as record:
-        gpus: dict[str, form.Gpu] = {uuid(0): {"divisions": {}, "allocations": {f"{KIND} {uuid(0)}": allocation}}}
+        gpus: dict[str, record_form.Gpu] = {
+            uuid(0): {"divisions": {}, "allocations": {f"{KIND} {uuid(0)}": allocation}}
+        }
         node.file.write({**node.file.current(record), "gpus": gpus})
 
 

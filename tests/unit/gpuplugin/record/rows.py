@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.record import form
-from gpuplugin.record.form import CONFIRMED
+from gpuplugin.record import record_form
+from gpuplugin.record.record_form import CONFIRMED
 from gpushim.containers.kubelet import OWN_DRIVER
 from unit.gpuplugin.snapshots import uuid
 
 if TYPE_CHECKING:
-    from gpuplugin.record.form import Allocation, Claim, ClaimDevice, Division, Record
+    from gpuplugin.record.record_form import Allocation, Claim, ClaimDevice, Division, Record
 
 GPU, ONE, TWO = "nvidia.com/gpu", uuid(0), uuid(1)
 WHOLE, SLICED, MPS = ("", GPU), ("time-slicing", GPU), ("mps", "group")
@@ -73,7 +73,7 @@ def record(
     **more: Any,
 ) -> Record:
     """Return a record of GPU ONE, and what else is said."""
-    empty: Any = form.fresh("boot")
+    empty: Any = record_form.fresh("boot")
     row = {"divisions": divisions or {ONE: division()}, "allocations": allocations or {}}
     result: Record = {**empty, "gpus": {ONE: row}, "claims": claims or {}, **more}
     return result

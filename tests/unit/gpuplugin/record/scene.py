@@ -39,7 +39,7 @@ from gpushim.ground import system
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 if TYPE_CHECKING:
-    from gpuplugin.record.form import Allocation, Record
+    from gpuplugin.record.record_form import Allocation, Record
 
 GPU, SHARED, PROFILE = WHOLE, f"{WHOLE}.shared", "nvidia.com/mig-1g.5gb"
 ONE, PART = uuid(0), uuid(0, "MIG")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpuplugin.record import transitions
-from gpuplugin.record.form import CONFIRMED, GRANTED, LOST, STATES, UNCONFIRMED
 from gpuplugin.record.kubelet_state import KubeletState
+from gpuplugin.record.record_form import CONFIRMED, GRANTED, LOST, STATES, UNCONFIRMED
 from gpuplugin.record.transitions import GRACE, QUIET, Request
 from gpuplugin.settings.resources import Device
 from gpushim.containers.kubelet import Claim, Given
