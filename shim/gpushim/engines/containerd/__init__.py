@@ -1,4 +1,4 @@
-"""containerd: a runtime of its CRI, which a RuntimeClass names, in a file of gpushim's own that its settings import.
+"""containerd: a runtime of its CRI, in a file of gpushim's own that its settings import.
 
 Before 2.0 a plugin's table in an imported file replaces the whole table of the files before, so there the file has
 all of the CRI's settings, as the others have them, and runc's entry, which a table of runtimes would take away.
