@@ -54,7 +54,6 @@ class Options:
 
 
 def usage() -> str:
-    """Return the options' forms in one line."""
     words = [f"[{option} {form}]" + "..." * ("=" in form or "::" in form) for option, (form, _) in OPTIONS.items()]
     return " ".join(words)
 

@@ -59,7 +59,6 @@ class Exporter:
     """The server and its answers.
 
     Args:
-        front: whose metrics these are.
         watchers: of GPUs' health.
         start: starts a task, and sees to what it ends with.
         held: returns whether the GPUs are released.

@@ -59,7 +59,6 @@ class State:
         gpus: whether GPUs have metrics here; else another front on the node has them.
         resources: of each its name, whether kubelet has it (None: that is not said of each), and its devices.
         reasons: why devices are sick, by UUID.
-        released: whether the GPUs are released.
         snapshot: what the host has; None while that is not known.
         usable: whether it is of this boot and kept true.
         readings: by UUID of a GPU.
@@ -105,7 +104,6 @@ class _Collected:
         self._state = state
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics with their samples."""
         from prometheus_client.core import Metric
 
         samples_by_name: dict[str, list[Sample]] = {}

@@ -32,7 +32,6 @@ class Row:
         name: as its series have it, but for a histogram's _bucket, _sum and _count.
         kind: gauge, counter, histogram or unknown.
         unit: for people; "" for a number of things.
-        text: what it is.
         key: of the figure, or of what is counted.
         labels: of its own, beside those of a GPU.
         factor: by which a figure is multiplied.

@@ -142,7 +142,6 @@ def _restore_each(
 
 
 def read_saved(path: str) -> dict[str, int]:
-    """Return the modes in the file, by UUID."""
     return {str(uuid): mode for uuid, mode in ensure.own(path).items() if type(mode) is int and 0 <= mode <= 3}
 
 

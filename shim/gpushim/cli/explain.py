@@ -161,7 +161,6 @@ def _pair(text: str, sign: str, option: str) -> tuple[str, str]:
 
 
 def tell(report: dict[str, Any]) -> None:
-    """Print what gpushim.explain.explain has found out."""
     for note in report["notes"]:
         show.say(f"note: {note}")
     _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])

@@ -54,7 +54,6 @@ class Container(NamedTuple):
     Attributes:
         id: its name in the directory of states.
         owner: the engine that has that directory; "" if several may.
-        state: of runtime_state.state.
         process: the directory of its first process in procfs; "" if that has ended.
         reader: of its user's files.
     """

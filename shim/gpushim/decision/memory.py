@@ -46,7 +46,6 @@ class Limit:
         self.gpu, self.pci, self.size, self.source = gpu, pci, size, source
 
     def __str__(self) -> str:
-        """Return what people read."""
         return f"at most {self.size >> 20} MiB of GPU {self.gpu} ({self.source})"
 
 

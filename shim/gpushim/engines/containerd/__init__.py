@@ -199,7 +199,6 @@ def _template(config: str, others: list[File]) -> str:
 
 
 def _in_template(options: Options, daemon: Daemon, others: list[File], template: str, notes: list[str]) -> Change:
-    """Return the change of a template to which the runtime is added."""
     service, main = services.title(template), others[0]
     known = imports.effective(others, daemon.merges)
     keys = (*imports.keys(others, main, daemon.merges), "containerd", "runtimes", options.name)
@@ -256,7 +255,6 @@ def _plain(value: object) -> bool:
 
 
 def _check(options: Options, daemon: Daemon, others: list[File]) -> None:
-    """Refuse what cannot work."""
     main = others[0]
     if options.name == "runc" or not _HANDLER.fullmatch(options.name):
         raise GpushimError(
@@ -304,7 +302,6 @@ def verify(options: Options, found: Plan) -> list[str]:
 
 
 def _missing(options: Options, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
-    """Compare what containerd reads with what is wished."""
     plugins = settings.get("plugins", {})
     table: dict[str, Any] = next(
         (plugins[key] for key in reversed(imports.CRI.values()) if "containerd" in plugins.get(key, {})), {}
