@@ -47,6 +47,20 @@ class Scene:
         config.write_text(config.read_text() + more)
         engines.run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **self.bundle.env})
 
+    @property
+    def state(self) -> str:
+        """Where the low-level runtime keeps containers."""
+        return f"{self.bundle.directory}/state"
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Call gpushim where the containers are."""
+        env = {"PATH": engines.SYSTEM_PATH, **self.bundle.env}
+        command = [*self.bundle.prefix, str(TOP / "bin" / "gpushim"), *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+
+    def ps(self) -> Any:
+        return json.loads(self.call("ps", "--format", "json", "--state", self.state).stdout)
+
     def start(self, way: str, *env: str) -> subprocess.CompletedProcess[str]:
         if way == "shim":
             self.bundle.ask(*env, args=LOOK)
@@ -102,6 +116,32 @@ def test_the_limit_stands_at_the_first_instruction(scene: Scene, way: str) -> No
     done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi")
     assert done.returncode == 0, done.stderr
     assert stands(done, scene.host.gpus[0], 8 * GIB), done.stdout
+
+
+def test_ps_shows_what_a_container_uses_and_may_use(scene: Scene) -> None:
+    used, gpus = scene.limits.with_name("memory-used"), scene.host.gpus
+    scene.bundle.ask("NVIDIA_VISIBLE_DEVICES=0,1", "GPUSHIM_MEMORY_LIMIT=1=8Gi", args=["sleep", "1000"])
+    with scene.bundle.created():
+        (row,) = scene.ps()
+        assert row["memory"] == [
+            {"device": "0", "used": 0, "limit": None},
+            {"device": "1", "used": 0, "limit": 8 * GIB},
+        ]
+        used.write_text(f"{gpus[1].uuid} /sys/fs/cgroup{row['cgroup']} {3 * GIB}\n")
+        assert scene.ps()[0]["memory"][1]["used"] == 3 * GIB
+        assert "1: 3072 of 8192 MiB" in scene.call("ps", "--state", scene.state).stdout
+    scene.bundle.ask("NVIDIA_VISIBLE_DEVICES=0", args=["sleep", "1000"])
+    with scene.bundle.created():
+        assert "MEMORY" not in scene.call("ps", "--state", scene.state).stdout
+
+
+def test_ps_lists_containers_while_nvml_hangs(scene: Scene) -> None:
+    scene.bundle.ask("NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi", args=["sleep", "1000"])
+    with scene.bundle.created():
+        scene.host.behave(hang=True)
+        listing = scene.call("ps", "--state", scene.state)
+    assert scene.bundle.id in listing.stdout
+    assert listing.stderr == "note: limits of GPU memory are not known: NVML has not answered for 5 s\n"
 
 
 @pytest.mark.parametrize("way", ["shim", "hook", "CDI"])

@@ -8,6 +8,7 @@ Imported where there is a limit alone.
 
 from __future__ import annotations
 
+from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, INVENTORY, REQUEST, GpushimError, quote
 from gpushim.oci import hookargs
 
@@ -23,6 +24,8 @@ DEFAULT, MOST = "memory-limit-default", "memory-limit-most"  # keys of [requests
 MIB = 1 << 20
 LEAST = 16 * MIB  # bytes; less is a unit that was left out
 SINCE = 615  # the driver's first version that keeps limits
+CGROUPS = "/sys/fs/cgroup"  # the driver takes no other
+CONTROLLERS = CGROUPS + "/cgroup.controllers"  # of cgroup v2
 EVERY = ""  # stands for each GPU
 UNITS = {  # of Kubernetes' quantities
     "": 1,
@@ -171,6 +174,11 @@ def missing(inventory: Snapshot) -> str:
     if major.isdecimal() and int(major) < SINCE:
         return f"the driver {version} keeps none; it needs {SINCE} or newer"
     return ""
+
+
+def missing_here(inventory: Snapshot) -> str:
+    """Return why this host keeps no limit, as `missing`; the hook looks at the container's own cgroup."""
+    return missing(inventory) or (f"{CGROUPS} is not cgroup v2 alone" if system.text(CONTROLLERS, 1) is None else "")
 
 
 def _refuse(limit: str, requests: RequestsPolicy, ignored: list[str]) -> None:
