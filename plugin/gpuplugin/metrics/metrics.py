@@ -103,6 +103,11 @@ DRA = (
     Row(DRIVER + "claimed_devices", "gauge", "", "Devices that claims have; not those that administrators look at.",
         labels=("resource",)),
 )  # fmt: skip
+CONTAINER = (
+    Row(ITS + "container_memory_used_bytes", "gauge", "bytes", "What a container with a limit of GPU memory uses.",
+        "used"),
+    Row(ITS + "container_memory_limit_bytes", "gauge", "bytes", "What it may use.", "limit"),
+)  # fmt: skip
 FRONTS = {OWN: PLUGIN, DRIVER: DRA}
 GPU = (
     Row("DCGM_FI_DEV_SM_CLOCK", "gauge", "MHz", "SM clock.", "sm_clock"),

@@ -68,17 +68,20 @@ def add(rows: Sequence[dict[str, Any]], inventory: Snapshot) -> list[str]:
     )
     for row in rows:
         smallest_uses = {
-            device: _smallest([uses.get((pcis.get(device, ""), folder)) for folder in folders[row["cgroup"]]])
+            device: smallest([uses.get((pcis.get(device, ""), folder)) for folder in folders[row["cgroup"]]])
             for device in row["devices"]
         }
         row["memory"] = [{"device": device, **use._asdict()} for device, use in smallest_uses.items() if use]
     return [f"limits of GPU memory are not known: {problem}"] if problem else []
 
 
-def look(questions: Collection[Question], inventory: Snapshot) -> tuple[dict[Question, Use], str]:
-    """Return what is used of GPUs in cgroups, as far as that is known, and why the driver does not tell it, or ""."""
+def look(questions: Collection[Question], inventory: Snapshot, top: str = "") -> tuple[dict[Question, Use], str]:
+    """Return what is used of GPUs in cgroups, as far as that is known, and why the driver does not tell it, or "".
+
+    Cgroups are mounted at `top`, by default CGROUPS.
+    """
     regions = {pci: f"nvidia/{procfs.sysfs_name(pci)}/vidmem" for pci, _ in questions}
-    kernel = _by_region("dmem.capacity", CGROUPS)
+    kernel = _by_region("dmem.capacity", top or CGROUPS)
     files = {folder: _read_kernel(folder) for _, folder in questions} if kernel else {}
     uses = {(pci, folder): use for pci, folder in questions if (use := files.get(folder, {}).get(regions[pci]))}
     unlisted = sorted((pci, folder) for pci, folder in questions if regions[pci] not in kernel)
@@ -88,7 +91,7 @@ def look(questions: Collection[Question], inventory: Snapshot) -> tuple[dict[Que
     return {**uses, **answers}, problem
 
 
-def _smallest(uses: Sequence[Use | None]) -> Use | None:
+def smallest(uses: Sequence[Use | None]) -> Use | None:
     """Return the use that counts, of those of a cgroup and of all above it, the cgroup itself last."""
     limited = [use for use in uses if use and use.limit is not None]
     return min(limited, key=lambda use: use.limit or 0, default=uses[-1] if uses else None)
