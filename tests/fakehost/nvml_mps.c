@@ -105,7 +105,7 @@ static unsigned long long last_number(const char *name, const struct gpu *gpu, c
     return last;
 }
 
-// A file memory-limits-lost makes the driver forget each limit, without a word.
+// A file memory-limits-wait keeps a limit from being answered, memory-limits-lost makes the driver forget each limit, without a word.
 EXPORT result nvmlDeviceGetMemoryLimits_v1(device handle, memory_used_v1 *limits)
 {
     NEED_GPU(gpu, handle, limits)
@@ -134,5 +134,9 @@ EXPORT result nvmlDeviceSetMemoryLimits_v1(device handle, const memory_limits_v1
         return NO_PERMISSION;
     fprintf(file, "%s %s %llu\n", gpu->uuid, limits->cgroup, limits->hard);
     fclose(file);
+    while ((file = open_file("memory-limits-wait", "", "re")) != NULL) {
+        fclose(file);
+        usleep(10000);
+    }
     return OK;
 }

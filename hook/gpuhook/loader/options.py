@@ -20,7 +20,7 @@ class Options:
         GpushimError: one of them cannot be understood.
     """
 
-    rootfs = log = empty = driver = cuda = bindings = own_libcuda = memory_limits = nvml = ""
+    rootfs = log = empty = driver = cuda = bindings = own_libcuda = memory_limits = memory_every = nvml = ""
     profile_mask = 0
 
     def __init__(self, argv: list[str]) -> None:

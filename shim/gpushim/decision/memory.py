@@ -100,12 +100,15 @@ def decide(
 def words(limits: Sequence[Limit], inventory: Snapshot, rootfs: str) -> list[str]:
     """Return the hook's arguments for limits; `rootfs` is "" for a CDI spec.
 
-    That is written for each container to come: it has the hook look at what config.toml wants then.
+    That is written for each container to come: it has the hook look at what config.toml wants then, and says what to
+    do where that cannot be known.
     """
     requests, root = inventory["policy"]["requests"], inventory["driver"]["root"]
-    if not limits and (rootfs or not (requests["memory-limit-default"] or requests["memory-limit-most"])):
-        return []
-    arguments = hookargs.words("--memory-limits", requests["memory-limits"])
+    arguments: list[str] = []
+    if limits or (not rootfs and requests["memory-limits"] != "required"):
+        arguments += hookargs.words("--memory-limits", requests["memory-limits"])
+    if not rootfs and (requests["memory-limit-default"] or requests["memory-limit-most"]):
+        arguments += hookargs.words("--memory-every", "yes")
     for limit in limits:
         arguments += hookargs.words("--memory", limit.pci, str(limit.size))
     for file in inventory["files"].get("utility", ()) if limits else ():

@@ -89,7 +89,7 @@ def _own(
     require.check(request.requirements, facts(gpus, migs, inventory))
     requests, limit_words = inventory["policy"]["requests"], list[str]()
     limits: list[Limit] = []
-    if request.memory or requests["memory-limit-default"] or requests["memory-limit-most"]:
+    if request.memory or requests["memory-limit-default"] or requests["memory-limit-most"] or not bundle["rootfs"]:
         from gpushim.decision import memory  # most containers have no limit
 
         limits = memory.decide(request.memory, gpus, migs, inventory, request.ignored) if bundle["rootfs"] else []
