@@ -1,6 +1,6 @@
 """Exit codes and refusals for docs/errors.md, from the sources that raise them.
 
-What varies in a sentence is "..." here.
+What varies in a sentence is "..." here, and one that is wrong in FEW words explains itself: it is left out.
 Listed is what engines print of a container (LISTED, ROOTS): commands print theirs on the terminal, the device plugin
 and the DRA driver in events and logs.
 """
@@ -17,6 +17,7 @@ ERRORS = TOP / "shim/gpushim/ground/errors.py"
 ROOTS = ("shim", "hook")
 SHELLS = ("shim/gpushim/launcher", "shim/gpushim/removed")
 LISTED = range(10, 128)
+FEW = 4
 CODE = re.compile(r"^([A-Z_]+) = (\d+)  # (.+)$", re.MULTILINE)
 PAGE = re.compile(r" \((\w[\w-]*\.md(?:#[\w-]+)?)\)$")
 
@@ -43,7 +44,7 @@ def sentences() -> str:
     by_code: dict[int, dict[str, str]] = {code: {} for code in meanings() if code in LISTED}
     for code, sentence in (*_raised(), *_of_shells()):
         wrong = sentence.partition(";")[0]
-        if code in by_code and len(re.findall("[A-Za-z]{2,}", wrong)) > 1:
+        if code in by_code and len(re.findall("[A-Za-z]{2,}", wrong)) > FEW:
             by_code[code].setdefault(wrong, re.sub(r"[:;,]? ?\.\.\.$", "", sentence.strip()))
     parts = [
         "\n".join((f"### {code}", "", "```text", *sorted(texts.values(), key=_key), "```"))

@@ -81,6 +81,11 @@ def gpu_metrics() -> str:
     return _metrics(metrics.GPU)
 
 
+def container_metrics() -> str:
+    """Return the metrics of containers with a limit of GPU memory."""
+    return _metrics(metrics.CONTAINER)
+
+
 def plugin_metrics() -> str:
     """Return the metrics of the device plugin."""
     return _metrics(metrics.PLUGIN)

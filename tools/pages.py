@@ -35,6 +35,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/labels.md": {"labels": page_tables.labels},
     "docs/metrics.md": {
         "gpu": page_tables.gpu_metrics,
+        "container": page_tables.container_metrics,
         "plugin": page_tables.plugin_metrics,
         "dra": page_tables.dra_metrics,
     },

@@ -1,1 +1,1 @@
-"""Finish a GPU container below its rootfs: the prestart hook and the only code that touches a rootfs."""
+"""Finish a GPU container: the prestart hook, and the only code that touches a rootfs."""

@@ -216,6 +216,15 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs, warn: Warn)
     Raises:
         GpushimError: a limit cannot be understood, or cannot be kept here.
     """
+    try:
+        _add_limits(options, spec, root, warn)
+    except GpushimError as error:
+        if error.exit_code != INVENTORY or options.memory_limits != "wanted":
+            raise
+        warn("the limit of GPU memory", error)
+
+
+def _add_limits(options: Options, spec: dict[str, Any], root: Rootfs, warn: Warn) -> None:
     from gpushim.decision import memory
     from gpushim.inventory import ensure
     from gpushim.oci import request

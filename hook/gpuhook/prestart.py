@@ -139,7 +139,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
 
 def _limit(options: Options, state: dict[str, Any], spec: dict[str, Any]) -> None:
     """Limit GPU memory, before the process is confined for good: NVML's child needs more than a hook."""
-    if options.memory or options.memory_limits or _names_limit(spec, options.empty.rpartition("/")[0] + "/limits/"):
+    if options.memory or options.memory_every or _names_limit(spec, options.empty.rpartition("/")[0] + "/limits/"):
         from gpuhook import cgroup_limits  # most containers have no limit
 
         process = roots.process_of(state["pid"])

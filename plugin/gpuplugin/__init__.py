@@ -1,4 +1,4 @@
-"""The Kubernetes device plugin: it tells kubelet which GPUs a node has, and what a container gets of them."""
+"""The Kubernetes device plugin, and what it shares with the DRA driver."""
 
 import os
 

@@ -142,5 +142,4 @@ def command() -> click.Command:
 
 
 def main() -> None:
-    """Run as a process."""
     as_process(command(), options.spell_flags(sys.argv[1:]))

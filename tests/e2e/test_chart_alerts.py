@@ -111,7 +111,8 @@ def firing(found: Prometheus) -> set[str]:
 
 
 def test_rules_name_metrics_that_there_are() -> None:
-    known = {row.name + "_count" * (row.kind == "histogram") for row in (*metrics.PLUGIN, *metrics.DRA, *metrics.GPU)}
+    rows = (*metrics.PLUGIN, *metrics.DRA, *metrics.GPU, *metrics.CONTAINER)
+    known = {row.name + "_count" * (row.kind == "histogram") for row in rows}
     found = [rule for group in rules()["groups"] for rule in group["rules"]]
     assert {rule["alert"] for rule in found} == {alert for alert, *_ in CAUSES}
     named = {name for rule in found for name in re.findall(r"(?:gpushim|DCGM)_\w+", rule["expr"])}

@@ -6,17 +6,21 @@ The driver's own limits, by the simulated NVML; the kernel's controller dmem is 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fakehost
-from e2e import engines, views
+from e2e import engines, leftovers, views
 from e2e.bundles import Bundle
 from e2e.cdihooks import run
+from e2e.leftovers import until
 from e2e.test_standalone import alone
 from e2e.trees import TOP
 from e2e.views import CRUN
@@ -26,6 +30,7 @@ from gpuplugin.settings.resources import Device, Share
 from gpuplugin.settings.sharing import TIME_SLICING
 
 GIB = 1 << 30
+SECONDS = 30.0
 SEEN = "/seen"  # where a container sees what the driver was told
 # The container's first process: its own cgroup, and the limits that stand when it starts.
 LOOK = ["/bin/sh", "-c", f"cat {SEEN}/memory-limits; echo; cat /proc/self/cgroup"]
@@ -38,6 +43,7 @@ class Scene:
         self.host, self.bundle, self.low = host, bundle, low
         self.limits = Path(host.root, "usr/lib/fakehost/memory-limits")
         self.limits.touch()
+        self._config = ""
         mount = {"destination": SEEN, "source": str(self.limits.parent), "type": "bind", "options": ["bind", "ro"]}
         bundle.plain["mounts"].append(mount)
         bundle.plain["process"]["user"] = {"uid": 0, "gid": 0}
@@ -46,6 +52,35 @@ class Scene:
         config = Path(self.bundle.env["GPUSHIM_CONFIG"])
         config.write_text(config.read_text() + more)
         engines.run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **self.bundle.env})
+
+    def settle(self, text: str) -> None:
+        """Refresh with this in config.toml, and no more than it had at first."""
+        config = Path(self.bundle.env["GPUSHIM_CONFIG"])
+        self._config = self._config or config.read_text()
+        config.write_text(self._config)
+        self.refresh(text)
+
+    def log(self) -> str:
+        return Path(self.bundle.env["GPUSHIM_CONFIG"]).with_name("gpushim.log").read_text()
+
+    def child(self) -> int:
+        """Return the process that the hook has for this host's NVML."""
+        (pid,) = leftovers.processes(Path(self.host.root), "gpuhook.nvml_limits")
+        return pid
+
+    @property
+    def state(self) -> str:
+        """Where the low-level runtime keeps containers."""
+        return f"{self.bundle.directory}/state"
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Call gpushim where the containers are."""
+        env = {"PATH": engines.SYSTEM_PATH, **self.bundle.env}
+        command = [*self.bundle.prefix, str(TOP / "bin" / "gpushim"), *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+
+    def ps(self) -> Any:
+        return json.loads(self.call("ps", "--format", "json", "--state", self.state).stdout)
 
     def start(self, way: str, *env: str) -> subprocess.CompletedProcess[str]:
         if way == "shim":
@@ -104,6 +139,32 @@ def test_the_limit_stands_at_the_first_instruction(scene: Scene, way: str) -> No
     assert stands(done, scene.host.gpus[0], 8 * GIB), done.stdout
 
 
+def test_ps_shows_what_a_container_uses_and_may_use(scene: Scene) -> None:
+    used, gpus = scene.limits.with_name("memory-used"), scene.host.gpus
+    scene.bundle.ask("NVIDIA_VISIBLE_DEVICES=0,1", "GPUSHIM_MEMORY_LIMIT=1=8Gi", args=["sleep", "1000"])
+    with scene.bundle.created():
+        (row,) = scene.ps()
+        assert row["memory"] == [
+            {"device": "0", "used": 0, "limit": None},
+            {"device": "1", "used": 0, "limit": 8 * GIB},
+        ]
+        used.write_text(f"{gpus[1].uuid} /sys/fs/cgroup{row['cgroup']} {3 * GIB}\n")
+        assert scene.ps()[0]["memory"][1]["used"] == 3 * GIB
+        assert "1: 3072 of 8192 MiB" in scene.call("ps", "--state", scene.state).stdout
+    scene.bundle.ask("NVIDIA_VISIBLE_DEVICES=0", args=["sleep", "1000"])
+    with scene.bundle.created():
+        assert "MEMORY" not in scene.call("ps", "--state", scene.state).stdout
+
+
+def test_ps_lists_containers_while_nvml_hangs(scene: Scene) -> None:
+    scene.bundle.ask("NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi", args=["sleep", "1000"])
+    with scene.bundle.created():
+        scene.host.behave(hang=True)
+        listing = scene.call("ps", "--state", scene.state)
+    assert scene.bundle.id in listing.stdout
+    assert listing.stderr == "note: limits of GPU memory are not known: NVML has not answered for 5 s\n"
+
+
 @pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
 def test_an_image_asks_for_more_than_its_administrator_allows(scene: Scene, way: str) -> None:
     scene.refresh('[requests]\nmemory-limit-most = "4Gi"\n')
@@ -140,17 +201,68 @@ def test_a_share_of_the_device_plugins_is_limited_whatever_the_pod_says(
     assert stands(done, gpu, 2 * GIB), done.stdout
 
 
+@pytest.mark.parametrize("config", ["", 'memory-limit-most = "8Gi"\n'])
+def test_by_cdi_without_a_snapshot_a_limit_that_is_only_wanted_refuses_nobody(scene: Scene, config: str) -> None:
+    sentence = "the container's GPU memory is limited, and no snapshot tells how"
+    for wanted in (True, False):
+        scene.settle(f"[requests]\n{config}" + 'memory-limits = "wanted"\n' * wanted)
+        Path(scene.bundle.env["GPUSHIM_STATE"], "inventory.json").write_text("{}")
+        done = scene.start("CDI", "NVIDIA_VISIBLE_DEVICES=0", *["GPUSHIM_MEMORY_LIMIT=8Gi"] * (not config))
+        assert (done.returncode == 0, "0::" in done.stdout) == (wanted, wanted)
+        assert scene.log().count(sentence) == 2 - wanted
+    assert scene.limits.read_text() == ""
+
+
+@pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
+def test_a_hook_that_is_killed_before_it_has_read_the_limit_starts_nothing(scene: Scene, way: str) -> None:
+    """Between the set and the read: what NVML was told may be in force, and nobody knows."""
+    waits, asked = (
+        scene.limits.with_name("memory-limits-wait"),
+        ("NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi"),
+    )
+    waits.touch()
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(scene.start, way, *asked)
+        assert until(lambda: bool(scene.limits.read_text()), SECONDS)
+        child = scene.child()
+        os.kill(int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        done = start.result()
+    assert done.returncode != 0
+    assert "0::" not in done.stdout
+    waits.unlink()
+    scene.limits.write_text("")
+    done = scene.start(way, *asked)
+    assert done.returncode == 0, done.stderr
+    assert stands(done, scene.host.gpus[0], 8 * GIB), done.stdout
+
+
+def test_a_container_that_may_write_its_cgroup_lifts_no_limit(scene: Scene) -> None:
+    """Root in a cgroup namespace, who goes into a cgroup of its own below that which has the limit."""
+    cgroups = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["rw", "nosuid"]}
+    spec = scene.bundle.plain
+    spec["mounts"] = [mount for mount in spec["mounts"] if mount["destination"] != "/sys/fs/cgroup"] + [cgroups]
+    spec["linux"]["namespaces"].append({"type": "cgroup"})
+    own = "mkdir /sys/fs/cgroup/own && echo 0 >/sys/fs/cgroup/own/cgroup.procs; exec sleep 1000"
+    scene.bundle.ask("NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi", args=["/bin/sh", "-c", own])
+    with scene.bundle.created():
+        scene.bundle.call("start", scene.bundle.id)
+        assert until(lambda: scene.ps()[0]["cgroup"].endswith("/own"), SECONDS), scene.ps()
+        (row,) = scene.ps()
+        assert row["memory"] == [{"device": "0", "used": 0, "limit": 8 * GIB}]
+        limits = scene.limits.read_text().split()
+        assert limits == [scene.host.gpus[0].uuid, f"/sys/fs/cgroup{row['cgroup'][: -len('/own')]}", str(8 * GIB)]
+
+
 @pytest.mark.parametrize("way", ["shim", "hook", "CDI"])
 def test_a_limit_that_is_not_in_force_refuses_the_container(scene: Scene, way: str) -> None:
     scene.limits.with_name("memory-limits-lost").touch()
     done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi")
     assert done.returncode != 0
     assert "0::" not in done.stdout
-    log = Path(scene.bundle.env["GPUSHIM_CONFIG"]).with_name("gpushim.log").read_text()
     sentence = "the limit of the container's GPU memory is not in force: NVML keeps"
-    assert log.count(sentence) == 1
+    assert scene.log().count(sentence) == 1
     scene.refresh('[requests]\nmemory-limits = "wanted"\n')
     done = scene.start(way, "NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=8Gi")
     assert done.returncode == 0, done.stderr
-    log = Path(scene.bundle.env["GPUSHIM_CONFIG"]).with_name("gpushim.log").read_text()
-    assert log.count(sentence) == 2
+    assert scene.log().count(sentence) == 2

@@ -2,7 +2,8 @@
  *
  * Compute modes last between processes, in usr/lib/fakehost/compute-mode-UUID of the host, and time slices, for which
  * NVML has no public function, in time-slice-UUID; where there is no-time-slices, the GPU has none. Memory limits are written
- * to usr/lib/fakehost/memory-limits, a line each; drivers before 615 do not have them.
+ * to usr/lib/fakehost/memory-limits, a line each, as is what is used, by a test, to memory-used; drivers before 615 do
+ * not have them.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -90,25 +91,36 @@ static result check_limits(const struct gpu *gpu, const char *cgroup)
     return cgroup == NULL || stat(cgroup, &status) || !S_ISDIR(status.st_mode) ? INVALID_ARGUMENT : OK;
 }
 
-// The last limit that was set stands; a file memory-limits-lost makes the driver forget each, without a word.
+// The last number that was written for a cgroup and a GPU stands.
+static unsigned long long last_number(const char *name, const struct gpu *gpu, const char *cgroup, unsigned long long last)
+{
+    FILE *file = open_file(name, "", "re");
+    char uuid[64], directory[4096];
+    unsigned long long number;
+    while (file && fscanf(file, "%63s %4095s %llu", uuid, directory, &number) == 3)
+        if (!strcmp(uuid, gpu->uuid) && !strcmp(directory, cgroup))
+            last = number;
+    if (file)
+        fclose(file);
+    return last;
+}
+
+// A file memory-limits-wait keeps a limit from being answered, memory-limits-lost makes the driver forget each limit, without a word.
 EXPORT result nvmlDeviceGetMemoryLimits_v1(device handle, memory_used_v1 *limits)
 {
     NEED_GPU(gpu, handle, limits)
     result failed = check_limits(gpu, limits->cgroup);
     limits->soft = limits->used = 0;
     limits->hard = ~0ull;
-    FILE *lost = failed ? NULL : open_file("memory-limits-lost", "", "re");
-    FILE *file = failed || lost ? NULL : open_file("memory-limits", "", "re");
-    char uuid[64], cgroup[4096];
-    unsigned long long hard;
-    while (file && fscanf(file, "%63s %4095s %llu", uuid, cgroup, &hard) == 3)
-        if (!strcmp(uuid, gpu->uuid) && !strcmp(cgroup, limits->cgroup))
-            limits->hard = hard;
-    if (file)
-        fclose(file);
+    if (failed)
+        return failed;
+    FILE *lost = open_file("memory-limits-lost", "", "re");
     if (lost)
         fclose(lost);
-    return failed;
+    else
+        limits->hard = last_number("memory-limits", gpu, limits->cgroup, ~0ull);
+    limits->used = last_number("memory-used", gpu, limits->cgroup, 0);
+    return OK;
 }
 
 EXPORT result nvmlDeviceSetMemoryLimits_v1(device handle, const memory_limits_v1 *limits)
@@ -122,5 +134,9 @@ EXPORT result nvmlDeviceSetMemoryLimits_v1(device handle, const memory_limits_v1
         return NO_PERMISSION;
     fprintf(file, "%s %s %llu\n", gpu->uuid, limits->cgroup, limits->hard);
     fclose(file);
+    while ((file = open_file("memory-limits-wait", "", "re")) != NULL) {
+        fclose(file);
+        usleep(10000);
+    }
     return OK;
 }

@@ -140,10 +140,6 @@ def _decode(text: bytes) -> str:
 def unit(path: str, own: str) -> tuple[str, int]:
     """Find the systemd unit of a container in its cgroup's path.
 
-    Args:
-        path: of the container's cgroup.
-        own: path of this process's cgroup, in the same hierarchy.
-
     Returns:
         the unit's name and how many levels above the cgroup it lies: 0, or 1 with the cgroup that crun adds. "" and
         0 if there is none. runc and crun make scopes for containers: a service was there before, as the parent that

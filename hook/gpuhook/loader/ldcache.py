@@ -47,7 +47,6 @@ class _Cache:
     """The parts of a cache.
 
     Args:
-        data: the file.
         first: offset of the first entry.
         size: bytes of an entry, 24 or 12.
         count: number of entries.

@@ -20,7 +20,7 @@ class Options:
         GpushimError: one of them cannot be understood.
     """
 
-    rootfs = log = empty = driver = cuda = bindings = own_libcuda = memory_limits = nvml = ""
+    rootfs = log = empty = driver = cuda = bindings = own_libcuda = memory_limits = memory_every = nvml = ""
     profile_mask = 0
 
     def __init__(self, argv: list[str]) -> None:
@@ -54,7 +54,6 @@ class Options:
 
 
 def usage() -> str:
-    """Return the options' forms in one line."""
     words = [f"[{option} {form}]" + "..." * ("=" in form or "::" in form) for option, (form, _) in OPTIONS.items()]
     return " ".join(words)
 

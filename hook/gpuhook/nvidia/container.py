@@ -126,11 +126,6 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
     In a folder where images have libraries of their own, only those count that lie on another mount than the rootfs:
     the cache has the others in its order already, and they may be meant to stand behind equal names elsewhere.
 
-    Args:
-        work: the container.
-        folder: absolute path in it.
-        machine: as uname(2) calls it.
-
     Returns:
         32 or 64, the name that programs load, and the path in the container; of one SONAME's files the newest alone.
     """

@@ -167,7 +167,6 @@ def _options(planned: list[Edit], options: Given, global_options: Given) -> Opti
 
 
 def _land(planned: list[Edit], names: set[str], options: Options, pid: int, dev_root: str) -> None:
-    """Apply the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
     granted = [
         edit

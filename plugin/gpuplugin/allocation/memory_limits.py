@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from gpuplugin.settings.resources import Device
     from gpushim.ground.model import Snapshot
 
-CONTROLLERS = "/sys/fs/cgroup/cgroup.controllers"
 WITHOUT = "limits of shares are kept by MPS for each process, or not at all"
 
 
 def missing(snapshot: Snapshot) -> str:
     """Return why no limit of a share can be set on this host, or ""."""
-    reason = memory.missing(snapshot) or ("" if os.path.exists(CONTROLLERS) else "there is no cgroup v2")
+    reason = memory.missing_here(snapshot)
     return f"the driver keeps no limit of GPU memory: {reason}; {WITHOUT}" if reason else ""
 
 

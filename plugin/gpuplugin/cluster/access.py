@@ -36,7 +36,6 @@ class PodAccess:
     """The access that kubelet gives a pod.
 
     Args:
-        environment: variables of a pod.
         folder: where kubelet puts token, ca.crt and namespace.
 
     Raises:

@@ -259,13 +259,7 @@ def member(parent: Any, name: str) -> Any:
 
 
 def lacking(error: ApiError, verb: str, resource: str) -> ApiError:
-    """Return the error with the right that the service account lacks, if that is what it is.
-
-    Args:
-        error: what the API server answered.
-        verb: what was wanted, as RBAC has it.
-        resource: of what.
-    """
+    """Return the error with the right that the service account lacks, if that is what it is."""
     if error.status != 403:
         return error
     return ApiError(f"{error}; give the service account the right to {verb} {resource}", 403, error.about)

@@ -69,12 +69,10 @@ class Link:
     """The connection to the node half.
 
     Args:
-        path: of its socket.
         access: gets what the node half sends of the API server.
 
     Attributes:
         slices: get the pools that are desired.
-        claims: get the requests for claims.
     """
 
     slices: Slices

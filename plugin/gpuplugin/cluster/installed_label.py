@@ -25,8 +25,6 @@ class InstalledLabel:
     """The label of a node, and the file.
 
     Args:
-        api: the API server.
-        node: its name.
         label: name of the label, whose value is "true".
         installed: absolute path of the file that is there when gpushim is installed; "": it is not.
         posted: absolute path of a file to make when the API server knows; "": none.

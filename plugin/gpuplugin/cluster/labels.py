@@ -70,11 +70,6 @@ NOT_OFFERED = Replication(0)
 def labels(snapshot: Snapshot, settings: Settings, model: str) -> dict[str, str]:
     """Return the labels of a node but TIMESTAMP, sorted by name; none where no GPU is offered.
 
-    Args:
-        snapshot: of its inventory.
-        settings: in force.
-        model: of the machine, as `machine` reads it.
-
     Raises:
         GpushimError: groups of sharing do not go together, or not with these GPUs.
     """

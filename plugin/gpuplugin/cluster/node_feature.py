@@ -32,9 +32,6 @@ class NodeFeature:
     """The object.
 
     Args:
-        api: the API server.
-        node: name of the node.
-        path: of the labels file.
         environment: POD_NAME and POD_UID are of the pod that owns the object; without them nobody does.
     """
 

@@ -22,8 +22,6 @@ PROFILE = re.compile("[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # as a la
 
 
 class NodeLabel:
-    """The label of a node, and the file."""
-
     def __init__(self, api: Api, node: str, path: str) -> None:
         self._api, self._path = api, path
         self._only = {"fieldSelector": f"metadata.name={node}"}

@@ -19,13 +19,7 @@ QUANTITIES = {"capacity", "counters"}  # below them, texts are quantities
 
 
 def same(desired: Any, actual: Any, path: tuple[str, ...] = ()) -> bool:
-    """Return whether devices are the same.
-
-    Args:
-        desired: a list of devices, or a part of it.
-        actual: that part at the API server.
-        path: of names to the part.
-    """
+    """Return whether the API server has devices, or a part of them, as desired; `path` has the names to the part."""
     if isinstance(desired, dict) and isinstance(actual, dict):
         names = _member_names(desired) | _member_names(actual)
         if path[-1:] == ("taints",):

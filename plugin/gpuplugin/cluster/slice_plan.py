@@ -63,7 +63,6 @@ class Plan:
         first: slices that are deleted before anything is written, as they stand in the way.
         writes: index of the desired slice, its name, and the one of that name that is there.
         after: slices that are deleted in the end.
-        generation: of the pool.
         anew: whether the generation is new, and an older one is complete.
     """
 

@@ -100,7 +100,6 @@ class State:
         self._problems[source] = sentence
 
     def changed(self) -> bool:
-        """Return whether there is a message to send."""
         return self._message() != self._sent
 
     def message(self) -> dict[str, Any] | None:

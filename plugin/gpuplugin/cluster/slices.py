@@ -37,8 +37,6 @@ class Slices:
     """The slices of a node.
 
     Args:
-        api: the API server.
-        node: its name, which is the pool's.
         tell: gets generation, problem and what was dropped, after each write, failure and repair.
     """
 

@@ -1,1 +1,1 @@
-"""The socket through which `gpushim device-plugin` asks the running plugin, or the DRA driver."""
+"""The socket through which `gpushim device-plugin` asks plugin and DRA driver."""

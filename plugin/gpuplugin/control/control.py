@@ -37,7 +37,6 @@ class Control:
 
     Args:
         commands: by the word of `do`; each may raise GpushimError.
-        name: of the socket.
         program: that is asked, for sentences.
     """
 

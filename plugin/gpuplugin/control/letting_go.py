@@ -25,7 +25,6 @@ class LettingGo:
         close: ends the processes that ask the driver.
         wake: makes the plugin look at the host again.
         tell: is called with why nothing is given out, and with "" when it is again.
-        program: this program, for sentences.
 
     Attributes:
         turns: how often the GPUs were released or taken; after each the host is looked at again.

@@ -1,1 +1,1 @@
-"""Which devices a node has to give, in which division, and which of them go well together."""
+"""Which devices a node gives, in which division, and which go well together."""

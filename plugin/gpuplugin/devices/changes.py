@@ -118,7 +118,6 @@ def changing(served: Served, desired: Devices, units: Units) -> bool:
 
 
 def way(resource: str, device: Device) -> tuple[str, str]:
-    """Return the way in which a device is given out; as `way_of`."""
     share = device.share
     return way_of(resource, "::" in device.id, share.kind if share else "", share.group if share else "")
 
@@ -138,7 +137,6 @@ def way_of(resource: str, numbered: bool, kind: str, group: str) -> tuple[str, s
 
 
 def is_instance(uuid: str) -> bool:
-    """Return whether a UUID is a MIG instance's."""
     return uuid.startswith("MIG-")
 
 
@@ -148,7 +146,6 @@ def overlap(first: str, second: str) -> bool:
 
 
 def _find_unrecorded(served: Served, desired: Devices) -> frozenset[str]:
-    """Return the UUIDs of desired devices that were not given out before."""
     known = {device.uuid for devices in served.values() for device in devices.values()}
     return frozenset(device.uuid for devices in desired.values() for device in devices) - known
 

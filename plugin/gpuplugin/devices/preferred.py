@@ -52,13 +52,7 @@ def weight(weights: Mapping[tuple[int, int], int], first: tuple[int, int], secon
 
 
 def allowed(devices: Sequence[Device], weights: Mapping[tuple[int, int], int], packed: bool) -> Choice:
-    """Return a choice that Allocate does not refuse (allocation.check), wherever one of its size can be made.
-
-    Args:
-        devices: all of a resource.
-        weights: as for `nearest`.
-        packed: as for `shared`.
-    """
+    """Return a choice that Allocate does not refuse (allocation.check), wherever one of its size can be made."""
     daemons: dict[str, list[Device]] = {}  # a process can have one of MPS
     for device in devices:
         daemons.setdefault(device.share.group if device.share else "", []).append(device)
@@ -77,13 +71,7 @@ def allowed(devices: Sequence[Device], weights: Mapping[tuple[int, int], int], p
 
 
 class _Part:
-    """Devices of a resource that one container may have several of.
-
-    Args:
-        devices: of the part.
-        weights: as for `nearest`.
-        packed: as for `shared`.
-    """
+    """Devices of a resource that one container may have several of."""
 
     def __init__(self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int], packed: bool) -> None:
         self.devices = {device.id: device for device in devices}

@@ -147,7 +147,6 @@ class State:
 
     Attributes:
         boot: the host's boot id.
-        gpus: by UUID.
         unwatched: causes that concern all GPUs, by the child that does not watch them.
     """
 

@@ -21,9 +21,6 @@ class Listening:
 
     Args:
         state: has what `note` takes down.
-
-    Attributes:
-        uuids: of these GPUs.
     """
 
     def __init__(self, state: State) -> None:

@@ -43,7 +43,6 @@ class Health:
         boot: the host's boot id; None: ask the kernel.
 
     Attributes:
-        path: of the file.
         listened: until when each GPU was.
     """
 

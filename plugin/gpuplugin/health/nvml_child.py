@@ -1,6 +1,6 @@
 """The program of the children that watch GPUs: it asks NVML, which may hang or crash, and prints what it learns.
 
-Its frame is that of all children that ask NVML: the command line, what tells one driver from another, the end.
+Its frame is that of all children of the plugin that ask NVML: what tells one driver from another, and the end.
 
 A line of JSON each (child.py reads them; health.py judges):
     {"asks": UUID}                                       before calls that may hang
@@ -27,15 +27,13 @@ import ctypes
 import json
 import os
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import event_loop, kmsg, nvml_lines
 from gpuplugin.health.nvml_lines import EVENTS, POLLS, Gpu, tell
 from gpuplugin.processes import moments
-from gpushim.inventory import procfs
-from gpushim.paths import rooted
+from gpushim.inventory import nvml_program, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -48,7 +46,6 @@ SILENCE = {EVENTS: 10.0, POLLS: 8.0}  # seconds after which each hangs, if it pr
 # one; so its return is seen within 10.
 REOPEN = moments.EACH - 1.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
-_CALL = "import sys; sys.path[:] = sys.argv[1].split(':'); from MODULE import main; main(*sys.argv[2:])"
 
 
 def command(
@@ -69,14 +66,8 @@ def command(
         for gpu in snapshot["gpus"]
         if gpu["uuid"]
     ]
-    return program("gpuplugin.health.nvml_child", mode, library(snapshot), proc, json.dumps(gpus))
-
-
-def program(module: str, *words: str) -> list[str]:
-    """Return a command line that calls a module's `main`: this Python, and the code that this process has."""
-    path_list = ":".join(path for path in sys.path if path.startswith("/"))
-    call = _CALL.replace("MODULE", module)
-    return [sys.executable or "/usr/bin/python3", "-ISB", "-c", call, path_list, *words]
+    words = (mode, nvml_program.library(snapshot), proc, json.dumps(gpus))
+    return nvml_program.program("gpuplugin.health.nvml_child", *words)
 
 
 def opens(snapshot: Snapshot) -> object:
@@ -88,18 +79,7 @@ def opens(snapshot: Snapshot) -> object:
     if snapshot["platform"] != "native" or facts["module"] is None:
         return None
     gpus = [(gpu["uuid"], gpu["pci"]) for gpu in snapshot["gpus"] if gpu["uuid"]]
-    return facts["module"], facts["gpus"], snapshot["inputs"]["root"], library(snapshot), gpus
-
-
-def library(snapshot: Snapshot) -> str:
-    """Return the path of a host's NVML, or the name by which the loader may find it, as that of a pod does."""
-    paths = [file["path"] for file in snapshot["files"].get("utility", ()) if _is_nvml(file["path"])]
-    path = rooted.inside(snapshot["inputs"]["root"], paths[0]) if paths else ""
-    return path if os.path.exists(path) else "libnvidia-ml.so.1"
-
-
-def _is_nvml(path: str) -> bool:
-    return path.rpartition("/")[2].startswith("libnvidia-ml.so.")
+    return facts["module"], facts["gpus"], snapshot["inputs"]["root"], nvml_program.library(snapshot), gpus
 
 
 def main(mode: str, library: str, proc: str, gpus: str) -> None:

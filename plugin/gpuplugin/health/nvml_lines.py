@@ -48,8 +48,6 @@ class Gpu:
     """One GPU to watch.
 
     Args:
-        uuid: its UUID.
-        pci: its PCI address.
         first: when it may be asked first (time.monotonic).
         since: until when it was listened to.
     """

@@ -95,7 +95,6 @@ class Reason:
         return xids.verdict(self.number).cure if self.kind == "xid" else _CURES.get(self.kind, "reset")
 
     def concerns(self, mig: MigInstance) -> bool:
-        """Return whether it concerns a MIG instance of its GPU."""
         return self.gi is None or (self.gi == mig["gi"] and self.ci in (None, mig["ci"]))
 
 

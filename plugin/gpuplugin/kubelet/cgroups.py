@@ -46,15 +46,30 @@ def running(uids: Collection[str], tops: Collection[str] = TOPS) -> frozenset[st
     top = next(filter(os.path.isdir, tops), "") if uids else ""
     if not top:
         return frozenset()
-    if not os.path.exists(f"{top}/cgroup.controllers"):
+    if not _is_v2(top):
         top = f"{top}/{PIDS}"
-    names = {name: uid for uid in uids for name in (f"{_POD}{uid}", f"{_POD}{uid.replace('-', '_')}.slice")}
-    return frozenset(uid for path, uid in _find_pod_cgroups(top, names, DEEPEST) if _is_populated(path))
+    return frozenset(uid for path, uid in _find_pod_cgroups(top, _names(uids), DEEPEST) if _is_populated(path))
+
+
+def directories(uids: Collection[str], tops: Collection[str] = TOPS) -> tuple[str, dict[str, str]]:
+    """Return where cgroups of version 2 are, out of `tops`, and the directories of those of pods, by uid."""
+    top = next(filter(os.path.isdir, tops), "")
+    if not _is_v2(top):
+        return "", {}
+    return top, {uid: path for path, uid in _find_pod_cgroups(top, _names(uids), DEEPEST)}
+
+
+def _is_v2(top: str) -> bool:
+    return os.path.exists(f"{top}/cgroup.controllers")
+
+
+def _names(uids: Collection[str]) -> dict[str, str]:
+    return {name: uid for uid in uids for name in (f"{_POD}{uid}", f"{_POD}{uid.replace('-', '_')}.slice")}
 
 
 def _find_pod_cgroups(folder: str, names: dict[str, str], deeper: int) -> Iterator[tuple[str, str]]:
     """Yield the cgroups of pods with their uids; systemd's begin with the names of those above them."""
-    for path in _folders(folder):
+    for path in folders(folder):
         name = os.path.basename(path)
         pod_part = name if name in names else name[name.rfind(f"-{_POD}") + 1 :]
         if pod_part in names:
@@ -71,7 +86,8 @@ def _is_populated(path: str) -> bool:
     return (system.text(f"{path}/pids.current", _LIMIT) or "0").strip() != "0"
 
 
-def _folders(path: str) -> list[str]:
+def folders(path: str) -> list[str]:
+    """List the cgroups below one."""
     try:
         with os.scandir(path) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -89,9 +89,6 @@ class Driver:
     Args:
         name: the driver's, such as gpu.nvidia.com.
         kubelet_dir: kubelet's directory, absolute.
-        prepare: prepares claims.
-        unprepare: takes claims back.
-        health: returns the health of all devices.
         changed: is called when `registered` may be another.
 
     Attributes:

@@ -54,7 +54,6 @@ class Service:
     """One resource's methods.
 
     Args:
-        resource: its name.
         allocate: answers a ContainerAllocateRequest.
         prefer: answers a ContainerPreferredAllocationRequest.
         ended: is called when a stream has ended.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuplugin.kubelet import podresources
 from gpuplugin.metrics import exposition
+from gpuplugin.metrics.container_memory import ContainerMemory
 from gpuplugin.metrics.httpd import Answer, Httpd
 from gpuplugin.metrics.meter import PACE, STALE, Meter
 from gpuplugin.processes import counts
@@ -59,7 +60,6 @@ class Exporter:
     """The server and its answers.
 
     Args:
-        front: whose metrics these are.
         watchers: of GPUs' health.
         start: starts a task, and sees to what it ends with.
         held: returns whether the GPUs are released.
@@ -75,7 +75,7 @@ class Exporter:
         about: About,
     ) -> None:
         self._front, self._watchers, self._start, self._held, self._about = front, watchers, start, held, about
-        self._meter, self._httpd = Meter(start, held), Httpd(self._answer)
+        self._meter, self._memory, self._httpd = Meter(start, held), ContainerMemory(start, held), Httpd(self._answer)
         self._answers: dict[str, tuple[float, Answer]] = {}  # by what is accepted, with time.monotonic()
         self._making: dict[str, asyncio.Task[Answer]] = {}
         self._pods: tuple[float, Listed | None] = (0.0, None)  # the last that kubelet told
@@ -101,6 +101,7 @@ class Exporter:
         if not patient:
             self._httpd.stop()
         await self._meter.stop(patient)
+        await self._memory.stop()
 
     async def _answer(self, path: str, accept: str, authorization: str) -> Answer:
         if path == "/metrics":
@@ -170,10 +171,15 @@ class Exporter:
 
     async def _scrape(self, kind: str) -> Answer:
         if self._front.gpus():
-            await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet())
+            await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet(), self._ask_memory())
         accept = f"{OPEN_METRICS}; version=1.0.0" if kind else ""
         body, content = await asyncio.to_thread(exposition.write, self._state(), accept)
         return Answer(200, body, content)
+
+    async def _ask_memory(self) -> None:
+        """Ask what containers use, of those that are known from the scrape before."""
+        state, folder = self._state(), str(self._about()[0].values["kubelet-dir"])
+        await self._memory.ask(PATIENCE, folder, state.snapshot, state.listed, lambda: exposition.holdings(state))
 
     async def _ask_kubelet(self) -> None:
         """Ask kubelet for its pods; an answer that is late counts for the next scrape."""
@@ -202,6 +208,7 @@ class Exporter:
             "xids": self._watchers.xids,
             "listed": listed if time.monotonic() - at <= STALE else None,
             "asked": self._kubelet_up,
+            "uses": self._memory.uses(),
             "hostname": os.environ.get("NODE_NAME") or socket.gethostname(),
         }
         return exposition.State(**{**members, **self._front.state()})

@@ -13,8 +13,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health.reason import GIVER, is_of_others
+from gpuplugin.metrics.container_memory import Holding
 from gpuplugin.metrics.metrics import (
     CLAIM,
+    CONTAINER,
     FREE,
     FRONTS,
     GPU,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from gpuplugin.metrics.meter import Readings
     from gpuplugin.metrics.metrics import Row
     from gpuplugin.settings.resources import Device
+    from gpushim.containers.memory_use import Use
     from gpushim.ground.model import Snapshot
 
     Labels = dict[str, str]
@@ -59,13 +62,13 @@ class State:
         gpus: whether GPUs have metrics here; else another front on the node has them.
         resources: of each its name, whether kubelet has it (None: that is not said of each), and its devices.
         reasons: why devices are sick, by UUID.
-        released: whether the GPUs are released.
         snapshot: what the host has; None while that is not known.
         usable: whether it is of this boot and kept true.
         readings: by UUID of a GPU.
         xids: the last one, by UUID of a GPU; 0 for none.
         listed: kubelet's list of pods, or None if kubelet does not answer.
         asked: whether kubelet answered just now.
+        uses: of containers that have a limit of GPU memory.
         looks: devices of admin claims: namespace and name of the claim, name of the device.
         hostname: of the node.
     """
@@ -82,6 +85,7 @@ class State:
     xids: Mapping[str, int] = field(default_factory=dict)
     listed: Listed | None = None
     asked: bool = False
+    uses: Mapping[Holding, Use] = field(default_factory=dict)
     looks: Collection[tuple[str, str, str]] = ()
     hostname: str = ""
 
@@ -105,14 +109,13 @@ class _Collected:
         self._state = state
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics with their samples."""
         from prometheus_client.core import Metric
 
         samples_by_name: dict[str, list[Sample]] = {}
         own = FRONTS[self._state.own]
         for name, labels, value in (*_front_samples(self._state), *_gpu_samples(self._state)):
             samples_by_name.setdefault(name, []).append(("", labels, value))
-        for row in (*own, *(GPU if self._state.gpus else ())):
+        for row in (*own, *((*GPU, *CONTAINER) if self._state.gpus else ())):
             samples = _count_samples(row) if row.key and row in own else samples_by_name.get(row.name, [])
             text = row.text + (SHARED if row in GPU else "")
             family = Metric(
@@ -183,6 +186,10 @@ def _gpu_samples(state: State) -> Iterator[Sample]:
             yield from _readings({**labels, **own}, {**readings.own, **extra}, mig=False)
         yield from _state_samples({**labels, **FREE}, readings)
         yield ITS + "owners", {**labels, **FREE}, len(owners.get(uuid, ()))
+        for holding in [holding for holding in state.uses if holding.uuid == uuid][:SERIES]:
+            for row in CONTAINER:
+                value = getattr(state.uses[holding], row.key)
+                yield row.name, {**labels, **dict(zip(HELD, holding[1:]))}, value
         for mig in state.snapshot["mig"] if state.snapshot else ():
             if mig["gpu"] == gpu["index"] and mig["uuid"] in readings.migs:
                 mig_labels = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
@@ -235,6 +242,17 @@ def _owners(state: State) -> dict[str, set[tuple[str, ...]]]:
             for uuid in kubelet.which(claim, state.snapshot) or ():
                 owners.setdefault(uuid, set()).add((CLAIM[0], claim.namespace, claim.name))
     return owners
+
+
+def holdings(state: State) -> list[Holding]:
+    """List the containers that alone of their pods have a GPU that answers, SERIES of a GPU at most."""
+    by_pod: dict[tuple[str, str, str], set[Holding]] = {}
+    for uuid, labels in _plugin_holders(state):
+        holding = Holding(uuid, *(labels[key] for key in HELD))
+        by_pod.setdefault(holding[:3], set()).add(holding)
+    sole = [next(iter(sorted(pod))) for pod in by_pod.values() if len(pod) == 1]
+    answering = [uuid for uuid, readings in state.readings.items() if readings.up]
+    return [holding for uuid in answering for holding in [row for row in sole if row.uuid == uuid][:SERIES]]
 
 
 def _plugin_holders(state: State) -> Iterator[tuple[str, Labels]]:

@@ -28,7 +28,6 @@ class Readings:
     """The figures of a GPU.
 
     Attributes:
-        own: its figures, by key.
         migs: those of its MIG instances, by UUID.
         up: whether it answered when it was last asked.
         age: seconds since it did; None: it never has.

@@ -32,7 +32,6 @@ class Row:
         name: as its series have it, but for a histogram's _bucket, _sum and _count.
         kind: gauge, counter, histogram or unknown.
         unit: for people; "" for a number of things.
-        text: what it is.
         key: of the figure, or of what is counted.
         labels: of its own, beside those of a GPU.
         factor: by which a figure is multiplied.
@@ -103,6 +102,11 @@ DRA = (
     Row(DRIVER + "claims", "gauge", "", "Claims that are prepared."),
     Row(DRIVER + "claimed_devices", "gauge", "", "Devices that claims have; not those that administrators look at.",
         labels=("resource",)),
+)  # fmt: skip
+CONTAINER = (
+    Row(ITS + "container_memory_used_bytes", "gauge", "bytes", "What a container with a limit of GPU memory uses.",
+        "used"),
+    Row(ITS + "container_memory_limit_bytes", "gauge", "bytes", "What it may use.", "limit"),
 )  # fmt: skip
 FRONTS = {OWN: PLUGIN, DRIVER: DRA}
 GPU = (

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import nvml_child, nvml_lines
 from gpuplugin.health.nvml_lines import Gpu, tell
+from gpushim.inventory import nvml_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -51,7 +52,7 @@ def command(snapshot: Snapshot, suspects: Collection[str]) -> list[str]:
         suspects: UUIDs of GPUs whose calls hung.
     """
     gpus = [[gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects] for gpu in snapshot["gpus"] if gpu["uuid"]]
-    return nvml_child.program("gpuplugin.metrics.readings", nvml_child.library(snapshot), json.dumps(gpus))
+    return nvml_program.program("gpuplugin.metrics.readings", nvml_program.library(snapshot), json.dumps(gpus))
 
 
 def main(library: str, gpus: str) -> None:

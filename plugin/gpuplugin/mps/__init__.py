@@ -1,1 +1,1 @@
-"""MPS and time slices: a supervisor for each group of GPUs, of the settings or of a claim, and its unit."""
+"""MPS and time slices: a supervisor, and its unit, for each group of GPUs."""

@@ -14,10 +14,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.health import nvml_child
 from gpushim.engines.processes import ask as processes
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, failure, nvml
+from gpushim.inventory import ensure, failure, nvml, nvml_program
 from gpushim.paths import lock
 from gpushim.paths.replace import replace
 
@@ -47,7 +46,7 @@ def ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> 
     Raises:
         GpushimError: NVML refuses, or takes longer.
     """
-    words = nvml_child.program("gpuplugin.mps.compute_mode", nvml_child.library(snapshot), json.dumps(modes))
+    words = nvml_program.program("gpuplugin.mps.compute_mode", nvml_program.library(snapshot), json.dumps(modes))
     answer = processes.program(words, seconds)
     if answer.code is None:
         raise GpushimError(
@@ -142,7 +141,6 @@ def _restore_each(
 
 
 def read_saved(path: str) -> dict[str, int]:
-    """Return the modes in the file, by UUID."""
     return {str(uuid): mode for uuid, mode in ensure.own(path).items() if type(mode) is int and 0 <= mode <= 3}
 
 

@@ -123,7 +123,6 @@ def unrestored(state_dir: str, groups: Iterable[MpsGroup]) -> dict[str, str]:
 
 
 def missing(state_dir: str, groups: Iterable[str]) -> list[str]:
-    """Return the units of groups without a supervisor."""
     return [unit(group) for group in groups if not lock.is_held(Folders(state_dir, group).lock)]
 
 

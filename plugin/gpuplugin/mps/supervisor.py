@@ -80,7 +80,6 @@ def _snapshot() -> Snapshot:
 
 
 def _find_group(name: str, read: Callable[[], Settings], snapshot: Snapshot) -> MpsGroup | None:
-    """Return a group as a claim has it, or as the settings have it in the snapshot."""
     if of_claims.NAME.fullmatch(name):
         return of_claims.find(name)
     return next((group for group in mps_groups(snapshot, read()) if group.name == name), None)

@@ -10,10 +10,10 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from gpuplugin.health import nvml_child
 from gpuplugin.mps import control_daemon
 from gpushim.engines.processes import ask as processes
 from gpushim.ground.errors import INVENTORY, GpushimError, quote
+from gpushim.inventory import nvml_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
         GpushimError: nvidia-smi is not there, refuses, or takes longer.
     """
     words = [find_program(snapshot), "compute-policy", "-i"]
-    library = os.path.dirname(nvml_child.library(snapshot))
+    library = os.path.dirname(nvml_program.library(snapshot))
     variables = {"LD_LIBRARY_PATH": library} if library and snapshot["driver"]["root"] != "/" else {}
     former, end = {}, time.monotonic() + seconds
     for uuid, value in values.items():

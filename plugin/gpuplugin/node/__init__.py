@@ -1,1 +1,1 @@
-"""The program gpushim-node: what an image of gpushim does to the node that it runs on."""
+"""gpushim-node: what gpushim's image does to its node."""

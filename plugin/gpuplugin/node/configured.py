@@ -19,13 +19,7 @@ LET_END, POLL = 10.0, 2.0  # seconds
 
 
 def change(record: records.Record, words: list[str], restart: bool) -> None:
-    """Configure an engine, and take back what was configured in another way before, but for what containers need.
-
-    Args:
-        record: of this node; it is saved before anything is changed.
-        words: the engine, and options of `gpushim configure`; [] for none.
-        restart: as for engine.configure.
-    """
+    """Configure an engine, and take back what was configured in another way before, but for what containers need."""
     if words and record.engine != words:
         engine.check(words)  # what cannot be configured could not be taken back either
     if record.engine not in ([], words):

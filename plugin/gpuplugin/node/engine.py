@@ -57,9 +57,6 @@ def _by_hand(words: list[str]) -> list[str]:
 def check(words: list[str]) -> None:
     """Have gpushim say whether it would configure an engine so; nothing is changed.
 
-    Args:
-        words: as for `configure`.
-
     Raises:
         GpushimError: it refuses.
     """

@@ -31,10 +31,7 @@ VERSION = "import sys; print(*sys.version_info[:2], sys.implementation.cache_tag
 
 
 def enter(host: str) -> None:
-    """Enter the node.
-
-    Args:
-        host: a directory for which `check` has found nothing.
+    """Enter the node, at a directory for which `check` has found nothing.
 
     Raises:
         GpushimError: the pod may not enter it.

@@ -22,13 +22,6 @@ UNITS = ("/usr/lib/systemd/", "/usr/lib/udev/", "/usr/lib/sysusers.d/")
 
 @dataclass(frozen=True)
 class File:
-    """A file of the payload.
-
-    Attributes:
-        mode: its mode bits.
-        data: its content.
-    """
-
     mode: int
     data: bytes
 
@@ -38,7 +31,6 @@ class Payload:
     """All of it.
 
     Attributes:
-        version: of gpushim.
         files: by their paths on the node, in the order in which they are laid down.
         root: of the driver, which config.toml is to have; "" leaves that as it is.
     """
@@ -55,10 +47,6 @@ class Payload:
 
 def read(folder: str, root: str = "") -> Payload:
     """Read a payload.
-
-    Args:
-        folder: absolute path of the tree.
-        root: as the payload has it.
 
     Raises:
         GpushimError: there is none.

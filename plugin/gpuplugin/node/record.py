@@ -27,7 +27,6 @@ class Record:
         folders: those that were made for them.
         engine: what `gpushim configure` was given to configure an engine; [] if none was.
         former: what it was given before, of which something is there as long as containers need it.
-        form: version of the record.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -89,5 +88,4 @@ def _is_well_formed(found: Record) -> bool:
 
 
 def digest(data: bytes) -> str:
-    """Return the SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()

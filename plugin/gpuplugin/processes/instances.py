@@ -76,7 +76,6 @@ class Instances:
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def leave(self) -> None:
-        """Give up all locks."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

@@ -25,9 +25,6 @@ class Tasks:
 
     Args:
         woken: is called when one has failed.
-
-    Attributes:
-        broken: the error.
     """
 
     def __init__(self, woken: Callable[[], object]) -> None:

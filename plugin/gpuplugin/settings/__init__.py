@@ -1,1 +1,1 @@
-"""What the administrator says of resources, sharing, health and profiles."""
+"""Settings of resources, sharing, health and profiles."""

@@ -24,7 +24,6 @@ class Part:
     """The part of a file that counts.
 
     Attributes:
-        table: as parsed.
         where: its name in messages.
         profile: its name, or "".
         notes: a sentence for each thing that does not count.

@@ -35,7 +35,6 @@ class Share:
         kind: sharing.TIME_SLICING or MPS.
         distinct: a container gets one replica of this GPU or MIG instance.
         single: a container that gets this gets no other replica.
-        policy: of the group.
         group: of MPS: name of its directory and unit.
         memory: MiB, what a client process of MPS may have, or a container by the kernel; None if no limit is known.
         threads: of MPS: percent, the same.
@@ -199,7 +198,6 @@ def left_out(snapshot: Snapshot, excluded: Sequence[str]) -> str:
 
 
 def _resolve_excluded(snapshot: Snapshot, excluded: Sequence[str]) -> dict[str, list[Gpu | MigInstance]]:
-    """Return the devices of this host by entry of `exclude`."""
     return {
         text: [device for item in _parse_excluded(text) for device in selection.find(item, snapshot)]
         for text in excluded

@@ -25,7 +25,6 @@ class Slice:
     """A slice of each GPU of an MPS group, that is a resource of its own.
 
     Attributes:
-        name: of the resource.
         memory: MiB that a client process may have of a GPU; None is the daemon's limit.
         threads: percent of a GPU's threads that a client process may use; None is the daemon's limit.
         count: how many there are of each GPU.

@@ -24,7 +24,6 @@ class Sources:
 
     Args:
         flags: values by flag, without dashes, in the order of the command line.
-        environment: variables.
 
     Attributes:
         problem: what is wrong with what was read last; or "".

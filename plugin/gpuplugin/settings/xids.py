@@ -183,7 +183,6 @@ class Choice:
     on: frozenset[int] = frozenset()
 
     def counts(self, xid: int) -> bool:
-        """Return whether a device that had this XID is unhealthy."""
         return xid in self.on or (self.xids and xid not in self.off and verdict(xid).counts)
 
 

@@ -1,4 +1,4 @@
-"""CDI, the Container Device Interface: specs in /etc/cdi and /var/run/cdi say what a container gets with a device.
+"""CDI: specs in /etc/cdi and /var/run/cdi say what a container gets with a device.
 
 Out of scope: deciding what our own GPUs bring (gpushim.decision.plan).
 """

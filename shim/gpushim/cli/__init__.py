@@ -1,4 +1,4 @@
-"""The command line for people: `gpushim COMMAND`, one command per file of this package."""
+"""The command line for people: one command per file."""
 
 from __future__ import annotations
 

@@ -161,7 +161,6 @@ def _pair(text: str, sign: str, option: str) -> tuple[str, str]:
 
 
 def tell(report: dict[str, Any]) -> None:
-    """Print what gpushim.explain.explain has found out."""
     for note in report["notes"]:
         show.say(f"note: {note}")
     _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])
@@ -175,6 +174,7 @@ def tell(report: dict[str, Any]) -> None:
         _section(
             "Conditions that hold", ("VARIABLE", "CONDITION"), [[*each.values()] for each in report["requirements"]]
         )
+    _section("Limits of GPU memory", ("GPU", "LIMIT", "BY", "LARGER"), [_limit(limit) for limit in report["limits"]])
     _section("Left out", ("WHAT",), [[sentence] for sentence in report["ignored"]])
     _section("What it gets", ("KIND", "WHAT", "WHY"), [_edit(edit) for edit in report["edits"]])
     _section("What it does not get", ("WHAT", "WHY"), [[*each.values()] for each in report["not_given"]])
@@ -185,6 +185,11 @@ def _section(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> Non
         show.say(f"{title}:")
         show.table(columns, rows)
         show.say()
+
+
+def _limit(limit: dict[str, Any]) -> list[str]:
+    larger = [f"{row['limit'] >> 20} MiB ({row['by']})" for row in limit["also"]]
+    return [limit["device"], f"{limit['limit'] >> 20} MiB", limit["by"], ", ".join(larger)]
 
 
 def _edit(edit: dict[str, Any]) -> list[str]:

@@ -62,7 +62,6 @@ class Commands(click.Group):
                     formatter.write_dl([(name, command.get_short_help_str(SENTENCE)) for name, command in visible])
 
     def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
-        """Return the titles of the help, each with its commands."""
         yield "Commands", names
 
 

@@ -29,8 +29,6 @@ _TAKEN = "server, certificate-authority, tls-server-name, client-certificate, cl
 
 
 class Kubeconfig:
-    """The current content of a kubeconfig."""
-
     def __init__(self) -> None:
         self._access: dict[str, str] | None = None
         self._identities: dict[str, object] = {}  # by path, from before it was read
@@ -98,7 +96,6 @@ class Kubeconfig:
         return access
 
     def _data(self, part: dict[str, Any], key: str, path: str) -> str:
-        """Return the data of a member, from the kubeconfig or the file that it names."""
         data, file = _text(part, f"{key}-data"), _text(part, key)
         try:
             if data:

@@ -15,7 +15,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpushim.containers import names, runtime_state
+from gpushim.containers import memory_use, names, runtime_state
 from gpushim.containers.runtime_state import Reader, objects
 from gpushim.engines.processes import table
 from gpushim.ground import seen
@@ -54,7 +54,6 @@ class Container(NamedTuple):
     Attributes:
         id: its name in the directory of states.
         owner: the engine that has that directory; "" if several may.
-        state: of runtime_state.state.
         process: the directory of its first process in procfs; "" if that has ended.
         reader: of its user's files.
     """
@@ -92,7 +91,8 @@ def holders(
         proc: the path of procfs.
 
     Returns:
-        [{"id", "name", "namespace", "pod", "uid", "engine", "pid", "bundle", "devices", "how"}] and sentences about
+        [{"id", "name", "namespace", "pod", "uid", "engine", "pid", "bundle", "devices", "how",
+        "cgroup"}] and sentences about
         unreadable paths. "uid" is the pod's; "devices" are texts such as "0" and "2:0"; "how" is "spec", "hook"
         (added behind the runtime) or both, or "mount" where there is no config.json. Outside of pods, those of a pod
         are "".
@@ -196,6 +196,7 @@ def _holder(container: Container, inventory: Snapshot) -> dict[str, Any] | None:
         "bundle": bundle,
         "devices": has,
         "how": source,
+        "cgroup": memory_use.cgroup(container.process),
     }
 
 

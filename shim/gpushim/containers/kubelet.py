@@ -63,10 +63,8 @@ class Claim(NamedTuple):
     Attributes:
         namespace: of the claim, and so of its pods.
         name: of the claim.
-        driver: that gave the device.
         pool: of the driver's.
         device: its name in the pool.
-        cdi: CDI names that containers get for it.
         pod: the name; "" where only `uids` are known.
         container: its name in the pod; "" if not known.
         uids: of the pods that have the claim, where these are known.
@@ -123,10 +121,8 @@ class Given(NamedTuple):
     """The devices of one resource that kubelet has given to a container.
 
     Attributes:
-        uid: of the pod.
         container: its name in the pod.
         resource: such as nvidia.com/gpu.
-        devices: ids.
         answer: the device plugin's, as texts such as "variable NVIDIA_VISIBLE_DEVICES=0" and "CDI device x".
     """
 

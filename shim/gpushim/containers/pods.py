@@ -59,13 +59,6 @@ def report(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Explain the running containers of a pod.
 
-    Args:
-        query: names the pod, and maybe one container.
-        inventory: the snapshot.
-        kubelet_dir: kubelet's directory.
-        states: as holders.containers takes it.
-        proc: the path of procfs.
-
     Returns:
         of each container {"namespace", "pod", "container", "uid", "id", "engine", "pid", "bundle", "devices", "how"
         (as `gpushim ps`), "claims" (of `claimed`), "told": the requests, "kubelet": [{"resource", "devices",

@@ -37,7 +37,6 @@ class Reader:
         unseen: gets paths that this user may not look at.
         remaining: bytes of each user's allowance.
         user: the owner of these states; "" for root, or for directories that were named on the command line.
-        names: of containers.
     """
 
     def __init__(

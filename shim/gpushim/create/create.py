@@ -151,13 +151,7 @@ def put(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> bool:
 
 
 def find_original(path: str, data: bytes, folder: int) -> bytes:
-    """Return config.json as the engine wrote it: as kept, if the file is what an earlier create has written.
-
-    Args:
-        path: of it.
-        data: what it says now.
-        folder: from bundle.directory.
-    """
+    """Return config.json as the engine wrote it: as kept, if the file is what an earlier create has written."""
     edited, before = bundle.saved(path, folder)
     return before if data == edited else data
 

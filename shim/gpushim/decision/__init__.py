@@ -1,1 +1,1 @@
-"""Decide what a container gets: the request, the snapshot and the configuration become edits."""
+"""Decide what a container gets: request, snapshot and configuration become edits."""

@@ -192,12 +192,6 @@ class Decision:
 def of_items(items: list[Item], inventory: Snapshot, hook: str, capabilities: Sequence[str]) -> list[Edit]:
     """Return what a container gets that names some devices: what a CDI spec is to say of them.
 
-    Args:
-        items: of selection.parse.
-        inventory: the snapshot.
-        hook: absolute path of gpushim-hook.
-        capabilities: out of request.CAPABILITIES.
-
     Raises:
         GpushimError: a device cannot be used.
     """

@@ -8,6 +8,7 @@ Imported where there is a limit alone.
 
 from __future__ import annotations
 
+from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, INVENTORY, REQUEST, GpushimError, quote
 from gpushim.oci import hookargs
 
@@ -23,6 +24,8 @@ DEFAULT, MOST = "memory-limit-default", "memory-limit-most"  # keys of [requests
 MIB = 1 << 20
 LEAST = 16 * MIB  # bytes; less is a unit that was left out
 SINCE = 615  # the driver's first version that keeps limits
+CGROUPS = "/sys/fs/cgroup"  # the driver takes no other
+CONTROLLERS = CGROUPS + "/cgroup.controllers"  # of cgroup v2
 EVERY = ""  # stands for each GPU
 UNITS = {  # of Kubernetes' quantities
     "": 1,
@@ -38,15 +41,18 @@ UNITS = {  # of Kubernetes' quantities
 
 
 class Limit:
-    """What a container may have of one GPU: the GPU's index, its PCI address, bytes, and where that stands."""
+    """What a container may have of one GPU: the GPU's index, its PCI address, bytes, and where that stands.
 
-    __slots__ = ("gpu", "pci", "size", "source")
+    `larger` are limits of that GPU that do not count, smallest first.
+    """
 
-    def __init__(self, gpu: int, pci: str, size: int, source: str) -> None:
-        self.gpu, self.pci, self.size, self.source = gpu, pci, size, source
+    __slots__ = ("gpu", "larger", "pci", "size", "source")
+
+    def __init__(self, gpu: int, pci: str, sizes: Sequence[tuple[int, str]]) -> None:
+        self.gpu, self.pci = gpu, pci
+        (self.size, self.source), *self.larger = sizes
 
     def __str__(self) -> str:
-        """Return what people read."""
         return f"at most {self.size >> 20} MiB of GPU {self.gpu} ({self.source})"
 
 
@@ -77,29 +83,32 @@ def decide(
         _check_names(source, sizes, {EVERY}.union(*names.values()))
     limits = []
     for gpu in gpus:
-        size, source = _smallest([*names[id(gpu)], EVERY], texts, requests)
-        reason = missing(inventory) if size else ""
-        if reason:
-            _refuse(f"{size >> 20} MiB of GPU {gpu['index']} by {source}, but {reason}", requests, ignored)
-        elif size:
-            limits.append(Limit(gpu["index"], gpu["pci"], size, source))
+        sorted_sizes = _sort([*names[id(gpu)], EVERY], texts, requests)
+        if sorted_sizes:
+            limits.append(Limit(gpu["index"], gpu["pci"], sorted_sizes))
     for mig in migs:
-        size, source = _smallest([*names[id(mig)], EVERY], texts, requests)
+        size, source = next(iter(_sort([*names[id(mig)], EVERY], texts, requests)), (0, ""))
         if 0 < size < mig["memory"] << 20:
             reason = f"MIG instance {mig['uuid']} has {mig['memory']} MiB, and no limit within it can be set"
             _refuse(f"{size >> 20} MiB by {source}, but {reason}", requests, ignored)
-    return limits
+    reason = missing(inventory) if limits else ""
+    for limit in limits if reason else ():
+        refuse(limit, reason, requests, ignored)
+    return [] if reason else limits
 
 
 def words(limits: Sequence[Limit], inventory: Snapshot, rootfs: str) -> list[str]:
     """Return the hook's arguments for limits; `rootfs` is "" for a CDI spec.
 
-    That is written for each container to come: it has the hook look at what config.toml wants then.
+    That is written for each container to come: it has the hook look at what config.toml wants then, and says what to
+    do where that cannot be known.
     """
     requests, root = inventory["policy"]["requests"], inventory["driver"]["root"]
-    if not limits and (rootfs or not (requests["memory-limit-default"] or requests["memory-limit-most"])):
-        return []
-    arguments = hookargs.words("--memory-limits", requests["memory-limits"])
+    arguments: list[str] = []
+    if limits or (not rootfs and requests["memory-limits"] != "required"):
+        arguments += hookargs.words("--memory-limits", requests["memory-limits"])
+    if not rootfs and (requests["memory-limit-default"] or requests["memory-limit-most"]):
+        arguments += hookargs.words("--memory-every", "yes")
     for limit in limits:
         arguments += hookargs.words("--memory", limit.pci, str(limit.size))
     for file in inventory["files"].get("utility", ()) if limits else ():
@@ -150,17 +159,17 @@ def _check_names(source: str, sizes: dict[str, int], names: set[str]) -> None:
             )
 
 
-def _smallest(
+def _sort(
     names: Sequence[str], texts: Sequence[tuple[str, dict[str, int]]], requests: RequestsPolicy
-) -> tuple[int, str]:
-    """Return the smallest limit of a device, or the default, and who sets it; (0, "") if nobody does."""
+) -> list[tuple[int, str]]:
+    """Return the limits of a device, or the default, and who sets each: the smallest, which counts, first."""
     sizes = [(limits[name], source) for source, limits in texts for name in names if name in limits]
     default, upper = requests["memory-limit-default"], requests["memory-limit-most"]
     if default and not sizes:
         sizes = [(parse_size(default, DEFAULT, CONFIG), f"[requests] {DEFAULT}")]
     if upper:
         sizes.append((parse_size(upper, MOST, CONFIG), f"[requests] {MOST}"))
-    return min(sizes, default=(0, ""))
+    return sorted(sizes)
 
 
 def missing(inventory: Snapshot) -> str:
@@ -172,6 +181,20 @@ def missing(inventory: Snapshot) -> str:
     if major.isdecimal() and int(major) < SINCE:
         return f"the driver {version} keeps none; it needs {SINCE} or newer"
     return ""
+
+
+def missing_here(inventory: Snapshot) -> str:
+    """Return why this host keeps no limit, as `missing`; the hook looks at the container's own cgroup."""
+    return missing(inventory) or (f"{CGROUPS} is not cgroup v2 alone" if system.text(CONTROLLERS, 1) is None else "")
+
+
+def refuse(limit: Limit, reason: str, requests: RequestsPolicy, ignored: list[str]) -> None:
+    """Refuse a container whose limit cannot be kept, or note it where config.toml only wants it.
+
+    Raises:
+        GpushimError: config.toml requires it.
+    """
+    _refuse(f"{limit.size >> 20} MiB of GPU {limit.gpu} by {limit.source}, but {reason}", requests, ignored)
 
 
 def _refuse(limit: str, requests: RequestsPolicy, ignored: list[str]) -> None:

@@ -89,7 +89,7 @@ def _own(
     require.check(request.requirements, facts(gpus, migs, inventory))
     requests, limit_words = inventory["policy"]["requests"], list[str]()
     limits: list[Limit] = []
-    if request.memory or requests["memory-limit-default"] or requests["memory-limit-most"]:
+    if request.memory or requests["memory-limit-default"] or requests["memory-limit-most"] or not bundle["rootfs"]:
         from gpushim.decision import memory  # most containers have no limit
 
         limits = memory.decide(request.memory, gpus, migs, inventory, request.ignored) if bundle["rootfs"] else []
@@ -269,12 +269,10 @@ def _absent(path: str, reason: str, inventory: Snapshot) -> GpushimError:
 
 
 def capabilities(words: Sequence[str]) -> str:
-    """Return the reason for what comes with these capabilities."""
     return f"{'capability' if len(words) == 1 else 'capabilities'} {' and '.join(words)}"
 
 
 def feature(name: str, request: Request) -> str:
-    """Return the reason for what comes with a feature."""
     names = [text for kind, value, text in request.devices if (kind, value) == (selection.FEATURE, name)]
     return f"CDI device {names[0]}" if names else f"feature {name}: NVIDIA_{name.upper()}=enabled"
 
@@ -334,7 +332,6 @@ def _pipes(inventory: Snapshot) -> str:
 
 
 def node_edits(path: str, inventory: Snapshot, userns: bool, reasons: Sequence[str] = ()) -> list[Edit]:
-    """List the edits for one device node of the snapshot."""
     major, minor, mode, uid, gid = inventory["nodes"][path]
     dev_root = inventory["driver"]["dev-root"]
     if userns and dev_root != "/":

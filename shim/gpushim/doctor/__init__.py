@@ -39,11 +39,9 @@ class Finding:
 
     Attributes:
         verdict: OK, SKIPPED (there is nothing to check), WARNING or BROKEN.
-        evidence: a sentence.
         fix: a command for a shell, or a sentence where no command on this host helps, which may end with
             "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise. Paths and other
             words from outside are quoted as one word of the shell, with no apostrophe beside them.
-        check: name of the check.
         blocks: the fixes that cannot work before this one's, if it is BROKEN: the beginning of a check's name, and of
             a command in its fix.
     """
@@ -148,7 +146,6 @@ class Host:
         return bool({name, "kubernetes"} & {*self.named}) or os.path.isdir(self.kubelet)
 
     def once(self, key: str, ask: Callable[[], T]) -> T:
-        """Return the answer to a question that is asked only once."""
         if key not in self.answers:
             self.answers[key] = ask()
         answer: T = self.answers[key]

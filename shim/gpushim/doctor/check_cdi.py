@@ -206,7 +206,7 @@ def paths(host: Host) -> Iterator[Finding]:
 
 
 def hooks(host: Host) -> Iterator[Finding]:
-    """Check that no hook of a spec can run with an image's environment, its LD_PRELOAD among it, as root."""
+    """Check that no hook of a spec can run with an image's environment."""
     count = 0
     for path, _, document in specs.load(directories(host))[0]:
         edits = [holder.get("containerEdits") or {} for holder in (document, *document["devices"])]

@@ -27,7 +27,7 @@ RUNTIME = crio.DEFAULT[:-1]
 
 
 def daemon(host: Host) -> Iterator[Finding]:
-    """Check that CRI-O runs and answers, and that its settings can be read."""
+    """Check that CRI-O runs and answers, with readable settings."""
     for engine in host.running("crio"):
         status = _status(host, engine)
         who = f"CRI-O (process {engine.pid})"
@@ -41,7 +41,7 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 
 def runtime(host: Host) -> Iterator[Finding]:
-    """Check that CRI-O has a handler of ours, has read it, and that it means the same low-level runtime as others."""
+    """Check that CRI-O has read a handler of ours, with the low-level runtime of the others."""
     for engine in host.running("crio"):
         written, status = crio.programs_of(crio.settings(engine)), _status(host, engine)
         loaded = crio.programs_of(status) if status and "error" not in status else written

@@ -44,7 +44,7 @@ ACCEPT = "accept-volume-mounts = true"
 
 
 def registered(host: Host) -> Iterator[Finding]:
-    """Check that a device plugin for GPUs listens and has registered, and that there is one for each resource."""
+    """Check that a device plugin for GPUs has registered, one for each resource."""
     folder = plugins(host.kubelet, host.top)
     if not seen.exists(folder):
         return
@@ -160,7 +160,7 @@ def _check_answer(host: Host, answer: dict[str, Any], missing: list[str]) -> Ite
 
 
 def strategy(host: Host) -> Iterator[Finding]:
-    """Check that containers are told their devices in a way that the runtime, the engine and kubelet understand."""
+    """Check that runtime, engine and kubelet understand how containers are told their devices."""
     strategies, requests = host.settings["device-plugin"]["device-list-strategy"], host.settings["requests"]
     if not os.path.isdir(host.kubelet):
         return

@@ -74,7 +74,7 @@ def _wrong(host: Host, path: str, engine: Engine | None = None) -> str:
 
 
 def runtime(host: Host) -> Iterator[Finding]:
-    """Check that the runtime is in the file that dockerd reads, and that dockerd knows it."""
+    """Check that the runtime is in dockerd's file, and that dockerd knows it."""
     for engine in host.running("dockerd"):
         path = dockerd.config(engine)
         if wrong := _wrong(host, path, engine):
@@ -136,7 +136,7 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
 
 
 def hook(host: Host) -> Iterator[Finding]:
-    """Check what `docker run --gpus` needs on the PATH of the dockerd that runs, by its version."""
+    """Check what `docker run --gpus` needs on dockerd's PATH."""
     for engine in host.running("dockerd"):
         path = on_path.found(engine, HOOK)
         where = f"the PATH of dockerd (process {engine.pid})"
@@ -278,7 +278,7 @@ def _links(engine: Engine, folders: list[str]) -> list[str]:
 
 
 def view(host: Host) -> Iterator[Finding]:
-    """Check that each dockerd sees the state; a rootless one has a /run of its own with links to what was there."""
+    """Check that each dockerd sees the state, also a rootless one with a /run of its own."""
     for engine in host.running("dockerd"):
         state = engine.seen(host.state)
         if state == host.state or trust.ours(state) or not os.path.lexists(host.state):

@@ -50,7 +50,7 @@ NEWER = "upgrade containerd to 2.0 or newer, which does CDI by itself"
 
 
 def driver(host: Host) -> Iterator[Finding]:
-    """Check that gpushim's DRA driver is there if claims have GPUs by it, and that it works."""
+    """Check that gpushim's DRA driver works, if claims have GPUs by it."""
     if not os.path.isdir(host.kubelet):
         return
     yield from _kubeconfig(host)
@@ -244,7 +244,7 @@ def _uuids(claim: kubelet.Claim) -> list[str]:
 
 
 def engines(host: Host) -> Iterator[Finding]:
-    """Check that engines inject CDI devices, by which alone claims give GPUs to containers."""
+    """Check that engines inject CDI devices, which claims need."""
     if not os.path.isdir(host.kubelet):
         return
     if not runs(host):

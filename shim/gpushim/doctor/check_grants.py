@@ -20,7 +20,7 @@ DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "for
 
 
 def images(host: Host) -> Iterator[Finding]:
-    """Check which devices an image alone can get in an unprivileged container, by the profile in force."""
+    """Check which devices an image alone can get."""
     by: dict[str, list[str]] = {}
     for text, sources in reach(host.settings):
         by.setdefault(" or ".join(sources), []).append(text)

@@ -125,7 +125,7 @@ def _has_flaw(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -
 
 
 def cgroups(host: Host) -> Iterator[Finding]:
-    """Check the cgroup version: without v2 or the devices controller of v1, nothing restricts devices."""
+    """Check that cgroups can restrict devices."""
     folder = f"{host.top}/sys/fs/cgroup"
     if os.path.exists(f"{folder}/cgroup.controllers"):
         yield ok("cgroup v2")
@@ -213,7 +213,7 @@ def old_hook(host: Host) -> Iterator[Finding]:
 
 
 def old_hooks_d(host: Host) -> Iterator[Finding]:
-    """Check for files in the hooks' directories of Podman and CRI-O that call NVIDIA's hook."""
+    """Check for files of Podman's and CRI-O's hooks that call NVIDIA's hook."""
     hooks = [(path, hook_of(path)) for folder in hooksd.DIRECTORIES for path in listing(host.top + folder)]
     nvidia_paths = [path for path, hook in hooks if "/nvidia-container" in hook and not ours(host.top + hook)]
     for path in nvidia_paths:
@@ -241,7 +241,7 @@ def old_units(host: Host) -> Iterator[Finding]:
 
 
 def impostors(host: Host) -> Iterator[Finding]:
-    """Check for processes that bear an engine's name, but that gpushim does not trust."""
+    """Check for untrusted processes with an engine's name."""
     hidden = [process for process in host.impostors if os.geteuid() and not process.uid]
     if hidden:
         processes = [f"{process.name} (process {process.pid}), which is root's" for process in hidden[:SHOWN]]

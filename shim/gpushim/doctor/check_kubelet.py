@@ -33,7 +33,7 @@ PREFIX = "nvidia.com/"  # of the resources that this host's GPUs are
 
 
 def node(host: Host) -> Iterator[Finding]:
-    """Check that this is a node, whose kubelet has the directory that the device plugin looks into."""
+    """Check that this is a node, with kubelet's directory where the plugin looks."""
     elsewhere = next((folder for folder in _other_directories(host) if os.path.isdir(host.top + folder)), "")
     exists = os.path.isdir(host.kubelet)
     if host.problem and not exists:

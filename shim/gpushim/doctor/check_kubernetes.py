@@ -40,7 +40,7 @@ CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"n
 
 
 def runtime_class(host: Host) -> Iterator[Finding]:
-    """Check that the cluster has a RuntimeClass for a handler of gpushim's in this node's engines."""
+    """Check that the cluster has a RuntimeClass for gpushim's handler."""
     if not os.path.isdir(host.kubelet):
         return
     program = host.program("kubectl", "k3s")
@@ -78,7 +78,7 @@ def _untrusted(config: str) -> str:
 
 
 def template(host: Host) -> Iterator[Finding]:
-    """Check that the settings which k3s and rke2 write again at each start keep gpushim-runtime."""
+    """Check that gpushim-runtime is in what k3s and rke2 write at each start."""
     for service in services.RANCHER:
         config = host.top + services.CONFIGS[service]
         if not seen.exists(config):

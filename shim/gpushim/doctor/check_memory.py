@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from gpushim.decision import memory
 from gpushim.doctor import Finding, Host, broken, ok, skipped
+from gpushim.ground import system
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.ground.model import Snapshot
-
-CGROUPS = "/sys/fs/cgroup"
+CONTROLLERS_SIZE = 4096  # bytes of a line of a dozen names
 
 
 def limits(host: Host) -> Iterator[Finding]:
@@ -22,7 +21,7 @@ def limits(host: Host) -> Iterator[Finding]:
     if not snapshot or stale or snapshot["error"]:
         yield skipped("there is no current snapshot")
         return
-    missing, requests = _missing(snapshot), snapshot["policy"]["requests"]
+    missing, requests = memory.missing_here(snapshot), snapshot["policy"]["requests"]
     sizes = {memory.DEFAULT: requests["memory-limit-default"], memory.MOST: requests["memory-limit-most"]}
     keys = [key for key, size in sizes.items() if size and requests["memory-limits"] == "required"]
     if not missing:
@@ -37,20 +36,7 @@ def limits(host: Host) -> Iterator[Finding]:
         yield ok(f"a container that asks for a limit of GPU memory is refused: {missing}")
 
 
-def _missing(snapshot: Snapshot) -> str:
-    """Return what limits of GPU memory need and this host lacks, or ""."""
-    return memory.missing(snapshot) or ("" if _read("cgroup.controllers") else f"{CGROUPS} is not cgroup v2 alone")
-
-
 def _name_kernel_or_driver() -> str:
-    if "dmem" in _read("cgroup.controllers").split():
+    if "dmem" in (system.text(memory.CONTROLLERS, CONTROLLERS_SIZE) or "").split():
         return "the kernel (dmem)"
     return "the driver itself, as this kernel has no CONFIG_CGROUP_DMEM"
-
-
-def _read(name: str) -> str:
-    try:
-        with open(f"{CGROUPS}/{name}", encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -89,7 +89,6 @@ def hooks(host: Host) -> Iterator[Finding]:
 
 
 def hook_directories(host: Host) -> list[str]:
-    """List the directories from which Podman takes hooks."""
     found: list[str] = podman.settings(host.top).get("hooks_dir") or [podman.HOOKS]
     return found
 
@@ -100,7 +99,6 @@ def names(host: Host) -> list[str]:
 
 
 def _runtimes(host: Host) -> dict[str, list[str]]:
-    """Return the paths of each runtime for GPUs, by its name."""
     entries = podman.settings(host.top).get("runtimes") or {}
     lists = {name: [str(path) for path in paths] for name, paths in entries.items() if isinstance(paths, list)}
     return {

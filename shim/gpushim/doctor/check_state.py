@@ -233,7 +233,7 @@ def _is_full(folder: str) -> bool:
 
 
 def installed(host: Host) -> Iterator[Finding]:
-    """Check that nobody but root can change the code that engines run as root."""
+    """Check that only root can change the code that engines run."""
     top = host.code
     writable = []
     for folder, _, names in os.walk(top):

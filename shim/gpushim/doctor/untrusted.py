@@ -100,7 +100,6 @@ def _above(path: str) -> list[str]:
 
 
 def _is_near_home(path: str, user: int) -> bool:
-    """Return whether a path is a user's home, or above or below it."""
     try:
         home_folder = os.path.realpath(pwd.getpwuid(user).pw_dir)
     except KeyError:

@@ -1,1 +1,1 @@
-"""Container engines: each a row of processes/table.py and a module or room that plans and verifies its settings."""
+"""Container engines: a module or room of each plans and verifies its settings."""

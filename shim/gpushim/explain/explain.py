@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import specs
 from gpushim.config import policy
+from gpushim.decision import memory
 from gpushim.decision.decide import Decision, gone, of_bundle
 from gpushim.explain import not_given
+from gpushim.ground import system
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
 from gpushim.inventory import present
 from gpushim.oci import authorization, bundle, propagation, require, selection
@@ -53,6 +55,8 @@ def explain(
         "nothing"       null, or a sentence: why there is no request
         "devices"       [{"item", "means", "uuids"}]
         "requirements"  [{"variable", "expression"}], which hold if there is no refusal
+        "limits"        [{"device", "limit", "by", "also": [{"limit", "by"}]}]: of GPU memory, in bytes; others, which
+                        are larger, do not count
         "ignored"       sentences about requests that are left out
         "not_given"     [{"what", "why"}]: parts that this host has, or the image could have, and were not asked for
         "cdi"           [{"name", "file"}]
@@ -61,7 +65,7 @@ def explain(
         "notes"         sentences about the host
     """
     report: dict[str, Any] = {"asked": [], "source": None, "nothing": None, "devices": [], "requirements": []}
-    report.update({"ignored": [], "not_given": [], "cdi": [], "edits": [], "refusal": None, "notes": []})
+    report.update({name: [] for name in ("limits", "ignored", "not_given", "cdi", "edits", "notes")}, refusal=None)
     try:
         if not isinstance(spec, dict):
             raise GpushimError("config.json is not a JSON object", BUNDLE)
@@ -113,6 +117,7 @@ def _tell(
     report["requirements"] = [{"variable": name, "expression": text} for name, text in conditions]
     facts = of_bundle(spec, directory)
     decision.plan(facts)
+    report["limits"] = [*_limits(decision)]
     report["not_given"] += not_given.capabilities(decision, facts)
     report["not_given"] += not_given.programs(
         decision.edits, decision.inventory, facts["rootfs"] if rootfs is None else rootfs
@@ -123,6 +128,16 @@ def _tell(
     locations = specs.find(request.foreign, settings["cdi"]["spec-dirs"])
     report["cdi"] = [{"name": name, "file": location[0]} for name, location in zip(request.foreign, locations)]
     report["edits"] = [*_edits(decision.edits, spec, facts["rootfs"])]
+
+
+def _limits(decision: Decision) -> Iterator[dict[str, Any]]:
+    """List the limits of GPU memory; raise where the hook would, as far as the container's cgroup does not matter."""
+    missing = memory.missing_here(decision.inventory) if decision.limits else ""
+    if missing:
+        memory.refuse(decision.limits[0], missing, decision.inventory["policy"]["requests"], decision.ignored)
+    for limit in () if missing else decision.limits:
+        larger = [{"limit": size, "by": source} for size, source in limit.larger]
+        yield {"device": str(limit.gpu), "limit": limit.size, "by": limit.source, "also": larger}
 
 
 def _edits(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> Iterator[dict[str, Any]]:
@@ -164,7 +179,10 @@ def _looked_at(
     prefixes, swarm = tuple(settings["cdi"]["annotation-prefixes"]), settings["requests"]["swarm-variables"]
     keys, mounts = sorted(_annotated(spec)), _mounts(spec)
     found = [(f"annotation {key}", value, "") for key, value in keys if key.startswith(prefixes)]
+    found += [(f"annotation {key}", value, "") for key, value in keys if key == authorization.MEMORY_ANNOTATION]
     found += [(f"mount {path}", source, "") for source, path in mounts if path.startswith(DEVICE_LIST + "/")]
+    limits = system.state_dir() + authorization.LIMITS
+    found += [(f"mount {path}", source, "") for source, path in mounts if source.startswith(limits)]
     found += _variables(_environment(spec), swarm)
     for what, value, effect in found:
         by = origins.get(f"{what}={value}") or origins.get(what.partition(" ")[2] or what, "config.json")

@@ -1,4 +1,4 @@
-"""What the host has: GPUs, MIG instances, device nodes and the driver's files, kept as a snapshot.
+"""What the host has: GPUs, MIG instances, nodes and the driver's files, as a snapshot.
 
 Arguments that mean the same in all modules here: `root`, the driver root; `dev_root`, the directory whose dev/ has
 the nodes; `proc` and `sys`, where the procfs and sysfs that show the driver are mounted; `notes`, which gets a

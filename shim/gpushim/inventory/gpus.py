@@ -147,7 +147,6 @@ def _gpus_to_ask(session: Any, proc_gpus: list[Gpu], hung: set[str]) -> Iterator
 
 
 def _list_hung(hung: Sequence[Hung], indices: Indices, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
-    """List the hung GPUs and their MIG instances as they were."""
     gpus: list[Gpu] = []
     migs: list[MigInstance] = []
     for entry, gpu in zip(hung, instead(hung).values()):

@@ -63,7 +63,6 @@ def _without_meaning(flags: Iterable[str] = (), values: Iterable[str] = ()) -> C
 
 
 def _run(command: click.Command, words: list[str]) -> None:
-    """Run a command of gpushim's as part of this one."""
     with command.make_context(command.name, words, parent=click.get_current_context()) as ctx:
         command.invoke(ctx)
 

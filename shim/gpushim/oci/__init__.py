@@ -1,1 +1,1 @@
-"""A bundle's config.json: what the container asks for, and how edits are put into it."""
+"""A bundle's config.json: the request in it, and how edits are put into it."""

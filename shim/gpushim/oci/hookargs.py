@@ -46,6 +46,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--socket": ("SOURCE::MOUNT", "sockets of services, mounted by the hook if they are there"),
     "--memory": ("PCINAME=BYTES", "limits of GPU memory"),
     "--memory-limits": ("WORD", ""),  # as in [requests] of config.toml
+    "--memory-every": ("WORD", ""),  # in a CDI spec: config.toml limits containers that ask for no limit, too
     "--nvml": ("FILE", ""),  # for limits that only the driver can keep
     "--mounted": ("SOURCE::MOUNT", "mounts looked for on the host"),  # where a volume can carry them there
 }

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
     from gpushim.oci.authorization import Gate
 
+EFFECT = "limits the memory of GPUs"
+
 
 def read(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate, state: str) -> list[tuple[str, str]]:
     """List the limits of GPU memory that a container has, or asks for and is granted: source and text of each."""
     folder = state + LIMITS
-    sources = [mount.get("source") for mount in member(spec, "mounts", list) if type(mount) is dict]
-    named = [source for source in sources if type(source) is str and source.startswith(folder)]
-    limits = [("mount " + source, source[len(folder) :]) for source in named]
+    limits = []
+    for mount in member(spec, "mounts", list):
+        source = mount.get("source") if type(mount) is dict else None
+        if type(source) is str and source.startswith(folder):
+            gate.effects[f"mount {mount.get('destination')}"] = EFFECT
+            limits.append(("mount " + source, source[len(folder) :]))
     annotations = member(spec, "annotations", dict)
     for source, label, text in (
         ("variable", MEMORY_VARIABLE, env.get(MEMORY_VARIABLE)),
@@ -31,6 +36,6 @@ def read(spec: Mapping[str, object], env: Mapping[str, str], gate: Gate, state: 
         if text and len(str(text)) > bounds.VALUE:
             raise GpushimError(f"{label} has more than {bounds.VALUE} characters", REQUEST)
         if text and gate.lets("memory-limit", source, f"{label} limits nothing", [label]):
-            gate.effects[label] = "limits the memory of GPUs"
+            gate.effects[label] = EFFECT
             limits.append(("env " + label if source == "variable" else label, str(text)))
     return limits

@@ -1,4 +1,4 @@
-"""Paths: who may change a file, how one below a rootfs, a driver root or the host is reached, read and replaced.
+"""Paths: who may change a file, how one below a rootfs, a driver root or the host is reached.
 
 One rule (walk.py): a path is walked from an open directory, one component at a time. Each is opened O_PATH|O_NOFOLLOW
 in the fd of its directory, which follows nothing and opens nothing; a link is read from its own fd and expanded by

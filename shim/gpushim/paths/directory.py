@@ -187,9 +187,6 @@ def as_owner(directory: int, make: Callable[[], T]) -> T:
         directory: an open directory.
         make: makes it; it is called twice if the owner may not.
 
-    Returns:
-        what `make` returns.
-
     Raises:
         OSError: neither may, or it cannot be made.
     """

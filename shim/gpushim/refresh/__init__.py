@@ -1,1 +1,1 @@
-"""Renew what gpushim knows of the host: one refresh, the one that keeps on, and who asks for it."""
+"""Renew the snapshot: one refresh, the one that keeps on, and who asks for it."""

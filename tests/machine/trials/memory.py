@@ -22,13 +22,27 @@ FIRST = (
 )
 LOOK = FIRST.format(300 * MIB)
 STAY = f"exec 3>/dev/gpu-memory0; echo {200 * MIB} >&3 && echo taken; sleep 1000000"
-CHILD = f"mkdir /sys/fs/cgroup/own && echo 0 >/sys/fs/cgroup/own/cgroup.procs; {LOOK}"
+CHILD = (
+    "echo nvidia/0000:07:00.0/vidmem max >/sys/fs/cgroup/dmem.max; "
+    f"mkdir /sys/fs/cgroup/own && echo 0 >/sys/fs/cgroup/own/cgroup.procs; {LOOK}"
+)
 DOCKER = {
     "gpushim-runtime": ("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=0"),
     "the hook alone": ("--gpus=device=0",),
     "CDI": ("--device=nvidia.com/gpu=0",),
 }
 BUNDLE = Path("/srv/bundle")
+JOE = Path("/home/joe")  # a user of no privilege, uid 1000
+USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups")
+DELEGATED = "/sys/fs/cgroup/users/joe"  # as systemd has one for a user's engine, below one of root's
+MAKE_USER = f"""
+mkdir -p {JOE}/bundle {DELEGATED}/start
+cp -a /srv/rootfs {JOE}/rootfs
+chown -R 1000:1000 {JOE}
+chown 1000 {DELEGATED} {DELEGATED}/cgroup.procs {DELEGATED}/cgroup.subtree_control
+chown 1000 {DELEGATED}/start {DELEGATED}/start/cgroup.procs
+echo +dmem >/sys/fs/cgroup/cgroup.subtree_control
+"""
 
 
 def kept(said: str, size: int = 512 * MIB) -> bool:
@@ -48,7 +62,7 @@ def by_docker() -> None:
         said = docker(*options, LIMIT, "box", "sh", "-c", LOOK)
         case(f"docker, {name}: the limit stands", kept(said), said)
     said = docker("--privileged", "--cgroupns=private", *DOCKER["gpushim-runtime"], LIMIT, "box", "sh", "-c", CHILD)
-    case("docker: a cgroup below the container's is within the limit", kept(said), said)
+    case("docker: a container that may write its cgroup has the limit, and a cgroup below, too", kept(said), said)
     said = docker("--gpus=device=0", "box", "sh", "-c", LOOK)
     case("docker: without a limit there is none", REGION.findall(said) == ["max"] and "refused" not in said, said)
 
@@ -85,6 +99,27 @@ def bare() -> None:
         case(f"gpushim-runtime alone, {name}: the limit stands", kept(said), said)
 
 
+def rootless() -> None:
+    """A user's runc, in a cgroup that root has delegated: whose parents must have the controller."""
+    said = sh(MAKE_USER) + run(*USER, "runc", "spec", "--rootless", "--bundle", str(JOE / "bundle"))
+    config = JOE / "bundle/config.json"
+    spec = json.loads(config.read_text())
+    spec["root"] = {"path": str(JOE / "rootfs")}
+    spec["process"] |= {"terminal": False, "args": ["sh", "-c", LOOK]}
+    spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=0", "GPUSHIM_MEMORY_LIMIT=512Mi"]
+    node = {"destination": "/dev/gpu-memory0", "source": "/dev/gpu-memory0", "type": "bind", "options": ["bind"]}
+    spec["mounts"].append(node)
+    spec["linux"]["cgroupsPath"] = f"{DELEGATED.removeprefix('/sys/fs/cgroup')}/box"
+    words = (*USER, "gpushim-runtime", f"--root={JOE}/run", "run", "--bundle", str(JOE / "bundle"), "box")
+    for name, command in (("without", "true"), ("with", "echo +dmem >/sys/fs/cgroup/users/cgroup.subtree_control")):
+        config.write_text(json.dumps(spec))
+        said += sh(command) + sh(f'echo $$ >{DELEGATED}/start/cgroup.procs; cd /; exec "$@"', *words)
+        refused = "cannot be written to /sys/fs/cgroup/users/cgroup.subtree_control: no permission" in said
+        passed = kept(said) if name == "with" else refused and "taken" not in said
+        case(f"rootless runc, a parent {name} the controller", passed, said)
+        said = ""
+
+
 def beside_others() -> None:
     """Two containers on one GPU, and what happens to a limit while its container runs."""
     for name, limit in (("one", "256Mi"), ("two", "512Mi")):
@@ -93,6 +128,8 @@ def beside_others() -> None:
     said = sh("cat /sys/fs/cgroup/system.slice/docker-*.scope/dmem.current /sys/fs/cgroup/system.slice/dmem.current")
     sizes = [int(size) for size in REGION.findall(said)]
     case("two on one GPU: each has its own, and the sum is theirs", sizes == [200 * MIB, 200 * MIB, 400 * MIB], said)
+    said = run("gpushim", "ps")
+    case("gpushim ps shows both", all(f"0: 200 of {size} MiB" in said for size in (256, 512)), said)
     more = f"exec 3>/dev/gpu-memory0; echo {100 * MIB} >&3 && echo taken || echo refused"
     answers = [run("docker", "exec", name, "sh", "-c", more) for name in ("one", "two")]
     taken = ["taken" in answer for answer in answers]
@@ -112,7 +149,7 @@ def main() -> None:
     """Try all of it."""
     said = run("gpushim", "refresh")
     case("the GPUs are listed", Path("/run/gpushim/inventory.json").exists(), said)
-    for part in (by_docker, beside_others, bare, by_podman):
+    for part in (by_docker, beside_others, bare, rootless, by_podman):
         part()
     end()
 

@@ -1,1 +1,1 @@
-"""Write CDI specs of our own: what a device brings, where the spec goes, and how it is taken back."""
+"""Write CDI specs of our own, and take them back."""

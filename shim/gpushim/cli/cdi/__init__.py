@@ -1,4 +1,4 @@
-"""`gpushim cdi`: specs of the Container Device Interface, written and looked at; one command per file."""
+"""`gpushim cdi`: specs written and looked at; one command per file."""
 
 from __future__ import annotations
 

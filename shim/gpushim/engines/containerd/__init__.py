@@ -1,4 +1,4 @@
-"""containerd: a runtime of its CRI, which a RuntimeClass names, in a file of gpushim's own that its settings import.
+"""containerd: a runtime of its CRI, in a file of gpushim's own that its settings import.
 
 Before 2.0 a plugin's table in an imported file replaces the whole table of the files before, so there the file has
 all of the CRI's settings, as the others have them, and runc's entry, which a table of runtimes would take away.
@@ -199,7 +199,6 @@ def _template(config: str, others: list[File]) -> str:
 
 
 def _in_template(options: Options, daemon: Daemon, others: list[File], template: str, notes: list[str]) -> Change:
-    """Return the change of a template to which the runtime is added."""
     service, main = services.title(template), others[0]
     known = imports.effective(others, daemon.merges)
     keys = (*imports.keys(others, main, daemon.merges), "containerd", "runtimes", options.name)
@@ -256,7 +255,6 @@ def _plain(value: object) -> bool:
 
 
 def _check(options: Options, daemon: Daemon, others: list[File]) -> None:
-    """Refuse what cannot work."""
     main = others[0]
     if options.name == "runc" or not _HANDLER.fullmatch(options.name):
         raise GpushimError(
@@ -304,7 +302,6 @@ def verify(options: Options, found: Plan) -> list[str]:
 
 
 def _missing(options: Options, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
-    """Compare what containerd reads with what is wished."""
     plugins = settings.get("plugins", {})
     table: dict[str, Any] = next(
         (plugins[key] for key in reversed(imports.CRI.values()) if "containerd" in plugins.get(key, {})), {}

@@ -131,13 +131,11 @@ def directories(daemon: Daemon, file: File) -> list[str]:
 
 
 def program(entry: dict[str, Any]) -> str:
-    """Return the program of a runtime."""
     named = [entry.get("options", {}).get("BinaryName"), *(entry.get(key) for key in reversed(PROGRAM))]
     return str(next((each for each in named if each), ""))
 
 
 def is_ours(entry: Any) -> bool:
-    """Say whether a runtime is gpushim-runtime."""
     return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and setup.is_ours(program(entry))
 
 
@@ -161,7 +159,6 @@ def engine_table(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
 
 
 def own_paths(daemon: Daemon, config: str, tree: list[File]) -> list[str]:
-    """List where a file of gpushim's own may be."""
     folders = [f"{os.path.dirname(config)}/{FOLDER}", services.directory(config, daemon.seen(config))]
     folders += directories(daemon, tree[0])
     folders += [f"{each.removesuffix('.tmpl')}.d" for each in services.templates(config).values()]

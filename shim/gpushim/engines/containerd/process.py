@@ -36,7 +36,6 @@ class Daemon:
 
     Attributes:
         config: absolute path of its settings, within its root.
-        engine: the running one, or None.
         version: such as (1, 7); (0, 0) if no program tells it.
         notes: about others that run.
         stopped: the service whose containerd it is, by its name in services, if that does not run.
@@ -83,7 +82,6 @@ def find(config: str, files_only: bool = False) -> Daemon:
 
 
 def of(engine: Engine) -> Daemon:
-    """Return a containerd that runs."""
     config = engine.config or SYSTEM_CONFIG
     return Daemon(config, engine, _version(engine, config))
 
@@ -139,11 +137,6 @@ def dump(daemon: Daemon) -> dict[str, Any]:
 
 def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | None, str]:
     """Ask the running containerd for a runtime of its CRI, waiting until it answers.
-
-    Args:
-        daemon: from `find`, with an engine.
-        settings: from `dump`.
-        name: of the runtime.
 
     Returns:
         the runtime's program, "" if the CRI has no such runtime, None if only crictl could ask and it is not there;

@@ -1,4 +1,4 @@
-"""Docker: daemon.json, and what dockerd itself says (GET /info of its API, as `docker info` does).
+"""Docker: daemon.json, and what dockerd itself says (GET /info of its API).
 
 dockerd takes a setting from the file or from its command line, and does not start where both have it; so those are
 refused. `dockerd --validate` says since version 23 whether it would start with a file, but does not look at all of

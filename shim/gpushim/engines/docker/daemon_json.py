@@ -56,10 +56,6 @@ class Number:
 def parse(content: bytes | None, path: str) -> dict[str, Any]:
     """Return the settings in a daemon.json; an empty file has none, as for dockerd.
 
-    Args:
-        content: of the file; None if there is none.
-        path: of the file, for messages.
-
     Raises:
         GpushimError: it is not JSON, or json would lose something of it: a name occurs twice in one object.
     """
@@ -115,7 +111,6 @@ def write(settings: dict[str, Any], like: bytes | None) -> bytes:
 
 
 def entries(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return those of the runtimes that are entries, by name."""
     runtimes = settings.get("runtimes")
     listed = runtimes.items() if isinstance(runtimes, dict) else ()
     return {name: entry for name, entry in listed if isinstance(entry, dict)}
@@ -146,13 +141,7 @@ def add(settings: dict[str, Any], options: Options) -> dict[str, Any]:
 
 
 def take_out(settings: dict[str, Any], names: list[str], others: Container[str] = ()) -> dict[str, Any]:
-    """Return settings without some runtimes, and without a default runtime that would be missing then.
-
-    Args:
-        settings: of a daemon.json.
-        names: of runtimes in it.
-        others: runtimes that dockerd has by its command line.
-    """
+    """Return settings without some runtimes, and without a default runtime that would be missing then."""
     settings = deepcopy(settings)
     for name in names:
         del settings["runtimes"][name]

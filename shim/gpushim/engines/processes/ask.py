@@ -33,7 +33,6 @@ class Answer:
 
     Attributes:
         code: its exit code; None if it could not be started, or did not end in time.
-        out: its stdout.
         error: its stderr, or why there is no code.
     """
 

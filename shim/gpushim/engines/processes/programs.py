@@ -34,7 +34,6 @@ def directories() -> tuple[str, ...]:
 
 
 def path() -> str:
-    """Return the PATH of the programs that are executed."""
     return ":".join(directories())
 
 
@@ -82,7 +81,6 @@ def lying(name: str, top: str = "", folders: tuple[str, ...] = ()) -> str:
 
 
 def absent(name: str, top: str = "") -> str:
-    """Say why `find` finds no program of this name."""
     path = lying(name, top)
     if path:
         return f"{path} is not executed: others could have put it there; remove it and install it from its package"

@@ -41,7 +41,6 @@ class Engine:
         pid: its process; parent: that process's parent.
         uid: user that it runs as, on this side of its user namespace; not 0 for a rootless engine.
         exe: path of its program within its root; "" if this user may not see it.
-        argv: its command line.
         config: absolute path of its settings as its command line gives it, within its root; "" if it gives none.
         root: its root as seen from here: "" if it is ours, else /proc/PID/root (snap, chroot).
         started: seconds since the epoch.
@@ -107,7 +106,6 @@ class Impostor:
 
     Attributes:
         name: a key of CONFIG_OPTIONS.
-        pid: of the process.
         uid: of the user that it runs as; -1 if that cannot be seen.
         why: what shows that it is none, as a clause.
     """

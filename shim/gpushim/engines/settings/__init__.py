@@ -1,1 +1,1 @@
-"""Files of settings of any engine: read with checks, replaced whole, and those that are gpushim's own."""
+"""Files of settings of any engine, and those that are gpushim's own: read with checks, replaced whole."""

@@ -235,7 +235,6 @@ def _in_drop_ins(place: Place) -> bool:
 
 
 def _base(place: Place) -> str:
-    """Return what the paths of copies of a file begin with."""
     folder = os.path.dirname(place.path)
     return f"{folder}.{place.name}" if _in_drop_ins(place) else place.path
 

@@ -101,7 +101,6 @@ def _is_edited(path: str, content: bytes) -> bool:
 
 
 def _has(there: object, wished: object) -> bool:
-    """Return whether settings say all that is wished."""
     if isinstance(wished, dict):
         return isinstance(there, dict) and all(_has(there.get(key), value) for key, value in wished.items())
     return there == wished

@@ -75,7 +75,6 @@ class Link:
 
     @property
     def command(self) -> str:
-        """The command that does the same."""
         return shlex.join(["ln", "-s", self.target, self.path] if self.target else ["rm", "-f", self.path])
 
 
@@ -107,7 +106,6 @@ class Plan:
 
     @property
     def changed(self) -> list[Change]:
-        """The files that are to become others."""
         return [change for change in self.changes if change.new != change.old]
 
 

@@ -1,1 +1,1 @@
-"""What imitates nvidia-container-cli: its command line, and what its `info` and `list` print."""
+"""What imitates nvidia-container-cli: its command line, and its `info` and `list`."""

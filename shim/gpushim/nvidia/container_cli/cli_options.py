@@ -84,12 +84,10 @@ def command_of(words: list[str]) -> str:
 
 
 def asks_for_help(words: list[str]) -> bool:
-    """Say whether a command's words ask what it does."""
     return bool({"--help", "--usage", "-?"} & set(words))
 
 
 def names(given: Given) -> set[str]:
-    """Return which options are given."""
     return {name for name, _ in given}
 
 

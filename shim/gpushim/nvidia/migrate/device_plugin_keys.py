@@ -40,7 +40,6 @@ class Setting:
 
     @property
     def rule(self) -> dict[str, Any]:
-        """What the schema says of its value."""
         found: dict[str, Any] = schema().get(self.key, {"type": "string", "default": self.default})
         return found
 
@@ -151,6 +150,5 @@ OTHER_KEYS = (
 
 @lru_cache(maxsize=1)
 def schema() -> dict[str, Any]:
-    """Return the rules of the keys of [device-plugin]."""
     found: dict[str, Any] = policy.schema()["properties"][SECTION]["properties"]
     return found

@@ -45,7 +45,6 @@ class Row:
 
     Attributes:
         key: dotted, as it is written there.
-        value: what it is set to.
         becomes: a setting of ours, or why there is none.
         setting: that setting as data, or None.
     """
@@ -67,7 +66,6 @@ class Plan:
 
     Attributes:
         source: path of NVIDIA's settings, or "" if there are none.
-        rows: what each of them becomes.
         changes: of config.toml; none if it says all that already.
         warnings: sentences about what containers meet here that NVIDIA's toolkit does otherwise.
     """
@@ -196,7 +194,6 @@ def _row(name: str, value: Any) -> Row:
 
 
 def written(key: str, value: Any) -> str:
-    """Return a setting as a line of TOML."""
     return f"{key} = {toml.value_text(value)}"
 
 

@@ -77,11 +77,6 @@ def _json(data: bytes, path: str) -> dict[str, Any]:
 def _runtimes(engine: str, data: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, object, str]]:
     """Find NVIDIA's runtimes in a table of settings, and in those within it.
 
-    Args:
-        engine: as `gpushim configure` calls it.
-        data: the table.
-        above: names of the tables that it is in.
-
     Yields:
         the place of a runtime, its program, and the command that puts gpushim there.
     """

@@ -49,10 +49,6 @@ class Given:
 def parse(data: bytes, path: str) -> dict[str, Any]:
     """Parse NVIDIA's file, YAML or JSON.
 
-    Args:
-        data: its content.
-        path: its name in messages.
-
     Raises:
         GpushimError: it is neither, too large, or of another version.
     """
@@ -74,7 +70,6 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
 
 
 def check_version(file: Mapping[str, Any], path: str) -> None:
-    """Refuse a file, or a profile of it, of another version."""
     version = file.get("version", "v1")
     if version != "v1":
         raise GpushimError(f'{path} has the version "{quote(str(version))}"; only v1 is known', CONFIG)
@@ -111,11 +106,6 @@ def by_variable(setting: Setting, environment: Mapping[str, str]) -> Given | Non
 
 def by_file(setting: Setting, file: Mapping[str, Any], path: str) -> Given | None:
     """Return what NVIDIA's file says of a setting; null says nothing. PLACES, which it cannot set, are not checked.
-
-    Args:
-        setting: one of SETTINGS.
-        file: as parsed.
-        path: its name in messages.
 
     Raises:
         GpushimError: the value is wrong.
@@ -157,7 +147,6 @@ def _keys(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _read(setting: Setting, given: str, where: str) -> Given:
-    """Read a value as flags and variables have it."""
     kind, value = setting.rule["type"], given
     if setting.key in FILES and given:
         value = os.path.abspath(given)

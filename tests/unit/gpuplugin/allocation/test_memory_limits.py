@@ -10,6 +10,7 @@ import pytest
 from gpuplugin.allocation import memory_limits
 from gpuplugin.settings.resources import Device, Share
 from gpuplugin.settings.sharing import MPS, TIME_SLICING
+from gpushim.decision import memory
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import snapshot, uuid
 
@@ -63,13 +64,13 @@ def test_a_limit_that_cannot_be_written_refuses_the_pod(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("driver", "v2", "why"),
-    [("615.10", True, ""), ("535.183.01", True, "615 or newer"), ("615.10", False, "no cgroup v2")],
+    [("615.10", True, ""), ("535.183.01", True, "615 or newer"), ("615.10", False, "not cgroup v2")],
 )
 def test_where_the_driver_keeps_limits(
     driver: str, v2: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(memory_limits, "CONTROLLERS", str(tmp_path / "file") if v2 else str(tmp_path / "none"))
+    monkeypatch.setattr(memory, "CONTROLLERS", str(tmp_path / "file") if v2 else str(tmp_path / "none"))
     host = snapshot([])
     host["driver"]["version"] = driver
     reason = memory_limits.missing(host)

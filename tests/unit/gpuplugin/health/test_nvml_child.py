@@ -19,6 +19,7 @@ from fakehost import Host
 from gpuplugin.health import nvml_child
 from gpuplugin.processes import child, moments
 from gpuplugin.processes.moments import until as next_moment  # before looks_apart
+from gpushim.inventory import nvml_program
 from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import Heard, watch
@@ -75,7 +76,7 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
-    monkeypatch.setattr(nvml_child, "_CALL", quicker(EACH=0.025))
+    monkeypatch.setattr(nvml_program, "CALL", quicker(EACH=0.025))
     heard = watch(host, "events")
 
     async def body() -> None:
@@ -100,7 +101,7 @@ def quicker(**constants: Any) -> str:
     places = {"EACH": "moments", "REOPEN": "nvml_child"}
     changed = "; ".join(f"{places[name]}.{name} = {value!r}" for name, value in constants.items())
     modules = "from gpuplugin.health import nvml_child; from gpuplugin.processes import moments"
-    return nvml_child._CALL.replace("from MODULE import main", f"{modules}; {changed}; main = nvml_child.main")
+    return nvml_program.CALL.replace("from MODULE import main", f"{modules}; {changed}; main = nvml_child.main")
 
 
 def test_what_is_open_is_another_with_driver_bindings_root_or_gpus(host: Host) -> None:
@@ -201,7 +202,7 @@ def test_a_gpu_without_rows_to_spare_tells_its_retired_pages(host: Host) -> None
     ],
 )
 def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_child, "_CALL", quicker(EACH=0.05, REOPEN=0.2))
+    monkeypatch.setattr(nvml_program, "CALL", quicker(EACH=0.05, REOPEN=0.2))
     heard, uuid = watch(host, "polls"), host.gpus[0].uuid
 
     async def body() -> None:
@@ -216,7 +217,7 @@ def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monk
 
 
 def test_a_poll_lists_gpus_and_mig_instances_that_come_and_go(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_child, "_CALL", quicker(EACH=0.05))
+    monkeypatch.setattr(nvml_program, "CALL", quicker(EACH=0.05))
     heard, uuids = watch(host, "polls"), [gpu.uuid for gpu in host.gpus]
 
     async def body() -> None:

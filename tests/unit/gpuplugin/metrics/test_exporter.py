@@ -16,10 +16,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from gpuplugin.kubelet import podresources
-from gpuplugin.metrics import exporter, meter
+from gpuplugin.metrics import container_memory, exporter, exposition, meter
+from gpuplugin.metrics.container_memory import Holding
 from gpuplugin.metrics.httpd import Answer
 from gpuplugin.processes import counts, instances
 from gpuplugin.snapshot import node_requests, release
+from gpushim.containers.memory_use import Use
+from gpushim.decision import memory
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.test_httpd import ask, get
 from unit.gpuplugin.snapshots import uuid
@@ -276,6 +279,30 @@ def test_no_child_asks_while_the_gpus_are_let_go(top: Path, host: Host, monkeypa
                 await do(top, word)
                 await scraped(top)
                 assert FakeChild.all["figures"].does == does
+
+    asyncio.run(run())
+
+
+def test_what_containers_use_is_told_as_soon_as_it_is_known(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Holding(uuid(0), "ns", "a", "main")
+    monkeypatch.setattr(exporter, "PACE", 0.0)
+    monkeypatch.setattr(exposition, "holdings", lambda state: [one])
+    monkeypatch.setattr(memory, "missing", lambda snapshot: "")
+    monkeypatch.setattr(container_memory, "_look", lambda *words: ({row: Use(5, 9) for row in words[3]}, ""))
+
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            found: dict[tuple[str, ...], float] = {}
+            while not found:
+                lines = (await scraped(top)).items()
+                found = {name: value for name, value in lines if name[0].startswith("gpushim_gpu_container_memory")}
+            assert [(name[0][29:], "main" in name, value) for name, value in found.items()] == [
+                ("used_bytes", True, 5),
+                ("limit_bytes", True, 9),
+            ]
 
     asyncio.run(run())
 

@@ -12,12 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.metrics import exposition, metrics, readings
+from gpuplugin.metrics.container_memory import Holding
 from gpuplugin.metrics.exposition import State
 from gpuplugin.metrics.meter import Readings
 from gpuplugin.metrics.metrics import GPU, INSTANCE, PLUGIN
 from gpuplugin.settings.resources import GONE, Device
 from gpuplugin.snapshot.release import PROBLEM
 from gpushim.containers.kubelet import Claim
+from gpushim.containers.memory_use import Use
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 TOP = Path(__file__).parents[4]
@@ -213,3 +215,29 @@ def test_the_dashboard_asks_for_these() -> None:
     whole = {f"{one.name}{end}" for one in (*GPU, *PLUGIN) for end in ("", *("_count", "_bucket") * bool(one.key))}
     assert asked
     assert asked <= whole
+
+
+MAIN = {"namespace": "ns", "container": "main"}
+
+
+def test_what_a_limited_container_uses_has_its_labels() -> None:
+    found = state(
+        uses={Holding(uuid(0), "ns", "a", "main"): Use(1 << 30, 8 << 30), Holding("gone", "", "", ""): Use(1, 2)}
+    )
+    for name, value in (("used", 1 << 30), ("limit", 8 << 30)):
+        labels = {**IDENTITY, **MAIN, "pod": "a"}
+        assert samples(found, f"gpushim_gpu_container_memory_{name}_bytes") == [(labels, value)]
+
+
+def test_containers_of_one_gpu_have_so_many_series() -> None:
+    uses = {Holding(uuid(0), "ns", f"pod-{number}", "main"): Use(0, 1) for number in range(metrics.SERIES + 1)}
+    assert len(samples(state(uses=uses), "gpushim_gpu_container_memory_limit_bytes")) == metrics.SERIES
+
+
+def test_a_container_counts_where_it_alone_of_its_pod_has_a_gpu_that_answers() -> None:
+    replicas = [device(f"{uuid(0)}::{number}", uuid(0)) for number in range(4)]
+    rows = [row("a", replicas[0].id, replicas[1].id), row("b", replicas[2].id)]
+    listed = Listed([*rows, {**row("b", replicas[3].id), "container": "side"}], [])
+    found = state(resources=[(RESOURCE, True, replicas)], listed=listed)
+    assert exposition.holdings(found) == [Holding(uuid(0), "ns", "a", "main")]
+    assert exposition.holdings(state(resources=found.resources, listed=listed, readings={uuid(0): Readings()})) == []

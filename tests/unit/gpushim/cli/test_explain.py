@@ -11,6 +11,7 @@ import pytest
 from gpushim.cli.explain import explain
 from gpushim.engines.docker import inspect
 from gpushim.engines.processes import programs
+from gpushim.explain import explain as story
 from gpushim.explain.explain import described
 from gpushim.ground.errors import BUNDLE, REQUEST
 from unit import imports
@@ -68,6 +69,16 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     assert 'GPU 0, asked for as "0"' in out
     assert "Conditions that hold:" in out
     assert "libcuda.so.5 (read-only)" in out
+
+
+def test_limits_of_memory_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"device": "0", "limit": 8 << 30, "by": "variable", "also": [{"limit": 9 << 30, "by": "most"}]}
+    answer = {**story.explain(described([f"{DEVICES}=0"], False, {}, [])), "limits": [row]}
+    monkeypatch.setattr(story, "explain", lambda *_: answer)
+    lines = run(explain, "--env", f"{DEVICES}=0").stdout.splitlines()
+    heading = lines.index("Limits of GPU memory:")
+    assert lines[heading + 1].split() == ["GPU", "LIMIT", "BY", "LARGER"]
+    assert lines[heading + 2].split() == ["0", "8192", "MiB", "variable", "9216", "MiB", "(most)"]
 
 
 def test_variables_alone() -> None:

@@ -29,6 +29,8 @@ HELD = [
         "bundle": "/b",
         "devices": ["0", "2:0"],
         "how": "spec",
+        "cgroup": "",
+        "memory": [],
         "namespace": "",
         "uid": "",
         "pod": "",

@@ -28,6 +28,7 @@ def _others(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     host.snapshot.update(runtime=TEXT, written=None, notes=[TEXT])
     host.snapshot["gpus"][0]["model"] = TEXT
     held = {"id": TEXT, "name": TEXT, "engine": TEXT, "pid": 7, "bundle": TEXT, "devices": ["0"], "how": "spec"}
+    held["cgroup"] = TEXT
     held |= {"namespace": TEXT, "pod": TEXT, "uid": TEXT}
     monkeypatch.setattr(holders, "holders", lambda *_: ([held], [TEXT]))
     monkeypatch.setattr(running, "look", lambda: ([], [running.Impostor("dockerd", 7, 1000, TEXT)]))

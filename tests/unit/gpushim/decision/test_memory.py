@@ -183,7 +183,14 @@ def test_the_hook_gets_all_that_it_needs() -> None:
 
 def test_a_cdi_spec_has_the_hook_look_where_each_container_is_limited() -> None:
     nowhere: Any = {"rootfs": "", "userns": False, "hook": "/h"}
-    for most, looks in (("", False), ("4Gi", True)):
-        edits = plan(asks(), host(**{"memory-limit-most": most}), nowhere)[0]
-        assert ("--memory-limits" in edits[-1].value["args"]) == looks
-        assert "--memory" not in edits[-1].value["args"]
+    every, wanted = ["--memory-every", "yes"], ["--memory-limits", "wanted"]
+    for most, how, words in (
+        ("", "required", []),
+        ("4Gi", "required", every),
+        ("", "wanted", wanted),
+        ("4Gi", "wanted", [*wanted, *every]),
+    ):
+        edits = plan(asks(), host(**{"memory-limit-most": most, "memory-limits": how}), nowhere)[0]
+        args = edits[-1].value["args"]
+        assert args[len(args) - len(words) :] == words
+        assert len([word for word in args if word.startswith("--memory")]) == len(words) / 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpushim.decision import memory
 from gpushim.doctor import Finding, check_memory, checks
 from gpushim.inventory import ensure
 from unit.gpushim.doctor.patient import Patient
@@ -25,10 +26,9 @@ def look(patient: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
         snapshot["driver"]["version"] = driver
         snapshot["policy"]["requests"].update(requests)  # type: ignore[typeddict-item]
         monkeypatch.setattr(ensure, "last", lambda config, state: (snapshot, ""))
-        monkeypatch.setattr(check_memory, "CGROUPS", str(tmp_path / "cgroup"))
-        (tmp_path / "cgroup").mkdir()
+        monkeypatch.setattr(memory, "CONTROLLERS", str(tmp_path / "controllers"))
         if controllers is not None:
-            (tmp_path / "cgroup/cgroup.controllers").write_text(controllers)
+            (tmp_path / "controllers").write_text(controllers)
         (finding,) = check_memory.limits(patient.host)
         return finding
 

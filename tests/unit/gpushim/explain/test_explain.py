@@ -14,6 +14,7 @@ import pytest
 import fakehost
 from e2e.witness import settings
 from gpushim.create import ahead
+from gpushim.decision import memory
 from gpushim.explain.explain import described, explain
 from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST
 from gpushim.inventory import present
@@ -113,6 +114,55 @@ def test_devices_of_others_alone_have_reasons_too(known: dict[str, Any], tmp_pat
 
 def asked(report: dict[str, Any], what: str) -> list[tuple[str, str]]:
     return [(row["from"], row["effect"]) for row in report["asked"] if row["what"] == what]
+
+
+@pytest.fixture
+def limited(known: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """That host with a driver and cgroups that keep limits of GPU memory, and an administrator who bounds them."""
+    known["driver"]["version"] = "615.71"
+    requests = {**known["policy"]["requests"], "memory-limit-most": "8Gi"}
+    known["policy"] = {**known["policy"], "requests": requests}
+    (tmp_path / "controllers").touch()
+    monkeypatch.setattr(memory, "CONTROLLERS", str(tmp_path / "controllers"))
+    return known
+
+
+MOST = "[requests] memory-limit-most"
+
+
+def test_a_limit_of_memory_and_who_asked_for_more(limited: dict[str, Any]) -> None:
+    report = explain(shape([f"{DEVICES}=0,1", "GPUSHIM_MEMORY_LIMIT=0=30Gi,1=2Gi"]))
+    most, own = {"limit": 8 << 30, "by": MOST}, "env GPUSHIM_MEMORY_LIMIT"
+    assert report["limits"] == [
+        {"device": "0", **most, "also": [{"limit": 30 << 30, "by": own}]},
+        {"device": "1", "limit": 2 << 30, "by": own, "also": [most]},
+    ]
+    assert asked(report, "GPUSHIM_MEMORY_LIMIT") == [("config.json", "limits the memory of GPUs")]
+    assert [limit["by"] for limit in explain(shape([f"{DEVICES}=0"]))["limits"]] == [MOST]
+
+
+def test_a_limit_by_annotation_or_by_root_is_looked_at(limited: dict[str, Any], tmp_path: Path) -> None:
+    source = f"{tmp_path}/state/limits/{test_plan.UUIDS[0]}={1 << 30}"
+    spec = described([f"{DEVICES}=0"], True, {"gpushim/memory-limit": "2Gi"}, [(source, "/run/a")])
+    report = explain(spec)
+    for what in ("annotation gpushim/memory-limit", "mount /run/a"):
+        assert asked(report, what) == [("config.json", "limits the memory of GPUs")]
+    assert [limit["limit"] for limit in report["limits"]] == [1 << 30]
+
+
+@pytest.mark.parametrize("missing", ["the driver 535.183.01 keeps none", "is not cgroup v2 alone"])
+def test_a_limit_that_this_host_cannot_keep(limited: dict[str, Any], missing: str, tmp_path: Path) -> None:
+    if "driver" in missing:
+        limited["driver"]["version"] = "535.183.01"
+    else:
+        (tmp_path / "controllers").unlink()
+    report = explain(shape([f"{DEVICES}=0"]))
+    assert missing in report["refusal"]["sentence"]
+    assert (report["limits"], report["refusal"]["exit_code"]) == ([], INVENTORY)
+    limited["policy"]["requests"]["memory-limits"] = "wanted"
+    report = explain(shape([f"{DEVICES}=0"]))
+    assert report["refusal"] is None
+    assert ([missing in sentence for sentence in report["ignored"]], report["limits"]) == ([True], [])
 
 
 def test_who_said_so(known: dict[str, Any]) -> None:
