@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from gpushim.cli import show
-from gpushim.cli.sections import Commands
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import running, table, units
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import HOOK, PROGRAM, Link, Options, Plan, installed
@@ -22,7 +21,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.paths import changeable
 
 
-@click.group(cls=Commands)
+@click.group(cls=show.Commands)
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
@@ -101,7 +100,7 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         _check_programs(options, plan)
         plan.check()
         report["notes"] += files.apply(plan.changes)
-        links, notes = on_path.apply(plan.links) if plan.links else ([], [])
+        links, notes = dockerd.apply_links(plan.links) if plan.links else ([], [])
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         if report["changed"]:

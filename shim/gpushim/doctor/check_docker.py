@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
 from gpushim.engines import docker
-from gpushim.engines.docker import dockerd, on_path
-from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
+from gpushim.engines.docker import dockerd
+from gpushim.engines.docker.dockerd import CDI_HOOK, RUNTIME_HOOK
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.processes.running import SLACK
 from gpushim.engines.settings import files
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gpushim.engines.processes.running import Engine
 
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), on_path.CDI_SINCE  # versions of Docker
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), dockerd.CDI_HOOK_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def runtime(host: Host) -> Iterator[Finding]:
             yield broken(evidence, host.restart(engine))
         else:
             other = named.get("nvidia")
-            yield (warning if on_path.found(engine, HOOK) else broken)(
+            yield (warning if dockerd.find_program(engine, RUNTIME_HOOK) else broken)(
                 f"{path}, which dockerd (process {engine.pid}) reads, does not name gpushim-runtime"
                 + (f"; its nvidia is {other}" if other else ""),
                 _configure(host, engine),
@@ -138,10 +138,10 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
 def hook(host: Host) -> Iterator[Finding]:
     """Check what `docker run --gpus` needs on dockerd's PATH."""
     for engine in host.running("dockerd"):
-        path = on_path.found(engine, HOOK)
+        path = dockerd.find_program(engine, RUNTIME_HOOK)
         where = f"the PATH of dockerd (process {engine.pid})"
         today = version_of(host, engine) >= CDI_GPUS
-        by_cdi = on_path.found(engine, CDI_HOOK) if today else ""
+        by_cdi = dockerd.find_program(engine, CDI_HOOK) if today else ""
         if found := _changeable(host, engine, by_cdi or path, where):
             yield found
         elif by_cdi:
@@ -150,7 +150,7 @@ def hook(host: Host) -> Iterator[Finding]:
             name, says = (
                 (CDI_HOOK, "AMD CDI spec not found, or no known GPU vendor found")
                 if today
-                else (HOOK, "could not select device driver")
+                else (RUNTIME_HOOK, "could not select device driver")
             )
             yield warning(
                 f"{name} is in no directory of {where}, {engine.environ.get('PATH') or 'which is empty'}: "
@@ -176,15 +176,16 @@ def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
     if len(host.running("dockerd")) > 1:  # `configure` links for this host's own dockerd
         return f"link gpushim-hook as {name} in a directory of that PATH; then {host.restart(engine)}"
-    first = "" if on_path.folders(engine) else f"put {shlex.quote(on_path.SYSTEM)} on the PATH of dockerd; then "
+    first = "" if dockerd.link_folders(engine) else f"put {shlex.quote(dockerd.LINKS)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
-        by_cdi = on_path.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
-        late = [path for path in (by_cdi, on_path.found(engine, HOOK)) if path and _is_late(host, engine, path)]
+        by_cdi = dockerd.find_program(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        paths = [by_cdi, dockerd.find_program(engine, RUNTIME_HOOK)]
+        late = [path for path in paths if path and _is_late(host, engine, path)]
         if late:
             evidence = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
         elif not names(host, engine) and engine.before(dockerd.config(engine)):
@@ -203,7 +204,7 @@ def _is_late(host: Host, engine: Engine, path: str) -> bool:
     An upgrade lays a package's names down anew, and what a link leads to; the links of `configure` stay. A dockerd
     that knows gpushim's runtime has looked at its PATH since gpushim came.
     """
-    if os.path.dirname(path) not in on_path.folders(engine) and names(host, engine):
+    if os.path.dirname(path) not in dockerd.link_folders(engine) and names(host, engine):
         return False
     return os.lstat(path).st_ctime > engine.started + SLACK
 
@@ -359,12 +360,12 @@ def names(host: Host, engine: Engine) -> list[str]:
 
 def hook_alone(host: Host, engine: Engine) -> bool:
     """Say whether the hook is all by which a dockerd gives GPUs."""
-    return not names(host, engine) and bool(on_path.found(engine, HOOK))
+    return not names(host, engine) and bool(dockerd.find_program(engine, RUNTIME_HOOK))
 
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
     """Return the version that a dockerd says it is; () if it does not answer."""
-    return on_path.number(str(_info(host, engine).get("ServerVersion")))
+    return dockerd.version_number(str(_info(host, engine).get("ServerVersion")))
 
 
 CHECKS = {

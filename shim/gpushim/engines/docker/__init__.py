@@ -3,7 +3,7 @@
 dockerd takes a setting from the file or from its command line, and does not start where both have it; so those are
 refused. `dockerd --validate` says since version 23 whether it would start with a file, but does not look at all of
 it: what gpushim touches is looked at here. Out of scope: what dockerd looks at only as it starts; what `docker run
---gpus` needs beside the file (on_path.py).
+--gpus` needs beside the file (dockerd.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.docker import daemon_json, dockerd, on_path
+from gpushim.engines.docker import daemon_json, dockerd
 from gpushim.engines.docker.dockerd import PROGRAM, added
 from gpushim.engines.processes import programs, running
 from gpushim.engines.settings import files, former
@@ -53,7 +53,7 @@ def plan(options: Options) -> Plan:
         changes, names = take_out(path, engine)
         changes += former.after(path)
         # The names on PATH are this host's dockerd's, not those of a file that somebody named.
-        links = on_path.made()
+        links = dockerd.own_links()
         if options.config:
             links, notes = [], notes + stays(link.path for link in links)
         by_hand = daemon_json.by_hand(path, names, changes[0].copy and path + changes[0].copy)
@@ -66,12 +66,12 @@ def plan(options: Options) -> Plan:
     if engine and engine.root and not os.path.exists(engine.root + options.program):
         notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {options.program} is not")
     version = dockerd.version(engine, path)
-    if options.cdi and () < on_path.number(version) < CDI_SINCE:
+    if options.cdi and () < dockerd.version_number(version) < CDI_SINCE:
         raise GpushimError(
             f"Docker {version} does not do CDI, which needs version 25; omit --cdi, and give containers "
             f"their GPUs with docker run --runtime={options.name}"
         )
-    links, missing = ([], []) if options.config else on_path.expected(engine, installed(HOOK), version)
+    links, missing = ([], []) if options.config else dockerd.missing_links(engine, installed(HOOK), version)
     return Plan(path, [change], notes + missing, engine, links)
 
 
@@ -109,7 +109,7 @@ def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]
 
 def _runs_ours(entry: dict[str, Any], engine: Engine | None) -> bool:
     program = daemon_json.program_of(entry)
-    return is_ours(program) or leads_to_ours(on_path.found(engine, program))
+    return is_ours(program) or leads_to_ours(dockerd.find_program(engine, program))
 
 
 def _added(options: Options, path: str) -> Change:

@@ -1,21 +1,29 @@
-"""dockerd as a program: which file it reads, where it listens, what it says of itself (GET /info of its API).
+"""dockerd as a program: the file that it reads, its socket, its answers (GET /info of its API), and its PATH.
 
-Out of scope: what is to be changed (__init__.py).
+For `docker run --gpus` it looks on its PATH, as it starts, for a program by one of two names that are NVIDIA's; its
+version decides which of them counts (seen with 20.10 to 29.7). gpushim's package has neither, because NVIDIA's has
+both and two packages cannot have one file; so `configure docker` links each that nobody has, in a directory that no
+package writes to. A link is gpushim's if it leads to gpushim-hook.
+Out of scope: what is to be changed in the file (__init__.py); what those programs do (gpuhook).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import posixpath
 import time
 from typing import TYPE_CHECKING, Any
 
+from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.docker.daemon_json import entries, parse, program_of
 from gpushim.engines.processes.ask import program
 from gpushim.engines.settings import files
-from gpushim.engines.settings.setup import executes_ours
+from gpushim.engines.settings.setup import HOOK, Link, executes_ours
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places
+from gpushim.paths import changeable, places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +37,10 @@ SNAP_CONFIG = f"{SNAP}/daemon.json"
 SECONDS = 40.0  # a dockerd with many containers takes its time
 VERSION_SECONDS = 5.0  # of one that is there, for a note
 ANSWER_LIMIT = 16 << 20  # bytes
+RUNTIME_HOOK, CDI_HOOK = "nvidia-container-runtime-hook", "nvidia-cdi-hook"
+CDI_HOOK_SINCE = (29, 2)  # the Docker that looks for CDI_HOOK, and for RUNTIME_HOOK only if that is missing
+LINKS, USER_LINKS = "/usr/local/bin", (".local/bin", "bin")  # an ordinary user's are below the home directory
+PATH = SYSTEM_PATH  # also of systemd's services (DEFAULT_PATH), where no dockerd runs that tells another
 
 
 def default_config(environ: Mapping[str, str] = os.environ) -> str:
@@ -162,3 +174,113 @@ def ask(address: str, what: str, seconds: float) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise ValueError("no JSON object")
     return answer
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version of Docker's; () if they are none."""
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts) if len(parts) == 2 and all(part.isdigit() for part in parts) else ()
+
+
+def find_program(engine: Engine | None, name: str) -> str:
+    """Return where a dockerd finds a program, as this process opens it; "" if nowhere.
+
+    `engine` is None for one that systemd is going to start.
+    """
+    for folder in _path_folders(engine):
+        path = os.path.join(folder, name)
+        place = engine.seen(path) if engine else path
+        if os.path.isfile(place) and os.access(place, os.X_OK):
+            return place
+    return ""
+
+
+def link_folders(engine: Engine | None) -> list[str]:
+    """List the directories for links that are on the PATH of a dockerd; none where it has a root of its own."""
+    on_path = _path_folders(engine)
+    return [] if engine and engine.root else [folder for folder in _own_folders() if folder in on_path]
+
+
+def missing_links(engine: Engine | None, hook: str, version: str) -> tuple[list[Link], list[str]]:
+    """Work out which links a dockerd lacks for --gpus: of both names, for the version may change.
+
+    A link of ours to a program that others could change counts as none.
+
+    Args:
+        engine: the dockerd; None for one that systemd is going to start.
+        hook: absolute path of gpushim-hook.
+        version: of Docker; "" if it is not known.
+
+    Returns:
+        the links, and a note about a name that this version needs, nobody has, and no link can be made for.
+    """
+    number = version_number(version)
+    unneeded = (RUNTIME_HOOK if number >= CDI_HOOK_SINCE else CDI_HOOK) if number else ""
+    links, notes = [], []
+    for name in (CDI_HOOK, RUNTIME_HOOK):
+        program_path = find_program(engine, name)
+        if program_path and not (_is_own_link(program_path) and changeable.by(program_path)):
+            continue
+        paths = [f"{folder}/{name}" for folder in link_folders(engine)]
+        free = [path for path in paths if _is_own_link(path, absent=True)]
+        if free:
+            links.append(Link(free[0], hook))
+        elif name != unneeded:
+            where = f"the PATH of dockerd ({':'.join(_path_folders(engine))})"
+            notes.append(f"{name} is not on {where}: link it to {hook} there for docker run --gpus")
+    return links, notes
+
+
+def own_links() -> list[Link]:
+    """List the links of gpushim's that are there, as links to be removed."""
+    paths = [f"{folder}/{name}" for folder in _own_folders() for name in (CDI_HOOK, RUNTIME_HOOK)]
+    return [Link(path) for path in paths if _is_own_link(path)]
+
+
+def apply_links(links: list[Link]) -> tuple[list[Link], list[str]]:
+    """Make and remove links.
+
+    Returns:
+        those that are now as wished, and for each other one a note with the command that does it.
+    """
+    done, notes = [], []
+    for link in links:
+        try:
+            _apply_link(link)
+            done.append(link)
+        except (GpushimError, OSError) as error:
+            reason = f"{link.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            notes.append(f"{reason}; for docker run --gpus: {link.command}")
+    return done, notes
+
+
+def _apply_link(link: Link) -> None:
+    folder, name = os.path.split(link.path)
+    # By another name, as the way to the link itself would lead on to its target.
+    with places.place(f"{folder}/.{name}.gpushim", make=bool(link.target)) as place:
+        if not _is_own_link(link.path, absent=True):
+            raise FileExistsError(errno.EEXIST, "it is somebody else's by now")
+        with contextlib.suppress(FileNotFoundError):  # one of ours that led nowhere, which a new one need not replace
+            os.unlink(name, dir_fd=place.folder)
+        if link.target:
+            os.symlink(link.target, name, dir_fd=place.folder)
+
+
+def _path_folders(engine: Engine | None) -> list[str]:
+    return [folder for folder in (engine.environ.get("PATH", "") if engine else PATH).split(":") if folder[:1] == "/"]
+
+
+def _own_folders() -> list[str]:
+    """List the directories for links, by who runs this."""
+    home = os.path.expanduser("~")
+    return [LINKS] if os.geteuid() == 0 else [f"{home}/{folder}" for folder in USER_LINKS if home.startswith("/")]
+
+
+def _is_own_link(path: str, absent: bool = False) -> bool:
+    """Say whether a path is a link of gpushim's; `absent` is the answer where there is nothing."""
+    try:
+        return posixpath.basename(os.readlink(path)) == HOOK
+    except FileNotFoundError:
+        return absent
+    except OSError:  # no link
+        return False

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim.cdi import specs
-from gpushim.engines.docker import dockerd, on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.docker.daemon_json import program_of
 from gpushim.engines.processes import ask, programs, running
 from gpushim.explain import explain
@@ -30,10 +30,10 @@ GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "vi
 BY_CDI, BY_HOOK = "nvidia.cdi", "nvidia.runtime-hook"  # the two halves of "nvidia", named since Docker 29.2
 UNSEEN = (
     "the dockerd that answers is not seen from here; root on its machine sees it. This goes by the PATH that systemd "
-    f"gives a service, {on_path.PATH}"
+    f"gives a service, {dockerd.PATH}"
 )
 COMPOSE = "com.docker.compose.project"  # label of a container that Compose has made
-VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
+VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until dockerd.CDI_HOOK_SINCE
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
     found = _described(engine, answer, image, f"image {quote(name)}")
     info = _ask(program, "info", "--format", "{{json .}}")[0]
     info = info if isinstance(info, dict) else {}
-    version = on_path.number(str(info.get("ServerVersion", "")))
+    version = dockerd.version_number(str(info.get("ServerVersion", "")))
     daemon = _dockerd(info)
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
     by_cdi = [_by_cdi(request, info, version, daemon) for request in requests]
@@ -199,7 +199,7 @@ def _ids(request: dict[str, Any]) -> list[str]:
 
 def _by_path(request: dict[str, Any], version: tuple[int, ...]) -> bool:
     """Say whether the programs on dockerd's PATH decide who brings the GPUs of a request."""
-    return (request.get("Driver") or "") in ("", "nvidia") and version >= on_path.CDI_SINCE
+    return (request.get("Driver") or "") in ("", "nvidia") and version >= dockerd.CDI_HOOK_SINCE
 
 
 def _by_cdi(
@@ -212,12 +212,12 @@ def _by_cdi(
     names = [each if "=" in each else f"nvidia.com/gpu={each}" for each in ids]
     if driver == BY_CDI:
         return names
-    if not _by_path(request, version) or not on_path.found(daemon, on_path.CDI_HOOK):
+    if not _by_path(request, version) or not dockerd.find_program(daemon, dockerd.CDI_HOOK):
         return []
     try:  # for devices without a spec the hook is called, if there is one
         specs.find([name for name in names if name not in _discovered(info)], _texts(info.get("CDISpecDirs")))
     except GpushimError:
-        return [] if on_path.found(daemon, on_path.HOOK) else names
+        return [] if dockerd.find_program(daemon, dockerd.RUNTIME_HOOK) else names
     return names
 
 
@@ -231,7 +231,7 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
     """Add what dockerd makes of a device request, as GPU_DRIVER's source says: variables behind all others."""
     driver = request.get("Driver") or ""
     lists = [names for names in request.get("Capabilities") or () if {*names} <= {*GPU_DRIVER}]
-    known = ("", "nvidia", BY_HOOK, BY_CDI) if version >= on_path.CDI_SINCE else ("", "nvidia")
+    known = ("", "nvidia", BY_HOOK, BY_CDI) if version >= dockerd.CDI_HOOK_SINCE else ("", "nvidia")
     if driver not in known or not (lists or driver):
         found.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
         return
@@ -240,7 +240,7 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
         found.add(f"{DEVICES}=", "docker run --gpus")
         found.notes.append("the device request has an empty id, of which Docker makes no GPU: name one, or all")
         return
-    if not value and VOID_SINCE <= version < on_path.CDI_SINCE:
+    if not value and VOID_SINCE <= version < dockerd.CDI_HOOK_SINCE:
         value = "void"
     elif not value:
         found.notes.append(
