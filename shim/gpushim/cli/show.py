@@ -232,7 +232,6 @@ class Commands(click.Group):
                     formatter.write_dl(rows)
 
     def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
-        """Return the titles of the help, each with its commands."""
         yield "Commands", names
 
 

@@ -56,7 +56,8 @@ def plan(options: Options) -> Plan:
         links = dockerd.own_links()
         if options.config:
             links, notes = [], notes + stays(link.path for link in links)
-        by_hand = daemon_json.by_hand(path, names, changes[0].copy and path + changes[0].copy)
+        records = [change.path for change in changes[1:]]
+        by_hand = daemon_json.by_hand(path, names, changes[0].copy and path + changes[0].copy, records)
         check = partial(_check_left, options, changes[0], engine)
         return Plan(path, changes, notes, engine, links, check=check, by_hand=by_hand)
     _check_flags(options, engine)
@@ -78,8 +79,9 @@ def plan(options: Options) -> Plan:
 def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]:
     """Return the changes that take gpushim's runtimes out of a daemon.json, and their names.
 
-    A file that then says what it said before gpushim gets those bytes back, and one that gpushim made goes. Runtimes
-    of NVIDIA's name count too where gpushim has taken that name over: without gpushim there is no such program.
+    A file that then says what it said before gpushim gets those bytes back, and one that gpushim made goes; the copy
+    of what it said goes in any case, for edits since make it out of date. Runtimes of NVIDIA's name count too where
+    gpushim has taken that name over: without gpushim there is no such program.
 
     Args:
         path: of the file, which need not exist.
@@ -95,16 +97,25 @@ def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]
     settings = daemon_json.parse(old, path)
     names = [name for name, entry in daemon_json.entries(settings).items() if _runs_ours(entry, engine)]
     left = daemon_json.take_out(settings, names, added(engine))
+    backup, before = files.copy_path(path, BEFORE), _before(path)
+    records = [] if before is None else [Change(backup, before, None)]
     if not names:
-        return [Change(path, old, old)], []
+        return [Change(path, old, old), *records], []
     copy = EDITED if daemon_json.lost(settings, left) else ""
-    backup, before = files.copy_path(path, BEFORE), None
+    if before is not None and daemon_json.is_same(daemon_json.parse(before, backup), left):
+        return [Change(path, old, before, copy), *records], names
+    is_made = not left and not os.path.lexists(backup) and not os.path.islink(path)
+    return [Change(path, old, None if is_made else daemon_json.write(left, old), copy), *records], names
+
+
+def _before(path: str) -> bytes | None:
+    """Return the copy of a daemon.json without gpushim; None if there is none, or somebody else's by that name."""
+    backup = files.copy_path(path, BEFORE)
     with contextlib.suppress(GpushimError):
-        before = files.read(backup)
-        if before is not None and daemon_json.is_same(daemon_json.parse(before, backup), left):
-            return [Change(path, old, before, copy), Change(backup, before, None)], names
-    is_made = not left and before is None and not os.path.islink(path)
-    return [Change(path, old, None if is_made else daemon_json.write(left, old), copy)], names
+        content = files.read(backup)
+        daemon_json.parse(content, backup)
+        return content
+    return None
 
 
 def _runs_ours(entry: dict[str, Any], engine: Engine | None) -> bool:
@@ -128,7 +139,8 @@ def _added(options: Options, path: str) -> Change:
     if new == settings:
         return Change(path, old, old)
     is_without = not any(is_ours(daemon_json.program_of(each)) for each in daemon_json.entries(settings).values())
-    copy = BEFORE if is_without and files.read(files.copy_path(path, BEFORE)) is None else ""
+    is_taken = _before(path) is None and os.path.lexists(files.copy_path(path, BEFORE))
+    copy = BEFORE if is_without and not is_taken else ""
     return Change(path, old, daemon_json.write(new, old), EDITED if daemon_json.lost(settings, new) else copy)
 
 

@@ -158,16 +158,18 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return first == second
 
 
-def by_hand(path: str, names: list[str], copy: str) -> list[str]:
+def by_hand(path: str, names: list[str], copy: str, records: list[str]) -> list[str]:
     """Return the commands that do what `take_out` does to a file, where there is no gpushim.
 
     Args:
         path: of the file.
         names: of the runtimes.
         copy: path of a copy to make first; "" for none.
+        records: paths of gpushim's own files beside it.
     """
-    take_out = shlex.join(["python3", "-I", "-c", _BY_HAND, path, *names])
-    return [*([shlex.join(["cp", "--backup=numbered", path, copy])] if copy else []), *([take_out] if names else [])]
+    commands = [["cp", "--backup=numbered", path, copy]] if copy else []
+    commands += [["python3", "-I", "-c", _BY_HAND, path, *names]] if names else []
+    return [shlex.join(words) for words in [*commands, *(["rm", "-f", record] for record in records)]]
 
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> bool:
