@@ -47,21 +47,24 @@ def plan(options: Options) -> Plan:
     meant = Plan([*path, daemon.seen(config)][0], changes, notes, daemon.engine, stopped=daemon.stopped)
     if not options.remove:
         return meant
-    by_hand = [command for change in changes for command in services.by_hand(change)]
-    return replace(meant, by_hand=by_hand, check=partial(removal.check_left, daemon, config, changes))
+    by_hand, check = removal.by_hand(changes, config), partial(removal.check_left, daemon, config, changes)
+    return replace(meant, by_hand=by_hand, check=check)
 
 
 def _usual(options: Options) -> Plan:
     """Work out what to take out of all usual settings of containerd that are there."""
     plans = [plan(replace(options, config=path)) for path in USUAL if os.path.isdir(os.path.dirname(path))]
     changes = [change for each in plans for change in each.changes]
-    notes = [note for each in plans for note in each.notes]
+    notes, by_hand = (
+        [note for each in plans for note in each.notes],
+        [text for each in plans for text in each.by_hand],
+    )
 
     def check() -> None:
         for each in plans:
             each.check()
 
-    return Plan(plans[0].config if plans else USUAL[0], changes, notes, check=check)
+    return Plan(plans[0].config if plans else USUAL[0], changes, notes, check=check, by_hand=by_hand)
 
 
 def _configured(options: Options, daemon: Daemon, config: str, notes: list[str]) -> list[Change]:

@@ -201,6 +201,13 @@ def without_import(old: bytes | None, place: str, pattern: str) -> bytes | None:
     return new.replace(MARK, "").encode()
 
 
+def sed_script(pattern: str) -> str:
+    """Return the script of sed that takes gpushim's pattern out of the main file, as it is by then."""
+    text = re.sub(r"([].*[/^$\\])", r"\\\1", toml.value_text(pattern))
+    line = rf"/^imports = \[{text}\]{MARK}/d"
+    return f"{line}; s/, *{text}//; s/{text}, *//; s/{text}//; s/{MARK}//"
+
+
 def _file(daemon: Daemon, path: str, importer: str, draft: Draft) -> File:
     place = daemon.seen(path)
     content = draft[place] if place in draft else files.read(place)

@@ -23,7 +23,7 @@ from gpushim.ground import bounds
 from gpushim.ground.errors import NOT_FOUND, GpushimError, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from gpushim.engines.processes.running import Engine
     from gpushim.engines.settings.files import Change
@@ -90,7 +90,7 @@ class Plan:
         engine: the running engine that reads these settings, if one does.
         stopped: name of the service that will read them once it is started, where that is not the engine's own.
         stays: by the name of a runtime of gpushim's that is left, because containers need it, the sentence for that.
-        by_hand: commands that take gpushim out of what `changes` edit, where there is no gpushim.
+        by_hand: commands that do what `changes` do, where there is no gpushim; none if they only remove files.
         check: raises GpushimError if the engine would not start with what these leave; before they are made.
     """
 
@@ -139,12 +139,24 @@ def check_entry(path: str, name: str, program: object, ours: bool, force: bool) 
         )
 
 
-def goes_with(path: str, default: str, name: str, title: str) -> GpushimError:
-    """Return the refusal to take back a runtime that a line of others names as the default."""
-    return GpushimError(
-        f"{path}: {default} is {quote(name)}, which goes with gpushim's entry, and {title} does not start without "
-        "it; remove that line, then try again"
-    )
+def check_default(title: str, key: str, defaults: Sequence[tuple[str, object]], removed: Collection[str]) -> None:
+    """Refuse to take back a runtime that a line of others names as the default.
+
+    Args:
+        title: the engine's name, for the sentence.
+        key: of the default runtime's name.
+        defaults: path of each file that names one, in the order in which the engine reads them, with the name.
+        removed: names of the runtimes that go, without those that the engine has by itself.
+
+    Raises:
+        GpushimError: the engine would not start with what is left.
+    """
+    path, name = defaults[-1] if defaults else ("", "")
+    if str(name) in removed:
+        raise GpushimError(
+            f"{path}: {key} is {quote(str(name))}, which goes with gpushim's entry, and {title} does not start "
+            "without it; remove that line, then try again"
+        )
 
 
 def executes_ours(program: str, engine: Engine | None = None) -> bool:
