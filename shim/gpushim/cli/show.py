@@ -226,7 +226,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in self.parted(self.list_commands(ctx)):
             commands = [(name, self.get_command(ctx, name)) for name in names]
-            rows = [(name, each.get_short_help_str(SENTENCE)) for name, each in commands if each and not each.hidden]
+            rows = [(name, row.get_short_help_str(SENTENCE)) for name, row in commands if row and not row.hidden]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)

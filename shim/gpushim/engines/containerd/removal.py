@@ -24,21 +24,21 @@ DEFAULT = "default_runtime_name"
 
 def changes(daemon: Daemon, config: str) -> list[Change]:
     """Return the changes that take gpushim out, whatever state the files of others are in."""
-    tree, place = imports.load(daemon, config, {}, strict=False), daemon.seen(config)
+    tree, host_path = imports.load(daemon, config, {}, strict=False), daemon.seen(config)
     templates = services.templates(config).values() or [config] * config.endswith(services.MICROK8S)
-    changes = [services.take_out(daemon.seen(each)) for each in templates]
+    changes = [services.take_out(daemon.seen(template)) for template in templates]
     for path in dict.fromkeys([*imports.own_paths(daemon, config, tree), *(file.path for file in tree[1:])]):
         changes += own.remove(daemon.seen(path))
-    changes += [record for each in templates for record in former.records(daemon.seen(each))]
-    if place not in [each.path for each in changes]:
-        old = files.read(place)
-        new = imports.without_import(former.without(place, old), place, imports.own_pattern(config))
+    changes += [record for template in templates for record in former.records(daemon.seen(template))]
+    if host_path not in [change.path for change in changes]:
+        old = files.read(host_path)
+        new = imports.without_import(former.without(host_path, old), host_path, imports.own_pattern(config))
         if new != old:  # nobody else has that directory imported
             own_path = daemon.seen(f"{os.path.dirname(config)}/{imports.FOLDER}/{imports.OURS}")
-            changes = [replace(each, folder=True) if each.path == own_path else each for each in changes]
-        copy = files.copy_path(place, files.BEFORE)
+            changes = [replace(change, folder=True) if change.path == own_path else change for change in changes]
+        copy = files.copy_path(host_path, files.BEFORE)
         backup = [Change(copy, files.read(copy), None)]
-        changes += [Change(place, old, new), *(former.records(place) or backup)]
+        changes += [Change(host_path, old, new), *(former.records(host_path) or backup)]
     return changes
 
 

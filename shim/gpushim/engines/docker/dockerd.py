@@ -49,8 +49,8 @@ def default_config(environ: Mapping[str, str] = os.environ) -> str:
     The snap's dockerd always has that option; its file counts where only the snap is installed.
     """
     if os.geteuid() != 0:
-        home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
-        return f"{home}/docker/daemon.json"
+        config_home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
+        return f"{config_home}/docker/daemon.json"
     if os.path.isdir(SNAP) and not os.path.isdir(os.path.dirname(SYSTEM_CONFIG)):
         return SNAP_CONFIG
     return SYSTEM_CONFIG
@@ -81,7 +81,7 @@ def programs(engine: Engine) -> dict[str, str]:
 
 def added(engine: Engine | None) -> list[str]:
     """List the runtimes that a dockerd, if one runs, has by its command line."""
-    return [each.partition("=")[0] for each in engine.option("--add-runtime")] if engine else []
+    return [value.partition("=")[0] for value in engine.option("--add-runtime")] if engine else []
 
 
 def loaded(info: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -91,9 +91,9 @@ def loaded(info: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str
         info: what dockerd says, which is the name alone for a runtime with a runtimeType.
         entries: the runtimes of its daemon.json.
     """
-    known = info.get("Runtimes")
-    found = known.items() if isinstance(known, dict) else ()
-    return {name: program_of(entry) or program_of(entries.get(name)) for name, entry in found}
+    runtimes = info.get("Runtimes")
+    pairs = runtimes.items() if isinstance(runtimes, dict) else ()
+    return {name: program_of(entry) or program_of(entries.get(name)) for name, entry in pairs}
 
 
 def ours(info: dict[str, Any], engine: Engine | None) -> list[str]:
@@ -108,13 +108,13 @@ def socket(engine: Engine | None, path: str = "") -> str:
         engine: the dockerd, if one runs.
         path: of its daemon.json; "" for the one that it reads.
     """
-    seen, environ = (engine.seen, engine.environ) if engine else (str, os.environ)
+    from_here, environ = (engine.seen, engine.environ) if engine else (str, os.environ)
     listed = settings(path or config(engine)).get("hosts")
-    for each in [*(engine.option("--host", "-H") if engine else []), *(listed if isinstance(listed, list) else [])]:
-        if str(each).startswith("unix://"):
-            return seen(str(each)[len("unix://") :])
+    for host in [*(engine.option("--host", "-H") if engine else []), *(listed if isinstance(listed, list) else [])]:
+        if str(host).startswith("unix://"):
+            return from_here(str(host)[len("unix://") :])
     user = engine.uid if engine else os.geteuid()
-    return seen(f"{environ.get('XDG_RUNTIME_DIR', f'/run/user/{user}') if user else '/run'}/docker.sock")
+    return from_here(f"{environ.get('XDG_RUNTIME_DIR', f'/run/user/{user}') if user else '/run'}/docker.sock")
 
 
 def info(engine: Engine | None, path: str = "", seconds: float = SECONDS, patience: float = 0.0) -> dict[str, Any]:
@@ -158,14 +158,14 @@ def refusal(content: bytes, dockerd: str) -> str:
     return f"dockerd says: {last_line.rpartition('/dev/stdin: ')[2][:300]}"
 
 
-def ask(address: str, what: str, seconds: float) -> dict[str, Any]:
+def ask(address: str, path: str, seconds: float) -> dict[str, Any]:
     """Ask dockerd once, at its socket; the rest is as `info` has it."""
     import http.client  # takes as long as all else that `gpushim ps` needs
 
     connection = http.client.HTTPConnection("localhost", timeout=seconds)
     try:
         connection.sock = places.connect(address, seconds)
-        connection.request("GET", what)
+        connection.request("GET", path)
         answer = json.loads(connection.getresponse().read(ANSWER_LIMIT))
     except http.client.HTTPException as error:
         raise ValueError(f"no HTTP ({type(error).__name__})") from None
@@ -189,9 +189,9 @@ def find_program(engine: Engine | None, name: str) -> str:
     """
     for folder in _path_folders(engine):
         path = os.path.join(folder, name)
-        place = engine.seen(path) if engine else path
-        if os.path.isfile(place) and os.access(place, os.X_OK):
-            return place
+        host_path = engine.seen(path) if engine else path
+        if os.path.isfile(host_path) and os.access(host_path, os.X_OK):
+            return host_path
     return ""
 
 
@@ -226,8 +226,8 @@ def missing_links(engine: Engine | None, hook: str, version: str) -> tuple[list[
         if free:
             links.append(Link(free[0], hook))
         elif name != unneeded:
-            where = f"the PATH of dockerd ({':'.join(_path_folders(engine))})"
-            notes.append(f"{name} is not on {where}: link it to {hook} there for docker run --gpus")
+            searched = f"the PATH of dockerd ({':'.join(_path_folders(engine))})"
+            notes.append(f"{name} is not on {searched}: link it to {hook} there for docker run --gpus")
     return links, notes
 
 
@@ -243,27 +243,27 @@ def apply_links(links: list[Link]) -> tuple[list[Link], list[str]]:
     Returns:
         those that are now as wished, and for each other one a note with the command that does it.
     """
-    done, notes = [], []
+    applied, notes = [], []
     for link in links:
         try:
             _apply_link(link)
-            done.append(link)
+            applied.append(link)
         except (GpushimError, OSError) as error:
             reason = f"{link.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
             notes.append(f"{reason}; for docker run --gpus: {link.command}")
-    return done, notes
+    return applied, notes
 
 
 def _apply_link(link: Link) -> None:
     folder, name = os.path.split(link.path)
     # By another name, as the way to the link itself would lead on to its target.
-    with places.place(f"{folder}/.{name}.gpushim", make=bool(link.target)) as place:
+    with places.place(f"{folder}/.{name}.gpushim", make=bool(link.target)) as target:
         if not _is_own_link(link.path, absent=True):
             raise FileExistsError(errno.EEXIST, "it is somebody else's by now")
         with contextlib.suppress(FileNotFoundError):  # one of ours that led nowhere, which a new one need not replace
-            os.unlink(name, dir_fd=place.folder)
+            os.unlink(name, dir_fd=target.folder)
         if link.target:
-            os.symlink(link.target, name, dir_fd=place.folder)
+            os.symlink(link.target, name, dir_fd=target.folder)
 
 
 def _path_folders(engine: Engine | None) -> list[str]:
@@ -272,12 +272,12 @@ def _path_folders(engine: Engine | None) -> list[str]:
 
 def _own_folders() -> list[str]:
     """List the directories for links, by who runs this."""
-    home = os.path.expanduser("~")
-    return [LINKS] if os.geteuid() == 0 else [f"{home}/{folder}" for folder in USER_LINKS if home.startswith("/")]
+    top = os.path.expanduser("~")
+    return [LINKS] if os.geteuid() == 0 else [f"{top}/{folder}" for folder in USER_LINKS if top.startswith("/")]
 
 
 def _is_own_link(path: str, absent: bool = False) -> bool:
-    """Say whether a path is a link of gpushim's; `absent` is the answer where there is nothing."""
+    """Return whether a path is a link of gpushim's; `absent` is the answer where there is nothing."""
     try:
         return posixpath.basename(os.readlink(path)) == HOOK
     except FileNotFoundError:

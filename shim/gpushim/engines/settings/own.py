@@ -70,10 +70,10 @@ def check_left(
         default: the key of the default runtime's name, beside the table `runtimes`.
         stock: runtimes that it has by itself.
     """
-    left = {change.path: change.new for change in changes}
+    drafts = {change.path: change.new for change in changes}
     *above, key = default
-    had, has = (toml.table(toml.merged(read, instead), *above, "runtimes") for instead in ({}, left))
-    defaults = [(path, toml.table(toml.merged([path], left), *above).get(key)) for path in toml.listed(read)]
+    had, has = (toml.table(toml.merged(read, instead), *above, "runtimes") for instead in ({}, drafts))
+    defaults = [(path, toml.table(toml.merged([path], drafts), *above).get(key)) for path in toml.listed(read)]
     check_default(title, key, [pair for pair in defaults if pair[1] is not None], {*had} - {*has} - {*stock})
 
 
@@ -95,7 +95,7 @@ def _is_edited(path: str, content: bytes) -> bool:
     return match is not None and match[1] != digest(text[match.end() :])
 
 
-def _has(there: object, wished: object) -> bool:
+def _has(actual: object, wished: object) -> bool:
     if isinstance(wished, dict):
-        return isinstance(there, dict) and all(_has(there.get(key), value) for key, value in wished.items())
-    return there == wished
+        return isinstance(actual, dict) and all(_has(actual.get(key), value) for key, value in wished.items())
+    return actual == wished

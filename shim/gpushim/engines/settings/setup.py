@@ -110,12 +110,12 @@ class Plan:
 
 
 def stays(paths: Iterable[str]) -> list[str]:
-    """Say which of gpushim's files beside an engine's settings stay where --config names one file."""
+    """Return which of gpushim's files beside an engine's settings stay where --config names one file."""
     return [f"{path} stays: --config is about one file; --remove without it takes all away" for path in paths]
 
 
 def is_ours(program: object) -> bool:
-    """Say whether a program in an engine's settings is gpushim-runtime, by its name alone.
+    """Return whether a program in an engine's settings is gpushim-runtime, by its name alone.
 
     This decides what may be edited; `executes_ours` says which program an engine executes.
     """
@@ -160,12 +160,12 @@ def check_default(title: str, key: str, defaults: Sequence[tuple[str, object]], 
 
 
 def executes_ours(program: str, engine: Engine | None = None) -> bool:
-    """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks."""
+    """Return whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks."""
     return is_ours(program) or leads_to_ours(engine.executable(program) if engine else program)
 
 
 def leads_to_ours(path: str) -> bool:
-    """Say whether an absolute path is gpushim-runtime or a link to it, as the names of gpushim-nvidia-compat are."""
+    """Return whether an absolute path is gpushim-runtime or leads to it, as the names of gpushim-nvidia-compat do."""
     for _ in range(bounds.LINKS if path.startswith("/") else 0):
         if is_ours(path):
             return True
@@ -176,18 +176,18 @@ def leads_to_ours(path: str) -> bool:
     return False
 
 
-def installed(name: str, given: str = "") -> str:
-    """Return the absolute path of PROGRAM or HOOK: `given`, else the one beside this code, else the packages'.
+def installed(name: str, path: str = "") -> str:
+    """Return the absolute path of PROGRAM or HOOK: `path`, else the one beside this code, else the packages'.
 
     Raises:
         GpushimError: it is not there, not executable, or its path is relative: engines have other working
             directories.
     """
-    ours = os.path.dirname(decide.hook_program())
-    candidates = [given] if given else [f"{ours}/{name}", f"/usr/bin/{name}"]
+    folder = os.path.dirname(decide.hook_program())
+    candidates = [path] if path else [f"{folder}/{name}", f"/usr/bin/{name}"]
     if not candidates[0].startswith("/"):
         raise GpushimError(
-            f"{given} is a relative path, which an engine would look for elsewhere; give the whole path"
+            f"{path} is a relative path, which an engine would look for elsewhere; give the whole path"
         )
     for path in candidates:
         if os.path.isfile(path) and os.access(path, os.X_OK):
