@@ -17,7 +17,6 @@ from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure, file_option
 from gpushim.cli.info import info
 from gpushim.cli.program import Program
-from gpushim.cli.sections import Commands
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
 from gpushim.config import policy
 from gpushim.engines.settings import files
@@ -30,7 +29,7 @@ from gpushim.nvidia.migrate.migrate_keys import FALSE, KEYS, TRUE
 ENGINES = ("docker", "containerd", "crio")
 
 
-class _Commands(Program, Commands):
+class _Commands(Program, show.Commands):
     """Commands, and for unknown ones what gpushim has instead."""
 
     failure = 1
