@@ -74,7 +74,7 @@ def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool
     from gpuplugin.cluster import in_cluster
 
     found = {
-        setting.key: plugin_settings.by_flag(setting, flags) or plugin_settings.by_variable(setting, os.environ)
+        setting.key: plugin_settings.read_flag(setting, flags) or plugin_settings.read_variable(setting, os.environ)
         for setting in SETTINGS
         if setting.key in in_cluster.FILES
     }

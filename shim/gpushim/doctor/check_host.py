@@ -184,7 +184,7 @@ def _unmigrated_rows(host: Host, path: str) -> list[migrate.Row]:
     own_sections, settings = policy.given(host.config) or {}, cast(Any, host.settings)  # by names that are data
     return [
         row
-        for row in migrate.plan(path, host.config).rows
+        for row in migrate.plan_migration(path, host.config).rows
         if row.left_out
         or (
             row.setting

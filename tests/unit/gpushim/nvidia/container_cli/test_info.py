@@ -61,7 +61,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def listed(host: Any, line: str) -> list[str]:
-    return info.paths(getopt.parse(line.split(), COMMANDS["list"])[0], host)
+    return info.list_paths(getopt.parse(line.split(), COMMANDS["list"])[0], host)
 
 
 def test_info_is_as_documented(host: Any, capsys: pytest.CaptureFixture[str]) -> None:
