@@ -144,7 +144,7 @@ def _container(merged: dict[str, Any]) -> dict[str, Any] | None:
         return None  # what MPS adds is the engine's
     env = [f"{name}={value}" for name, value in merged["envs"].items()]
     origins = dict.fromkeys([*merged["envs"], *merged["annotations"], *(path for _, path in mounts)], "device plugin")
-    return story.explain(story.described(env, False, merged["annotations"], mounts), "", origins)
+    return story.explain(story.build_spec(env, False, merged["annotations"], mounts), "", origins)
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -23,8 +23,7 @@ PRONOUNS = {
 LIMIT = 3.0  # percent of the names that a room binds
 # Rooms, and files, that were not gone through yet.
 NOT_YET = (
-    *("gpushim/engines", "gpushim/explain/explain.py"),
-    *("gpushim/cli/configure.py", "gpushim/cli/explain.py", "gpushim/paths/exchange.py", "gpushim/doctor/entries.py"),
+    *("gpushim/engines", "gpushim/cli/configure.py", "gpushim/cli/explain.py"),
     *(f"gpushim/doctor/check_{engine}.py" for engine in ("containerd", "crio", "docker", "podman")),
     *(
         f"gpuplugin/{name}"

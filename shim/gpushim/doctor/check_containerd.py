@@ -45,7 +45,7 @@ def daemon(host: Host) -> Iterator[Finding]:
         found = services.installed(host.top)
         which = f", and {' and '.join(found)} is installed" if found else ""
         start = units.fix("start", services.unit(found[0], host.top), top=host.top) if found else ""
-        yield entries.absent(host, NAME, which, start)
+        yield entries.report_absent(host, NAME, which, start)
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def runtime(host: Host) -> Iterator[Finding]:
     for engine, cri in with_cri:
         known = _programs(cri)
         again = functools.partial(_configure, host, engine)
-        yield from entries.handlers(host, engine, known, known, again)
+        yield from entries.check_handlers(host, engine, known, known, again)
     there = [engine for engine, _ in with_cri]
     for engine in engines(host):
         if needed and engine not in there and "error" not in _merged(host, engine):
@@ -131,10 +131,9 @@ def devices(host: Host) -> Iterator[Finding]:
         if "enable_cdi" not in cri:
             yield skipped("this containerd does not do CDI")
         elif cri["enable_cdi"] and isinstance(folders, list) and not _configured_folders(host, engine, folders):
-            evidence = (
-                f"containerd does CDI from {', '.join(map(str, folders))}, and the spec is in {entries.place(host)}"
-            )
-            yield warning(evidence, entries.moved(host, str(folders[-1])))
+            evidence = f"containerd does CDI from {', '.join(map(str, folders))}"
+            evidence += f", and the spec is in {entries.find_spec_folder(host)}"
+            yield warning(evidence, entries.build_folder_fix(host, str(folders[-1])))
         elif cri["enable_cdi"]:
             yield ok("containerd injects CDI devices")
         else:
@@ -150,7 +149,7 @@ def devices(host: Host) -> Iterator[Finding]:
 def _configured_folders(host: Host, engine: Engine, folders: list[Any]) -> bool:
     """Say whether containerd looks for CDI devices in the directory that refresh writes to, if somebody chose one."""
     cdi = host.settings["cdi"]
-    there = entries.looks_there(host, [engine.seen(str(folder)) for folder in folders])
+    there = entries.has_spec_folder(host, [engine.seen(str(folder)) for folder in folders])
     return there or not folders or not cdi["write-spec"] or not cdi["output-directory"]
 
 
@@ -205,7 +204,7 @@ def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
     others = len(engines(host)) > 1 or (services.installed(host.top) and not services.of(_config(engine)))
     options = (*more, f"--config={_config(engine)}") if others else more
-    return entries.configure("containerd", _programs(cri), host.restart(engine), name, options)
+    return entries.build_command("containerd", _programs(cri), host.restart(engine), name, options)
 
 
 def _merged(host: Host, engine: Engine) -> dict[str, Any]:

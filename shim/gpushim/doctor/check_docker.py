@@ -104,10 +104,10 @@ def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute each runtime for GPUs in the root that it has."""
     for engine in host.running("dockerd"):
         yield from _default(host, engine)
-        for name, path in entries.for_gpus(engine, dockerd.programs(engine)).items():
+        for name, path in entries.select_gpu_runtimes(engine, dockerd.programs(engine)).items():
             again = _configure(host, engine, name)
             if here := engine.executable(path):
-                yield entries.foreign(f"the runtime {name} is {path}", here, again) or ok(
+                yield entries.find_changeable(f"the runtime {name} is {path}", here, again) or ok(
                     f"dockerd can execute {path}"
                 )
                 continue
@@ -168,7 +168,7 @@ def hook(host: Host) -> Iterator[Finding]:
 
 def _changeable(host: Host, engine: Engine, path: str, where: str) -> Finding | None:
     again = f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}"
-    return entries.foreign(f"{path} is on {where}", path, again) if path else None
+    return entries.find_changeable(f"{path} is on {where}", path, again) if path else None
 
 
 def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
@@ -308,7 +308,7 @@ def alone(host: Host) -> Iterator[Finding]:
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
     """Say how the runtime gets into the file that this dockerd reads, and is loaded."""
     options = (*more, f"--config={dockerd.config(engine)}") if len(host.running("dockerd")) > 1 else more
-    command = entries.configure("docker", dockerd.programs(engine), host.restart(engine), name, options)
+    command = entries.build_command("docker", dockerd.programs(engine), host.restart(engine), name, options)
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
         where = shlex.quote(dockerd.config(engine))
         return f"move --add-runtime from the command line of dockerd into {where}; then {command}"
@@ -319,8 +319,10 @@ def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     """Say how gpushim's CDI devices get into one of the directories that dockerd reads."""
     if not host.settings["cdi"]["write-spec"]:
         return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
-    if not entries.looks_there(host, map(engine.seen, folders)):
-        where = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(dockerd.config(engine))}"
+    if not entries.has_spec_folder(host, map(engine.seen, folders)):
+        where = (
+            f"{shlex.quote(entries.find_spec_folder(host))} to cdi-spec-dirs in {shlex.quote(dockerd.config(engine))}"
+        )
         return f"add {where}; then {host.restart(engine)}"
     return REFRESH
 

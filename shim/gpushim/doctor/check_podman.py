@@ -64,7 +64,7 @@ def runtime(host: Host) -> Iterator[Finding]:
         good = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
         if good:
             what = f"Podman's runtime {name} is {good[0]}"
-            yield entries.foreign(what, f"{host.top}{good[0]}", _configure(host, name)) or ok(what)
+            yield entries.find_changeable(what, f"{host.top}{good[0]}", _configure(host, name)) or ok(what)
         else:
             evidence = f"Podman's runtime {name} is {paths[0]}, which is not an executable file"
             yield broken(evidence, _configure(host, name))
@@ -85,7 +85,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     if not host.program("podman"):
         return
     then = "no container of Podman's starts"
-    yield from entries.hooks("Podman", hook_directories(host), lambda path: f"{host.top}{path}", then)
+    yield from entries.check_hooks("Podman", hook_directories(host), lambda path: f"{host.top}{path}", then)
 
 
 def hook_directories(host: Host) -> list[str]:
@@ -116,7 +116,7 @@ def _ours(host: Host, paths: list[str]) -> bool:
 
 def _configure(host: Host, name: str = "nvidia") -> str:
     programs = {each: next(filter(is_ours, paths), paths[0]) for each, paths in _runtimes(host).items()}
-    return entries.configure("podman", programs, "", name)
+    return entries.build_command("podman", programs, "", name)
 
 
 def _environment() -> str:

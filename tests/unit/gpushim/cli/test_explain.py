@@ -11,7 +11,7 @@ import pytest
 from gpushim.cli.explain import explain
 from gpushim.engines.docker import inspect
 from gpushim.engines.processes import programs
-from gpushim.explain.explain import described
+from gpushim.explain.explain import build_spec
 from gpushim.ground.errors import BUNDLE, REQUEST
 from unit import imports
 from unit.gpushim.cli import every
@@ -135,7 +135,7 @@ def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_container_of_dockers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect.Found(described([f"{DEVICES}=0"], False, {}, []), {DEVICES: "image x"}, notes=["it gets NO GPU"])
+    found = inspect.Found(build_spec([f"{DEVICES}=0"], False, {}, []), {DEVICES: "image x"}, notes=["it gets NO GPU"])
     monkeypatch.setattr(inspect, "inspect", lambda name: found if name == "web" else None)
     out = run(explain, "--docker", "web").stdout
     assert out.startswith("note: it gets NO GPU\n")

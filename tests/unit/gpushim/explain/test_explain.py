@@ -14,7 +14,7 @@ import pytest
 import fakehost
 from e2e.witness import settings
 from gpushim.create import ahead
-from gpushim.explain.explain import described, explain
+from gpushim.explain.explain import build_spec, explain
 from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST
 from gpushim.inventory import present
 from gpushim.oci import edits
@@ -48,7 +48,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
 
 def shape(env: list[str], privileged: bool = True) -> dict[str, Any]:
-    return described(env, privileged, {}, [])
+    return build_spec(env, privileged, {}, [])
 
 
 def told(report: dict[str, Any]) -> list[Edit]:

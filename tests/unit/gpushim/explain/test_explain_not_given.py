@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushim.explain import not_given
-from gpushim.explain.explain import described, explain
+from gpushim.explain.explain import build_spec, explain
 from gpushim.ground.machines import LOADERS
 from gpushim.oci import device_list
 from unit.gpushim.decision import test_plan
@@ -214,7 +214,7 @@ def test_the_one_reason(
     known: dict[str, Any], env: list[str], mounts: list[str], rules: dict[str, Any], what: str, effect: str
 ) -> None:
     known["policy"]["requests"].update(rules)
-    report = explain(described(env, False, {}, [("/dev/null", path) for path in mounts]))
+    report = explain(build_spec(env, False, {}, [("/dev/null", path) for path in mounts]))
     assert asked(report, what)[-1][1] == effect
 
 
@@ -222,7 +222,7 @@ def test_a_mount_of_something_else_names_nothing_nor_does_what_an_annotation_bea
     known["policy"]["requests"]["accept-volume-mounts"] = True
     key = "cdi.k8s.io/x"
     mounts = [("/dev/zero", MOUNT), ("/dev/null", MOUNT[:-1] + "1")]
-    report = explain(described([f"{DEVICES}=0"], False, {key: "nvidia.com/gpu=0"}, mounts))
+    report = explain(build_spec([f"{DEVICES}=0"], False, {key: "nvidia.com/gpu=0"}, mounts))
     beaten = "is ignored: the devices are named by annotations"
     assert [(row["what"], row["effect"]) for row in report["asked"][:4]] == [
         (f"annotation {key}", "names the devices"),
@@ -234,7 +234,7 @@ def test_a_mount_of_something_else_names_nothing_nor_does_what_an_annotation_bea
 
 def test_an_annotation_that_policy_forbids(known: dict[str, Any]) -> None:
     known["policy"]["requests"]["accept-annotations-when-unprivileged"] = False
-    report = explain(described([], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, []))
+    report = explain(build_spec([], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, []))
     why = "while the container is unprivileged and [requests] accept-annotations-when-unprivileged is false"
     assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", f"is ignored {why}")]
 
