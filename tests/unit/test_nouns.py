@@ -25,10 +25,7 @@ LIMIT = 3.0  # percent of the names that a room binds
 NOT_YET = (
     *("gpushim/engines", "gpushim/cli/configure.py", "gpushim/cli/explain.py"),
     *(f"gpushim/doctor/check_{engine}.py" for engine in ("containerd", "crio", "docker", "podman")),
-    *(
-        f"gpuplugin/{name}"
-        for name in ("allocation", "book", "dra", "node", "daemon.py", "preview.py", "check.py", "cli.py")
-    ),
+    *(f"gpuplugin/{name}" for name in ("allocation", "book", "dra", "daemon.py")),
 )
 
 

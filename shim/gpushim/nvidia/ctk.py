@@ -63,7 +63,6 @@ def _accept_ignored(flags: Iterable[str] = (), values: Iterable[str] = ()) -> Ca
 
 
 def _run_command(command: click.Command, words: list[str]) -> None:
-    """Run one of gpushim's commands as part of this one."""
     with command.make_context(command.name, words, parent=click.get_current_context()) as ctx:
         command.invoke(ctx)
 

@@ -86,12 +86,10 @@ def find_command(words: list[str]) -> str:
 
 
 def asks_for_help(words: list[str]) -> bool:
-    """Return whether a command's words ask for help."""
     return bool({"--help", "--usage", "-?"} & set(words))
 
 
 def list_names(options: OptionValues) -> set[str]:
-    """Return the names of the options of a command line."""
     return {name for name, _ in options}
 
 

@@ -40,7 +40,6 @@ class Setting:
 
     @property
     def rule(self) -> dict[str, Any]:
-        """The schema's rule for its value."""
         rule: dict[str, Any] = load_schema().get(self.key, {"type": "string", "default": self.default})
         return rule
 
@@ -159,6 +158,5 @@ OTHER_KEYS = (
 
 @lru_cache(maxsize=1)
 def load_schema() -> dict[str, Any]:
-    """Return the rules of the keys of [device-plugin]."""
     rules: dict[str, Any] = policy.schema()["properties"][SECTION]["properties"]
     return rules

@@ -196,7 +196,6 @@ def _translate_setting(name: str, value: Any) -> Row:
 
 
 def format_setting(key: str, value: Any) -> str:
-    """Return a setting as a line of TOML."""
     return f"{key} = {toml.value_text(value)}"
 
 

@@ -79,11 +79,6 @@ def _find_runtimes(
 ) -> Iterator[tuple[str, object, str]]:
     """Find NVIDIA's runtimes in a table of settings, and in the tables within it.
 
-    Args:
-        engine: as `gpushim configure` calls it.
-        data: the table.
-        above: names of the tables that contain it.
-
     Yields:
         the location of a runtime, its program, and the command that replaces it by gpushim.
     """

@@ -147,7 +147,6 @@ def _list_keys(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _parse_value(setting: Setting, text: str, origin: str) -> SettingValue:
-    """Parse the text of a flag or variable."""
     kind, value = setting.rule["type"], text
     if setting.key in FILES and text:
         value = os.path.abspath(text)
