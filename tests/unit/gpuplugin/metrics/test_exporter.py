@@ -20,11 +20,11 @@ from gpuplugin.metrics import exporter, meter
 from gpuplugin.metrics.httpd import Answer
 from gpuplugin.processes import counts, instances
 from gpuplugin.snapshot import node_requests, release
+from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
-from unit.gpuplugin.metrics.test_httpd import ask, get
+from unit.gpuplugin.metrics.http_client import ask, get
 from unit.gpuplugin.snapshots import uuid
 from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, top
-from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]
 OWN = "gpushim_device_plugin_"

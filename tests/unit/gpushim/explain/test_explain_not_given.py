@@ -13,9 +13,9 @@ from gpushim.explain import not_given
 from gpushim.explain.explain import build_spec, explain
 from gpushim.ground.machines import LOADERS
 from gpushim.oci import device_list
-from unit.gpushim.decision import test_plan
-from unit.gpushim.explain.test_explain import DEVICES, asked, shape
-from unit.gpushim.explain.test_explain import known as known  # a fixture
+from unit.gpushim.decision import inventories
+from unit.gpushim.explain.explanations import DEVICES, asked, shape
+from unit.gpushim.explain.explanations import known as known  # a fixture
 
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 MACHINE = platform.machine()
@@ -42,7 +42,7 @@ def test_capabilities_that_were_not_asked_for(known: dict[str, Any], asks: str, 
 
 
 def test_what_capabilities_would_bring_is_what_they_bring(known: dict[str, Any]) -> None:
-    known["files"] = {**test_plan.BARE, "ngx": [{"path": "/ngx", "kind": "data"}]}
+    known["files"] = {**inventories.BARE, "ngx": [{"path": "/ngx", "kind": "data"}]}
     assert missed(explain(shape([f"{DEVICES}=0"])))["capability ngx"].endswith("it would bring /ngx")
     report = explain(shape([f"{DEVICES}=0", f"{CAPABILITIES}=ngx"]))
     assert "/ngx" in [edit["value"].get("destination") for edit in report["edits"] if edit["kind"] == "mount"]
@@ -53,9 +53,9 @@ def test_without_a_plan_there_is_nothing_to_miss(known: dict[str, Any], env: lis
     assert missed(explain(shape(env))) == {}
 
 
-@pytest.mark.parametrize("spec", test_plan.FOREIGN_ONLY)
+@pytest.mark.parametrize("spec", inventories.FOREIGN_ONLY)
 def test_devices_of_others_bring_no_driver(known: dict[str, Any], tmp_path: Path, spec: Any) -> None:
-    known["policy"] = test_plan.with_specs(tmp_path)["policy"]
+    known["policy"] = inventories.with_specs(tmp_path)["policy"]
     report = explain({**spec, "root": {"path": "/r"}})
     assert (missed(report), report["requirements"]) == ({}, [])
     assert asked(report, CAPABILITIES)[0][1] == "does nothing: no GPU of this host is asked for"

@@ -13,7 +13,7 @@ from gpushim.inventory import present
 from gpushim.nvidia.container_cli import getopt, info
 from gpushim.nvidia.container_cli.cli_options import COMMANDS
 from unit.gpushim.cdi import hosts
-from unit.gpushim.decision.test_plan import UUIDS
+from unit.gpushim.decision.inventories import UUIDS
 
 INFO = f"""\
 NVRM version:   535.183.01
