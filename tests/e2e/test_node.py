@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from e2e import cri, node, recorder, restarts, trees
+from e2e.creates import CREATES, beside
+from e2e.manifests import by_variable, pod
 from e2e.node import Node
-from e2e.test_deb_life import CREATES, beside
-from e2e.test_docs import by_variable, pod
 from gpushim import __version__
 from gpushim.inventory import ensure
 
