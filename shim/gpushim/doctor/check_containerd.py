@@ -45,7 +45,7 @@ def daemon(host: Host) -> Iterator[Finding]:
         installed = services.installed(host.top)
         clause = f", and {' and '.join(installed)} is installed" if installed else ""
         start = units.fix("start", services.unit(installed[0], host.top), top=host.top) if installed else ""
-        yield entries.absent(host, NAME, clause, start)
+        yield entries.report_absent(host, NAME, clause, start)
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def runtime(host: Host) -> Iterator[Finding]:
     for engine, cri in with_cri:
         named_programs = _programs(cri)
         configure = functools.partial(_configure, host, engine)
-        yield from entries.handlers(host, engine, named_programs, named_programs, configure)
+        yield from entries.check_handlers(host, engine, named_programs, named_programs, configure)
     readers = [engine for engine, _ in with_cri]
     for engine in engines(host):
         if is_needed and engine not in readers and "error" not in _merged(host, engine):
@@ -136,10 +136,9 @@ def devices(host: Host) -> Iterator[Finding]:
         if "enable_cdi" not in cri:
             yield skipped("this containerd does not do CDI")
         elif cri["enable_cdi"] and isinstance(folders, list) and not _configured_folders(host, engine, folders):
-            evidence = (
-                f"containerd does CDI from {', '.join(map(str, folders))}, and the spec is in {entries.place(host)}"
-            )
-            yield warning(evidence, entries.moved(host, str(folders[-1])))
+            evidence = f"containerd does CDI from {', '.join(map(str, folders))}"
+            evidence += f", and the spec is in {entries.find_spec_folder(host)}"
+            yield warning(evidence, entries.build_folder_fix(host, str(folders[-1])))
         elif cri["enable_cdi"]:
             yield ok("containerd injects CDI devices")
         else:
@@ -155,7 +154,7 @@ def devices(host: Host) -> Iterator[Finding]:
 def _configured_folders(host: Host, engine: Engine, folders: list[Any]) -> bool:
     """Return whether containerd looks for CDI devices where refresh writes them, if somebody chose that directory."""
     cdi = host.settings["cdi"]
-    is_listed = entries.looks_there(host, [engine.seen(str(folder)) for folder in folders])
+    is_listed = entries.has_spec_folder(host, [engine.seen(str(folder)) for folder in folders])
     return is_listed or not folders or not cdi["write-spec"] or not cdi["output-directory"]
 
 
@@ -212,7 +211,7 @@ def _configure(host: Host, engine: Engine, name: str = "nvidia", options: tuple[
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
     has_others = len(engines(host)) > 1 or (services.installed(host.top) and not services.of(_config(engine)))
     options = (*options, f"--config={_config(engine)}") if has_others else options
-    return entries.configure("containerd", _programs(cri), host.restart(engine), name, options)
+    return entries.build_command("containerd", _programs(cri), host.restart(engine), name, options)
 
 
 def _merged(host: Host, engine: Engine) -> dict[str, Any]:

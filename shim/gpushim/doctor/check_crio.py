@@ -37,7 +37,7 @@ def daemon(host: Host) -> Iterator[Finding]:
             evidence = "" if status else ", which is not asked, as its program is not the system's"
             yield ok(f"{subject} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")
     if not host.running("crio"):
-        yield entries.absent(host, "crio")
+        yield entries.report_absent(host, "crio")
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def runtime(host: Host) -> Iterator[Finding]:
         named_programs, status = crio.programs_of(crio.settings(engine)), _status(host, engine)
         loaded = crio.programs_of(status) if status and "error" not in status else named_programs
         configure = functools.partial(_configure, host, engine)
-        yield from entries.handlers(host, engine, named_programs, loaded, configure)
+        yield from entries.check_handlers(host, engine, named_programs, loaded, configure)
         if any(executes_ours(path, engine) for path in (*named_programs.values(), *loaded.values())):
             yield from _low_level(host, engine)
 
@@ -56,7 +56,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     for engine in host.running("crio"):
         folders = crio.hook_directories(crio.settings(engine))
         effect = "CRI-O starts containers without their GPUs"
-        yield from entries.hooks("CRI-O", folders, engine.seen, effect, "gpushim configure crio --hooks")
+        yield from entries.check_hooks("CRI-O", folders, engine.seen, effect, "gpushim configure crio --hooks")
 
 
 def devices(host: Host) -> Iterator[Finding]:
@@ -65,11 +65,11 @@ def devices(host: Host) -> Iterator[Finding]:
         settings = toml.table(_status(host, engine), *RUNTIME) or toml.table(crio.settings(engine), *RUNTIME)
         listed = settings.get("cdi_spec_dirs")
         folders = [str(folder) for folder in (listed if isinstance(listed, list) and listed else DIRECTORIES)]
-        own_folder = entries.place(host)
+        own_folder = entries.find_spec_folder(host)
         names = ", ".join(folders)
         if not host.settings["cdi"]["write-spec"]:
             yield skipped(f"CRI-O does CDI from {names}, and write-spec under [cdi] in {host.config} is false")
-        elif entries.looks_there(host, map(engine.seen, folders)):
+        elif entries.has_spec_folder(host, map(engine.seen, folders)):
             yield ok(f"CRI-O does CDI from {names}")
         else:
             yield warning(
@@ -116,7 +116,7 @@ def _asked(engine: Engine) -> dict[str, Any]:
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia") -> str:
     """Return how the handler gets into CRI-O's files, and is loaded."""
-    return entries.configure("crio", crio.programs_of(crio.settings(engine)), host.restart(engine), name)
+    return entries.build_command("crio", crio.programs_of(crio.settings(engine)), host.restart(engine), name)
 
 
 CHECKS = {"crio-daemon": daemon, "crio-runtime": runtime, "crio-hooks": hooks, "crio-cdi": devices}

@@ -106,10 +106,10 @@ def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute each runtime for GPUs in the root that it has."""
     for engine in host.running("dockerd"):
         yield from _default(host, engine)
-        for name, path in entries.for_gpus(engine, dockerd.programs(engine)).items():
+        for name, path in entries.select_gpu_runtimes(engine, dockerd.programs(engine)).items():
             command = _configure(host, engine, name)
             if executable := engine.executable(path):
-                yield entries.foreign(f"the runtime {name} is {path}", executable, command) or ok(
+                yield entries.find_changeable(f"the runtime {name} is {path}", executable, command) or ok(
                     f"dockerd can execute {path}"
                 )
                 continue
@@ -174,7 +174,7 @@ def hook(host: Host) -> Iterator[Finding]:
 
 def _changeable(host: Host, engine: Engine, path: str, searched: str) -> Finding | None:
     removal = f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}"
-    return entries.foreign(f"{path} is on {searched}", path, removal) if path else None
+    return entries.find_changeable(f"{path} is on {searched}", path, removal) if path else None
 
 
 def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
@@ -319,7 +319,7 @@ def alone(host: Host) -> Iterator[Finding]:
 def _configure(host: Host, engine: Engine, name: str = "nvidia", options: tuple[str, ...] = ()) -> str:
     """Return how the runtime gets into the file that this dockerd reads, and is loaded."""
     options = (*options, f"--config={dockerd.config(engine)}") if len(host.running("dockerd")) > 1 else options
-    command = entries.configure("docker", dockerd.programs(engine), host.restart(engine), name, options)
+    command = entries.build_command("docker", dockerd.programs(engine), host.restart(engine), name, options)
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
         path = shlex.quote(dockerd.config(engine))
         return f"move --add-runtime from the command line of dockerd into {path}; then {command}"
@@ -330,9 +330,9 @@ def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     """Return how gpushim's CDI devices get into one of the directories that dockerd reads."""
     if not host.settings["cdi"]["write-spec"]:
         return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
-    if not entries.looks_there(host, map(engine.seen, folders)):
-        addition = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(dockerd.config(engine))}"
-        return f"add {addition}; then {host.restart(engine)}"
+    if not entries.has_spec_folder(host, map(engine.seen, folders)):
+        folder, path = shlex.quote(entries.find_spec_folder(host)), shlex.quote(dockerd.config(engine))
+        return f"add {folder} to cdi-spec-dirs in {path}; then {host.restart(engine)}"
     return REFRESH
 
 

@@ -66,7 +66,7 @@ def runtime(host: Host) -> Iterator[Finding]:
         good = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
         if good:
             subject = f"Podman's runtime {name} is {good[0]}"
-            yield entries.foreign(subject, f"{host.top}{good[0]}", _configure(host, name)) or ok(subject)
+            yield entries.find_changeable(subject, f"{host.top}{good[0]}", _configure(host, name)) or ok(subject)
         else:
             evidence = f"Podman's runtime {name} is {paths[0]}, which is not an executable file"
             yield broken(evidence, _configure(host, name))
@@ -87,7 +87,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     if not host.program("podman"):
         return
     effect = "no container of Podman's starts"
-    yield from entries.hooks("Podman", hook_directories(host), lambda path: f"{host.top}{path}", effect)
+    yield from entries.check_hooks("Podman", hook_directories(host), lambda path: f"{host.top}{path}", effect)
 
 
 def hook_directories(host: Host) -> list[str]:
@@ -120,7 +120,7 @@ def _configure(host: Host, name: str = "nvidia") -> str:
     programs = {
         runtime_name: next(filter(is_ours, paths), paths[0]) for runtime_name, paths in _runtimes(host).items()
     }
-    return entries.configure("podman", programs, "", name)
+    return entries.build_command("podman", programs, "", name)
 
 
 def _environment() -> str:

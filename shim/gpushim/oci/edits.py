@@ -121,26 +121,41 @@ def _node(spec: dict[str, Any], node: dict[str, Any], index: dict[str, Any]) -> 
 
 
 def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], index: dict[Any, Any]) -> bool:
+    """Append a rule that allows an access to a device, unless the rules allow it already."""
     kind, major, minor, access = rule
-    if (kind, major) not in index:
-        index["rules"] = objects_at(spec, "linux.resources.devices")
-        about = [entry for entry in index["rules"] if entry.get("type") in (None, "", "a", kind)]
-        index[kind, major] = [entry for entry in about if entry.get("major") in (None, -1, major)]
-    # Of ours, those about other devices say nothing about this one.
+    entries = _find_rules(spec, kind, major, index)
+    # Of our own rules, those for other devices say nothing about this one.
     own_rules = index.setdefault((kind, major, minor), [])
-    allowed = None if own_rules else index.get((kind, major, access))
-    if allowed is None:
-        allowed = _allowed([*index[kind, major], *own_rules], *rule)
-        if not own_rules and all(entry.get("minor") in (None, -1) for entry in index[kind, major]):
-            index[kind, major, access] = allowed  # of each minor number alike
-    if allowed:
+    if _is_allowed([*entries, *own_rules], *rule) if own_rules else _is_allowed_by_spec(entries, rule, index):
         return False
     own_rules.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
     index["rules"].append(own_rules[-1])
     return True
 
 
-def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, access: str) -> bool:
+def _find_rules(spec: dict[str, Any], kind: str, major: int, index: dict[Any, Any]) -> Any:
+    """Return the rules that config.json had for devices of a type and major number."""
+    if (kind, major) not in index:
+        index["rules"] = objects_at(spec, "linux.resources.devices")
+        entries = [entry for entry in index["rules"] if entry.get("type") in (None, "", "a", kind)]
+        index[kind, major] = [entry for entry in entries if entry.get("major") in (None, -1, major)]
+    return index[kind, major]
+
+
+def _is_allowed_by_spec(
+    entries: list[dict[str, Any]], rule: tuple[str, int, int, str], index: dict[Any, Any]
+) -> bool:
+    """Return whether rules allow an access; where none has a minor number, the answer holds for all of them."""
+    kind, major, _, access = rule
+    allowed: bool | None = index.get((kind, major, access))
+    if allowed is None:
+        allowed = _is_allowed(entries, *rule)
+        if all(entry.get("minor") in (None, -1) for entry in entries):
+            index[kind, major, access] = allowed
+    return allowed
+
+
+def _is_allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, access: str) -> bool:
     """Return whether rules allow an access to a device: the last matching rule decides (config-linux.md)."""
     allowed = False
     for rule in rules:

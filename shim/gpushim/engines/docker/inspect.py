@@ -138,7 +138,7 @@ def _described(engine: str, answer: dict[str, Any], image: Any, image_name: str)
         instead = f", instead of the image's {quote(values[variable])}" if variable in values else ""
         by = "container or its image, which is gone" if image is None else f"container ({engine} run --env){instead}"
         origins[variable] = image_name if entry in image_env else by
-    return Found(explain.described(env, _privileged(answer, host), annotations, mounts), origins, rootfs(answer))
+    return Found(explain.build_spec(env, _privileged(answer, host), annotations, mounts), origins, rootfs(answer))
 
 
 def _annotations(*parts: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ from gpushim.cdi import resolve
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError
 from gpushim.oci import edits
 from gpushim.oci.edits import HOOK_ENV, NODE_OPTIONS, Edit
-from unit.gpushim.oci.test_edits import ALL
+from unit.gpushim.oci.example_edits import ALL
 
 BIN = "/opt/gpushim/bin"
 

@@ -16,7 +16,7 @@ from gpushim.cdi import resolve
 from gpushim.create import create
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import edits
-from unit.gpushim.oci.test_edits import ALL, FOREIGN, HOOK, SET_NODE
+from unit.gpushim.oci.example_edits import ALL, FOREIGN, HOOK, SET_NODE
 
 OUR_HOOK = edits.Edit("hook", {**HOOK, "args": [*HOOK["args"], "--rootfs", "/r"]})
 

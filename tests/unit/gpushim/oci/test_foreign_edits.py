@@ -9,7 +9,7 @@ import pytest
 
 from gpushim.oci import edits
 from gpushim.oci.edits import Edit
-from unit.gpushim.oci.test_edits import FOREIGN, OWNED, SET_NODE
+from unit.gpushim.oci.example_edits import FOREIGN, OWNED, SET_NODE
 
 
 def test_what_cdi_specs_bring_lands_in_an_empty_spec() -> None:
