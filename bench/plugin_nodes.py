@@ -34,7 +34,7 @@ from bench.audit import Audit  # noqa: E402
 from bench.many import ENVIRONMENT, Load, halves, measure, until  # noqa: E402
 
 from e2e.apiserver import Api  # noqa: E402
-from e2e.test_chart_rights import definition  # noqa: E402
+from e2e.definitions import definition  # noqa: E402
 from gpuplugin.cluster import in_cluster, parts  # noqa: E402
 from gpuplugin.cluster.cluster import Api as Client  # noqa: E402
 from gpuplugin.cluster.installed_label import InstalledLabel  # noqa: E402

@@ -32,10 +32,10 @@ MAIN = {what: f"from gpushim.{what}.{what} import main" for what in ("create", "
 MAIN["configure"] = """
 from gpushim.cli.configure import configure as main
 from gpushim.engines.containerd import process
-from gpushim.engines.docker import dockerd, on_path
+from gpushim.engines.docker import dockerd
 folder = words.pop()  # in place of this machine's
 process.SYSTEM_CONFIG = folder + "/config.toml"
-dockerd.SYSTEM_CONFIG, on_path.SYSTEM, on_path.PATH = folder + "/daemon.json", folder, folder
+dockerd.SYSTEM_CONFIG, dockerd.LINKS, dockerd.PATH = folder + "/daemon.json", folder, folder
 """
 PROGRAM = """
 import atexit, json, posix, sys, threading

@@ -20,7 +20,7 @@ from hypothesis import settings
 import checkout
 import sample
 import scratch
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Link
 from unit.gpuhook.sandbox import container, own_mounts
@@ -128,14 +128,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(autouse=True, scope="session")
 def no_links_on_this_machine() -> Iterator[None]:
     """Let a test fail whose `configure docker` would make or remove links below /usr/local."""
-    make = on_path._apply
+    make = dockerd._apply_link
 
     def guarded(link: Link) -> None:
         assert not link.path.startswith("/usr/local/"), f"a test touches {link.path}"
         make(link)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_path, "_apply", guarded)
+        patch.setattr(dockerd, "_apply_link", guarded)
         yield
 
 

@@ -69,7 +69,7 @@ def pages(main: click.Group, docs: Path) -> Iterator[tuple[str, str]]:
     for text in texts:
         name, section = text.stem.split(".")
         yield text.stem, _header(name, section) + _written(text.read_text(encoding="ascii"))
-    for command in (device_plugin.command(), dra_driver.command):
+    for command in (device_plugin.build_command(), dra_driver.command):
         name = str(command.name)
         page = _body(command, click.Context(command, info_name=name), name, "8")
         yield f"{name}.8", page + f".SH SEE ALSO\n{_escaped('gpushim(1), gpushim-refresh(1)')}\n"

@@ -48,7 +48,7 @@ def names() -> str:
         if setting.key and setting.variables:
             flag = "" if setting.flags[0] == setting.key else f"--{setting.flags[0]}"
             others = [f"`{name}`" for name in (flag, setting.variables[0], setting.file) if name]
-            why = f": {setting.why.rstrip('.')}" if setting.why else ""
+            why = f": {setting.note.rstrip('.')}" if setting.note else ""
             lines.append(f"- `{setting.key}`: {', '.join(others)}{why}")
     return "\n".join(lines)
 

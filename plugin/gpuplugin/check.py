@@ -1,7 +1,7 @@
-"""What would be registered at kubelet, and why, in lines for people.
+"""Print the resources that would be registered with kubelet, and why.
 
-Changes nothing but a snapshot that is out of date, as a create would; not even that if refresh is false.
-Out of scope: kubelet; where it is not there, a note says so.
+Changes nothing except a snapshot that is out of date, as a create would; not even that if refresh is false.
+Out of scope: kubelet; if it does not run, a note says so.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
-    Others = Callable[[Settings, Snapshot], list[str]]  # sentences
+    ListAllocators = Callable[[Settings, Snapshot], list[str]]  # sentences
 
 COLUMNS = ("DEVICE", "IS", "NUMA", "CANNOT BE GIVEN OUT, BECAUSE")
 
 
-def tell(settings: Settings, others: Others) -> None:
-    """Print it.
+def print_check(settings: Settings, list_allocators: ListAllocators) -> None:
+    """Print the resources, their devices, and how containers get them.
 
     Args:
         settings: in force.
-        others: says who else gives out GPUs.
+        list_allocators: returns a sentence for each other allocator of this node's GPUs.
 
     Raises:
         GpushimError: nothing would be registered.
@@ -39,31 +39,30 @@ def tell(settings: Settings, others: Others) -> None:
     notes = settings.notes[:]
     try:
         snapshot = node_snapshot.current()
-        found, ways = offered(snapshot, settings, notes)
-        notes += absent(settings) + others(settings, snapshot)
+        offers, delivery = offered(snapshot, settings, notes)
+        notes += absent(settings) + list_allocators(settings, snapshot)
         notes += filter(None, [resources.left_out(snapshot, settings.values["exclude"])])
     finally:
         for note in notes:
             show.say(f"note: {note}")
-    for name, devices in found.items():
-        well = [device for device in devices if not device.problem]
-        show.say(f"{name}: {len(well)} of {len(devices)} can be given out")
+    for name, devices in offers.items():
+        usable = [device for device in devices if not device.problem]
+        show.say(f"{name}: {len(usable)} of {len(devices)} can be given out")
         for line in sharing.describe(devices):
             show.say(f"shared: {line}")
-        show.table(COLUMNS, _rows(devices))
+        show.table(COLUMNS, _list_rows(devices))
         show.say()
-    if not found:
+    if not offers:
         show.say("nothing is registered: this host has no GPU to give out")
-    show.say(f"Containers get their devices by {', '.join(ways.ways)}; devices are named by {_names(ways.by_index)}.")
+    name_kind = "index" if delivery.by_index else "UUID"
+    show.say(f"Containers get their devices by {', '.join(delivery.ways)}; devices are named by {name_kind}.")
     show.say(summarize(AllocationsFile()))
-    if ways.features or ways.imex:
-        beside = [*ways.features, *(f"IMEX channel {channel}" for channel in ways.imex)]
-        show.say(f"Every container gets {', '.join(beside)}, too.")
+    if delivery.features or delivery.imex:
+        extras = [*delivery.features, *(f"IMEX channel {channel}" for channel in delivery.imex)]
+        show.say(f"Every container gets {', '.join(extras)}, too.")
 
 
-def _rows(devices: Sequence[Device]) -> list[list[str]]:
-    return [[one.id, one.index, str(one.numa) if one.numa >= 0 else "", one.problem] for one in devices]
-
-
-def _names(by_index: bool) -> str:
-    return "index" if by_index else "UUID"
+def _list_rows(devices: Sequence[Device]) -> list[list[str]]:
+    return [
+        [device.id, device.index, str(device.numa) if device.numa >= 0 else "", device.problem] for device in devices
+    ]

@@ -26,64 +26,66 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 PROGRAM = "gpushim-device-plugin"
-CLUSTER = ("cluster", "node_feature", "once")  # flags that are no settings
+CLUSTER = ("cluster", "node_feature", "once")  # flags that are not settings
 
 
 def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str | None, **flags: Any) -> None:
-    """Tell kubelet which GPUs this node has, and what a container gets of them.
+    """Register this node's GPUs with kubelet, and allocate them to containers.
 
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
-    given = options.flag_values(flags)
+    flag_values = options.flag_values(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
-        _beside(given, **cluster)
+        _run_sidecar(flag_values, **cluster)
         return
-    sources = Sources(given, os.environ)
+    sources = Sources(flag_values, os.environ)
     if mps is not None:
         from gpuplugin.mps import supervisor
 
         supervisor.supervise(mps, sources.read)
         return
-    found = sources.read()
+    settings = sources.read()
     if explain:
-        from gpuplugin import preview as explaining  # with much of gpushim, which the daemon does without
+        from gpuplugin import preview as explaining  # imports much that the daemon does not need
 
-        explaining.tell(explain, found, form)
+        explaining.print_report(explain, settings, form)
         return
     if labels:
         from gpuplugin.cluster import labels_file
 
-        labels_file.print_labels(found, form, _beside_us)
+        labels_file.print_labels(settings, form, _list_allocators)
         return
     if check:
         from gpuplugin import check as checking
 
-        checking.tell(found, _beside_us)
+        checking.print_check(settings, _list_allocators)
         return
-    for note in found.notes:
+    for note in settings.notes:
         logs.logger.warning("%s", note)
-    asyncio.run(_daemon().Plugin(found, sources).run())
+    asyncio.run(_import_daemon().Plugin(settings, sources).run())
 
 
-def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
-    """Do what the container beside the plugin does; what files of settings say is not its business."""
+def _run_sidecar(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
+    """Run as the container beside the plugin, which ignores files of settings."""
     from gpuplugin.cluster import in_cluster
 
-    found = {
-        setting.key: plugin_settings.by_flag(setting, flags) or plugin_settings.by_variable(setting, os.environ)
+    settings = {
+        setting.key: plugin_settings.read_flag(setting, flags) or plugin_settings.read_variable(setting, os.environ)
         for setting in SETTINGS
         if setting.key in in_cluster.FILES
     }
-    profile, labels = (given.value if given else "" for given in map(found.get, in_cluster.FILES))
+    profile, labels = (
+        setting_value.value if setting_value else "" for setting_value in map(settings.get, in_cluster.FILES)
+    )
     in_cluster.run(os.environ, profile, labels if node_feature else "", once)
 
 
-def _beside_us(settings: Settings, snapshot: Snapshot) -> list[str]:
-    """Say who else gives out this node's GPUs; nothing without grpcio, with which alone they can be asked."""
+def _list_allocators(settings: Settings, snapshot: Snapshot) -> list[str]:
+    """Return a sentence for each other allocator of this node's GPUs; none without grpcio, which this needs."""
     try:
         from gpuplugin.allocation import allocators
     except ImportError:
@@ -93,11 +95,11 @@ def _beside_us(settings: Settings, snapshot: Snapshot) -> list[str]:
             for text in asyncio.run(allocators.beside(folder, snapshot))]  # fmt: skip
 
 
-def _daemon() -> Any:
-    """Import what needs grpcio; --help, --check, --version and man pages do without.
+def _import_daemon() -> Any:
+    """Import the daemon, which needs grpcio; --help, --check, --version and man pages do not.
 
     Raises:
-        GpushimError: there is no grpcio.
+        GpushimError: grpcio is not installed.
     """
     try:
         from gpuplugin import daemon
@@ -106,16 +108,16 @@ def _daemon() -> Any:
     return daemon
 
 
-def command() -> click.Command:
+def build_command() -> click.Command:
     """Return the command, for `main` and for its man page."""
     parameters = [
         *options.options(),
-        click.Option(["--check"], is_flag=True, help="Say what would be registered and why, and exit."),
+        click.Option(["--check"], is_flag=True, help="Show what would be registered and why, and exit."),
         click.Option(
             ["--explain"],
             multiple=True,
             metavar="RESOURCE=NUMBER|IDS",
-            help="Say what a container gets that asks for this, and exit; may be repeated.",
+            help="Show what a container that requests this would get, and exit; may be repeated.",
         ),
         click.Option(
             ["--cluster"], is_flag=True, help="Run as the container beside the plugin: follow the node's label."
@@ -129,17 +131,17 @@ def command() -> click.Command:
             ["--format", "form"],
             type=click.Choice(["table", "json"]),
             default="table",
-            help="How --explain and --labels print it.",
+            help="Output of --explain and --labels.",
         ),
         click.Option(
             ["--mps"],
             metavar="GROUP",
-            help="Run the MPS daemon of a group of GPUs, and nothing else; gpushim-mps@GROUP.service does it.",
+            help="Run the MPS daemon of a group of GPUs, and nothing else; gpushim-mps@GROUP.service does that.",
         ),
     ]
-    found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, parameters, help=run.__doc__)
-    return click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")(found)
+    command = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, parameters, help=run.__doc__)
+    return click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")(command)
 
 
 def main() -> None:
-    as_process(command(), options.spell_flags(sys.argv[1:]))
+    as_process(build_command(), options.spell_flags(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""What a container gets that asks for these resources, and why: kubelet's part, the answers, and the container.
+"""Explain what a container that requests resources would get: kubelet's choice, the answers, and the container.
 
-The answers are the daemon's own (offer.py); what they bring is what a create decides (gpushim.explain). Changes
-nothing but a snapshot that is out of date. Out of scope: what else a pod's spec says.
+The answers are the daemon's own (offer.py), and their effect is what a create decides (gpushim.explain). Changes
+nothing except a snapshot that is out of date. Out of scope: the rest of a pod's spec.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BY_CLAIMS = (
 )
 
 
-def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """Find out what a container gets that asks for resources.
+def build_report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """Return what a container that requests resources would get.
 
     Args:
         requests: RESOURCE=NUMBER, or RESOURCE=ID,ID, as the container's limits have them or kubelet would.
@@ -43,73 +43,73 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     Returns:
         "notes"      sentences about settings and host
         "answers"    [{"resource", "devices", "shared", "answer"}]: ids as kubelet would choose them on an idle node,
-                     a sentence for each way in which they are shared, and the ContainerAllocateResponse
-        "merged"     what kubelet makes of all answers: of one name or path, the first counts
-        "cdi"        [{"name", "file"}]: where engines find what "cdi_devices" names
-        "container"  of gpushim.explain, for what "merged" tells gpushim-runtime; None if only the engine is told
+                     a sentence for each sharing of them, and the ContainerAllocateResponse
+        "merged"     all answers as kubelet merges them: the first of one name or path counts
+        "cdi"        [{"name", "file"}]: the CDI specs of "cdi_devices"
+        "container"  report of gpushim.explain for "merged"; None if gpushim-runtime has nothing to do
 
     Raises:
-        GpushimError: the host or the request is such that there is no answer.
+        GpushimError: the host or the request allows no answer.
     """
-    snapshot, notes = node_snapshot.current(), [*settings.notes, *_by_claims()]
-    found, ways = offered(snapshot, settings, notes)
+    snapshot, notes = node_snapshot.current(), [*settings.notes, *_note_claims()]
+    offers, delivery = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []
     for text in requests:
-        name = _named(text.partition("=")[0], found)
-        resource = Resource(name, settings, ways)
-        resource.have(found[name], weights)
-        ids = _chosen(resource, text.partition("=")[2])
+        name = _find_resource(text.partition("=")[0], offers)
+        resource = Resource(name, settings, delivery)
+        resource.have(offers[name], weights)
+        ids = _choose_devices(resource, text.partition("=")[2])
         answer = resource.allocate({"devices_ids": ids})
-        chosen = {resource.devices[each].uuid for each in ids}
-        shared = sharing.describe([one for one in found[name] if one.uuid in chosen])
+        chosen = {resource.devices[device_id].uuid for device_id in ids}
+        shared = sharing.describe([device for device in offers[name] if device.uuid in chosen])
         answers.append({"resource": name, "devices": ids, "shared": shared, "answer": answer})
-    merged = _merged([each["answer"] for each in answers])
-    cdi = _places(merged, snapshot["policy"]["cdi"]["spec-dirs"])
-    return {"notes": notes, "answers": answers, "merged": merged, "cdi": cdi, "container": _container(merged)}
+    merged = _merge_answers([device_id["answer"] for device_id in answers])
+    cdi = _find_specs(merged, snapshot["policy"]["cdi"]["spec-dirs"])
+    return {"notes": notes, "answers": answers, "merged": merged, "cdi": cdi, "container": _explain_container(merged)}
 
 
-def _by_claims() -> Iterator[str]:
-    """Say so where the DRA driver alone gives out GPUs, as far as this user may see it."""
+def _note_claims() -> Iterator[str]:
+    """Return a note if only the DRA driver gives out GPUs, as far as this user may see it."""
     driver, plugin = (f"{system.state_dir()}/{name}" for name in (plugin_socket.DRIVERS, plugin_socket.SOCKET))
     if ask.listens(driver) and not ask.listens(plugin):
         yield BY_CLAIMS
 
 
-def _named(name: str, found: Mapping[str, Any]) -> str:
+def _find_resource(name: str, offers: Mapping[str, Any]) -> str:
     name = name if "/" in name else PREFIX + name
-    if name not in found:
+    if name not in offers:
         raise GpushimError(
-            f"this node has no {quote(name)}; it has {', '.join(found) or 'no resource'}; say RESOURCE=NUMBER or "
+            f"this node has no {quote(name)}; it has {', '.join(offers) or 'no resource'}; write RESOURCE=NUMBER or "
             "RESOURCE=ID,ID",
             REQUEST,
         )
     return name
 
 
-def _places(merged: dict[str, Any], folders: Sequence[str]) -> list[dict[str, str]]:
+def _find_specs(merged: dict[str, Any], folders: Sequence[str]) -> list[dict[str, str]]:
     names = [device["name"] for device in merged["cdi_devices"]]
-    return [{"name": name, "file": place[0]} for name, place in zip(names, specs.find(names, folders))]
+    return [{"name": name, "file": location[0]} for name, location in zip(names, specs.find(names, folders))]
 
 
-def tell(requests: Sequence[str], settings: Settings, form: str) -> None:
-    """Print it, as "table" or "json".
+def print_report(requests: Sequence[str], settings: Settings, form: str) -> None:
+    """Print the report, as "table" or "json".
 
     Raises:
         GpushimError: there is no answer, or the container would be refused.
     """
-    found = report(requests, settings)
+    report = build_report(requests, settings)
     if form == "json":
-        show.emit(form, found)
+        show.emit(form, report)
     else:
-        _print(found)
-    refusal = found["container"] and found["container"]["refusal"]
+        _print_tables(report)
+    refusal = report["container"] and report["container"]["refusal"]
     if refusal:
         raise GpushimError(refusal["sentence"], refusal["exit_code"])
 
 
-def _chosen(resource: Resource, text: str) -> list[str]:
-    """Choose devices as kubelet does where all of them are free."""
+def _choose_devices(resource: Resource, text: str) -> list[str]:
+    """Choose devices as kubelet does if all of them are free."""
     if text and not (text.isascii() and text.isdecimal()):
         return [word for word in text.split(",") if word]
     free = [device.id for device in resource.devices.values() if not device.problem]
@@ -117,63 +117,67 @@ def _chosen(resource: Resource, text: str) -> list[str]:
     if not 1 <= size <= len(free):
         raise GpushimError(
             f"a container asks for {size} of {resource.name}, of which {len(free)} can be given out; "
-            "gpushim-device-plugin --check says which, and why not the others",
+            "gpushim-device-plugin --check lists them, and why the others cannot",
             REQUEST,
         )
     request = {"available_deviceIDs": free, "must_include_deviceIDs": [], "allocation_size": size}
-    found: list[str] = resource.prefer(request)["deviceIDs"]
-    return found
+    device_ids: list[str] = resource.prefer(request)["deviceIDs"]
+    return device_ids
 
 
-def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Put answers together as kubelet does (pkg/kubelet/cm/devicemanager, deviceRunContainerOptions)."""
+def _merge_answers(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge answers as kubelet does (pkg/kubelet/cm/devicemanager, deviceRunContainerOptions)."""
     merged: dict[str, Any] = {"envs": {}, "mounts": [], "devices": [], "annotations": {}, "cdi_devices": []}
     for answer in answers:
         for name in ("envs", "annotations"):
             merged[name] = {**answer.get(name, {}), **merged[name]}
         for name in ("mounts", "devices"):
-            there = {one["container_path"] for one in merged[name]}
-            merged[name] += [one for one in answer.get(name, ()) if one["container_path"] not in there]
-        merged["cdi_devices"] += [one for one in answer.get("cdi_devices", ()) if one not in merged["cdi_devices"]]
+            paths = {entry["container_path"] for entry in merged[name]}
+            merged[name] += [entry for entry in answer.get(name, ()) if entry["container_path"] not in paths]
+        merged["cdi_devices"] += [
+            entry for entry in answer.get("cdi_devices", ()) if entry not in merged["cdi_devices"]
+        ]
     return merged
 
 
-def _container(merged: dict[str, Any]) -> dict[str, Any] | None:
-    mounts = [(one["host_path"], one["container_path"]) for one in merged["mounts"]]
+def _explain_container(merged: dict[str, Any]) -> dict[str, Any] | None:
+    mounts = [(mount["host_path"], mount["container_path"]) for mount in merged["mounts"]]
     if not (merged["annotations"] or any(name.startswith("NVIDIA_") for name in merged["envs"])):
-        return None  # what MPS adds is the engine's
+        return None  # only MPS's edits, which the engine applies
     env = [f"{name}={value}" for name, value in merged["envs"].items()]
     origins = dict.fromkeys([*merged["envs"], *merged["annotations"], *(path for _, path in mounts)], "device plugin")
-    return story.explain(story.described(env, False, merged["annotations"], mounts), "", origins)
+    return story.explain(story.build_spec(env, False, merged["annotations"], mounts), "", origins)
 
 
-def _print(found: dict[str, Any]) -> None:
-    for note in found["notes"]:
+def _print_tables(report: dict[str, Any]) -> None:
+    for note in report["notes"]:
         show.say(f"note: {note}")
-    show.say("kubelet chooses, where all devices are free:")
-    show.table(("RESOURCE", "DEVICES"), [[each["resource"], ", ".join(each["devices"])] for each in found["answers"]])
-    for each in found["answers"]:
-        for line in each["shared"]:
+    show.say("If all devices are free, kubelet chooses:")
+    show.table(
+        ("RESOURCE", "DEVICES"), [[answer["resource"], ", ".join(answer["devices"])] for answer in report["answers"]]
+    )
+    for answer in report["answers"]:
+        for line in answer["shared"]:
             show.say(f"shared: {line}")
     show.say()
     show.say("The container's configuration gets:")
-    show.table(("KIND", "WHAT"), _rows(found["merged"]))
+    show.table(("KIND", "WHAT"), _list_rows(report["merged"]))
     show.say()
-    if found["cdi"]:
+    if report["cdi"]:
         show.say("The engine gives it, by CDI:")
-        show.table(("NAME", "SPEC"), [[*each.values()] for each in found["cdi"]])
+        show.table(("NAME", "SPEC"), [[*answer.values()] for answer in report["cdi"]])
         show.say()
-    if found["container"]:
-        show.say("Of variables, mounts and annotations, gpushim-runtime makes this; other runtimes make nothing:")
+    if report["container"]:
+        show.say("gpushim-runtime turns variables, mounts and annotations into this; other runtimes ignore them:")
         show.say()
-        printing.tell(found["container"])
+        printing.tell(report["container"])
 
 
-def _rows(merged: dict[str, Any]) -> list[list[str]]:
+def _list_rows(merged: dict[str, Any]) -> list[list[str]]:
     return [
         *(["variable", f"{name}={value}"] for name, value in merged["envs"].items()),
-        *(["mount", f"{one['container_path']} from {one['host_path']}"] for one in merged["mounts"]),
-        *(["device node", f"{one['container_path']} {one['permissions']}"] for one in merged["devices"]),
+        *(["mount", f"{entry['container_path']} from {entry['host_path']}"] for entry in merged["mounts"]),
+        *(["device node", f"{entry['container_path']} {entry['permissions']}"] for entry in merged["devices"]),
         *(["annotation", f"{key}: {value}"] for key, value in merged["annotations"].items()),
-        *(["CDI device", one["name"]] for one in merged["cdi_devices"]),
+        *(["CDI device", entry["name"]] for entry in merged["cdi_devices"]),
     ]

@@ -19,7 +19,7 @@ import fakehost
 from e2e import chroots, engines, leftovers, trees
 from e2e.engines import Containerd, Done
 from fakehost import Host
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 
 # The arguments: the checkout, a directory for what an overlay cannot hold, the simulated host's root.
 INSTALL = """
@@ -94,7 +94,7 @@ class Machine:
             engines._daemon(
                 [*self.prefix, *command],
                 self.state / f"{engine}.log",
-                {"PATH": on_path.PATH},  # as systemd has it for services
+                {"PATH": dockerd.PATH},  # as systemd has it for services
                 [*self.prefix, *ready],
             )
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,23 +15,9 @@ from e2e.bad_images import CACHE, SONAME, finish, linked
 from e2e.bad_images import root as root
 from e2e.bad_images import scene as scene
 from e2e.bad_input import ALL, BIN, Scene, mounted
+from e2e.silentfs import silent
 from unit.gpuhook.sandbox import as_root, container
 from unit.gpuhook.trees import LIBS, entries
-
-
-# Group 12: a create does not look into the rootfs, whatever it is.
-@contextmanager
-def silent(place: Path) -> Iterator[None]:
-    """Mount a FUSE file system that never answers."""
-    fd = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
-    assert not ctypes.CDLL(None).mount(b"silent", bytes(place), b"fuse", 0, options)
-    try:
-        yield
-    finally:
-        os.close(fd)  # whoever waits gets ENOTCONN
-        subprocess.run(["/usr/bin/umount", "--lazy", str(place)], check=True)
-
 
 KINDS: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: None,

@@ -56,7 +56,7 @@ def told(values: Values, container: str = "device-plugin") -> list[str]:
 
 def understood(args: list[str]) -> dict[str, Any]:
     """Let the plugin's own code read arguments, and return the settings that it then has."""
-    context = cli.command().make_context(cli.PROGRAM, flags.spell_flags(args))
+    context = cli.build_command().make_context(cli.PROGRAM, flags.spell_flags(args))
     given = flags.flag_values({name: value for name, value in context.params.items() if isinstance(value, tuple)})
     return settings.resolve(given, {}, {}).values
 
@@ -171,7 +171,7 @@ def test_the_plugin_understands_what_it_is_told(values: Values, wanted: dict[str
 def test_the_containers_at_the_api_server_understand_theirs(
     values: Values, container: str, once: bool, feature: bool
 ) -> None:
-    said = cli.command().make_context(cli.PROGRAM, told(values, container)).params
+    said = cli.build_command().make_context(cli.PROGRAM, told(values, container)).params
     assert (said["cluster"], said["once"], said["node_feature"]) == (True, once, feature)
     assert said["profile_file"] == ("/run/gpushim-cluster/profile",)
     assert said["labels_file"] == (("/run/gpushim-labels/labels",) if feature else ())

@@ -14,28 +14,10 @@ import yaml
 from e2e import charts, helm, nodetoken, pages
 from e2e.apiserver import Api, api
 from e2e.charts import ACCOUNT, ALL, CLAIMS, FEATURE, FEATURES, NODES, PLUGIN, TWO
+from e2e.definitions import FOREIGN, definition
 from e2e.helm import Values
 
 SOMEWHERE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
-# Objects that need other definitions than Kubernetes' own.
-FOREIGN = {
-    "podmonitors": ("monitoring.coreos.com", "v1", "PodMonitor"),
-    "prometheusrules": ("monitoring.coreos.com", "v1", "PrometheusRule"),
-    "nodefeatures": ("nfd.k8s-sigs.io", "v1alpha1", "NodeFeature"),
-}
-
-
-def definition(plural: str) -> dict[str, Any]:
-    group, version, kind = FOREIGN[plural]
-    names = {"plural": plural, "singular": kind.lower(), "kind": kind}
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {"group": group, "names": names, "scope": "Namespaced", "versions": [served]},
-    }
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 import fakehost
 from e2e import cluster_lines, helm, image, lines, node, pages, workload
 from e2e.allocated import built
+from e2e.definitions import definition
 from e2e.deployed import (
     BIG,
     CHART,
@@ -37,7 +38,7 @@ from e2e.helm import NAMESPACE
 from e2e.kube import NAME
 from e2e.nodefiles import FEATURES, before, nothing_is_left
 from e2e.plane import Cluster
-from e2e.test_chart_rights import definition
+from e2e.profiles import LABEL, PROFILES
 from fakehost import Host
 
 __all__ = ["before"]
@@ -46,9 +47,6 @@ README, KUBERNETES = pages.TOP / "README.md", pages.TOP / "docs/kubernetes.md"
 OPERATING = pages.TOP / "docs/operating.md"
 DRIVER = "gpu.nvidia.com"
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
-LABEL = "nvidia.com/device-plugin.config"
-SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n"
-PROFILES = {"whole": "version: v1\n", "shared": SHARING}
 VALUES: helm.Values = {
     "image": IMAGE,
     "settings": {"mig-strategy": "mixed"},

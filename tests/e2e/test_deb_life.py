@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -12,33 +11,18 @@ import pytest
 
 from e2e import built, leftovers, packages, recorder
 from e2e.built import OLD
-from e2e.engines import SYSTEM_PATH
+from e2e.creates import ASKS, CREATES, SUITE, beside
+from e2e.creates import there as there
 from e2e.expect import sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.packages import COMPAT, MAIN
 from sample import share
 
-SUITE = "trixie"
-ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"
 NEXT = "gpushim configure docker"  # what is to be done after an installation
 # Older Pythons than the Debians here have: RHEL 9's and Amazon Linux 2023's, Ubuntu 22.04's.
 PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.[9]*/bin/python3")) + sorted(
     Path("/root/.pyenv/versions").glob("3.10.*/bin/python3")
 )
-# The arguments: the bundle, the file that ends it. Each tenth create finds no snapshot, and lists the GPUs itself.
-CREATES = """
-cp "$1/config.json" "$1/plain"
-made=0
-while [ ! -e "$2" ]; do
-    cp "$1/plain" "$1/config.json"
-    [ $((made % 10)) != 0 ] || rm -rf "$GPUSHIM_STATE"
-    gpushim-runtime create --bundle "$1" id$made
-    grep -q /dev/nvidia1 "$1/config.json"
-    made=$((made + 1))
-    sleep 0.05
-done
-echo $made
-"""
 RUNS = """
 made=0
 while [ ! -e "$2" ]; do
@@ -48,12 +32,6 @@ while [ ! -e "$2" ]; do
 done
 echo $made
 """
-
-
-@pytest.fixture
-def there(debian_tree: Path) -> Iterator[Machine]:
-    with packages.machine(SUITE, debian_tree) as there:
-        yield there
 
 
 @pytest.fixture(scope="module")
@@ -79,29 +57,6 @@ def standing(debian_tree: Path, layer: Path) -> Iterator[Machine]:
     with packages.machine(SUITE, debian_tree, layer) as there:
         packages.settle(there)
         yield there
-
-
-@contextlib.contextmanager
-def beside(there: Machine, script: str, *, stub: Path | None = None) -> Iterator[list[int]]:
-    """Run a script beside the block, until that ends; the list gets the number that the script counted to."""
-    bundle, end, counted = packages.bundle(there), there.state / f"end-{len(script)}", list[int]()
-    bundle.ask(ASKS, args=["/bin/true"])
-    env = {"PATH": SYSTEM_PATH}
-    if stub:
-        config = bundle.directory.parent / "config.toml"
-        config.write_text(f'[driver]\nroot = "{there.host.root}"\n[runtime]\nlow-level = ["{stub}"]\n')
-        env |= {"GPUSHIM_CONFIG": str(config), "GPUSHIM_STATE": str(bundle.directory.parent / "state")}
-    command = [*there.prefix, "/bin/sh", "-euc", script, "sh", str(bundle.directory), str(end)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, text=True, **pipes) as process:  # type: ignore[call-overload]
-        try:
-            yield counted
-        finally:
-            end.touch()
-            said, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, said + errors
-    assert errors == ""
-    counted.append(int(said))
 
 
 def test_no_create_fails_during_an_upgrade(there: Machine) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 import fakehost
 from e2e import trees
-from e2e.test_refresh_service import UNITS, tried
-from e2e.test_systemd_reload import SERVICE, TARGET
+from e2e.cgroupunits import SERVICE, TARGET
+from e2e.trymachine import UNITS, tried
 from unit.gpuplugin.kubelet.fake import Kubelet
 
 NAME, KEEP, MPS = "gpushim-device-plugin.service", "gpushim-refresh-keep.service", "gpushim-mps@.service"

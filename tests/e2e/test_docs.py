@@ -15,6 +15,7 @@ import yaml
 from e2e import installed, lines, pages, trees, upstream
 from e2e.cri import RefusedError
 from e2e.installed import CONTAINERD, PODMAN, Machine
+from e2e.manifests import by_variable, pod
 
 DOCS = pages.TOP / "docs"
 SUITE, NEWER = "trixie", "sid"
@@ -112,10 +113,6 @@ def test_podman_and_crio(debian_image: Path) -> None:
         assert "gpushim" not in left
 
 
-def by_variable(uuid: str) -> dict[str, Any]:
-    return {"env": {"NVIDIA_VISIBLE_DEVICES": uuid}}
-
-
 def by_mount(uuid: str) -> dict[str, Any]:
     folder = "/var/run/nvidia-container-devices"
     return {"env": {"NVIDIA_VISIBLE_DEVICES": folder}, "mounts": {"/dev/null": f"{folder}/{uuid}"}}
@@ -150,14 +147,6 @@ def test_device_plugin(debian_image: Path, busybox_tree: Path) -> None:
         machine.write("/etc/gpushim/config.toml", f'{closed}[driver]\nroot = "{machine.host.root}"\n')
         sees(machine, handler, by_mount)
         sees_none(machine, handler)
-
-
-def pod(machine: Machine, handler: str, asked: dict[str, Any], command: list[str]) -> str:
-    with machine.containerd.cri() as client:
-        image = "docker.io/library/debian:local"
-        container = client.create(client.run_pod(handler), image, ["sleep", "1000"], **asked)
-        client.start(container)
-        return client.execute(container, *command)
 
 
 def sees(machine: Machine, handler: str, ask: Callable[[str], dict[str, Any]]) -> None:

@@ -11,35 +11,17 @@ from typing import Any
 
 import pytest
 
-from e2e import claims, helm, workload
-from e2e.allocated import built
-from e2e.deployed import BIG, CHART, GPU, IMAGE, SMALL, rolled_out, serves
-from e2e.dradeployed import becomes, driver, install, runs, versions
+from e2e import claims, workload
+from e2e.deployed import CHART, GPU, rolled_out, serves
+from e2e.dradeployed import becomes, driver, runs, versions
+from e2e.draplane import ALL, VALUES
+from e2e.draplane import cluster as cluster
+from e2e.draplane import host as host
 from e2e.expect import sees_by_cdi
 from e2e.helm import NAMESPACE
 from e2e.kube import CLAIMS, NAME
 from e2e.plane import Cluster
 from fakehost import Host
-
-ALL = {GPU: 2, BIG: 1, SMALL: 1}
-VALUES: helm.Values = {
-    "image": IMAGE,
-    "settings": {"mig-strategy": "mixed"},
-    "dra": {"enabled": True},
-}
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Four GPUs, the first of which is divided."""
-    return built(tmp_path_factory.mktemp("dra"), 4, mig={0: ["3g.20gb", "1g.5gb"]})
-
-
-@pytest.fixture(scope="module")
-def cluster(cluster: Cluster) -> Cluster:
-    """A cluster with the chart, and the DRA driver in it."""
-    install(cluster, VALUES)
-    return cluster
 
 
 def test_the_nodes_devices_are_published(cluster: Cluster, host: Host) -> None:

@@ -15,6 +15,7 @@ import pytest
 from e2e.dranode import DRIVER, PROGRAM, driver
 from e2e.engines import SYSTEM_PATH
 from e2e.leftovers import until
+from e2e.nogrpc import WITHOUT_GRPC
 from e2e.plugins import ROOTS, environment
 from e2e.test_dra_node import env, folder, host, name
 from e2e.trees import TOP
@@ -30,12 +31,6 @@ users: [{{name: u, user: {user}}}]
 
 
 UNKNOWN = "whether another driver has this one's name is not known"
-# Runs the program as where Python has no grpcio.
-WITHOUT_GRPC = (
-    "/usr/bin/python3",
-    "-c",
-    "import sys, runpy; sys.modules['grpc'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])",
-)
 
 
 def run(env: dict[str, str], folder: Path, by: Sequence[str] = ()) -> tuple[int, str]:

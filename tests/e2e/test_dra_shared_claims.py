@@ -14,8 +14,8 @@ import pytest
 from e2e import claims, worker
 from e2e.allocated import built
 from e2e.dradeployed import ALONE, becomes, install, runs
+from e2e.mpsclient import CLIENT
 from e2e.plane import Cluster
-from e2e.test_device_plugin_mps import CLIENT
 from fakehost import Host
 
 # Beside what worker.py's does: units of MPS are started; each ends by itself.

@@ -21,9 +21,9 @@ import grpc
 import pytest
 
 from e2e.dranode import DRIVER, NODE, PROGRAM, Driver, becomes, driver
+from e2e.nogrpc import WITHOUT_GRPC
 from e2e.plugins import environment
 from e2e.prometheus import get, of, scrape
-from e2e.test_dra_check import WITHOUT_GRPC
 from e2e.test_dra_node import OTHER, env, folder, host, name
 from fakehost import Host
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from e2e import claims, kube, workload
 from e2e.deployed import CHART, GPU, plugin, serves
 from e2e.dradeployed import becomes, driver, runs
+from e2e.draplane import ALL, VALUES, cluster, host
 from e2e.helm import NAMESPACE
 from e2e.plane import Cluster
-from e2e.test_dra import ALL, VALUES, cluster, host
 from fakehost import Host
 
 __all__ = ["cluster", "host"]

@@ -23,7 +23,7 @@ from gpushim import doctor
 from gpushim.cli import main
 from gpushim.doctor import Finding, checks
 from gpushim.engines import docker
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd as daemon
 from gpushim.engines.processes import running
 
 LOOK = running.look
@@ -36,7 +36,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpushim_env: dict[str
     """A directory for an engine; of those of this machine, the ones that have it as theirs are looked at alone."""
     for name, value in gpushim_env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(on_path, "SYSTEM", f"{tmp_path}/bin")  # where `configure` makes links
+    monkeypatch.setattr(daemon, "LINKS", f"{tmp_path}/bin")  # where `configure` makes links
     with leftovers.state() as state:
         monkeypatch.setattr(
             running, "look", lambda *_: ([each for each in LOOK()[0] if each.config.startswith(str(state))], [])

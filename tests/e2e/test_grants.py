@@ -22,11 +22,11 @@ import fakehost
 import scratch
 from e2e import leftovers, test_features, trees
 from e2e.allocated import on
+from e2e.archives import NAME, archive
 from e2e.bundles import Bundle
 from e2e.hostile_places import Place
 from e2e.podman import podman
-from e2e.test_image_words import NAME, archive
-from e2e.test_runc import MAPPED
+from e2e.runchosts import MAPPED
 from fakehost import Host
 
 NVD = "NVIDIA_VISIBLE_DEVICES"

@@ -34,8 +34,8 @@ from e2e.allocated import (
 )
 from e2e.bundles import Bundle
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, MODESET_NODE, probe, sees_by_cdi, sees_exactly, sees_nothing
-from e2e.test_runc import PURE_V1_PREFIX
-from e2e.test_runc import mig_host as mig_host
+from e2e.runchosts import PURE_V1_PREFIX
+from e2e.runchosts import mig_host as mig_host
 from e2e.views import view
 from e2e.witness import RUNC
 from fakehost import Host

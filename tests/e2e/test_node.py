@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from e2e import cri, node, recorder, restarts, trees
+from e2e.creates import CREATES, beside
+from e2e.manifests import by_variable, pod
 from e2e.node import Node
-from e2e.test_deb_life import CREATES, beside
-from e2e.test_docs import by_variable, pod
 from gpushim import __version__
 from gpushim.inventory import ensure
 
@@ -80,7 +80,7 @@ def test_install_configures_and_restarts_the_engine_once(
     before = there.files()
     with systemd(there):
         done = there.call("install", "--restart", payload=payload)
-        assert f"gpushim {__version__} is laid down" in done.stdout
+        assert f"gpushim {__version__} is installed" in done.stdout
         assert "verified: containerd has the runtime nvidia" in done.stdout
         assert "restart containerd.service" in there.run("cat /run/asked").stdout
         for archive in (debian_image, trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])):
@@ -89,7 +89,7 @@ def test_install_configures_and_restarts_the_engine_once(
         first = settled(there)
         there.run("rm /run/asked")
         again = there.call("install", "--restart", payload=payload)
-        assert f"gpushim {__version__} is there already" in again.stdout
+        assert f"gpushim {__version__} was installed already" in again.stdout
         assert settled(there) == first
         assert there.run("cat /run/asked", check=False).stdout == ""
         assert "is removed" in there.call("uninstall", "--restart", payload=payload).stdout
@@ -143,7 +143,7 @@ def test_containers_that_run_go_on_when_it_is_taken_away(
         asks = client.create(pod, "docker.io/library/debian:local", ["true"], env={"NVIDIA_VISIBLE_DEVICES": "0"})
         with pytest.raises(cri.RefusedError, match="removed, and this container may ask for a GPU"):
             client.start(asks)
-        assert "nothing of gpushim-node's" in standing.call("uninstall", payload=payload).stdout
+        assert "gpushim-node has installed nothing" in standing.call("uninstall", payload=payload).stdout
         standing.call("install", payload=payload)
         assert standing.run("gpushim --version; ls /etc/tmpfiles.d /run/gpushim-removed", check=False).stdout == (
             f"gpushim {__version__}\n/etc/tmpfiles.d:\n"
@@ -172,10 +172,10 @@ def test_what_others_have_changed_stays(there: Node, payload: Path) -> None:
     there.run("mkdir /etc/features.d; touch /etc/features.d/gpushim /etc/features.d/other")
     done = there.call("uninstall", "--labels-directory=/etc/features.d", payload=payload)
     assert there.run("ls /etc/features.d").stdout == "other\n"
-    assert "/usr/share/bash-completion/completions/gpushim has been changed, and stays" in done.stderr
+    assert "/usr/share/bash-completion/completions/gpushim was changed and is kept" in done.stderr
     assert there.run("tail -n 1 /etc/gpushim/config.toml").stdout == "# mine\n"
     assert there.run("cat /usr/lib/gpushim/mine; ls /usr/bin/gpushim*").stdout.split() == ["mine", *LEFT]
-    assert "nothing of gpushim-node's" in there.call("uninstall", payload=payload).stdout
+    assert "gpushim-node has installed nothing" in there.call("uninstall", payload=payload).stdout
 
 
 def test_no_create_fails_during_an_upgrade(there: Node, payload: Path, older: Path, debian_tree: Path) -> None:
@@ -197,7 +197,7 @@ def test_what_a_killed_installer_left_is_completed(there: Node, payload: Path) -
     there.run(
         f"cd {lib}; rm whole gpushim/create/create.py /usr/bin/gpushim; echo '# half' >>gpushim/decision/plan.py"
     )
-    assert "is laid down" in there.call("install", "--engine=none", payload=payload).stdout
+    assert "is installed\n" in there.call("install", "--engine=none", payload=payload).stdout
     assert {path: each for path, each in settled(there).items() if "pycache" not in path} == {
         path: each for path, each in whole.items() if "pycache" not in path
     }

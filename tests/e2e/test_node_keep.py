@@ -145,7 +145,7 @@ def test_a_node_without_a_device_is_left_alone_until_one_comes(empty: Node, payl
         assert told.exists()
     told.unlink()
     node.without_device(empty.host)
-    assert "is there already" in empty.call("install", *words, payload=payload).stdout
+    assert "was installed already" in empty.call("install", *words, payload=payload).stdout
     assert told.exists()
     assert "is removed" in empty.call("uninstall", payload=payload).stdout
     node.with_device(empty.host)

@@ -25,7 +25,7 @@ from e2e.bundles import Bundle
 from e2e.witness import settings
 from gpushim.inventory import driver_files
 from gpushim.paths import rooted
-from unit.gpushim.inventory.test_debian_drivers import LEFT_OUT
+from unit.gpushim.inventory.debian_packages import LEFT_OUT
 
 pytestmark = pytest.mark.skipif(not os.environ.get("GPUSHIM_DRIVERS"), reason="tests/long/run drivers sets it")
 

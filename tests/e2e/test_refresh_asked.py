@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from e2e import trees
-from e2e.test_refresh_service import machine, tried
+from e2e.trymachine import machine, tried
 
 __all__ = ["machine"]
 ASKED = "gpushim-refresh-asked.service"

@@ -13,15 +13,13 @@ import pytest
 
 from e2e import built, cri, crio, packages, trees
 from e2e.installed import PODMAN, Machine
+from e2e.leftnames import KEPT, PROGRAMS, REFUSED
 from e2e.leftovers import until
 from e2e.packages import MAIN
 from e2e.podman import store
 from fakehost import Host
 
 SUITE = "trixie"
-PROGRAMS = "/usr/bin/gpushim-hook /usr/bin/gpushim-runtime"
-KEPT = "/etc/tmpfiles.d/gpushim-removed.conf /run/gpushim-removed"
-REFUSED = "gpushim was removed, and this container may ask for a GPU"
 ASKS = "--env=NVIDIA_VISIBLE_DEVICES=0"
 HEALTHY = "--health-cmd=true --health-interval=1s --health-retries=1"
 RUN = "docker run --detach --network=none --runtime=gpushim"

@@ -13,8 +13,8 @@ import pytest
 from e2e import built, packages, rpm_packages
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from e2e.installed import Machine
+from e2e.leftnames import KEPT, PROGRAMS, REFUSED
 from e2e.rpm_packages import COMPAT, MAIN, RpmMachine
-from e2e.test_removal import KEPT, PROGRAMS, REFUSED
 
 # As NVIDIA's documentation has them: they were there before gpushim, and stay.
 DAEMON_JSON = json.dumps({"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}})

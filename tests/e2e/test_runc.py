@@ -6,25 +6,20 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fakehost
-import scratch
 from e2e import trees
 from e2e.bundles import Bundle
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, INSIDE, probe, refuses, sees_exactly, sees_nothing
+from e2e.runchosts import CRUN, MAPPED, PURE_V1_PREFIX
+from e2e.runchosts import mig_host as mig_host
+from e2e.runchosts import open_directory as open_directory
 from e2e.witness import settings
 from fakehost import Host
 
-CRUN = "/usr/bin/crun"
-# crun does not run under a mixture of cgroup v1 and v2; what hides v2 goes with the namespace.
-PURE_V1 = 'mount -t tmpfs none /sys/fs/cgroup/unified && exec "$@"'
-PURE_V1_PREFIX = ("/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-c", PURE_V1, "sh")
-MAPPED = 100000  # the user of the host that is root in a user namespace
 NODES = "cd /dev; for node in nvidia*; do echo $node $( (: <>$node) 2>&1 ); done"
 
 
@@ -33,22 +28,6 @@ def busybox(busybox_tree: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> 
     """A bundle with a root file system that has no loader."""
     root = shutil.copytree(busybox_tree, tmp_path / "root", symlinks=True)
     return Bundle(tmp_path / "bundle", root, gpushim_env)
-
-
-@pytest.fixture(scope="module")
-def mig_host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """A host whose first GPU is divided into two MIG instances."""
-    root = tmp_path_factory.mktemp("mig") / "root"
-    cache = str(trees.TOP / ".cache" / "fakehost")
-    return fakehost.build(str(root), 2, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
-
-
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """A directory that every user may enter, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(dir=scratch.top()) as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 REQUESTS = [

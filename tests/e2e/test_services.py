@@ -22,7 +22,7 @@ from e2e import engines, hostile_places
 from e2e.bundles import Bundle
 from e2e.cdihooks import run
 from e2e.hostile_places import Place
-from e2e.test_bad_rootfs import silent
+from e2e.silentfs import silent
 from e2e.test_races import racer
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings

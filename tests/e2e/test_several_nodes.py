@@ -14,12 +14,12 @@ import pytest
 
 from e2e import boots, helm, image, kube, trees
 from e2e.allocated import built
+from e2e.definitions import definition
 from e2e.deployed import CHART, GPU, IMAGE, features, labelled, metrics, plugin, rolled_out, serves
 from e2e.fleet import COMPONENTS, Fleet, fleet, serving
 from e2e.helm import NAMESPACE
 from e2e.kube import NAME
-from e2e.test_chart_rights import definition
-from e2e.test_cluster import LABEL, PROFILES
+from e2e.profiles import LABEL, PROFILES
 from fakehost import H100
 
 OTHER = "other"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushim.ground.errors import GpushimError
-from unit.gpushim.decision.test_plan import snapshot
+from unit.gpushim.decision.inventories import snapshot
 
 SENTENCE = 20_000  # characters; one that lists what a host has is the longest
 

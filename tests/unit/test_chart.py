@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpushim import __version__
-from gpushim.nvidia.migrate.device_plugin_keys import schema
+from gpushim.nvidia.migrate.device_plugin_keys import load_schema
 
 CHART = Path(__file__).parents[2] / "packaging/kubernetes/chart"
 RULES = json.loads((CHART / "values.schema.json").read_text())
@@ -124,13 +124,13 @@ def test_every_value_is_told_by_a_comment() -> None:
 
 
 def test_settings_are_the_keys_of_the_plugins_section() -> None:
-    assert set(SETTINGS) == set(schema()) - FOLLOWS
+    assert set(SETTINGS) == set(load_schema()) - FOLLOWS
 
 
 @pytest.mark.parametrize("key", sorted(SETTINGS))
 def test_a_setting_takes_nothing_that_the_plugin_refuses(key: str) -> None:
     ours = jsonschema.Draft7Validator({**SETTINGS[key], "definitions": RULES["definitions"]})
-    theirs = jsonschema.Draft7Validator(schema()[key])
+    theirs = jsonschema.Draft7Validator(load_schema()[key])
     taken = [sample for sample in SAMPLES if ours.is_valid(sample)]
     assert taken[0] is None
     wanted = [sample for sample in SAMPLES[1:] if theirs.is_valid(sample)]

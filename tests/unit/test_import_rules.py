@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import ast
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 from page_rooms import PACKAGES, graph, imports, modules, purpose, room, rooms
+
+TESTS = Path(__file__).parents[1]
+# Test modules whose common parts are not moved yet.
+SHARED = ("test_daemon", "allocation.test_kubelet_view", "dra.test_ledger")
 
 
 def test_every_room_says_what_it_is_for() -> None:
@@ -30,6 +35,18 @@ def test_what_speaks_to_kubelet_alone_knows_grpc() -> None:
     """Names, man pages and --check need none, and no module of it is loaded before the settings are known."""
     knows = {name for name, found in modules().items() if any(f"{one}.".startswith("grpc.") for one in found)}
     assert {room(name) for name in knows} == {"gpuplugin.kubelet"}
+
+
+def test_no_test_module_is_imported() -> None:
+    """What tests share is in a module with a name of its own, beside them."""
+    paths = {str(path.relative_to(TESTS)): path for path in (TESTS / "unit").rglob("*.py")}
+    found = {name: imports(ast.parse(path.read_text())) for name, path in paths.items()}
+    tests = {f"{name.removesuffix('.py').replace('/', '.')}." for name in paths if "/test_" in name}
+    assert len(tests) > 100
+    shared = {
+        test for test in tests for names in found.values() if any(f"{name}.".startswith(test) for name in names)
+    }
+    assert shared == {f"unit.gpuplugin.{name}." for name in SHARED}
 
 
 def test_what_counts_as_an_import() -> None:

@@ -55,6 +55,20 @@ def test_refusals_are_found_in_every_language() -> None:
         assert sentence in listed
 
 
+def test_a_refusal_stands_under_each_code_that_it_can_have() -> None:
+    parts = dict(part.split("\n", 1) for part in page_errors.sentences().split("### ")[1:])
+    codes = [code for code, listed in parts.items() if "which is no size of GPU memory" in listed]
+    assert codes == [str(errors.REQUEST), str(errors.CONFIG)]
+    assert [code for code, listed in parts.items() if "has the device" in listed] == ["10", "12"]
+
+
+def test_a_sentence_ends_where_it_is_whole() -> None:
+    listed = page_errors.sentences().splitlines()
+    assert "... is not UTF-8 at byte ..." in listed
+    assert "the low-level runtime ... cannot be executed" in listed
+    assert [line for line in listed if line.endswith((" but", " a", " is not", " to", " at"))] == []
+
+
 def test_no_sentence_has_words_that_engines_look_for() -> None:
     for sentence in page_errors.sentences().splitlines():
         assert errors.for_engines(sentence) == sentence

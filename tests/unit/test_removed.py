@@ -12,7 +12,7 @@ import pytest
 from e2e import recorder
 from gpuplugin.node import owners
 from unit.gpushim.calls import SHELLS, TOP
-from unit.gpushim.create.test_launcher import WORDS
+from unit.gpushim.create.launcher_words import WORDS
 
 SCRIPT = TOP / "shim/gpushim/removed"
 DEBIAN = TOP / "packaging/deb/debian"

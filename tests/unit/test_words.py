@@ -17,12 +17,17 @@ RETIRED = {
 MEMBERS = {"shim/gpushim/ground/model.py: told", "plugin/gpuplugin/health/causes.py: told", "health.py: told"}
 
 
+def names_of(source: str) -> set[str]:
+    return {token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == 1}
+
+
+def words_of(name: str) -> set[str]:
+    return {*re.split("[_0-9]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())}
+
+
 def retired(source: str) -> set[str]:
     """The names of a source, and its own, that have a retired word in them."""
-    names = {token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == 1}
-    return {
-        name for name in names if RETIRED & {*re.split("[_0-9]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())}
-    }
+    return {name for name in names_of(source) if RETIRED & words_of(name)}
 
 
 def test_names_have_the_fields_words() -> None:
@@ -32,6 +37,14 @@ def test_names_have_the_fields_words() -> None:
         for name in retired(path.read_text()) | retired(path.stem)
     }
     assert {one for one in found if not one.endswith(tuple(MEMBERS))} == set()
+
+
+def test_few_words_are_our_own_and_the_code_has_each() -> None:
+    section = (TOP / "docs/architecture.md").read_text().partition("\n## Words\n")[2].partition("\n## ")[0]
+    own = {word.lower() for word in re.findall(r"^- \*\*(\w+)\*\*", section, re.M)}
+    used = {word for path in SOURCES for name in names_of(path.read_text()) for word in words_of(name)}
+    assert 0 < len(own) <= 10
+    assert {word for word in own if not {word, f"{word}s"} & used} == set()
 
 
 def test_a_modules_name_stands_once() -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpushim.ground.model import Policy, Snapshot
-    from gpushim.nvidia.container_cli.getopt import Given
+    from gpushim.nvidia.container_cli.getopt import OptionValues
     from gpushim.oci.edits import Edit
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
@@ -56,7 +56,7 @@ def configure(words: list[str]) -> None:
     started = time.monotonic()
     global_options, command = parse(words, cli.GLOBAL, in_order=True)
     options, arguments = parse(command[1:], cli.COMMANDS["configure"])
-    rootfs, pid, names = _rootfs(arguments), _pid(options), cli.names(options)
+    rootfs, pid, names = _rootfs(arguments), _pid(options), cli.list_names(options)
     if not pid and "no-cgroups" not in names:
         raise GpushimError(
             "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
@@ -93,17 +93,17 @@ def _inventory(config: str, state: str) -> Snapshot:
     return snapshot
 
 
-def request(options: Given, policy: Policy) -> Request:
+def request(options: OptionValues, policy: Policy) -> Request:
     """Read options as what a container asks for; what the policy forbids containers does not bind the caller.
 
     Raises:
         GpushimError: a value is malformed.
     """
-    text, devices = cli.devices(options, policy["cdi"]["kind"])
+    text, devices = cli.read_devices(options, policy["cdi"]["kind"])
     requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
     if len(requirements) > MAX_REQUIREMENTS:
         raise GpushimError(f"more than {MAX_REQUIREMENTS} --require are given", USAGE)
-    mig_config, mig_monitor = cli.only_all(options, "mig-config"), cli.only_all(options, "mig-monitor")
+    mig_config, mig_monitor = cli.has_only_all(options, "mig-config"), cli.has_only_all(options, "mig-monitor")
     if (mig_config or mig_monitor) and any(item[0].startswith("mig-") for item in devices):
         name = "mig-config" if mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
@@ -112,7 +112,7 @@ def request(options: Given, policy: Policy) -> Request:
         "--device",
         text,
         devices,
-        capabilities=[name for name in CAPABILITIES if name in cli.names(options)],
+        capabilities=[name for name in CAPABILITIES if name in cli.list_names(options)],
         requirements=[] if policy["requests"]["disable-require"] else requirements,
         imex=_channels(options, gate),
         mig_config=mig_config,
@@ -122,8 +122,8 @@ def request(options: Given, policy: Policy) -> Request:
     )
 
 
-def _channels(options: Given, gate: Gate) -> list[int]:
-    words = cli.words_of(options, "imex-channel")
+def _channels(options: OptionValues, gate: Gate) -> list[int]:
+    words = cli.collect_words(options, "imex-channel")
     for word in words:
         if not 0 <= selection.number(word) <= LAST_CHANNEL:
             raise GpushimError(f"--imex-channel={quote(word)}: want a number from 0 to {LAST_CHANNEL}", USAGE)
@@ -139,7 +139,7 @@ def _rootfs(arguments: list[str]) -> str:
     return path
 
 
-def _pid(options: Given) -> int:
+def _pid(options: OptionValues) -> int:
     """Return the container's process, or 0 if this process is in the container's mount namespace itself."""
     pid = 0
     for name, value in options:
@@ -150,7 +150,7 @@ def _pid(options: Given) -> int:
     return pid
 
 
-def _options(planned: list[Edit], options: Given, global_options: Given) -> Options:
+def _options(planned: list[Edit], options: OptionValues, global_options: OptionValues) -> Options:
     """Return the steps to be finished in the container: the plan's own hook, less what the options switch off."""
     (hook,) = [edit.value for edit in planned if edit.kind == "hook"]
     finishing = Options(hook["args"][2:])
@@ -159,7 +159,7 @@ def _options(planned: list[Edit], options: Given, global_options: Given) -> Opti
             raise GpushimError(f"--cuda-compat-mode={quote(value)}: want one of {', '.join(COMPAT_MODES)}", USAGE)
         if name == "no-cntlibs" or value == "disabled":
             finishing.driver = finishing.cuda = ""
-    finishing.socket = [pair for pair in finishing.socket if not cli.left_out(cli.names(options), pair[1])]
+    finishing.socket = [pair for pair in finishing.socket if not cli.is_left_out(cli.list_names(options), pair[1])]
     for name, value in global_options:
         if name == "debug" and value.startswith("/"):
             finishing.log = value
@@ -172,14 +172,14 @@ def _land(planned: list[Edit], names: set[str], options: Options, pid: int, dev_
         edit
         for edit in planned
         if kinds.get(edit.kind) not in names
-        and not (edit.kind == "mount" and cli.left_out(names, edit.value["destination"]))
+        and not (edit.kind == "mount" and cli.is_left_out(names, edit.value["destination"]))
     ]
     standalone.land(granted, options, pid, dev_root)
 
 
 def _say(error: Exception) -> int:
     try:
-        posix.write(2, (cli.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
+        posix.write(2, (cli.format_error(error) + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
         pass  # nobody listens
     return 1

@@ -21,9 +21,9 @@ def main(argv: list[str], top: str) -> None:
     """Run as one of NVIDIA's programs, argv[0]; `top` is the directory above the one that the program is in."""
     name = argv[0].rpartition("/")[2]
     if name == "nvidia-container-cli":
-        from gpushim.nvidia.container_cli.cli_options import command_of
+        from gpushim.nvidia.container_cli.cli_options import find_command
 
-        if command_of(argv[1:]) == "configure":
+        if find_command(argv[1:]) == "configure":
             from gpuhook.nvidia import container_cli_configure
 
             container_cli_configure.main(argv[1:])

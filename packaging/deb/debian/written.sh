@@ -43,7 +43,7 @@ END
   rmdir "$DPKG_ROOT/var/run/cdi" 2>/dev/null || true
 }
 
-# What `gpushim configure docker` has linked for docker run --gpus (docker/on_path.py); as long as Docker's settings name
+# What `gpushim configure docker` has linked for docker run --gpus (docker/dockerd.py); as long as Docker's settings name
 # gpushim it stays, as they do.
 remove_links() {
   if grep -qs gpushim-runtime "$DPKG_ROOT/etc/docker/daemon.json"; then return 0; fi

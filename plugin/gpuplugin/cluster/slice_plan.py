@@ -130,24 +130,41 @@ def plan(slices: Collection[Slice], node: str, count: int, same: Callable[[int, 
         count: of desired slices.
         same: returns whether a slice that is there, and is one of ours, has what is desired at an index.
     """
-    alien = [slice_ for slice_ in slices if slice_.pool != node or not 0 <= slice_.generation <= LIMIT]
-    own = sorted(
-        (slice_ for slice_ in slices if slice_ not in alien), key=lambda slice_: (-slice_.generation, slice_.name)
-    )
-    generations = [[*group] for _, group in groupby(own, lambda slice_: slice_.generation)]  # the highest first
-    complete = next((group for group in generations if all(slice_.count == len(group) for slice_ in group)), [])
+    own = [slice_ for slice_ in slices if slice_.pool == node and 0 <= slice_.generation <= LIMIT]
+    foreign = [slice_ for slice_ in slices if slice_ not in own]
+    generations = _group_by_generation(own)
     newest = generations[0] if generations else []
-    generation = newest[0].generation if newest else 0
+    complete = next((group for group in generations if all(slice_.count == len(group) for slice_ in group)), [])
     begin, right = _find_begin(newest, count, same), {slice_.name for slice_ in newest}
+    is_new = begin is None
     if begin is None:
-        generation, begin, right = generation + 1, _find_free(complete, count), set()
+        begin, right = _find_free(complete, count), set()
     names = [name(node, begin + index) for index in range(count)]
-    replaceable = {slice_.name: slice_ for slice_ in slices if slice_ not in alien}
-    writes = [(index, text, replaceable.get(text)) for index, text in enumerate(names) if text not in right]
-    stay = right.union(names)
-    first = [slice_ for slice_ in alien if not slice_.deleting or slice_.name in stay]
-    after = [slice_ for slice_ in own if not (slice_.name in stay or slice_.deleting)]
-    return Plan(first, writes, after, generation, anew=not right and bool(complete))
+    return Plan(
+        first=[slice_ for slice_ in foreign if not slice_.deleting or slice_.name in right.union(names)],
+        writes=_list_writes(names, right, own),
+        after=_list_outdated(generations, right.union(names)),
+        generation=(newest[0].generation if newest else 0) + is_new,
+        anew=is_new and bool(complete),
+    )
+
+
+def _group_by_generation(slices: list[Slice]) -> list[list[Slice]]:
+    """Return slices by generation, the highest first, and by name."""
+    ordered = sorted(slices, key=lambda slice_: (-slice_.generation, slice_.name))
+    return [[*group] for _, group in groupby(ordered, lambda slice_: slice_.generation)]
+
+
+def _list_writes(names: list[str], right: set[str], own: list[Slice]) -> list[tuple[int, str, Slice | None]]:
+    """Return index, name and existing slice for each name whose slice is not right."""
+    slices = {slice_.name: slice_ for slice_ in own}
+    return [(index, text, slices.get(text)) for index, text in enumerate(names) if text not in right]
+
+
+def _list_outdated(generations: list[list[Slice]], staying: set[str]) -> list[Slice]:
+    """Return the slices whose names do not stay, and that nobody is deleting yet."""
+    slices = [slice_ for group in generations for slice_ in group]
+    return [slice_ for slice_ in slices if not (slice_.name in staying or slice_.deleting)]
 
 
 def candidates(slices: Collection[Slice], count: int) -> Iterator[tuple[int, Slice]]:

@@ -24,9 +24,9 @@ _LOGS = "[log] of config.toml applies"
 _FEW = "there are too few requests to limit them"
 
 
-def _without(flag: str, why: str, default: str = "", *more: str) -> Setting:
+def _without(flag: str, note: str, default: str = "", *more: str) -> Setting:
     """Return one that does nothing here; `more` are variables beside that of the flag's name."""
-    return Setting("", (flag,), (flag.upper().replace("-", "_"), *more), why=why, default=default)
+    return Setting("", (flag,), (flag.upper().replace("-", "_"), *more), note=note, default=default)
 
 
 NVIDIA = (
@@ -34,24 +34,24 @@ NVIDIA = (
         "kubelet-dir",
         ("kubelet-plugins-directory-path",),
         ("KUBELET_PLUGINS_DIRECTORY_PATH",),
-        why="NVIDIA's name of plugins/ in --kubelet-dir, with which that is said, too.",
+        note="NVIDIA's name of plugins/ in --kubelet-dir, with which that is said, too.",
     ),
     Setting(
         "kubelet-dir",
         ("kubelet-registrar-directory-path",),
         ("KUBELET_REGISTRAR_DIRECTORY_PATH",),
-        why="The same of plugins_registry/ there.",
+        note="The same of plugins_registry/ there.",
     ),
     Setting(
         "disable-healthchecks",
         ("additional-xids-to-ignore",),
         ("ADDITIONAL_XIDS_TO_IGNORE",),
-        why="NVIDIA's name of --disable-healthchecks.",
+        note="NVIDIA's name of --disable-healthchecks.",
     ),
     Setting("kubeconfig", (), ("KUBECONFIG",)),
     _without("cdi-root", _SPEC, "/var/run/cdi"),
     _without("nvidia-driver-root", _SPEC, "/", "HOST_DRIVER_ROOT"),
-    Setting("", ("container-driver-root",), ("DRIVER_ROOT_CTR_PATH",), why=_SPEC, default="/driver-root"),
+    Setting("", ("container-driver-root",), ("DRIVER_ROOT_CTR_PATH",), note=_SPEC, default="/driver-root"),
     _without("nvidia-cdi-hook-path", _SPEC),
     _without("host-root", "gpushim gives GPUs to no virtual machines", "/host-root"),
     _without("namespace", _PODS, "default"),
@@ -85,17 +85,17 @@ def ours(
         GpushimError: a value is wrong, or two contradict each other.
     """
     found = {flag: value for flag, value in flags.items() if any(flag in setting.flags for setting in OURS)}
-    first: dict[str, plugin_settings.Given] = {}
+    first: dict[str, plugin_settings.SettingValue] = {}
     notes = []
     for setting in NVIDIA:
-        given = plugin_settings.by_flag(setting, flags) or plugin_settings.by_variable(setting, environment)
+        given = plugin_settings.read_flag(setting, flags) or plugin_settings.read_variable(setting, environment)
         if given and not setting.key and given.value != setting.default:
-            notes.append(f"{given.where} is accepted without effect: {setting.why}")
+            notes.append(f"{given.origin} is accepted without effect: {setting.note}")
         elif given and setting.key:
             before = first.setdefault(setting.key, given)
             if before.value != given.value:
                 raise GpushimError(
-                    f"{before.where} and {given.where} are not in one directory, {quote(before.value)} and "
+                    f"{before.origin} and {given.origin} are not in one directory, {quote(before.value)} and "
                     f"{quote(given.value)}; kubelet has both in its own",
                     CONFIG,
                 )

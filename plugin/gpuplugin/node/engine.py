@@ -1,4 +1,4 @@
-"""Have the node's gpushim configure its container engine, restart it if that is needed, and ask it.
+"""Run the node's gpushim to configure its container engine, restart it if needed, and verify its settings.
 
 Out of scope: how an engine is configured, restarted and asked (`gpushim configure`).
 """
@@ -24,29 +24,30 @@ LIMIT = 1 << 16  # bytes of it
 CRI = {"crio": "crio", "containerd": "containerd", "k3s": "containerd", "rke2": "containerd"}
 
 
-def running_one() -> str:
-    """Return the engine that runs for kubelet here.
+def find_running() -> str:
+    """Return the name of the engine that runs for kubelet on this node.
 
     Raises:
-        GpushimError: there is none, or there are several.
+        GpushimError: no engine runs, or several do.
     """
-    names = {CRI[engine.name] for engine in _engines()}
+    names = {CRI[engine.name] for engine in _list_engines()}
     if len(names) == 1:
         return names.pop()
-    which = "containerd and CRI-O both run" if names else "neither containerd nor CRI-O runs"
-    raise GpushimError(f"{which} on this node; choose one with --engine, or none")
+    problem = "containerd and CRI-O both run" if names else "neither containerd nor CRI-O runs"
+    raise GpushimError(f"{problem} on this node; choose one with --engine, or none")
 
 
-def _engines() -> list[running.Engine]:
-    found = running.find()
-    dockers = {engine.pid for engine in found if engine.name == "dockerd"}
-    return [engine for engine in found if engine.name in CRI and engine.parent not in dockers]
+def _list_engines() -> list[running.Engine]:
+    engines = running.find()
+    dockers = {engine.pid for engine in engines if engine.name == "dockerd"}
+    return [engine for engine in engines if engine.name in CRI and engine.parent not in dockers]
 
 
-def _by_hand(words: list[str]) -> list[str]:
-    """Say why an engine is not restarted from here: it is not systemd's, or nothing is to run without gpushim."""
+def _explain_no_restart(words: list[str]) -> list[str]:
+    """Return a sentence if an engine cannot be restarted by systemd, or does not run and is being removed."""
     name = words[0]
-    engine, unit = next((each for each in _engines() if CRI[each.name] == name), None), table.ENGINES[name].unit
+    engine = next((candidate for candidate in _list_engines() if CRI[candidate.name] == name), None)
+    unit = table.ENGINES[name].unit
     if engine is None and REMOVE in words:
         return [f"{name} does not run here, so it is not restarted"]
     if units.systemctl("restart", unit, engine):
@@ -54,72 +55,74 @@ def _by_hand(words: list[str]) -> list[str]:
     return [f"systemd does not run {name} here, so do this on the node: {units.fix('restart', unit, engine)}"]
 
 
-def check(words: list[str]) -> None:
-    """Have gpushim say whether it would configure an engine so; nothing is changed.
+def check_settings(words: list[str]) -> None:
+    """Raise if gpushim would refuse to configure an engine; nothing is changed.
 
     Raises:
-        GpushimError: it refuses.
+        GpushimError: gpushim refuses.
     """
-    _gpushim([*words, "--dry-run"], SECONDS)
+    _run_configure([*words, "--dry-run"], SECONDS)
 
 
 def configure(words: list[str], restart: bool) -> list[str]:
-    """Configure an engine, or take that back.
+    """Configure an engine, or remove its settings.
 
     Args:
         words: the engine, and options of `gpushim configure`.
-        restart: restart it, if its settings have changed or it does not know them, and systemd runs it: this process
-            is in a pod, with which would end what an init's script starts here.
+        restart: restart the engine if its settings have changed or are not loaded, and systemd runs it: a process
+            that an init script starts here would end with this pod.
 
     Returns:
-        names of gpushim's other runtimes, or of all that were to go, that are left because containers need them.
+        names of gpushim's runtimes that should have been removed, but that containers need.
 
     Raises:
-        GpushimError: gpushim refuses, or the engine does not know it although it has been restarted, which is done
-            once for what it is configured with.
+        GpushimError: gpushim refuses, or the engine has not loaded the settings although it was restarted, which is
+            done once for the same words.
     """
-    report = json.loads(_gpushim(words, SECONDS).out)
+    report = json.loads(_run_configure(words, SECONDS).out)
     for change in report["changes"]:
         say(f"gpushim-node: {change['done']} {change['path']}")
-    stays = report.get("stays", {})  # which a gpushim of an earlier build, that this one takes back, does not tell
-    for sentence in stays.values():
+    remaining_runtimes = report.get("stays", {})  # earlier builds of gpushim do not report it
+    for sentence in remaining_runtimes.values():
         say(f"gpushim-node: {sentence}")
-    by_hand = _by_hand(words) if restart else []
+    by_hand = _explain_no_restart(words) if restart else []
     restart = restart and not by_hand
-    asking = [word for word in words if word not in _NOT_ASKED]
-    known = ask.program([PROGRAM, "configure", *asking, "--verify"], SECONDS)
-    if not known.code:
-        _forget()
-    elif restart and not report["changed"] and _tried() == words:
+    verified_words = [word for word in words if word not in _NOT_VERIFIED]
+    verification = ask.program([PROGRAM, "configure", *verified_words, "--verify"], SECONDS)
+    if not verification.code:
+        _forget_restart()
+    elif restart and not report["changed"] and _read_tried() == words:
         raise GpushimError(
             f"{words[0]} was restarted once for this and is not restarted again: "
-            f"{known.last.removeprefix('gpushim: ')}; fix that on the node, then restart it by hand"
+            f"{verification.last.removeprefix('gpushim: ')}; fix that on the node, then restart it by hand"
         )
-    if restart and (report["changed"] or known.code):
-        replace(TRIED, json.dumps(words).encode())  # first: it may fail, and this container is run again and again
-        for line in _gpushim([*words, "--restart"], RESTART, "text").out.splitlines():
+    if restart and (report["changed"] or verification.code):
+        replace(
+            TRIED, json.dumps(words).encode()
+        )  # first: the restart may fail, and this container runs again and again
+        for line in _run_configure([*words, "--restart"], RESTART, "text").out.splitlines():
             say(f"gpushim-node: {line}")
-        _forget()
-    elif known.code:
-        for note in (report["notes"] or [known.last]) + by_hand:
+        _forget_restart()
+    elif verification.code:
+        for note in (report["notes"] or [verification.last]) + by_hand:
             say(f"gpushim-node: note: {note}", error=True)
-    return [*stays]
+    return [*remaining_runtimes]
 
 
-def _tried() -> Any:
-    """Return with what words an engine was restarted last in vain since the node has booted; None if it was not."""
+def _read_tried() -> Any:
+    """Return the words of the last restart in vain since the node has booted; None if there was none."""
     with contextlib.suppress(ValueError):
         return json.loads(content(TRIED, LIMIT) or b"null")
     return None
 
 
-def _forget() -> None:
+def _forget_restart() -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(TRIED)
 
 
 def refresh() -> None:
-    """Have the GPUs listed; a node without the driver is no failure."""
+    """List the node's GPUs; a node without the driver is no failure."""
     answer = ask.program([PROGRAM, "refresh"], RESTART)
     say(
         f"gpushim-node: gpushim refresh: {answer.last if answer.code else answer.out.strip()}",
@@ -127,15 +130,15 @@ def refresh() -> None:
     )
 
 
-def _gpushim(words: list[str], seconds: int, form: str = "json") -> ask.Answer:
-    shown = " ".join(words)
+def _run_configure(words: list[str], seconds: int, form: str = "json") -> ask.Answer:
+    command = " ".join(words)
     answer = ask.program([PROGRAM, "configure", *words, f"--format={form}"], seconds)
     if answer.code:
         reason = answer.last.removeprefix("gpushim: ")
-        raise GpushimError(f"gpushim configure {shown} failed on the node: {reason}", answer.code)
+        raise GpushimError(f"gpushim configure {command} failed on the node: {reason}", answer.code)
     if answer.code is None:
-        raise GpushimError(f"gpushim configure {shown} did not end on the node: {answer.last}")
+        raise GpushimError(f"gpushim configure {command} did not end on the node: {answer.last}")
     return answer
 
 
-_NOT_ASKED = ("--force",)
+_NOT_VERIFIED = ("--force",)

@@ -1,9 +1,9 @@
-"""Enter the node: from then on this process sees the node's files, and its commands run there.
+"""Enter the node: afterwards this process sees the node's files, and its commands run there.
 
 The mount and cgroup namespaces of the node's first process are entered instead of a chroot to the directory where the
 pod has the node's root mounted: absolute links mean the node's, and an engine that is asked finds itself in the same
-namespaces as gpushim. The directory tells that it is the node whose first process that is. No module can be imported
-afterwards, for it would be the node's. Out of scope: what is done there.
+namespaces as gpushim. The directory shows which node that first process belongs to. No module can be imported
+afterwards, for it would be the node's. Out of scope: the work on the node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSION = "import sys; print(*sys.version_info[:2], sys.implementation.cache_tag
 
 
 def enter(host: str) -> None:
-    """Enter the node, at a directory for which `check` has found nothing.
+    """Enter the node, at a directory that `check_root` accepts.
 
     Raises:
         GpushimError: the pod may not enter it.
@@ -52,14 +52,14 @@ def enter(host: str) -> None:
     sys.path.clear()
 
 
-def check(host: str) -> None:
-    """Refuse what is not the root directory of the node's first process.
+def check_root(host: str) -> None:
+    """Raise if a directory is not the root of the node's first process.
 
     Args:
         host: absolute path of the directory where the node's root is mounted.
 
     Raises:
-        GpushimError: this is not root, it is no node's root, or the pod may not look at it.
+        GpushimError: this user is not root, the directory is no node's root, or the pod may not read it.
     """
     if os.geteuid():
         raise GpushimError("only root can install on a node; give the container runAsUser: 0")
@@ -70,7 +70,7 @@ def check(host: str) -> None:
             "that is mounted below it (mountPropagation: HostToContainer)"
         )
     try:
-        pids = [os.stat(f"{host}/proc/{who}/ns/pid") for who in ("1", "self")]
+        pids = [os.stat(f"{host}/proc/{process}/ns/pid") for process in ("1", "self")]
         roots = [os.stat(path) for path in (host, f"{host}/proc/1/root")]
     except OSError as error:
         raise GpushimError(f"{error.filename}: {error.strerror}; the container must be privileged") from None
@@ -81,11 +81,11 @@ def check(host: str) -> None:
 
 
 @contextlib.contextmanager
-def locked() -> Iterator[None]:
-    """Be the only one to install or uninstall on this node.
+def lock_node() -> Iterator[None]:
+    """Hold the lock on this node for installing or uninstalling.
 
     Raises:
-        GpushimError: another one is at it.
+        GpushimError: another gpushim-node has it.
     """
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -101,16 +101,16 @@ def locked() -> Iterator[None]:
 def _lock(fd: int) -> None:
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_nlink:  # else it was that of one which has ended since
+        if os.fstat(fd).st_nlink:  # else its owner has removed it, and ended
             return
     raise GpushimError("another gpushim-node is at work on this node; try again when it has ended")
 
 
-def python() -> str:
+def read_python_tag() -> str:
     """Return the cache tag of the node's Python, such as "cpython-313".
 
     Raises:
-        GpushimError: there is none, or it is too old.
+        GpushimError: the node has no Python, or it is too old.
     """
     answer = ask.program([PYTHON, "-IBS", "-c", VERSION])
     words = answer.out.split()

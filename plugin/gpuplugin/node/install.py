@@ -1,13 +1,13 @@
-"""Put gpushim onto a node: its files, a list of the GPUs, an engine that knows it. A second run changes nothing.
+"""Install gpushim on a node: its files, a list of the GPUs, the engine's settings. A second run changes nothing.
 
-Out of scope: each of these steps (lay.py, configured.py).
+Out of scope: each of these steps (node_files.py, engine_settings.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from gpuplugin.node import configured, engine, host, lay, owners
+from gpuplugin.node import engine, engine_settings, host, node_files, owners
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
@@ -16,38 +16,38 @@ from gpushim.ground.errors import GpushimError
 from gpushim.refresh.plugin_requests import SYSTEMCTL
 
 
-def install(place: str, folder: str, name: str, options: list[str], restart: bool, root: str = "") -> None:
+def install(node_root: str, folder: str, name: str, options: list[str], restart: bool, root: str = "") -> None:
     """Install on a node.
 
     Args:
-        place: absolute path where the node's root is mounted.
+        node_root: absolute path where the node's root is mounted.
         folder: absolute path of the payload.
         name: of the engine: "containerd", "crio", "none", or "auto" for the one that runs.
         options: of `gpushim configure`.
         restart: restart the engine if it has to be.
-        root: of the driver, for a config.toml that nobody has changed; "" leaves that as it is.
+        root: of the driver, for a config.toml that nobody has changed; "" keeps its root.
     """
-    host.check(place)
-    payload, shell = payloads.read(folder, root), payloads.shell(folder)
-    host.enter(place)
-    with host.locked():
-        tag = host.python()
+    host.check_root(node_root)
+    payload, shell = payloads.read_payload(folder, root), payloads.read_shell(folder)
+    host.enter(node_root)
+    with host.lock_node():
+        tag = host.read_python_tag()
         _check_writable()
         record = records.load()
-        owners.check(payload, record)
+        owners.check_owners(payload, record)
         ask.program(["/bin/sh", "-c", f"{shell}take_script"])
-        fresh = lay.down(payload, record, tag)
-        say(f"gpushim-node: gpushim {payload.version} " + ("is laid down" if fresh else "is there already"))
-        if root and not record.has(payloads.CONFIG):
-            say(f"gpushim-node: {payloads.CONFIG} was changed on this node, and stays: the root in it counts")
+        fresh = node_files.write_files(payload, record, tag)
+        say(f"gpushim-node: gpushim {payload.version} " + ("is installed" if fresh else "was installed already"))
+        if root and not record.is_unchanged(payloads.CONFIG):
+            say(f"gpushim-node: {payloads.CONFIG} was changed on this node and is kept; its driver root applies")
         if payloads.UNIT in fresh:
             ask.program([SYSTEMCTL, "daemon-reload"])
-        for version in lay.retired(record, payload.version):
+        for version in node_files.remove_old_versions(record, payload.version):
             say(f"gpushim-node: {payloads.LIB}{version} is still in use, and is removed later", error=True)
-        _drop(record, payload)
+        _remove_obsolete(record, payload)
         record.save()
         engine.refresh()
-        _configure(record, name, options, restart)
+        _configure_engine(record, name, options, restart)
 
 
 def _check_writable() -> None:
@@ -59,14 +59,14 @@ def _check_writable() -> None:
             )
 
 
-def _drop(record: records.Record, payload: payloads.Payload) -> None:
-    """Take files away that only other versions have, but for the directories of those versions."""
-    gone = [path for path in record.files if path not in payload.files and not path.startswith(payloads.LIB)]
-    gone += [path for path in record.files if path.startswith(payload.lib) and path not in payload.files]
-    lay.away(record, gone)
+def _remove_obsolete(record: records.Record, payload: payloads.Payload) -> None:
+    """Remove files that only other versions have, except those in the directories of those versions."""
+    obsolete = [path for path in record.files if path not in payload.files and not path.startswith(payloads.LIB)]
+    obsolete += [path for path in record.files if path.startswith(payload.lib) and path not in payload.files]
+    node_files.remove_files(record, obsolete)
 
 
-def _configure(record: records.Record, name: str, options: list[str], restart: bool) -> None:
+def _configure_engine(record: records.Record, name: str, options: list[str], restart: bool) -> None:
     if name == "auto":
-        name = engine.running_one()
-    configured.change(record, [] if name == "none" else [name, *options], restart)
+        name = engine.find_running()
+    engine_settings.change_engine(record, [] if name == "none" else [name, *options], restart)

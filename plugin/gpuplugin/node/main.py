@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuplugin.node import engine, host, install, uninstall, waiting
-from gpuplugin.node.installed import Mark
+from gpuplugin.node.installed_file import InstalledFile
 from gpushim import __version__
 from gpushim.cli.program import Program
 from gpushim.cli.show import say
@@ -39,14 +39,14 @@ def _absolute_or_none(ctx: click.Context, option: click.Parameter, value: str) -
 
 HOST = click.option(
     "--host",
-    "place",
+    "node_root",
     metavar="DIR",
     default="/host",
     show_default=True,
     callback=_absolute,
     help="Where the node's root directory is mounted.",
 )
-# It travels with the payload, of which the node gets the rest.
+# Part of the image, whose payload goes to the node.
 FOLDER = click.option("--payload", "folder", metavar="DIR", default=PAYLOAD, hidden=True, callback=_absolute)
 RESTART = click.option(
     "--restart", is_flag=True, help="Restart the engine if its settings have changed, or it does not know them yet."
@@ -71,7 +71,11 @@ _OPTIONS = (
         show_default=True,
         help="The engine to configure; auto is the one of both that runs.",
     ),
-    click.option("--config", metavar="FILE", help="Another file than the usual; of CRI-O gpushim's own."),
+    click.option(
+        "--config",
+        metavar="FILE",
+        help="Settings file other than the default; for CRI-O the file that is gpushim's own.",
+    ),
     click.option("--runtime-name", default="nvidia", show_default=True, help="What the runtime is called."),
     click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
     click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
@@ -92,43 +96,42 @@ _OPTIONS = (
 @click.group(PROGRAM, cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
 def main() -> None:
-    """Put gpushim onto the node that this container runs on, take it away, and keep its list of GPUs true."""
+    """Install gpushim on the node that this container runs on, uninstall it, and keep its list of GPUs up to date."""
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command what install is told; keep is told the same, for a node that gets its first device later."""
+def _add_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add install's options to a command; keep has them, too, for a node that gets its first device later."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def _words(options: dict[str, Any]) -> list[str]:
+def _build_words(options: dict[str, Any]) -> list[str]:
     words = [f"--{key.replace('_', '-')}={options[key]}" for key in ("config", "runtime_name") if options[key]]
     return words + [f"--{key.replace('_', '-')}" for key in ("set_as_default", "cdi", "force") if options[key]]
 
 
-@main.command("install", short_help="Put gpushim onto the node, and configure its engine.")
-@_options
+@main.command("install", short_help="Install gpushim on the node, and configure its engine.")
+@_add_options
 def install_command(
-    place: str, folder: str, name: str, restart: bool, installed: str, root: str, **options: Any
+    node_root: str, folder: str, name: str, restart: bool, installed: str, root: str, **options: Any
 ) -> None:
-    """Put gpushim onto the node: its programs, a list of the GPUs, and the engine's settings.
+    """Install gpushim on the node: its programs, a list of the GPUs, and the engine's settings.
 
-    What is there already stays as it is, so that a second run changes and restarts nothing; another version, older or
-    newer, takes the place of the one that is there, and containers that are being created meanwhile get theirs.
-    /etc/gpushim/config.toml is never written over, but for the driver root where nobody has changed it. On a node
-    without an NVIDIA device nothing is done.
+    A second run changes and restarts nothing. Another version, older or newer, is replaced, and containers that are
+    being created meanwhile still use it. /etc/gpushim/config.toml is never overwritten, except for the driver root if
+    nobody has changed the file. On a node without an NVIDIA device nothing is done.
     """
-    host.check(place)
-    mark = Mark(installed)
-    if waiting.is_due(place):
-        install.install(place, folder, name, _words(options), restart, root)
-        mark.put()
+    host.check_root(node_root)
+    installed_file = InstalledFile(installed)
+    if waiting.is_due(node_root):
+        install.install(node_root, folder, name, _build_words(options), restart, root)
+        installed_file.create()
     else:
         say(f"{PROGRAM}: {waiting.NONE}; nothing is installed")
 
 
-@main.command("uninstall", short_help="Remove from the node what install put there.")
+@main.command("uninstall", short_help="Remove from the node what install has written.")
 @HOST
 @FOLDER
 @click.option(
@@ -141,33 +144,33 @@ def install_command(
     help="Where the plugin's labels file is, for node-feature-discovery.",
 )
 @RESTART
-def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> None:
-    """Take away what install has put onto the node: first the engine's settings, then the files.
+def uninstall_command(node_root: str, folder: str, labels: str, restart: bool) -> None:
+    """Remove the engine's settings from the node, then the files that install has written.
 
-    Files that somebody has changed stay. For containers that run, and whose engine calls gpushim-runtime for them, a
-    script stays in its place until they have ended.
+    Files that somebody has changed stay. For running containers whose engine calls gpushim-runtime, a script replaces
+    it until they have ended.
     """
-    uninstall.uninstall(place, folder, labels, restart)
+    uninstall.uninstall(node_root, folder, labels, restart)
 
 
 @main.command("keep", short_help="Keep the node's list of GPUs up to date until a signal arrives.")
-@_options
+@_add_options
 def keep_command(
-    place: str, folder: str, name: str, restart: bool, installed: str, root: str, **options: Any
+    node_root: str, folder: str, name: str, restart: bool, installed: str, root: str, **options: Any
 ) -> None:
-    """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node.
+    """Run the node's `gpushim refresh --keep` until a signal arrives; nothing is removed from the node then.
 
-    Where install had nothing to do, wait for an NVIDIA device, and install when one comes.
+    On a node where install found no NVIDIA device, wait for one, and install when it appears.
     """
-    host.check(place)
-    mark = Mark(installed)
-    if waiting.is_settled(place):
-        host.enter(place)
+    host.check_root(node_root)
+    installed_file = InstalledFile(installed)
+    if waiting.is_complete(node_root):
+        host.enter(node_root)
     else:
-        waiting.wait(place)
-        install.install(place, folder, name, _words(options), restart, root)
-        waiting.settled()
-    mark.put()
+        waiting.wait_for_device(node_root)
+        install.install(node_root, folder, name, _build_words(options), restart, root)
+        waiting.mark_complete()
+    installed_file.create()
     try:
         os.execv(engine.PROGRAM, [engine.PROGRAM, "refresh", "--keep"])  # noqa: S606 - no shell is wanted
     except OSError as error:
@@ -190,7 +193,7 @@ def keep_command(
 )
 @click.option("--remove", is_flag=True, help="Remove the label, and end.")
 def label_command(label: str, installed: str, posted: str, remove: bool) -> None:
-    """Label this pod's node while the file exists that shows that gpushim is installed, until a signal comes.
+    """Label this pod's node while the --installed-file exists, until a signal arrives.
 
     It needs no privileges, only NODE_NAME and the token of a service account that may patch nodes.
     """
@@ -201,5 +204,5 @@ def label_command(label: str, installed: str, posted: str, remove: bool) -> None
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     node = named(os.environ.get("NODE_NAME", ""), "NODE_NAME")
-    one = InstalledLabel(Api(os.environ), node, label, "" if remove else installed, posted)
-    parts.run([in_cluster.watching(one.look)], once=remove)
+    installed_label = InstalledLabel(Api(os.environ), node, label, "" if remove else installed, posted)
+    parts.run([in_cluster.watching(installed_label.look)], once=remove)

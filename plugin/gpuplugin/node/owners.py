@@ -1,6 +1,6 @@
-"""Whose files are where those of gpushim go: a package's, somebody's, or what gpushim-node has laid down.
+"""Find the owners of files where gpushim's would go: a package, somebody else, or gpushim-node itself.
 
-Out of scope: laying down and taking away (lay.py).
+Out of scope: writing and removing files (node_files.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from gpuplugin.node.payload import Payload
     from gpuplugin.node.record import Record
 
-# Each is asked where its database is. Answers name the package first; rpm's of a file of nobody goes to stdout.
+# A package manager is asked if its database exists. Its answer begins with the package; rpm writes to stdout, too,
+# that no package has a file.
 QUESTIONS = (
     ("/var/lib/dpkg/status", ["/usr/bin/dpkg-query", "--search"]),
     ("/var/lib/rpm", ["/usr/bin/rpm", "--query", "--queryformat", "%{NAME}: \n", "--file"]),
@@ -26,13 +27,13 @@ QUESTIONS = (
 )
 SECONDS = 60
 PROGRAM = "gpushim-runtime"
-# How that begins which a removal leaves in a program's place (shim/gpushim/removed).
+# Beginning of the script that a removal leaves in a program's place (shim/gpushim/removed).
 LEFT = b"#!/bin/sh\n# gpushim was removed."
-# Where pip and uv put programs, beside the directories of PATH.
-ELSEWHERE = (*SYSTEM_PATH.split(":"), "/root/.local/bin")
+# Where pip and uv install programs: the directories of PATH, and root's own.
+PIP_FOLDERS = (*SYSTEM_PATH.split(":"), "/root/.local/bin")
 
 
-def package(paths: list[str]) -> str:
+def find_package(paths: list[str]) -> str:
     """Return the name of a package that has one of these files, or "".
 
     Raises:
@@ -51,28 +52,28 @@ def package(paths: list[str]) -> str:
     return ""
 
 
-def check(payload: Payload, record: Record) -> None:
-    """Refuse to install over what is somebody else's.
+def check_owners(payload: Payload, record: Record) -> None:
+    """Raise if somebody else owns one of the files to be installed.
 
     Raises:
-        GpushimError: it is a package's, or of unknown origin.
+        GpushimError: a file is a package's, or of unknown origin.
     """
     programs = [path for path in payload.files if path.startswith("/usr/bin/") and os.path.lexists(path)]
-    name = package(programs) if programs else ""
+    name = find_package(programs) if programs else ""
     if name:
         raise GpushimError(
             f"the package {name} has {programs[0]} on this node; remove the package there, or install nothing "
             "(node.enabled: false)"
         )
-    there = [path for path in payload.files if path != payloads.CONFIG and os.path.lexists(path)]
-    strange = [path for path in there if path not in record.files and content(path) != payload.files[path].data]
+    existing = [path for path in payload.files if path != payloads.CONFIG and os.path.lexists(path)]
+    strange = [path for path in existing if path not in record.files and content(path) != payload.files[path].data]
     strange = [path for path in strange if content(path, len(LEFT)) != LEFT]
-    strange += [path for path in _others() if path not in payload.files]
+    strange += [path for path in _find_pip_programs() if path not in payload.files]
     if strange:
         raise GpushimError(f"{strange[0]} already exists, and gpushim-node did not install it; remove it on the node")
 
 
-def _others() -> list[str]:
-    """Find gpushim as pip and uv install it."""
-    folders = {os.path.realpath(folder) for folder in ELSEWHERE} - {"/usr/bin"}
+def _find_pip_programs() -> list[str]:
+    """Return the paths of gpushim where pip and uv install it."""
+    folders = {os.path.realpath(folder) for folder in PIP_FOLDERS} - {"/usr/bin"}
     return [path for folder in sorted(folders) if os.path.lexists(path := f"{folder}/{PROGRAM}")]

@@ -1,6 +1,6 @@
-"""What an image brings for a node: a tree as packaging/install makes it, read whole before the node is entered.
+"""Read the files that an image has for a node, a tree made by packaging/install, before the node is entered.
 
-Out of scope: laying it down (lay.py).
+Out of scope: writing them (node_files.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpushim.ground.errors import GpushimError
 LIB = "/usr/lib/gpushim/"
 WHOLE = "whole"  # last file of a version's directory
 CONFIG = "/etc/gpushim/config.toml"
-# Of the units that one alone: `gpushim refresh --keep` does the work of the others, and the plugin runs in a pod.
+# The only unit for nodes: `gpushim refresh --keep` does the work of the others, and the plugin runs in a pod.
 UNIT = "/usr/lib/systemd/system/gpushim-mps@.service"
 UNITS = ("/usr/lib/systemd/", "/usr/lib/udev/", "/usr/lib/sysusers.d/")
 
@@ -28,11 +28,11 @@ class File:
 
 @dataclass(frozen=True)
 class Payload:
-    """All of it.
+    """All files for a node.
 
     Attributes:
-        files: by their paths on the node, in the order in which they are laid down.
-        root: of the driver, which config.toml is to have; "" leaves that as it is.
+        files: by their paths on the node, in the order in which they are written.
+        root: of the driver, for config.toml; "" keeps its root.
     """
 
     version: str
@@ -45,34 +45,34 @@ class Payload:
         return f"{LIB}{self.version}/"
 
 
-def read(folder: str, root: str = "") -> Payload:
+def read_payload(folder: str, root: str = "") -> Payload:
     """Read a payload.
 
     Raises:
-        GpushimError: there is none.
+        GpushimError: there is no payload.
     """
     versions = glob.glob(f"{glob.escape(folder)}{LIB}*/{WHOLE}")
     if len(versions) != 1:
         raise GpushimError(f"{folder} has no version of gpushim for nodes; use the image as it was built")
     files = {}
-    for place, names, leaves in os.walk(folder):
+    for directory, names, file_names in os.walk(folder):
         if "__pycache__" in names:
             names.remove("__pycache__")
-        for leaf in leaves:
-            path = f"{place}/{leaf}"
+        for file_name in file_names:
+            path = f"{directory}/{file_name}"
             with open(path, "rb") as file:
                 files[path[len(folder) :]] = File(os.fstat(file.fileno()).st_mode & 0o777, file.read())
     included = [path for path in files if path == UNIT or not path.startswith(UNITS)]
     if root:
-        files[CONFIG] = replace(files[CONFIG], data=_rooted(files[CONFIG].data, root))
-    return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(included, key=_order)}, root)
+        files[CONFIG] = replace(files[CONFIG], data=_set_driver_root(files[CONFIG].data, root))
+    return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(included, key=_sort_key)}, root)
 
 
-def shell(folder: str) -> str:
-    """Return the shell functions by which packages are removed, and `leave`, which has the script that stays.
+def read_shell(folder: str) -> str:
+    """Return the shell functions that remove packages, and `leave`, which writes the script that stays.
 
     Args:
-        folder: absolute path of the payload, which they lie beside; no directory can be read later (host.enter).
+        folder: absolute path of the payload, beside which they lie; they cannot be read after host.enter.
     """
     texts = []
     for name in ("written.sh", "removed"):
@@ -81,15 +81,15 @@ def shell(folder: str) -> str:
     return f"DPKG_ROOT=\n{texts[0]}\nleave() {{ leave_script <<'END'\n{texts[1]}END\n}}\n"
 
 
-def _rooted(config: bytes, root: str) -> bytes:
-    """Return a config.toml, as the package has it, that says where the driver is."""
+def _set_driver_root(config: bytes, root: str) -> bytes:
+    """Return the package's config.toml with a driver root."""
     head = b"[driver]\n"
     assert config.count(head) == 1
     return config.replace(head, head + f"root = {json.dumps(root)}\n".encode())
 
 
-def _order(path: str) -> tuple[int, str]:
-    """The version's directory comes first, its last file as the last of it, and programs come after all else."""
+def _sort_key(path: str) -> tuple[int, str]:
+    """Return the position of a file: first the version's directory, with `whole` last, and programs last of all."""
     if path.startswith(LIB):
         return (1 if path.endswith(f"/{WHOLE}") else 0), path
     return (3 if path.startswith("/usr/bin/") else 2), path

@@ -1,4 +1,4 @@
-"""Whether a node is to have gpushim, and the wait of one that has no NVIDIA device yet.
+"""Decide whether gpushim should be installed on a node, and wait where it has no NVIDIA device yet.
 
 Nothing is done there before a device comes. Out of scope: what a device is (gpushim.inventory.plugged).
 """
@@ -21,77 +21,77 @@ from gpushim.ground.errors import GpushimError
 from gpushim.inventory import plugged
 
 TOML = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")  # before the node is entered
-LOOK = 5.0  # seconds between looks, each of some 5 ms
-BEGUN = "/run/gpushim-node.begun"  # what keep began, keep brings to its end: install runs once in a pod
-ABSENT, UNKNOWN = 1, 2  # exit codes of a child that has looked; 0: there is one
+LOOK = 5.0  # seconds between looks; each takes some 5 ms
+BEGUN = "/run/gpushim-node.begun"  # keep completes an installation that it began: install runs once in a pod
+ABSENT, UNKNOWN = 1, 2  # exit codes of the child; 0: there is a device
 NONE = "this node has no NVIDIA device"
 
 
-def is_installed(place: str) -> bool:
-    """Say whether gpushim-node has put gpushim onto a node, which it then looks after, with a device or without one.
+def is_installed(node_root: str) -> bool:
+    """Return whether gpushim-node has installed gpushim on a node, and so maintains it with or without a device.
 
     Args:
-        place: absolute path where the node's root is mounted.
+        node_root: absolute path where the node's root is mounted.
     """
-    return os.path.lexists(place + records.PATH)
+    return os.path.lexists(node_root + records.PATH)
 
 
-def is_due(place: str) -> bool:
-    """Say whether gpushim is to be installed on a node.
+def is_due(node_root: str) -> bool:
+    """Return whether gpushim should be installed on a node.
 
     Args:
-        place: absolute path where the node's root is mounted.
+        node_root: absolute path where the node's root is mounted.
     """
-    return is_installed(place) or _has_device(place)
+    return is_installed(node_root) or _has_device(node_root)
 
 
-def is_settled(place: str) -> bool:
-    """Say whether install has nothing left to do on a node for who keeps its list of GPUs.
+def is_complete(node_root: str) -> bool:
+    """Return whether the installation that `keep` has begun on a node is complete.
 
     Args:
-        place: absolute path where the node's root is mounted.
+        node_root: absolute path where the node's root is mounted.
     """
-    return is_installed(place) and not os.path.lexists(place + BEGUN)
+    return is_installed(node_root) and not os.path.lexists(node_root + BEGUN)
 
 
-def settled() -> None:
-    """Note on the node, which has been entered, that install has come to its end."""
+def mark_complete() -> None:
+    """Record on the node, which has been entered, that the installation is complete."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(BEGUN)
 
 
-def wait(place: str) -> None:
-    """Wait until a node has a device, and note there that install begins; SIGTERM ends this process with success.
+def wait_for_device(node_root: str) -> None:
+    """Wait until a node has a device, and record there that installation begins; SIGTERM exits with success.
 
     Args:
-        place: absolute path where the node's root is mounted.
+        node_root: absolute path where the node's root is mounted.
     """
-    if not is_installed(place) and not _has_device(place):
-        _sleep(place)
-    os.close(os.open(place + BEGUN, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    if not is_installed(node_root) and not _has_device(node_root):
+        _poll_device(node_root)
+    os.close(os.open(node_root + BEGUN, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
-def _sleep(place: str) -> None:
+def _poll_device(node_root: str) -> None:
     say(f"gpushim-node: {NONE}; waiting for one, then gpushim is installed")
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    while not _has_device(place):
+    while not _has_device(node_root):
         time.sleep(LOOK)
     signal.signal(signal.SIGTERM, before)
-    say("gpushim-node: an NVIDIA device has come")
+    say("gpushim-node: an NVIDIA device has appeared")
 
 
-def _has_device(place: str) -> bool:
-    """Have a child enter the node, whose links are the node's, and look below the driver root of its config.toml."""
+def _has_device(node_root: str) -> bool:
+    """Return whether a child that has entered the node finds a device below the driver root of its config.toml."""
     child = os.fork()
     if not child:
         code = UNKNOWN
         try:
-            host.enter(place)
+            host.enter(node_root)
             code = 0 if _is_plugged() else ABSENT
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code != ABSENT  # install says what is wrong, if something is
+    return code != ABSENT  # on an error, install reports it
 
 
 def _is_plugged() -> bool:
@@ -104,6 +104,6 @@ def _roots() -> tuple[str, str]:
     with contextlib.suppress(OSError, GpushimError, ValueError, LookupError, TypeError):
         driver = TOML.loads(policy.trusted(CONFIG, "config.toml").decode())["driver"]
         roots = driver["root"], driver.get("dev-root") or driver["root"]
-        if all(isinstance(each, str) and each.startswith("/") for each in roots):
+        if all(isinstance(root, str) and root.startswith("/") for root in roots):
             return roots
     return "/", "/"

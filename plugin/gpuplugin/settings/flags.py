@@ -55,7 +55,7 @@ def _help(setting: Setting) -> str:
     default = setting.rule.get("default", "")
     shown = ",".join(map(str, default)) if isinstance(default, list) else str(default)
     value = shown.lower() if isinstance(default, bool) else shown
-    return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
+    return setting.note or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
 def flag_values(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

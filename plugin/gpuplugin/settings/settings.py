@@ -15,8 +15,8 @@ from gpuplugin.settings.sharing import Group
 from gpushim.ground import bounds
 from gpushim.ground.errors import quote
 from gpushim.nvidia.migrate import plugin_settings
-from gpushim.nvidia.migrate.device_plugin_keys import PLACES, SETTINGS, Setting
-from gpushim.nvidia.migrate.plugin_settings import FILES, Given
+from gpushim.nvidia.migrate.device_plugin_keys import LOCAL_KEYS, SETTINGS, Setting
+from gpushim.nvidia.migrate.plugin_settings import FILES, SettingValue
 
 CHECKS = ("disable-healthchecks", "enable-healthchecks")
 _FILE = 2  # rank of what NVIDIA's file says
@@ -68,16 +68,18 @@ def resolve(
         rank, setting_value = _find_value(setting, flags, environment, part.table, part.where)
         if setting_value is None:
             continue
-        if rank == _FILE and setting.key in PLACES:
+        if rank == _FILE and setting.key in LOCAL_KEYS:
             node = f"{setting.key} in config.toml or --{setting.flags[0]}"
-            settings.notes.append(f"{setting_value.where} is accepted without effect: the node says where, by {node}")
+            settings.notes.append(
+                f"{setting_value.origin} is accepted without effect: the node says where, by {node}"
+            )
         elif not setting.key and setting_value.value != setting.default:
-            settings.notes.append(f"{setting_value.where} is accepted without effect: {setting.why}")
+            settings.notes.append(f"{setting_value.origin} is accepted without effect: {setting.note}")
         elif setting.key and rank < ranks[setting.key]:
             settings.values[setting.key], ranks[setting.key], sources[setting.key] = (
                 setting_value.value,
                 rank,
-                setting_value.where,
+                setting_value.origin,
             )
     disable, enable = (settings.values[key] for key in CHECKS)
     settings.checks = xids.choose(disable, enable, settings.notes, [sources.get(key, key) for key in CHECKS])
@@ -119,18 +121,18 @@ def _find_value(
     environment: Mapping[str, str],
     file: Mapping[str, Any],
     path: str,
-) -> tuple[int, Optional[Given]]:
+) -> tuple[int, Optional[SettingValue]]:
     """Return the rank and value that counts of a setting. Only that is checked: what is overridden cannot hurt."""
-    setting_value = plugin_settings.by_flag(setting, flags)
+    setting_value = plugin_settings.read_flag(setting, flags)
     if setting_value:
         return 0, setting_value
-    setting_value = plugin_settings.by_variable(setting, environment)
-    return (1, setting_value) if setting_value else (_FILE, plugin_settings.by_file(setting, file, path))
+    setting_value = plugin_settings.read_variable(setting, environment)
+    return (1, setting_value) if setting_value else (_FILE, plugin_settings.read_file(setting, file, path))
 
 
 def _list_ignored(file: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield a note for each key of NVIDIA's file that means nothing."""
-    keys = plugin_settings.unknown(file)
+    keys = plugin_settings.list_unknown_keys(file)
     for key in keys[: bounds.LISTED]:
         yield f"{path}: {quote(key)} is ignored{forms.suggest(key, plugin_settings.KEYS)}"
     if len(keys) > bounds.LISTED:

@@ -16,7 +16,7 @@ from gpushim.oci.edits import HOOK_ENV, NODE_OPTIONS, Edit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Sequence
+    from typing import Any, Optional, Sequence
 
     from gpushim.oci.bundle import Bundle
 
@@ -47,6 +47,28 @@ def edits(names: Sequence[str], directories: Sequence[str], bundle: Bundle) -> l
         reasons[path] += device_reasons
         planned += _edits(path, device.get("containerEdits") or {}, bundle, device_reasons)
     return planned
+
+
+def last_counts(edits: Sequence[Edit]) -> list[Edit]:
+    """Return edits without those that a later one replaces: of the same variable, node, destination or intelRdt."""
+    numbers: dict[Any, int] = {}
+    for number, edit in enumerate(edits):
+        about = _about(edit) or number
+        if about in numbers and edits[numbers[about]] == edit:
+            edit.why = [*edits[numbers[about]].why, *edit.why]
+        numbers[about] = number
+    return [edits[number] for number in sorted(numbers.values())]
+
+
+def _about(edit: Edit) -> Optional[tuple[str, str]]:
+    kind, value = edit.kind, edit.value
+    if kind in ("node", "set-node"):
+        return "node", value["path"]
+    if kind in ("mount", "set-mount"):
+        return "mount", value["destination"]
+    if kind in ("env", "rdt"):
+        return kind, value[0] if kind == "env" else ""
+    return None  # of two that are equal, only the first will land
 
 
 def _edits(path: str, members: dict[str, Any], bundle: Bundle, reasons: list[str]) -> list[Edit]:

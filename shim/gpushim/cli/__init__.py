@@ -8,7 +8,7 @@ import click
 
 from gpushim import __version__
 from gpushim.cli.program import Program
-from gpushim.cli.sections import Sections
+from gpushim.cli.show import Sections
 
 # Imported when they are called: most need what the others do without.
 COMMANDS = {

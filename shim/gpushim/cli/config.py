@@ -8,12 +8,11 @@ from typing import Any
 import click
 
 from gpushim.cli import show
-from gpushim.cli.sections import Commands
 from gpushim.config import policy
 from gpushim.ground import system
 
 
-@click.group(cls=Commands)
+@click.group(cls=show.Commands)
 def config() -> None:
     """Show and check the configuration, config.toml."""
 

@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from gpushim.cli import show
-from gpushim.cli.sections import Commands
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import running, table, units
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import HOOK, PROGRAM, Link, Options, Plan, installed
@@ -22,7 +21,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.paths import changeable
 
 
-@click.group(cls=Commands)
+@click.group(cls=show.Commands)
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
@@ -32,7 +31,7 @@ def configure() -> None:
     """
 
 
-def file_option(*names: str, **more: Any) -> Callable[[Any], Any]:
+def file_option(*names: str, **settings: Any) -> Callable[[Any], Any]:
     """Return click's option for a file, "" where it is left out; an empty value (an unset variable) is an error."""
 
     def given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str:
@@ -40,7 +39,7 @@ def file_option(*names: str, **more: Any) -> Callable[[Any], Any]:
             raise click.BadParameter("it is empty; name a file, or leave the option out")
         return value or ""
 
-    return click.option(*names, metavar="FILE", callback=given, **more)
+    return click.option(*names, metavar="FILE", callback=given, **settings)
 
 
 def _command(name: str, row: table.Row) -> None:
@@ -76,18 +75,18 @@ def _command(name: str, row: table.Row) -> None:
     configure.command(name)(run)
 
 
-def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
+def _run(name: str, row: table.Row, values: dict[str, Any]) -> None:
     engine = importlib.import_module(f"gpushim.engines.{name}")
-    _check(given)
-    options = _options(given)
-    verify, dry_run, restart = given["verify"], given["dry_run"], given["restart"]
-    if given["by_hand"]:
+    _check(values)
+    options = _options(values)
+    verify, dry_run, restart = values["verify"], values["dry_run"], values["restart"]
+    if values["by_hand"]:
         _by_hand(engine, row, options)
         return
     plan: Plan = engine.plan(Options(config=options.config, remove=True) if verify else options)
     report: dict[str, Any] = {
         "config": plan.config,
-        "changes": [] if verify else [_change(each) for each in plan.changed],
+        "changes": [] if verify else [_change(change) for change in plan.changed],
         "links": [] if verify else [_link(each) for each in plan.links],
         "notes": [*plan.notes, *plan.stays.values()],
         "stays": plan.stays,
@@ -101,7 +100,7 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         _check_programs(options, plan)
         plan.check()
         report["notes"] += files.apply(plan.changes)
-        links, notes = on_path.apply(plan.links) if plan.links else ([], [])
+        links, notes = dockerd.apply_links(plan.links) if plan.links else ([], [])
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         if report["changed"]:
@@ -113,7 +112,7 @@ def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
         knows = f"{row.title} still has the old settings" if options.remove else f"{row.title} does not know yet"
         asks = "--remove --verify" if options.remove else "--verify"
         report["notes"].append(f"{knows}: {_advice(row, options, plan)}; then {asks} asks it")
-    _print(given["form"], row.title, options, report, dry_run)
+    _print(values["form"], row.title, options, report, dry_run)
     if report["missing"]:
         only = "; nothing was taken back, for --verify only asks" if verify and options.remove else ""
         raise GpushimError(f"{row.title} is not verified: {'; '.join(report['missing'])}{only}")
@@ -124,9 +123,9 @@ def _check(options: dict[str, Any]) -> None:
     if options["config"] and options.get("hooks"):
         raise click.UsageError("--hooks writes beside the settings, and --config is about one file; leave out one")
     if options["verify"]:
-        for name, why in _NOT_WITH_VERIFY.items():
+        for name, reason in _NOT_WITH_VERIFY.items():
             if options[name]:
-                raise click.UsageError(f"--verify {why}; leave out --verify or --{name.replace('_', '-')}")
+                raise click.UsageError(f"--verify {reason}; leave out --verify or --{name.replace('_', '-')}")
 
 
 def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
@@ -146,7 +145,7 @@ def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
 
 
 def _of_pip(name: str, options: Options) -> list[str]:
-    """Say what nobody does when pip or uv remove the programs that settings now name."""
+    """Return what nobody does when pip or uv remove the programs that settings now name."""
     if options.remove or not os.path.dirname(os.path.dirname(__file__)).endswith("-packages/gpushim"):
         return []
     undo = shlex.join(
@@ -171,7 +170,7 @@ def _check_reader(row: table.Row, options: Options, plan: Plan) -> None:
     """Refuse to write an ordinary user's settings where root's engine runs alone, which does not read them."""
     if not os.geteuid() or options.remove or options.config or options.files_only or plan.engine or not row.process:
         return
-    roots = [each.pid for each in running.look()[1] if each.name == row.process and each.uid == 0]
+    roots = [impostor.pid for impostor in running.look()[1] if impostor.name == row.process and impostor.uid == 0]
     if roots:
         raise GpushimError(
             f"{row.process} (process {roots[0]}) is root's, and none of this user's runs, so nobody reads "
@@ -180,7 +179,7 @@ def _check_reader(row: table.Row, options: Options, plan: Plan) -> None:
 
 
 def _refusal(row: table.Row, plan: Plan, options: Options) -> list[str]:
-    """Say why changes would be refused."""
+    """Return why changes would be refused."""
     try:
         _check_reader(row, options, plan)
         _check_programs(options, plan)
@@ -191,8 +190,8 @@ def _refusal(row: table.Row, plan: Plan, options: Options) -> list[str]:
 
 
 def _change(change: files.Change) -> dict[str, str]:
-    done = "removed" if change.new is None else "changed"
-    return {"path": change.path, "done": done, "diff": files.diff([change])}
+    verb = "removed" if change.new is None else "changed"
+    return {"path": change.path, "done": verb, "diff": files.diff([change])}
 
 
 def _link(link: Link) -> dict[str, str]:
@@ -229,8 +228,8 @@ def _asked(engine: Any, row: table.Row, options: Options, plan: Plan, restart: b
 
 def _restarting(row: table.Row, options: Options, plan: Plan) -> list[str]:
     # The default unit need not read a file that somebody named, nor one of a service that does not run.
-    known = plan.engine or not (options.config or plan.stopped)
-    return units.systemctl("restart", row.unit, plan.engine) if known else []
+    is_clear = plan.engine or not (options.config or plan.stopped)
+    return units.systemctl("restart", row.unit, plan.engine) if is_clear else []
 
 
 def _advice(row: table.Row, options: Options, plan: Plan) -> str:
@@ -259,8 +258,8 @@ def _print(form: str, title: str, options: Options, report: dict[str, Any], dry_
     for note in report["notes"]:
         show.say(f"note: {note}", error=True)
     if report["missing"] == []:
-        gone = "no longer has" if options.remove else "has"
-        show.say(f"verified: {title} {gone} the runtime {options.name}")
+        verb = "no longer has" if options.remove else "has"
+        show.say(f"verified: {title} {verb} the runtime {options.name}")
 
 
 FORCE = "Replace a runtime of this name that is not gpushim's; with --remove: remove one that containers need."

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpushim.cli import show
-from gpushim.cli.sections import Commands
 from gpushim.containers import holders
 from gpushim.decision.decide import hook_program
 from gpushim.engines.processes import ask, programs
@@ -50,7 +49,7 @@ def become(*words: str, program: str = "gpushim-device-plugin") -> NoReturn:
         ) from None
 
 
-@click.group("device-plugin", cls=Commands)
+@click.group("device-plugin", cls=show.Commands)
 def device_plugin() -> None:
     """Ask this node's gpushim-device-plugin, and release GPUs."""
 

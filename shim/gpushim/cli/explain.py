@@ -149,7 +149,7 @@ def _described(
     mounts = [_pair(text, ":", "--mount") for text in mount]
     annotations = dict(_pair(text, "=", "--annotation") for text in annotation)
     names = [_pair(text, "=", "--env")[0] for text in env]
-    spec = story.described(list(env), privileged, annotations, mounts)
+    spec = story.build_spec(list(env), privileged, annotations, mounts)
     return spec, "", dict.fromkeys([*names, *annotations, *(path for _, path in mounts)], "the command line")
 
 

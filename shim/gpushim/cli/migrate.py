@@ -33,8 +33,8 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     if write and dry_run:
         raise click.UsageError("--write and --dry-run exclude each other")
     config = system.config_path()
-    plan = moving.plan(source or moving.source(), config)
-    engines = migrate_engines.rows()
+    plan = moving.plan_migration(source or moving.find_source(), config)
+    engines = migrate_engines.find_rows()
     if form == "json":
         data = {
             "source": plan.source or None,
@@ -51,7 +51,7 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     if write:
         for note in files.apply(plan.changes):
             click.echo(f"note: {note}", err=True)
-    moving.check(plan.rows, plan.source, "take it out there")
+    moving.check_complete(plan.rows, plan.source, "take it out there")
 
 
 def _settings(rows: list[moving.Row]) -> list[dict[str, Any]]:

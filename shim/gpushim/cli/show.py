@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON or CSV for programs.
+"""What commands print: their help, sentences and tables for people, JSON or CSV for programs.
 
 No word is ever broken, and nothing that could be a path is shortened: where a terminal is too narrow for a table's
 rows, each becomes a block of lines with one cell each. Elsewhere a row is a line, which grep finds.
@@ -6,6 +6,8 @@ Much of the text comes from processes, images and files of others. It goes throu
 terminal what to do, and it cannot look like our own lines: several blanks, which separate columns, are escaped, and
 on a terminal lines are broken here, at blanks alone, with a mark in front of the continuation (CONTINUED). JSON and
 CSV are for programs, and whole.
+In the help of a group each command has a whole sentence, which click would cut to the line; click also takes no
+terminal for narrower than 50 columns.
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
 LEAST = 20  # columns that a sentence gets, however narrow the terminal
 CONTINUED = "  | "  # in front of a continuation, and of no line of ours
 PADDED = 120  # characters up to which the cells of a column are made equally long
+SECTIONS = (  # of the help of `gpushim` itself
+    ("Setting up", ("configure", "migrate", "config", "refresh", "cdi", "system", "completion")),
+    ("Looking", ("list", "info", "ps", "device-plugin", "labels")),
+    ("When something is wrong", ("explain", "doctor")),
+)
+REST = "Other commands"
+SENTENCE = 1000  # characters
 WAIT = 1.0  # seconds after which a command writes to a terminal that it is still at work
 _AS_JSON = "gpushim.json"
 _PART = re.compile(r" *[^ ]+")
@@ -182,3 +191,56 @@ def _broken(words: str, first: str, columns: int) -> Iterator[str]:
 def _columns(text: str) -> int:
     """Return the most columns that text can take: no terminal gives a character more than two."""
     return len(text) if text.isascii() else sum(1 if letter.isascii() else 2 for letter in text)
+
+
+class _Formatter(click.HelpFormatter):
+    """Help as wide as the terminal, up to click's 80 columns."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        import shutil  # as in `width`
+
+        self.width = min(self.width, max(shutil.get_terminal_size().columns - 2, LEAST))
+
+
+click.Context.formatter_class = _Formatter  # that of all commands, whoever makes their contexts
+
+
+class Commands(click.Group):
+    """A group whose help describes each command in a whole sentence, and which suggests similar names."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            from difflib import get_close_matches  # only for a mistyped command
+
+            names = [] if args[0].startswith("-") else get_close_matches(args[0], self.list_commands(ctx))
+            commands = {name: self.get_command(ctx, name) for name in names}
+            near = [name for name, command in commands.items() if command and not command.hidden]
+            if not near:
+                raise
+            message = f"No such command {args[0]!r}; did you mean {' or '.join(near)}?"
+            raise click.UsageError(message, ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in self.parted(self.list_commands(ctx)):
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(name, row.get_short_help_str(SENTENCE)) for name, row in commands if row and not row.hidden]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
+        yield "Commands", names
+
+
+class Sections(Commands):
+    """A group whose help lists its commands in SECTIONS, and others last."""
+
+    def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
+        listed_names = {name for _, listed in SECTIONS for name in listed}
+        for title, listed in (*SECTIONS, (REST, sorted({*names} - listed_names))):
+            present = [name for name in listed if name in names]
+            if present:
+                yield title, present

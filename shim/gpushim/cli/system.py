@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from gpushim.cli import show
-from gpushim.cli.sections import Commands
 from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
@@ -29,7 +28,7 @@ _DRY = click.option("--dry-run", is_flag=True, help="Only show what is missing."
 _FORM = show.format_option("text", "json")
 
 
-@click.group("system", cls=Commands)
+@click.group("system", cls=show.Commands)
 def nodes() -> None:
     """Make the driver's device nodes, and links to them.
 

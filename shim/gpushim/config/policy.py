@@ -136,16 +136,19 @@ def checked(data: bytes, path: str) -> dict[str, Any]:
 
 def absent(driver: DriverPolicy) -> str:
     """Return which directory of [driver] does not exist or cannot be seen, or ""."""
-    for key, path in (("root", driver["root"]), ("dev-root", driver["dev-root"])):
-        try:
-            is_directory = stat.S_ISDIR(os.stat(path).st_mode)
-        except PermissionError:  # it may well be there
-            return f"driver.{key} is {path!a}, which user {os.geteuid()} cannot read"
-        except (OSError, ValueError):
-            is_directory = False
-        if not is_directory:
-            return f"driver.{key} is {path!a}, which is no directory of this host"
-    return ""
+    return no_directory("driver.root", driver["root"]) or no_directory("driver.dev-root", driver["dev-root"])
+
+
+def no_directory(setting: str, path: str) -> str:
+    """Return the sentence that what a setting or option names is no directory, or cannot be seen; "" if it is one."""
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return ""
+    except PermissionError:  # it may well be there
+        return f"{setting} is {path!a}, which user {os.geteuid()} cannot read"
+    except (OSError, ValueError):
+        pass
+    return f"{setting} is {path!a}, which is no directory of this host"
 
 
 def check_directories(driver: DriverPolicy, path: str) -> None:

@@ -39,6 +39,7 @@ HOOK = """
 # The code at the file's beginning; it runs where the rest of the file is called `modules`.
 LOADER = """
 posix.close(fd)
+spec = type(sys.__spec__)("precompiled", None)  # each import of a module without one raises an error and drops it
 for root, file, size, changed, _, _, code in modules:
     if code:
         status = posix.stat(roots[root] + file)
@@ -46,7 +47,7 @@ for root, file, size, changed, _, _, code in modules:
             raise ImportError
 for root, file, _, _, name, package, code in modules:
     module = sys.modules[name] = type(sys)(name)
-    module.__file__, module.__package__ = roots[root] + file, package
+    module.__file__, module.__package__, module.__spec__ = roots[root] + file, package, spec
     if name == package:
         module.__path__ = [roots[root] + file[: -len("/__init__.py")]]
     if code:

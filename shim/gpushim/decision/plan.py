@@ -23,7 +23,6 @@ from gpushim.oci.edits import (
     HOOK_NAME,
     NODE_OPTIONS,
     Edit,
-    last_counts,
 )
 from gpushim.oci.request import CAPABILITIES, MPS_PIPES
 from gpushim.paths import trust
@@ -74,7 +73,7 @@ def plan(
     foreign_edits = resolve.edits(request.foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
     # A variable of ours that one of them sets as well is theirs.
     edits = [edit for edit in edits if edit.kind != "env" or edit not in foreign_edits]
-    return last_counts([*edits, *foreign_edits]), devices_by_item, limits
+    return resolve.last_counts([*edits, *foreign_edits]), devices_by_item, limits
 
 
 def _own(

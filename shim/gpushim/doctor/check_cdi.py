@@ -61,7 +61,7 @@ def spec(host: Host) -> Iterator[Finding]:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
     elif _is_unused_directory(host):
         evidence = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
-        yield warning(evidence, entries.moved(host, output.DEFAULT_DIRECTORY))
+        yield warning(evidence, entries.build_folder_fix(host, output.DEFAULT_DIRECTORY))
     elif saved is None and (file := publish.conflicting(path, expected)[0]):
         yield ok(f"{path} is not there, for {file} has its devices")
     elif saved is None:
@@ -92,7 +92,7 @@ def _without_gpus(host: Host, path: str, listed: bool) -> Finding:
 def _is_unused_directory(host: Host) -> bool:
     """Return whether refresh writes its spec to a configured directory that no engine reads."""
     folders = (*host.settings["cdi"]["spec-dirs"], *specs.DIRECTORIES)
-    return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, folders)
+    return bool(host.settings["cdi"]["output-directory"]) and not entries.has_spec_folder(host, folders)
 
 
 def _rewrite_fix(host: Host) -> str:
@@ -154,7 +154,7 @@ def _avoid_fix(host: Host, folder: str) -> str:
         f"take {shlex.quote(directory)} out of spec-dirs under [cdi] in {shlex.quote(host.config)}"
         for directory in listed
     ]
-    steps += [_move_fix(host)] if entries.looks_there(host, [folder]) else []
+    steps += [_move_fix(host)] if entries.has_spec_folder(host, [folder]) else []
     return "; then ".join(steps)
 
 
@@ -222,7 +222,7 @@ def hooks(host: Host) -> Iterator[Finding]:
             fix = _rewrite_fix(host)
             if path != output.path_of(host.settings):
                 fix = f"let gpushim cdi generate write {shlex.quote(path)} again, or remove it"
-            if finding := entries.foreign(f"{path} names {program}", program, fix):
+            if finding := entries.find_changeable(f"{path} names {program}", program, fix):
                 count += 1
                 yield finding
     if not count:

@@ -31,37 +31,37 @@ PLUGINS = tuple(reversed(imports.CRI.values()))  # where the CRI's settings are,
 def daemon(host: Host) -> Iterator[Finding]:
     """Check that containerd runs, with readable settings."""
     for engine in engines(host):
-        merged, path, who = _merged(host, engine), _config(engine), f"containerd (process {engine.pid})"
+        merged, path, subject = _merged(host, engine), _config(engine), f"containerd (process {engine.pid})"
         if "error" in merged:
-            yield broken(f"the settings of {who} cannot be used: {merged['error']}", corrected(path))
+            yield broken(f"the settings of {subject} cannot be used: {merged['error']}", corrected(path))
         elif os.path.exists(path):
-            yield ok(f"{who} runs, with {path}")
+            yield ok(f"{subject} runs, with {path}")
         elif engine.config:
-            evidence = f"{who} was started with --config {path}, which no longer exists: it would not start again"
+            evidence = f"{subject} was started with --config {path}, which no longer exists: it would not start again"
             yield broken(evidence, _configure(host, engine))
         else:
-            yield ok(f"{who} runs with its built-in settings: there is no {path}")
+            yield ok(f"{subject} runs with its built-in settings: there is no {path}")
     if not engines(host):
-        found = services.installed(host.top)
-        which = f", and {' and '.join(found)} is installed" if found else ""
-        start = units.fix("start", services.unit(found[0], host.top), top=host.top) if found else ""
-        yield entries.absent(host, NAME, which, start)
+        installed = services.installed(host.top)
+        clause = f", and {' and '.join(installed)} is installed" if installed else ""
+        start = units.fix("start", services.unit(installed[0], host.top), top=host.top) if installed else ""
+        yield entries.report_absent(host, NAME, clause, start)
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that the CRI has a handler of ours, whose program is there."""
-    needed = host.for_pods(NAME)
+    is_needed = host.for_pods(NAME)
     with_cri = list(_with_cri(host))
     for engine, cri in with_cri:
-        known = _programs(cri)
-        again = functools.partial(_configure, host, engine)
-        yield from entries.handlers(host, engine, known, known, again)
-    there = [engine for engine, _ in with_cri]
+        named_programs = _programs(cri)
+        configure = functools.partial(_configure, host, engine)
+        yield from entries.check_handlers(host, engine, named_programs, named_programs, configure)
+    readers = [engine for engine, _ in with_cri]
     for engine in engines(host):
-        if needed and engine not in there and "error" not in _merged(host, engine):
+        if is_needed and engine not in readers and "error" not in _merged(host, engine):
             evidence = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
-            where = shlex.quote(_config(engine))
-            yield broken(evidence, f"take it out of disabled_plugins in {where}; then {host.restart(engine)}")
+            settings = shlex.quote(_config(engine))
+            yield broken(evidence, f"take it out of disabled_plugins in {settings}; then {host.restart(engine)}")
         yield from _ignored(host, engine)
 
 
@@ -75,10 +75,10 @@ def _ignored(host: Host, engine: Engine) -> Iterator[Finding]:
     version = data.get("version", 1)
     for number, name in imports.CRI.items() if isinstance(version, int) else ():
         if number != version and toml.table(data, "plugins", name, "containerd", "runtimes"):
-            right, where = imports.CRI.get(version, imports.CRI[3]), shlex.quote(path)
+            right, quoted = imports.CRI.get(version, imports.CRI[3]), shlex.quote(path)
             yield warning(
                 f"{path} is of version {version}, in which containerd ignores the runtimes of plugins {name}",
-                f"move them to plugins {right} in {where}; then {host.restart(engine)}",
+                f"move them to plugins {right} in {quoted}; then {host.restart(engine)}",
             )
 
 
@@ -87,12 +87,15 @@ def driver(host: Host) -> Iterator[Finding]:
     for engine, cri in _with_cri(host):
         runc = _options(cri).get("runc", {})
         for name, options in _handlers(engine, cri).items():
-            theirs, mine = bool(runc.get("SystemdCgroup")), bool(options.get("SystemdCgroup"))
-            if theirs == mine:
-                yield ok(f"the handlers {name} and runc both {'use' if mine else 'do without'} systemd's cgroups")
+            of_runc, of_handler = bool(runc.get("SystemdCgroup")), bool(options.get("SystemdCgroup"))
+            if of_runc == of_handler:
+                yield ok(
+                    f"the handlers {name} and runc both {'use' if of_handler else 'do without'} systemd's cgroups"
+                )
             else:
                 yield broken(
-                    f"SystemdCgroup of the handler {name} is {str(mine).lower()}, of runc {str(theirs).lower()}: "
+                    f"SystemdCgroup of the handler {name} is {str(of_handler).lower()}, of runc "
+                    f"{str(of_runc).lower()}: "
                     "pods with GPUs get cgroups where kubelet does not look",
                     _configure(host, engine, name),
                 )
@@ -108,11 +111,13 @@ def restarted(host: Host) -> Iterator[Finding]:
         if copy:
             evidence = f"the CRI's settings were changed since {copy} has a copy of them, which counts"
             yield warning(evidence, _configure(host, engine))
-        imports = [str(each) for each in _merged(host, engine).get("imports") or () if str(each).startswith("/")]
+        imports = [
+            str(pattern) for pattern in _merged(host, engine).get("imports") or () if str(pattern).startswith("/")
+        ]
         # Where an import is a pattern, what was removed from its directory counts too.
-        read = [path for each in imports for path in (*glob.glob(each), *_folder(each))]
-        places = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.seen, read)]
-        late = [place for place in places if engine.before(place)]
+        read = [path for pattern in imports for path in (*glob.glob(pattern), *_folder(pattern))]
+        paths = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.seen, read)]
+        late = [path for path in paths if engine.before(path)]
         if late:
             evidence = f"{late[0]} was changed after containerd (process {engine.pid}) started"
             yield warning(evidence, host.restart(engine))
@@ -131,10 +136,9 @@ def devices(host: Host) -> Iterator[Finding]:
         if "enable_cdi" not in cri:
             yield skipped("this containerd does not do CDI")
         elif cri["enable_cdi"] and isinstance(folders, list) and not _configured_folders(host, engine, folders):
-            evidence = (
-                f"containerd does CDI from {', '.join(map(str, folders))}, and the spec is in {entries.place(host)}"
-            )
-            yield warning(evidence, entries.moved(host, str(folders[-1])))
+            evidence = f"containerd does CDI from {', '.join(map(str, folders))}"
+            evidence += f", and the spec is in {entries.find_spec_folder(host)}"
+            yield warning(evidence, entries.build_folder_fix(host, str(folders[-1])))
         elif cri["enable_cdi"]:
             yield ok("containerd injects CDI devices")
         else:
@@ -143,15 +147,15 @@ def devices(host: Host) -> Iterator[Finding]:
                 "enable_cdi of containerd is false: pods get no CDI devices",
                 f"upgrade {service} to a release whose containerd is 2.0 or newer, which does CDI by itself"
                 if service in services.RANCHER
-                else _configure(host, engine, more=("--cdi",)),
+                else _configure(host, engine, options=("--cdi",)),
             )
 
 
 def _configured_folders(host: Host, engine: Engine, folders: list[Any]) -> bool:
-    """Say whether containerd looks for CDI devices in the directory that refresh writes to, if somebody chose one."""
+    """Return whether containerd looks for CDI devices where refresh writes them, if somebody chose that directory."""
     cdi = host.settings["cdi"]
-    there = entries.looks_there(host, [engine.seen(str(folder)) for folder in folders])
-    return there or not folders or not cdi["write-spec"] or not cdi["output-directory"]
+    is_listed = entries.has_spec_folder(host, [engine.seen(str(folder)) for folder in folders])
+    return is_listed or not folders or not cdi["write-spec"] or not cdi["output-directory"]
 
 
 def engines(host: Host) -> list[Engine]:
@@ -167,15 +171,17 @@ def handlers(host: Host) -> list[str]:
 
 def socket_of(host: Host, engine: Engine) -> str:
     """Return containerd's socket: of its command line, of its settings, or its usual one."""
-    given = engine.option("--address", "-a") or [(_merged(host, engine).get("grpc") or {}).get("address") or ADDRESS]
-    return engine.seen(str(given[-1]))
+    addresses = engine.option("--address", "-a") or [
+        (_merged(host, engine).get("grpc") or {}).get("address") or ADDRESS
+    ]
+    return engine.seen(str(addresses[-1]))
 
 
 def _with_cri(host: Host) -> Iterator[tuple[Engine, dict[str, Any]]]:
     for engine in engines(host):
         merged = _merged(host, engine)
         plugins = merged.get("plugins") or {}
-        disabled = [str(each) for each in merged.get("disabled_plugins") or ()]
+        disabled = [str(plugin) for plugin in merged.get("disabled_plugins") or ()]
         for name in PLUGINS:
             if isinstance(plugins.get(name), dict) and name not in disabled and "cri" not in disabled:
                 yield engine, plugins[name]
@@ -183,8 +189,8 @@ def _with_cri(host: Host) -> Iterator[tuple[Engine, dict[str, Any]]]:
 
 
 def _options(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found = (cri.get("containerd") or {}).get("runtimes") or {}
-    return {name: entry.get("options") or {} for name, entry in found.items() if isinstance(entry, dict)}
+    runtimes = (cri.get("containerd") or {}).get("runtimes") or {}
+    return {name: entry.get("options") or {} for name, entry in runtimes.items() if isinstance(entry, dict)}
 
 
 def _programs(cri: dict[str, Any]) -> dict[str, str]:
@@ -192,20 +198,20 @@ def _programs(cri: dict[str, Any]) -> dict[str, str]:
 
 
 def _handlers(engine: Engine, cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    known = _programs(cri)
-    return {name: options for name, options in _options(cri).items() if executes_ours(known[name], engine)}
+    named_programs = _programs(cri)
+    return {name: options for name, options in _options(cri).items() if executes_ours(named_programs[name], engine)}
 
 
 def _config(engine: Engine) -> str:
     return engine.seen(engine.config or process.SYSTEM_CONFIG)
 
 
-def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
-    """Say how the runtime gets into the settings that this containerd reads, and is loaded."""
+def _configure(host: Host, engine: Engine, name: str = "nvidia", options: tuple[str, ...] = ()) -> str:
+    """Return how the runtime gets into the settings that this containerd reads, and is loaded."""
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
-    others = len(engines(host)) > 1 or (services.installed(host.top) and not services.of(_config(engine)))
-    options = (*more, f"--config={_config(engine)}") if others else more
-    return entries.configure("containerd", _programs(cri), host.restart(engine), name, options)
+    has_others = len(engines(host)) > 1 or (services.installed(host.top) and not services.of(_config(engine)))
+    options = (*options, f"--config={_config(engine)}") if has_others else options
+    return entries.build_command("containerd", _programs(cri), host.restart(engine), name, options)
 
 
 def _merged(host: Host, engine: Engine) -> dict[str, Any]:

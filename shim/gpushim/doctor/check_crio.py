@@ -30,24 +30,24 @@ def daemon(host: Host) -> Iterator[Finding]:
     """Check that CRI-O runs and answers, with readable settings."""
     for engine in host.running("crio"):
         status = _status(host, engine)
-        who = f"CRI-O (process {engine.pid})"
+        subject = f"CRI-O (process {engine.pid})"
         if "error" in status:
-            yield broken(f"{who} does not report its settings: {status['error']}", host.restart(engine))
+            yield broken(f"{subject} does not report its settings: {status['error']}", host.restart(engine))
         else:
             evidence = "" if status else ", which is not asked, as its program is not the system's"
-            yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")
+            yield ok(f"{subject} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")
     if not host.running("crio"):
-        yield entries.absent(host, "crio")
+        yield entries.report_absent(host, "crio")
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that CRI-O has read a handler of ours, with the low-level runtime of the others."""
     for engine in host.running("crio"):
-        written, status = crio.programs_of(crio.settings(engine)), _status(host, engine)
-        loaded = crio.programs_of(status) if status and "error" not in status else written
-        again = functools.partial(_configure, host, engine)
-        yield from entries.handlers(host, engine, written, loaded, again)
-        if any(executes_ours(path, engine) for path in (*written.values(), *loaded.values())):
+        named_programs, status = crio.programs_of(crio.settings(engine)), _status(host, engine)
+        loaded = crio.programs_of(status) if status and "error" not in status else named_programs
+        configure = functools.partial(_configure, host, engine)
+        yield from entries.check_handlers(host, engine, named_programs, loaded, configure)
+        if any(executes_ours(path, engine) for path in (*named_programs.values(), *loaded.values())):
             yield from _low_level(host, engine)
 
 
@@ -55,40 +55,40 @@ def hooks(host: Host) -> Iterator[Finding]:
     """Check that the hooks which CRI-O calls for every container are there."""
     for engine in host.running("crio"):
         folders = crio.hook_directories(crio.settings(engine))
-        then = "CRI-O starts containers without their GPUs"
-        yield from entries.hooks("CRI-O", folders, engine.seen, then, "gpushim configure crio --hooks")
+        effect = "CRI-O starts containers without their GPUs"
+        yield from entries.check_hooks("CRI-O", folders, engine.seen, effect, "gpushim configure crio --hooks")
 
 
 def devices(host: Host) -> Iterator[Finding]:
     """Check that CRI-O looks for CDI devices where gpushim's are."""
     for engine in host.running("crio"):
         settings = toml.table(_status(host, engine), *RUNTIME) or toml.table(crio.settings(engine), *RUNTIME)
-        found = settings.get("cdi_spec_dirs")
-        folders = [str(folder) for folder in (found if isinstance(found, list) and found else DIRECTORIES)]
-        own = entries.place(host)
-        shown = ", ".join(folders)
+        listed = settings.get("cdi_spec_dirs")
+        folders = [str(folder) for folder in (listed if isinstance(listed, list) and listed else DIRECTORIES)]
+        own_folder = entries.find_spec_folder(host)
+        names = ", ".join(folders)
         if not host.settings["cdi"]["write-spec"]:
-            yield skipped(f"CRI-O does CDI from {shown}, and write-spec under [cdi] in {host.config} is false")
-        elif entries.looks_there(host, map(engine.seen, folders)):
-            yield ok(f"CRI-O does CDI from {shown}")
+            yield skipped(f"CRI-O does CDI from {names}, and write-spec under [cdi] in {host.config} is false")
+        elif entries.has_spec_folder(host, map(engine.seen, folders)):
+            yield ok(f"CRI-O does CDI from {names}")
         else:
             yield warning(
-                f"CRI-O does CDI from {shown}, and gpushim's spec is in {own}",
-                f"add {shlex.quote(own)} to cdi_spec_dirs under [crio.runtime]; then {host.restart(engine)}",
+                f"CRI-O does CDI from {names}, and gpushim's spec is in {own_folder}",
+                f"add {shlex.quote(own_folder)} to cdi_spec_dirs under [crio.runtime]; then {host.restart(engine)}",
             )
 
 
 def handlers(host: Host) -> list[str]:
     """List the names of the handlers that are gpushim's in the settings of each CRI-O that runs."""
     programs_of = [(engine, crio.programs_of(crio.settings(engine))) for engine in host.running("crio")]
-    return [name for engine, found in programs_of for name, path in found.items() if executes_ours(path, engine)]
+    return [name for engine, paths in programs_of for name, path in paths.items() if executes_ours(path, engine)]
 
 
 def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
     status = _status(host, engine)
     try:
-        known = status if toml.table(status, *RUNTIME) else crio.settings(engine)
-        evidence, fix = crio.otherwise(known, host.settings["runtime"]["low-level"], host.config)
+        data = status if toml.table(status, *RUNTIME) else crio.settings(engine)
+        evidence, fix = crio.otherwise(data, host.settings["runtime"]["low-level"], host.config)
     except GpushimError:
         return  # low-level-runtime says so
     if evidence:
@@ -115,8 +115,8 @@ def _asked(engine: Engine) -> dict[str, Any]:
 
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia") -> str:
-    """Say how the handler gets into CRI-O's files, and is loaded."""
-    return entries.configure("crio", crio.programs_of(crio.settings(engine)), host.restart(engine), name)
+    """Return how the handler gets into CRI-O's files, and is loaded."""
+    return entries.build_command("crio", crio.programs_of(crio.settings(engine)), host.restart(engine), name)
 
 
 CHECKS = {"crio-daemon": daemon, "crio-runtime": runtime, "crio-hooks": hooks, "crio-cdi": devices}

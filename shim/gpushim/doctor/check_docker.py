@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import REFRESH, Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
 from gpushim.engines import docker
-from gpushim.engines.docker import dockerd, on_path
-from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
+from gpushim.engines.docker import dockerd
+from gpushim.engines.docker.dockerd import CDI_HOOK, RUNTIME_HOOK
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.processes.running import SLACK
 from gpushim.engines.settings import files
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
     from gpushim.engines.processes.running import Engine
 
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), on_path.CDI_SINCE  # versions of Docker
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), dockerd.CDI_HOOK_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
     """Check that a dockerd runs and answers."""
     for engine in host.running("dockerd"):
         info = _info(host, engine)
-        where = f"dockerd (process {engine.pid}{', in a root of its own' if engine.root else ''})"
+        subject = f"dockerd (process {engine.pid}{', in a root of its own' if engine.root else ''})"
         if "error" in info:
             fix = info["fix"] or f"{host.restart(engine)}; then see its log if it still does not answer"
-            yield broken(f"{where} does not answer on {dockerd.socket(engine)}: {info['error']}", fix)
+            yield broken(f"{subject} does not answer on {dockerd.socket(engine)}: {info['error']}", fix)
         else:
             kind = "rootless " if engine.uid else ""
             yield ok(
-                f"{kind}{where} is version {info.get('ServerVersion')}, cgroup driver {info.get('CgroupDriver')}"
+                f"{kind}{subject} is version {info.get('ServerVersion')}, cgroup driver {info.get('CgroupDriver')}"
             )
     if not host.running("dockerd"):
         yield _absent(host)
 
 
 def _absent(host: Host) -> Finding:
-    if any(each.name == "dockerd" for each in host.impostors):
+    if any(impostor.name == "dockerd" for impostor in host.impostors):
         return skipped("no dockerd of this user runs (see engine-processes)")
     if programs.lying("dockerd", host.top):
         path = host.top + dockerd.default_config()
@@ -64,13 +64,13 @@ def _absent(host: Host) -> Finding:
 
 
 def _wrong(host: Host, path: str, engine: Engine | None = None) -> str:
-    """Say why dockerd would not start with a file, or ""."""
+    """Return why dockerd would not start with a file, or ""."""
     try:
         content = files.read(path)
     except GpushimError as error:
         return str(error)
-    asked, added = programs.find("dockerd", engine, host.top), tuple(dockerd.added(engine))
-    return host.once(f"{path}: {content!r}", lambda: docker.wrong(content, path, asked, added))
+    validator, added = programs.find("dockerd", engine, host.top), tuple(dockerd.added(engine))
+    return host.once(f"{path}: {content!r}", lambda: docker.wrong(content, path, validator, added))
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -82,20 +82,22 @@ def runtime(host: Host) -> Iterator[Finding]:
             sentence = f"dockerd (process {engine.pid}) would not start again: {wrong}"
             yield broken(sentence, corrected(path), (("docker-", ""),))
             continue
-        info, named = _info(host, engine), dockerd.programs(engine)
-        written = [name for name, program in named.items() if executes_ours(program, engine)]
-        known = names(host, engine)
-        if known:
-            default = f", and {info['DefaultRuntime']} is the default" if info.get("DefaultRuntime") in known else ""
-            yield ok(f"dockerd knows the runtime {known[0]}{default}")
-        elif written:
-            evidence = f"{path} has the runtime {written[0]}, which the running dockerd does not know"
+        info, named_programs = _info(host, engine), dockerd.programs(engine)
+        own_names = [name for name, program in named_programs.items() if executes_ours(program, engine)]
+        loaded_names = names(host, engine)
+        if loaded_names:
+            default = (
+                f", and {info['DefaultRuntime']} is the default" if info.get("DefaultRuntime") in loaded_names else ""
+            )
+            yield ok(f"dockerd knows the runtime {loaded_names[0]}{default}")
+        elif own_names:
+            evidence = f"{path} has the runtime {own_names[0]}, which the running dockerd does not know"
             yield broken(evidence, host.restart(engine))
         else:
-            other = named.get("nvidia")
-            yield (warning if on_path.found(engine, HOOK) else broken)(
+            nvidias = named_programs.get("nvidia")
+            yield (warning if dockerd.find_program(engine, RUNTIME_HOOK) else broken)(
                 f"{path}, which dockerd (process {engine.pid}) reads, does not name gpushim-runtime"
-                + (f"; its nvidia is {other}" if other else ""),
+                + (f"; its nvidia is {nvidias}" if nvidias else ""),
                 _configure(host, engine),
             )
 
@@ -104,17 +106,17 @@ def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute each runtime for GPUs in the root that it has."""
     for engine in host.running("dockerd"):
         yield from _default(host, engine)
-        for name, path in entries.for_gpus(engine, dockerd.programs(engine)).items():
-            again = _configure(host, engine, name)
-            if here := engine.executable(path):
-                yield entries.foreign(f"the runtime {name} is {path}", here, again) or ok(
+        for name, path in entries.select_gpu_runtimes(engine, dockerd.programs(engine)).items():
+            command = _configure(host, engine, name)
+            if executable := engine.executable(path):
+                yield entries.find_changeable(f"the runtime {name} is {path}", executable, command) or ok(
                     f"dockerd can execute {path}"
                 )
                 continue
-            where = "in dockerd's own root" if engine.root else "here" if "/" in path else "on dockerd's PATH"
+            place_words = "in dockerd's own root" if engine.root else "here" if "/" in path else "on dockerd's PATH"
             yield broken(
-                f"the runtime {name} is {path}, which is not an executable file {where}",
-                f"install gpushim where dockerd sees it; then {again}" if engine.root else again,
+                f"the runtime {name} is {path}, which is not an executable file {place_words}",
+                f"install gpushim where dockerd sees it; then {command}" if engine.root else command,
             )
 
 
@@ -125,10 +127,14 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
     entry = dockerd.loaded(info, dockerd.written(engine)).get(name, "")
     program = "runc" if name in ("runc", "io.containerd.runc.v2") else entry
     # containerd's shim executes it, and containerd may be a service with a PATH of its own.
-    known = [each for each in (engine, *host.running("containerd")) if each.environ.get("PATH") or "/" in program]
+    searchers = [
+        searcher
+        for searcher in (engine, *host.running("containerd"))
+        if searcher.environ.get("PATH") or "/" in program
+    ]
     if not program or is_ours(program) or "nvidia" in name + program:
         return  # `program` says it
-    if known and not any(each.executable(program) for each in known):
+    if searchers and not any(searcher.executable(program) for searcher in searchers):
         yield broken(
             f"dockerd's default runtime {name} is {program}, which is not an executable file on any engine's PATH",
             f"install {shlex.quote(program.rpartition('/')[2])} where dockerd and containerd see it",
@@ -138,37 +144,37 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
 def hook(host: Host) -> Iterator[Finding]:
     """Check what `docker run --gpus` needs on dockerd's PATH."""
     for engine in host.running("dockerd"):
-        path = on_path.found(engine, HOOK)
-        where = f"the PATH of dockerd (process {engine.pid})"
+        path = dockerd.find_program(engine, RUNTIME_HOOK)
+        searched = f"the PATH of dockerd (process {engine.pid})"
         today = version_of(host, engine) >= CDI_GPUS
-        by_cdi = on_path.found(engine, CDI_HOOK) if today else ""
-        if found := _changeable(host, engine, by_cdi or path, where):
-            yield found
+        by_cdi = dockerd.find_program(engine, CDI_HOOK) if today else ""
+        if finding := _changeable(host, engine, by_cdi or path, searched):
+            yield finding
         elif by_cdi:
-            yield ok(f"{by_cdi} is on {where}: docker run --gpus uses CDI")
+            yield ok(f"{by_cdi} is on {searched}: docker run --gpus uses CDI")
         elif not path:
             name, says = (
                 (CDI_HOOK, "AMD CDI spec not found, or no known GPU vendor found")
                 if today
-                else (HOOK, "could not select device driver")
+                else (RUNTIME_HOOK, "could not select device driver")
             )
             yield warning(
-                f"{name} is in no directory of {where}, {engine.environ.get('PATH') or 'which is empty'}: "
+                f"{name} is in no directory of {searched}, {engine.environ.get('PATH') or 'which is empty'}: "
                 f"docker run --gpus fails ({says})",
                 _gpus_fix(host, engine, name),
             )
         elif not ours(path):
             yield warning(
-                f"{path}, the first on {where}, is not gpushim's",
+                f"{path}, the first on {searched}, is not gpushim's",
                 f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}",
             )
         else:
-            yield ok(f"{path} is on {where}")
+            yield ok(f"{path} is on {searched}")
 
 
-def _changeable(host: Host, engine: Engine, path: str, where: str) -> Finding | None:
-    again = f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}"
-    return entries.foreign(f"{path} is on {where}", path, again) if path else None
+def _changeable(host: Host, engine: Engine, path: str, searched: str) -> Finding | None:
+    removal = f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}"
+    return entries.find_changeable(f"{path} is on {searched}", path, removal) if path else None
 
 
 def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
@@ -176,15 +182,16 @@ def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
     if len(host.running("dockerd")) > 1:  # `configure` links for this host's own dockerd
         return f"link gpushim-hook as {name} in a directory of that PATH; then {host.restart(engine)}"
-    first = "" if on_path.folders(engine) else f"put {shlex.quote(on_path.SYSTEM)} on the PATH of dockerd; then "
+    first = "" if dockerd.link_folders(engine) else f"put {shlex.quote(dockerd.LINKS)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
-        by_cdi = on_path.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
-        late = [path for path in (by_cdi, on_path.found(engine, HOOK)) if path and _is_late(host, engine, path)]
+        by_cdi = dockerd.find_program(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        paths = [by_cdi, dockerd.find_program(engine, RUNTIME_HOOK)]
+        late = [path for path in paths if path and _is_late(host, engine, path)]
         if late:
             evidence = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
         elif not names(host, engine) and engine.before(dockerd.config(engine)):
@@ -203,44 +210,46 @@ def _is_late(host: Host, engine: Engine, path: str) -> bool:
     An upgrade lays a package's names down anew, and what a link leads to; the links of `configure` stay. A dockerd
     that knows gpushim's runtime has looked at its PATH since gpushim came.
     """
-    if os.path.dirname(path) not in on_path.folders(engine) and names(host, engine):
+    if os.path.dirname(path) not in dockerd.link_folders(engine) and names(host, engine):
         return False
     return os.lstat(path).st_ctime > engine.started + SLACK
 
 
 def _fix_of_names(host: Host, engine: Engine) -> str:
-    """Say how to write gpushim's loaded runtimes into the file before a restart drops them; "" if they are in it."""
-    info, written = _info(host, engine), dockerd.programs(engine)
+    """Return how gpushim's loaded runtimes get into the file before a restart drops them; "" if they are in it."""
+    info, named_programs = _info(host, engine), dockerd.programs(engine)
     executed = [
         *dockerd.added(engine),
-        *(name for name, program in written.items() if executes_ours(program, engine)),
+        *(name for name, program in named_programs.items() if executes_ours(program, engine)),
     ]
     lost = [] if executed else names(host, engine)
     if not lost:
         return ""
-    more = ["--set-as-default"] if info.get("DefaultRuntime") == lost[0] else []
-    more += ["--cdi"] if info.get("CDISpecDirs") and version_of(host, engine) < CDI_DEFAULT else []
-    return _configure(host, engine, lost[0], tuple(more))
+    options = ["--set-as-default"] if info.get("DefaultRuntime") == lost[0] else []
+    options += ["--cdi"] if info.get("CDISpecDirs") and version_of(host, engine) < CDI_DEFAULT else []
+    return _configure(host, engine, lost[0], tuple(options))
 
 
 def _not_loaded(host: Host, engine: Engine) -> str:
-    """Say which runtime in the file differs from that in the running dockerd, or ""."""
+    """Return which runtime in the file differs from that in the running dockerd, or ""."""
     info, path = _info(host, engine), dockerd.config(engine)
-    written = dockerd.programs(engine)
+    named_programs = dockerd.programs(engine)
     loaded = dockerd.loaded(info, dockerd.written(engine))
     if "error" in info or _wrong(host, path, engine):
         return ""  # `daemon` and `runtime` say it
-    for name in written:
-        if written[name] != loaded.get(name, ""):
+    for name in named_programs:
+        if named_programs[name] != loaded.get(name, ""):
             has = loaded.get(name) or "no such runtime"
-            return f"the runtime {name} of {path} is {written[name]}, and the dockerd that runs has {has}"
-    gone = [name for name in names(host, engine) if name not in written and not engine.option("--add-runtime")]
-    if gone:
-        return f"the dockerd that runs has the runtime {gone[0]}, which {path} does not have any more"
-    default, now = dockerd.settings(path).get("default-runtime"), info.get("DefaultRuntime")
+            return f"the runtime {name} of {path} is {named_programs[name]}, and the dockerd that runs has {has}"
+    dropped = [
+        name for name in names(host, engine) if name not in named_programs and not engine.option("--add-runtime")
+    ]
+    if dropped:
+        return f"the dockerd that runs has the runtime {dropped[0]}, which {path} does not have any more"
+    default, loaded_default = dockerd.settings(path).get("default-runtime"), info.get("DefaultRuntime")
     return (
-        f"default-runtime of {path} is {default}, and that of the dockerd that runs is {now}"
-        if default and now and default != now
+        f"default-runtime of {path} is {default}, and that of the dockerd that runs is {loaded_default}"
+        if default and loaded_default and default != loaded_default
         else ""
     )
 
@@ -250,7 +259,9 @@ def devices(host: Host) -> Iterator[Finding]:
     for engine in host.running("dockerd"):
         info = _info(host, engine)
         version = version_of(host, engine)
-        found = [str(each.get("ID")) for each in info.get("DiscoveredDevices") or () if isinstance(each, dict)]
+        device_names = [
+            str(device.get("ID")) for device in info.get("DiscoveredDevices") or () if isinstance(device, dict)
+        ]
         if "error" in info or version < CDI_SINCE:
             yield skipped("Docker does CDI from version 25 on")
         elif not info.get("CDISpecDirs"):
@@ -258,8 +269,8 @@ def devices(host: Host) -> Iterator[Finding]:
             evidence = (
                 "features.cdi is false" if default else "features.cdi is not true, as it must be before version 28.2"
             )
-            yield warning(f"dockerd does not do CDI: {evidence}", _configure(host, engine, more=("--cdi",)))
-        elif version >= CDI_DEFAULT and not any(each.startswith("nvidia.com/gpu=") for each in found):
+            yield warning(f"dockerd does not do CDI: {evidence}", _configure(host, engine, options=("--cdi",)))
+        elif version >= CDI_DEFAULT and not any(name.startswith("nvidia.com/gpu=") for name in device_names):
             folders = [str(each) for each in info["CDISpecDirs"]]
             yield warning(f"dockerd finds no nvidia.com/gpu in {', '.join(folders)}", _list(host, engine, folders))
         elif version < CDI_DEFAULT and (links := _links(engine, [str(each) for each in info["CDISpecDirs"]])):
@@ -305,23 +316,23 @@ def alone(host: Host) -> Iterator[Finding]:
             )
 
 
-def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
-    """Say how the runtime gets into the file that this dockerd reads, and is loaded."""
-    options = (*more, f"--config={dockerd.config(engine)}") if len(host.running("dockerd")) > 1 else more
-    command = entries.configure("docker", dockerd.programs(engine), host.restart(engine), name, options)
+def _configure(host: Host, engine: Engine, name: str = "nvidia", options: tuple[str, ...] = ()) -> str:
+    """Return how the runtime gets into the file that this dockerd reads, and is loaded."""
+    options = (*options, f"--config={dockerd.config(engine)}") if len(host.running("dockerd")) > 1 else options
+    command = entries.build_command("docker", dockerd.programs(engine), host.restart(engine), name, options)
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
-        where = shlex.quote(dockerd.config(engine))
-        return f"move --add-runtime from the command line of dockerd into {where}; then {command}"
+        path = shlex.quote(dockerd.config(engine))
+        return f"move --add-runtime from the command line of dockerd into {path}; then {command}"
     return command
 
 
 def _list(host: Host, engine: Engine, folders: list[str]) -> str:
-    """Say how gpushim's CDI devices get into one of the directories that dockerd reads."""
+    """Return how gpushim's CDI devices get into one of the directories that dockerd reads."""
     if not host.settings["cdi"]["write-spec"]:
         return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
-    if not entries.looks_there(host, map(engine.seen, folders)):
-        where = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(dockerd.config(engine))}"
-        return f"add {where}; then {host.restart(engine)}"
+    if not entries.has_spec_folder(host, map(engine.seen, folders)):
+        folder, path = shlex.quote(entries.find_spec_folder(host)), shlex.quote(dockerd.config(engine))
+        return f"add {folder} to cdi-spec-dirs in {path}; then {host.restart(engine)}"
     return REFRESH
 
 
@@ -358,13 +369,13 @@ def names(host: Host, engine: Engine) -> list[str]:
 
 
 def hook_alone(host: Host, engine: Engine) -> bool:
-    """Say whether the hook is all by which a dockerd gives GPUs."""
-    return not names(host, engine) and bool(on_path.found(engine, HOOK))
+    """Return whether the hook is all by which a dockerd gives GPUs."""
+    return not names(host, engine) and bool(dockerd.find_program(engine, RUNTIME_HOOK))
 
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
     """Return the version that a dockerd says it is; () if it does not answer."""
-    return on_path.number(str(_info(host, engine).get("ServerVersion")))
+    return dockerd.version_number(str(_info(host, engine).get("ServerVersion")))
 
 
 CHECKS = {

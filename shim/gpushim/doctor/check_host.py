@@ -22,7 +22,7 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.doctor.entries import hook_of
+from gpushim.doctor.entries import read_hook
 from gpushim.engines import hooksd
 from gpushim.engines.processes import ask, origin, programs
 from gpushim.ground import seen, system
@@ -184,7 +184,7 @@ def _unmigrated_rows(host: Host, path: str) -> list[migrate.Row]:
     own_sections, settings = policy.given(host.config) or {}, cast(Any, host.settings)  # by names that are data
     return [
         row
-        for row in migrate.plan(path, host.config).rows
+        for row in migrate.plan_migration(path, host.config).rows
         if row.left_out
         or (
             row.setting
@@ -213,8 +213,8 @@ def old_hook(host: Host) -> Iterator[Finding]:
 
 
 def old_hooks_d(host: Host) -> Iterator[Finding]:
-    """Check for files of Podman's and CRI-O's hooks that call NVIDIA's hook."""
-    hooks = [(path, hook_of(path)) for folder in hooksd.DIRECTORIES for path in listing(host.top + folder)]
+    """Check for files in the hooks' directories of Podman and CRI-O that call NVIDIA's hook."""
+    hooks = [(path, read_hook(path)) for folder in hooksd.DIRECTORIES for path in listing(host.top + folder)]
     nvidia_paths = [path for path, hook in hooks if "/nvidia-container" in hook and not ours(host.top + hook)]
     for path in nvidia_paths:
         yield warning(

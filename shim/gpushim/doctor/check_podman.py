@@ -38,14 +38,16 @@ def program(host: Host) -> Iterator[Finding]:
     path = host.program("podman")
     answer = ask.program([path, "--version"]) if path else None
     if answer is None:
-        lies, why = programs.lying("podman", host.top), programs.absent("podman", host.top)
-        why, fix = (
-            (why.partition("; ")[0], untrusted.program(lies)) if lies else (why, "install podman (package podman)")
+        lies, reason = programs.lying("podman", host.top), programs.absent("podman", host.top)
+        reason, fix = (
+            (reason.partition("; ")[0], untrusted.program(lies))
+            if lies
+            else (reason, "install podman (package podman)")
         )
         if "podman" in host.named:
-            yield broken(why, fix)
+            yield broken(reason, fix)
         else:
-            yield warning(why, fix) if lies else skipped(why)
+            yield warning(reason, fix) if lies else skipped(reason)
     elif answer.code != 0:
         # It reads its settings even to say its version.
         wrong = re.search(r"/[^\s\"\\]+\.conf\b", answer.last)
@@ -59,22 +61,22 @@ def runtime(host: Host) -> Iterator[Finding]:
     """Check that containers.conf has an executable gpushim-runtime, or that CDI makes it unnecessary."""
     if not host.program("podman"):
         return
-    found = _runtimes(host)
-    for name, paths in found.items():
+    runtimes = _runtimes(host)
+    for name, paths in runtimes.items():
         good = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
         if good:
-            what = f"Podman's runtime {name} is {good[0]}"
-            yield entries.foreign(what, f"{host.top}{good[0]}", _configure(host, name)) or ok(what)
+            subject = f"Podman's runtime {name} is {good[0]}"
+            yield entries.find_changeable(subject, f"{host.top}{good[0]}", _configure(host, name)) or ok(subject)
         else:
             evidence = f"Podman's runtime {name} is {paths[0]}, which is not an executable file"
             yield broken(evidence, _configure(host, name))
-    if not names(host) and "nvidia" not in found:
+    if not names(host) and "nvidia" not in runtimes:
         kind = host.settings["cdi"]["kind"]
-        known = any(document["kind"] == kind for _, _, document in specs.load(check_cdi.directories(host))[0])
+        is_in_cdi = any(document["kind"] == kind for _, _, document in specs.load(check_cdi.directories(host))[0])
         evidence = "containers.conf does not name gpushim-runtime"
-        if not known and os.path.lexists(host.state) and not trust.ours(host.state):
+        if not is_in_cdi and os.path.lexists(host.state) and not trust.ours(host.state):
             yield skipped(f"{evidence}; whether CDI does without, a refresh decides once state-directory is well")
-        elif known:
+        elif is_in_cdi:
             yield ok(f"{evidence}, and {kind} is known to CDI: --device {kind}=all")
         else:
             yield (broken if "podman" in host.named else warning)(evidence, _configure(host))
@@ -84,13 +86,13 @@ def hooks(host: Host) -> Iterator[Finding]:
     """Check that the hooks which Podman calls for every container are there."""
     if not host.program("podman"):
         return
-    then = "no container of Podman's starts"
-    yield from entries.hooks("Podman", hook_directories(host), lambda path: f"{host.top}{path}", then)
+    effect = "no container of Podman's starts"
+    yield from entries.check_hooks("Podman", hook_directories(host), lambda path: f"{host.top}{path}", effect)
 
 
 def hook_directories(host: Host) -> list[str]:
-    found: list[str] = podman.settings(host.top).get("hooks_dir") or [podman.HOOKS]
-    return found
+    folders: list[str] = podman.settings(host.top).get("hooks_dir") or [podman.HOOKS]
+    return folders
 
 
 def names(host: Host) -> list[str]:
@@ -109,14 +111,16 @@ def _runtimes(host: Host) -> dict[str, list[str]]:
 
 
 def _ours(host: Host, paths: list[str]) -> bool:
-    """Say whether the first of these paths that exists, or any if none exists, is gpushim-runtime."""
-    there = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
-    return leads_to_ours(f"{host.top}{there[0]}") if there else any(map(is_ours, paths))
+    """Return whether the first of these paths that exists, or any if none exists, is gpushim-runtime."""
+    present = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
+    return leads_to_ours(f"{host.top}{present[0]}") if present else any(map(is_ours, paths))
 
 
 def _configure(host: Host, name: str = "nvidia") -> str:
-    programs = {each: next(filter(is_ours, paths), paths[0]) for each, paths in _runtimes(host).items()}
-    return entries.configure("podman", programs, "", name)
+    programs = {
+        runtime_name: next(filter(is_ours, paths), paths[0]) for runtime_name, paths in _runtimes(host).items()
+    }
+    return entries.build_command("podman", programs, "", name)
 
 
 def _environment() -> str:
@@ -124,14 +128,17 @@ def _environment() -> str:
 
     su and sudo leave those of another user, or none.
     """
-    user, home = os.geteuid(), os.environ.get("HOME", "")
+    user, home_folder = os.geteuid(), os.environ.get("HOME", "")
     folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    if _own(home) and (not user or _own(folder)):
+    if _own(home_folder) and (not user or _own(folder)):
         return ""
-    places = {"HOME": [home, _home(user)], **({"XDG_RUNTIME_DIR": [folder, f"/run/user/{user}"]} if user else {})}
+    candidates_of = {
+        "HOME": [home_folder, _home(user)],
+        **({"XDG_RUNTIME_DIR": [folder, f"/run/user/{user}"]} if user else {}),
+    }
     words = [
-        f"{name}={next((shlex.quote(each) for each in candidates if _own(each)), '$(mktemp -d)')}"
-        for name, candidates in places.items()
+        f"{name}={next((shlex.quote(candidate) for candidate in candidates if _own(candidate)), '$(mktemp -d)')}"
+        for name, candidates in candidates_of.items()
     ]
     return f"export {' '.join(words)} && gpushim doctor podman"
 

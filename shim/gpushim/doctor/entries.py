@@ -1,4 +1,4 @@
-"""What the checks of several engines share: runtimes for GPUs, how gpushim's is configured, hooks, CDI directories.
+"""Parts that the checks of several engines share: runtimes for GPUs, commands that configure gpushim's, hooks, CDI.
 
 Out of scope: reading the settings (each engine's own check_NAME.py).
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpushim.engines.processes.running import Engine
 
 
-def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
+def select_gpu_runtimes(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
     """Return the runtimes for GPUs among an engine's programs by name, gpushim's or not."""
     return {
         name: program
@@ -34,87 +34,90 @@ def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
     }
 
 
-def handlers(
+def check_handlers(
     host: Host,
     engine: Engine,
-    written: dict[str, str],
-    loaded: dict[str, str],
-    again: Callable[[str], str],
+    written_programs: dict[str, str],
+    loaded_programs: dict[str, str],
+    build_fix: Callable[[str], str],
 ) -> Iterator[Finding]:
-    """Check the handlers for GPUs of a CRI's engine: their programs, that it has read them, and that one is ours.
+    """Check a CRI engine's handlers for GPUs: their programs, that the engine has loaded them, and that one is ours.
 
     Args:
-        host: that is looked at.
+        host: that is checked.
         engine: that runs.
-        written: programs in its settings, by name of the handler.
-        loaded: those that it has.
-        again: says how a handler of a name gets into the settings, and is loaded.
+        written_programs: in the engine's settings, by name of the handler.
+        loaded_programs: that the running engine has, by name of the handler.
+        build_fix: returns the fix that writes and loads the handler of a name.
     """
-    named, known = for_gpus(engine, written), for_gpus(engine, loaded)
-    mine = [name for name, path in (*named.items(), *known.items()) if executes_ours(path, engine)]
-    title, needed = table.of(engine.name).title, host.for_pods(engine.name)
-    who = f"{title} (process {engine.pid})"
-    for name in sorted({*named, *known}):
-        path = named.get(name, "")
+    configured, loaded = select_gpu_runtimes(engine, written_programs), select_gpu_runtimes(engine, loaded_programs)
+    own_names = [name for name, path in (*configured.items(), *loaded.items()) if executes_ours(path, engine)]
+    title, is_needed = table.of(engine.name).title, host.for_pods(engine.name)
+    process = f"{title} (process {engine.pid})"
+    for name in sorted({*configured, *loaded}):
+        path = configured.get(name, "")
         if path and not engine.executable(path):
-            if needed or name in mine:
-                yield broken(f"{title}'s handler {name} is {path}, which is not an executable file", again(name))
-        elif path != known.get(name):
-            has = f"{who} has {known.get(name) or 'nothing'} for the handler {name}"
-            yield broken(f"{has}, and its files say {path or 'nothing'}", host.restart(engine))
-        elif name in mine:
-            what = f"{title}'s handler {name} is {path}"
-            yield foreign(what, engine.executable(path), again(name)) or ok(what)
-    if not mine:
-        other = named.get("nvidia", "")
-        evidence = f"the settings of {who} do not name gpushim-runtime{other and f'; their nvidia is {other}'}"
-        yield broken(evidence, again("nvidia")) if needed else skipped(f"{evidence}, and no Kubernetes is here")
+            if is_needed or name in own_names:
+                yield broken(f"{title}'s handler {name} is {path}, which is not an executable file", build_fix(name))
+        elif path != loaded.get(name):
+            difference = f"{process} has {loaded.get(name) or 'nothing'} for the handler {name}"
+            yield broken(f"{difference}, and its files say {path or 'nothing'}", host.restart(engine))
+        elif name in own_names:
+            sentence = f"{title}'s handler {name} is {path}"
+            yield find_changeable(sentence, engine.executable(path), build_fix(name)) or ok(sentence)
+    if not own_names:
+        evidence = f"the settings of {process} do not name gpushim-runtime"
+        evidence += f"; their nvidia is {configured['nvidia']}" if configured.get("nvidia") else ""
+        if is_needed:
+            yield broken(evidence, build_fix("nvidia"))
+        else:
+            yield skipped(f"{evidence}, and no Kubernetes is here")
 
 
-def foreign(what: str, program: str, again: str = "") -> Finding | None:
-    """Find that others could change a program of gpushim's that an engine executes; None if they could not.
+def find_changeable(sentence: str, program: str, command: str = "") -> Finding | None:
+    """Return a finding if others could change a program of gpushim's that an engine executes; None if they could not.
 
     Args:
-        what: the beginning of a sentence that names the program.
-        program: its path, as this process sees it; one below /proc/PID/root, of a snap's engine, is not judged, for
-            its links mean another root.
-        again: command of gpushim's that names the program beside this code instead; "" for none.
+        sentence: the beginning of a sentence that names the program.
+        program: its path, as this process sees it; a path below /proc/PID/root, of a snap's engine, is not judged,
+            for its links mean another root.
+        command: of gpushim, which replaces the program by the one beside this code; "" for none.
     """
-    judged = not program.startswith("/proc/") and (leads_to_ours(program) or ours(program))
-    found = changeable.by(program) if judged else ""
-    if not found:
+    is_judged = not program.startswith("/proc/") and (leads_to_ours(program) or ours(program))
+    problem = changeable.by(program) if is_judged else ""
+    if not problem:
         return None
-    here = setup.installed(setup.PROGRAM)
-    whole = again.partition(" ")[2] if again.startswith("gpushim ") else ""
-    fix = again if again and not changeable.by(here) else changeable.fix(here, whole)
-    return broken(f"{what}, which runs with every container, and others could change it: {found}", fix)
+    own_path = setup.installed(setup.PROGRAM)
+    words = command.partition(" ")[2] if command.startswith("gpushim ") else ""
+    fix = command if command and not changeable.by(own_path) else changeable.fix(own_path, words)
+    return broken(f"{sentence}, which runs with every container, and others could change it: {problem}", fix)
 
 
-def absent(host: Host, name: str, which: str = "", start: str = "") -> Finding:
-    """Say that an engine does not run, which is a fault where somebody named it.
+def report_absent(host: Host, name: str, ending: str = "", start_command: str = "") -> Finding:
+    """Report that an engine does not run, which is a fault if the user named it.
 
     Args:
-        host: that is looked at.
+        host: that is checked.
         name: of the engine, in table.ENGINES.
-        which: end of the sentence.
-        start: how it is started, if not as systemd starts it.
+        ending: of the sentence.
+        start_command: if systemd does not start the engine.
     """
     row = table.ENGINES[name]
-    if any(each.name == row.process for each in host.impostors):
+    if any(process.name == row.process for process in host.impostors):
         return skipped(f"no {row.title} of this user runs (see engine-processes)")
-    evidence = f"no {row.title} runs{which}"
-    return broken(evidence, start or host.start(name)) if name in host.named else skipped(evidence)
+    evidence = f"no {row.title} runs{ending}"
+    return broken(evidence, start_command or host.start(name)) if name in host.named else skipped(evidence)
 
 
-def configure(
+def build_command(
     engine: str, programs: dict[str, str], restart: str, name: str = "nvidia", options: tuple[str, ...] = ()
 ) -> str:
     """Return the command that makes gpushim-runtime a runtime of an engine.
 
     Args:
-        engine: as `gpushim configure` has it.
-        programs: of all its runtimes, by name; "" where the settings name none.
-        restart: how the engine is restarted, from `units.fix`; "" where it need not be.
+        engine: as `gpushim configure` names it.
+        programs: of all its runtimes, by name; "" if the settings name none.
+        restart: the fix that restarts the engine, from `units.fix`; "" if none is needed.
         name: of the runtime.
         options: more options of the command.
     """
@@ -124,58 +127,63 @@ def configure(
     return restarting(shlex.join(words), restart) if restart else shlex.join(words)
 
 
-def place(host: Host) -> str:
+def find_spec_folder(host: Host) -> str:
     """Return the directory of the CDI spec that refresh writes."""
     return os.path.dirname(output.path_of(host.settings))
 
 
-def looks_there(host: Host, folders: Iterable[str]) -> bool:
-    """Say whether the directory that refresh writes its CDI spec to is among these, as this process sees them."""
-    return os.path.realpath(place(host)) in map(os.path.realpath, folders)
+def has_spec_folder(host: Host, folders: Iterable[str]) -> bool:
+    """Return whether these directories, as this process sees them, include the one of refresh's CDI spec."""
+    return os.path.realpath(find_spec_folder(host)) in map(os.path.realpath, folders)
 
 
-def moved(host: Host, folder: str) -> str:
-    """Say how refresh comes to write its CDI spec to `folder`, in which an engine looks."""
-    where = f"under [cdi] in {shlex.quote(host.config)}"
-    return f"set output-directory {where} to {shlex.quote(folder)}; then {REFRESH}"
+def build_folder_fix(host: Host, folder: str) -> str:
+    """Return the fix that makes refresh write its CDI spec to `folder`, which an engine reads."""
+    section = f"under [cdi] in {shlex.quote(host.config)}"
+    return f"set output-directory {section} to {shlex.quote(folder)}; then {REFRESH}"
 
 
-def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str, own: str = "") -> Iterator[Finding]:
-    """Check that the hooks which an engine calls for every container are there (oci-hooks(5)).
+def check_hooks(
+    title: str, folders: list[str], host_path: Callable[[str], str], consequence: str, own_command: str = ""
+) -> Iterator[Finding]:
+    """Check that the hooks which an engine calls for every container exist (oci-hooks(5)).
 
     Args:
         title: of the engine.
-        folders: from which it takes hooks.
-        seen: returns the path under which this process opens a file of the engine's.
-        then: what a missing hook causes.
-        own: command that writes gpushim's own file again; "" for none.
+        folders: of its hooks.
+        host_path: returns the path by which this process opens a file of the engine's.
+        consequence: of a missing hook.
+        own_command: writes gpushim's own file again; "" for none.
     """
-    known = 0
-    for path in (path for folder in folders for path in listing(seen(folder))):
-        hook = hook_of(path)
+    count = 0
+    for path in (path for folder in folders for path in listing(host_path(folder))):
+        hook = read_hook(path)
         if "gpushim" not in hook and "nvidia-container" not in hook:
             continue
-        known += 1
+        count += 1
         remove = f"rm {shlex.quote(path)}"
-        if not os.access(seen(hook), os.X_OK):
-            mine = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
-            yield broken(f"{path} names {hook}, which is not there: {then}", (own if mine else "") or remove)
-        elif ours(seen(hook)):
-            what = f"{path} makes {title} call {hook}"
-            yield foreign(what, seen(hook), own or remove) or ok(what)
+        if not os.access(host_path(hook), os.X_OK):
+            is_own_file = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
+            yield broken(
+                f"{path} names {hook}, which is not there: {consequence}",
+                (own_command if is_own_file else "") or remove,
+            )
+        elif ours(host_path(hook)):
+            sentence = f"{path} makes {title} call {hook}"
+            yield find_changeable(sentence, host_path(hook), own_command or remove) or ok(sentence)
         else:
             yield warning(f"{path} makes {title} call {hook}, which is not gpushim's", remove)
-    if not known:
+    if not count:
         yield skipped(f"{title} calls no hook for GPUs, and needs none with the runtime or CDI")
 
 
-def calls_ours(folders: list[str], seen: Callable[[str], str]) -> bool:
-    """Say whether an engine's directories of hooks name gpushim-hook; the arguments are as above."""
-    hooks = [hook_of(path) for folder in folders for path in listing(seen(folder))]
-    return any(ours(seen(hook)) for hook in hooks if hook)
+def has_own_hook(folders: list[str], host_path: Callable[[str], str]) -> bool:
+    """Return whether an engine's directories of hooks name gpushim-hook; the arguments are those of check_hooks."""
+    hooks = [read_hook(path) for folder in folders for path in listing(host_path(folder))]
+    return any(ours(host_path(hook)) for hook in hooks if hook)
 
 
-def hook_of(path: str) -> str:
+def read_hook(path: str) -> str:
     """Return the program that a file of a hooks directory names, or ""."""
     try:
         return hooksd.named(json.loads(text(path)))

@@ -47,21 +47,21 @@ def plan(options: Options) -> Plan:
     engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, "", CONFIG)
     main, folder = places(engine)
     path = options.config or f"{folder or DIRECTORY}/{FILE}"
-    known, read = settings(engine), [each for each in (main, folder) if each]
+    data, read = settings(engine), [path_read for path_read in (main, folder) if path_read]
     earlier = [] if options.config else [main, f"{DIRECTORY}/{FILE}"]
-    meant = partial(_meant, options, path, earlier, toml.merged(read, {path: None}))
-    changes = meant([] if options.remove or options.only_needed else None)
-    needed = partial(
-        handlers.needed, read, changes if not options.force else [], _storage(engine, known), bool(engine)
+    plan_changes = partial(_meant, options, path, earlier, toml.merged(read, {path: None}))
+    changes = plan_changes([] if options.remove or options.only_needed else None)
+    needed_handlers = partial(
+        handlers.needed, read, changes if not options.force else [], _storage(engine, data), bool(engine)
     )
-    left = needed() if options.only_needed else {}
-    if left:
-        changes = meant([*left])
+    used = needed_handlers() if options.only_needed else {}
+    if used:
+        changes = plan_changes([*used])
     if not folder and not options.config and not options.remove:
         raise GpushimError(f"CRI-O reads no directory of settings; start it with --config-dir={DIRECTORY}")
     if not options.remove:
-        notes += _hints(known)
-    hook = _hook_changes(options, known, engine)
+        notes += _hints(data)
+    hook = _hook_changes(options, data, engine)
     if options.config:
         hook, notes = [], notes + stays(change.path for change in hook if change.new != change.old)
     changes += hook
@@ -69,15 +69,20 @@ def plan(options: Options) -> Plan:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
     if options.cdi:
         notes.append("CRI-O always does CDI: there is nothing to turn on")
-    settled = [change for change in changes if change not in hook]
-    check = partial(_check_removal, read, settled, dict if options.only_needed else needed)
+    file_changes = [change for change in changes if change not in hook]
+    check = partial(_check_removal, read, file_changes, dict if options.only_needed else needed_handlers)
     return Plan(
-        path, changes, notes, engine, stays=handlers.stays(left), check=check if options.remove else lambda: None
+        path,
+        changes,
+        notes,
+        engine,
+        stays=handlers.stays(used),
+        check=check if options.remove else lambda: None,
     )
 
 
 def _meant(
-    options: Options, path: str, earlier: list[str], others: dict[str, Any], stays: Collection[str] | None
+    options: Options, path: str, earlier: list[str], other_data: dict[str, Any], stays: Collection[str] | None
 ) -> list[Change]:
     """Return the changes of settings.
 
@@ -85,52 +90,55 @@ def _meant(
         options: what is wished.
         path: of gpushim's own file.
         earlier: files that an earlier gpushim may have written into.
-        others: what all files say but that.
+        other_data: what all files say but that.
         stays: handlers of gpushim's that are left, "" for the default; None for all.
     """
     content = files.read(path)
-    mine = toml.table(own.data(path, content), *TABLE) if own.is_own(content) or not options.remove else {}
-    default = mine.get("default_runtime") if stays is None or "" in stays else None
+    own_table = toml.table(own.data(path, content), *TABLE) if own.is_own(content) or not options.remove else {}
+    default = own_table.get("default_runtime") if stays is None or "" in stays else None
     programs = {
         name: program
-        for name, program in programs_of({"crio": {"runtime": mine}}).items()
+        for name, program in programs_of({"crio": {"runtime": own_table}}).items()
         if is_ours(program) and (stays is None or name in stays or name == default)
     }
     if not options.remove:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
             raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; choose another")
-        now = programs_of(others).get(options.name)
-        check_entry(path, options.name, now, is_ours(now), options.force)
+        program = programs_of(other_data).get(options.name)
+        check_entry(path, options.name, program, is_ours(program), options.force)
         programs[options.name] = options.program
         default = options.name if options.default else default
-    removed = [change for each in dict.fromkeys([path, *earlier]) for change in own.remove(each)]
+    removed = [change for file in dict.fromkeys([path, *earlier]) for change in own.remove(file)]
     if not programs:
         return removed
-    table = toml.table(others, *TABLE)
+    table = toml.table(other_data, *TABLE)
     like = toml.table(table, "runtimes", str(table.get("default_runtime")))
     shared = {key: like[key] for key in _SHARED if like.get(key)}
-    entries = {name: {"runtime_path": each, "runtime_type": "oci", **shared} for name, each in programs.items()}
+    entries = {
+        name: {"runtime_path": runtime_program, "runtime_type": "oci", **shared}
+        for name, runtime_program in programs.items()
+    }
     settings = {**({"default_runtime": default} if default in programs else {}), "runtimes": entries}
     return [own.put(path, PROGRAM, {"crio": {"runtime": settings}}), *removed[1:]]
 
 
-def _storage(engine: Engine | None, known: dict[str, Any]) -> str:
+def _storage(engine: Engine | None, data: dict[str, Any]) -> str:
     """Return where a CRI-O, or else one with these settings, keeps its containers, as this process opens it."""
-    given = [*engine.option("--root", "-r")[-1:], engine.environ.get("CONTAINER_ROOT")] if engine else []
+    values = [*engine.option("--root", "-r")[-1:], engine.environ.get("CONTAINER_ROOT")] if engine else []
     shared = engine.environ.get("CONTAINERS_STORAGE_CONF") if engine else None  # alone, even if it is not there
     paths = handlers.STORAGE if shared is None else [shared] if shared else []
-    seen = engine.seen if engine else str
-    return seen(handlers.root([*given, toml.table(known, "crio").get("root")], [*map(seen, paths)]))
+    from_here = engine.seen if engine else str
+    return from_here(handlers.root([*values, toml.table(data, "crio").get("root")], [*map(from_here, paths)]))
 
 
-def _check_removal(read: list[str], changes: list[Change], needed: Callable[[], dict[str, list[str]]]) -> None:
+def _check_removal(read: list[str], changes: list[Change], find_needed: Callable[[], dict[str, list[str]]]) -> None:
     """Refuse to take back what CRI-O needs: to start, or to end containers and remove them.
 
     Raises:
         GpushimError: it is the default runtime of others' settings, or the handler of containers that are there.
     """
     own.check_left("CRI-O", read, changes, DEFAULT, handlers.STOCK)
-    if used := needed():
+    if used := find_needed():
         raise GpushimError(f"{handlers.why(used)}; delete these pods, then try again")
 
 
@@ -142,14 +150,14 @@ def places(engine: Engine | None) -> tuple[str, str]:
     main, folder = CONFIG, DIRECTORY
     if engine:
         main = engine.config or engine.environ.get("CONTAINER_CONFIG") or CONFIG
-        given = engine.option("--config-dir", "-d") or [engine.environ.get("CONTAINER_CONFIG_DIR", DIRECTORY)]
-        main, folder = engine.seen(main), engine.seen(given[-1]) if given[-1] else ""
+        folders = engine.option("--config-dir", "-d") or [engine.environ.get("CONTAINER_CONFIG_DIR", DIRECTORY)]
+        main, folder = engine.seen(main), engine.seen(folders[-1]) if folders[-1] else ""
     return main, folder
 
 
-def programs_of(known: dict[str, Any]) -> dict[str, str]:
+def programs_of(data: dict[str, Any]) -> dict[str, str]:
     """Return the program of each runtime in CRI-O's settings, by name; "" where they name none."""
-    runtimes = toml.table(known, *TABLE, "runtimes")
+    runtimes = toml.table(data, *TABLE, "runtimes")
     return {name: str(toml.table(runtimes, name).get("runtime_path") or "") for name in runtimes}
 
 
@@ -158,19 +166,21 @@ def settings(engine: Engine | None) -> dict[str, Any]:
     return toml.merged([path for path in places(engine) if path])
 
 
-def hook_directories(known: dict[str, Any]) -> list[str]:
+def hook_directories(data: dict[str, Any]) -> list[str]:
     """List the directories that CRI-O takes hooks from; the files of the last win."""
-    named = toml.table(known, *TABLE).get("hooks_dir")
+    directories = toml.table(data, *TABLE).get("hooks_dir")
     return (
-        [str(each) for each in named if str(each).startswith("/")] if isinstance(named, list) and named else [HOOKS]
+        [str(directory) for directory in directories if str(directory).startswith("/")]
+        if isinstance(directories, list) and directories
+        else [HOOKS]
     )
 
 
-def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str, str]:
+def otherwise(data: dict[str, Any], names: list[str], config: str) -> tuple[str, str]:
     """Compare CRI-O's default runtime with the one that gpushim-runtime hands containers to.
 
     Args:
-        known: CRI-O's settings.
+        data: CRI-O's settings.
         names: `low-level` under [runtime] of config.toml.
         config: path of config.toml.
 
@@ -181,26 +191,26 @@ def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str
     Raises:
         GpushimError: `names` lead to nothing.
     """
-    table = toml.table(known, *TABLE)
+    table = toml.table(data, *TABLE)
     name = str(table.get("default_runtime", ""))
     entry = toml.table(table, "runtimes", name)
-    given = str(entry.get("runtime_path") or name)
-    mine = policy.low_level(names)
+    runtime = str(entry.get("runtime_path") or name)
+    own_low = policy.low_level(names)
     try:
-        program = policy.low_level([given]) if given and not is_ours(given) else ""
+        program = policy.low_level([runtime]) if runtime and not is_ours(runtime) else ""
     except GpushimError:
         program = ""
-    if os.path.basename(program) not in handlers.STOCK or os.path.realpath(program) == os.path.realpath(mine):
+    if os.path.basename(program) not in handlers.STOCK or os.path.realpath(program) == os.path.realpath(own_low):
         return "", ""
     root = f" (its containers are in {entry['runtime_root']})" if entry.get("runtime_root") else ""
     return (
-        f"CRI-O's default runtime is {program}{root}, and gpushim-runtime hands containers to {mine}",
+        f"CRI-O's default runtime is {program}{root}, and gpushim-runtime hands containers to {own_low}",
         f"once no container of gpushim-runtime runs, set {shlex.quote(f'low-level = {json.dumps([program])}')} under "
         f"[runtime] in {shlex.quote(config)}; then gpushim refresh",
     )
 
 
-def verify(options: Options, found: Plan) -> list[str]:
+def verify(options: Options, planned: Plan) -> list[str]:
     """Ask CRI-O whether it has what is wished; return a sentence for each thing that is missing."""
     # Before version 1.26 this was a separate program.
     for name, *words in ((PROGRAM, "status", "config"), ("crio-status", "config")):
@@ -209,7 +219,7 @@ def verify(options: Options, found: Plan) -> list[str]:
         if answer and answer.code == 0:
             return _missing(
                 options,
-                {*programs_of(settings(found.engine))},
+                {*programs_of(settings(planned.engine))},
                 toml.table(toml.parse(answer.out.encode(), "the answer of CRI-O"), *TABLE),
             )
     return ["CRI-O does not answer `crio status config`; see its journal"]
@@ -228,19 +238,19 @@ def _missing(options: Options, files: set[str], table: dict[str, Any]) -> list[s
     return missing
 
 
-def _hints(known: dict[str, Any]) -> list[str]:
+def _hints(data: dict[str, Any]) -> list[str]:
     config = system.config_path()
     try:
-        advice = otherwise(known, policy.load(config)["runtime"]["low-level"], config)
+        advice = otherwise(data, policy.load(config)["runtime"]["low-level"], config)
     except GpushimError as error:
         return [str(error)]
     return ["; to hand them to that: ".join(advice)] if advice[0] else []
 
 
-def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None) -> list[Change]:
-    folders = hook_directories(known)
-    seen = [engine.seen(f"{folder}/{hooksd.FILE}") if engine else f"{folder}/{hooksd.FILE}" for folder in folders]
+def _hook_changes(options: Options, data: dict[str, Any], engine: Engine | None) -> list[Change]:
+    folders = hook_directories(data)
+    paths = [engine.seen(f"{folder}/{hooksd.FILE}") if engine else f"{folder}/{hooksd.FILE}" for folder in folders]
     if options.remove:  # from wherever it was put before hooks_dir was changed, too
         usual = f"{HOOKS}/{hooksd.FILE}"
-        return [hooksd.change(path, PROGRAM, "") for path in dict.fromkeys([*seen, usual])]
-    return [hooksd.change(seen[-1], PROGRAM, options.hook)] if options.hook and seen else []
+        return [hooksd.change(path, PROGRAM, "") for path in dict.fromkeys([*paths, usual])]
+    return [hooksd.change(paths[-1], PROGRAM, options.hook)] if options.hook and paths else []

@@ -35,61 +35,61 @@ _CRIO, _POD = "io.kubernetes.cri-o.", "io.kubernetes.pod."
 _SPOOFED = "spoofed.crio.io"  # a pod's own container that is only written down
 
 
-def root(named: list[object], storage: list[str]) -> str:
+def root(values: list[object], storage: list[str]) -> str:
     """Return where CRI-O keeps its containers (crio(8), containers-storage.conf(5)).
 
     Args:
-        named: what its command line, its environment and its settings say, the first that says something counts.
+        values: what its command line, its environment and its settings say, the first that says something counts.
         storage: paths of the settings of containers/storage, of which the last that is there counts.
     """
     last = [path for path in storage if os.path.exists(path)][-1:]
     shared = toml.table(toml.merged(last), "storage").get("graphroot")
-    return str(next(filter(None, [*named, shared]), ROOT))
+    return str(next(filter(None, [*values, shared]), ROOT))
 
 
-def needed(read: list[str], changes: list[Change], storage: str, there: bool = False) -> dict[str, list[str]]:
+def needed(read: list[str], changes: list[Change], storage: str, must_exist: bool = False) -> dict[str, list[str]]:
     """Return the pods that need a handler which changes take away, by its name, DEFAULT for the default.
 
     Args:
         read: files and directories that CRI-O reads, as `toml.merged` takes them.
         changes: of these files, or of others.
         storage: as for `pods`.
-        there: as for `pods`.
+        must_exist: as for `pods`.
 
     Raises:
         GpushimError: it is unknown which pods CRI-O has.
     """
     if all(change.new == change.old for change in changes):
         return {}
-    left = {change.path: change.new for change in changes}
-    had, has = (toml.table(toml.merged(read, instead), *TABLE) for instead in ({}, left))
-    gone = {*toml.table(had, "runtimes")} - {*toml.table(has, "runtimes")} - {*STOCK}
-    gone |= {DEFAULT} if _is_another(had, has) else set()
-    found = pods(storage, there) if gone else {}
-    return {name: found[name] for name in sorted(gone) if name in found}
+    drafts = {change.path: change.new for change in changes}
+    had, has = (toml.table(toml.merged(read, instead), *TABLE) for instead in ({}, drafts))
+    removed = {*toml.table(had, "runtimes")} - {*toml.table(has, "runtimes")} - {*STOCK}
+    removed |= {DEFAULT} if _is_another(had, has) else set()
+    pods_by_handler = pods(storage, must_exist) if removed else {}
+    return {name: pods_by_handler[name] for name in sorted(removed) if name in pods_by_handler}
 
 
 def _is_another(had: dict[str, Any], has: dict[str, Any]) -> bool:
-    """Say whether the default is gpushim's no longer, and its containers would get another runtime than they have."""
-    mine, others = (toml.table(each, "runtimes", str(each.get("default_runtime"))) for each in (had, has))
-    if not is_ours(mine.get("runtime_path")) or is_ours(others.get("runtime_path")):
+    """Return whether the default is gpushim's no longer, and its containers would get another runtime."""
+    own_entry, other_entry = (toml.table(data, "runtimes", str(data.get("default_runtime"))) for data in (had, has))
+    if not is_ours(own_entry.get("runtime_path")) or is_ours(other_entry.get("runtime_path")):
         return False
     try:
-        program = policy.low_level([str(others.get("runtime_path") or has.get("default_runtime"))])
+        program = policy.low_level([str(other_entry.get("runtime_path") or has.get("default_runtime"))])
         low = policy.low_level(policy.load(system.config_path())["runtime"]["low-level"])
     except GpushimError:
         return True
-    same = os.path.realpath(program) == os.path.realpath(low)
-    return not same or mine.get("runtime_root") != others.get("runtime_root")
+    is_same = os.path.realpath(program) == os.path.realpath(low)
+    return not is_same or own_entry.get("runtime_root") != other_entry.get("runtime_root")
 
 
 def why(used: dict[str, list[str]]) -> str:
-    """Say what handlers are needed for, as a clause."""
+    """Return what handlers are needed for, as a clause."""
     return f"CRI-O could neither end nor remove the containers of {_shown(used)} without {_named(used)} of gpushim's"
 
 
 def stays(used: dict[str, list[str]]) -> dict[str, str]:
-    """Say by the name of each handler that it stays, and how long."""
+    """Return by the name of each handler that it stays, and how long."""
     until = "so that stays until a later run finds these pods deleted"
     return {name: f"{why({name: pods})}, {until}" for name, pods in used.items()}
 
@@ -99,22 +99,22 @@ def _named(names: Iterable[str]) -> str:
 
 
 def _shown(used: dict[str, list[str]]) -> str:
-    found = sorted(pod for each in used.values() for pod in each)
-    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    names = sorted(pod for handler_pods in used.values() for pod in handler_pods)
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def pods(storage: str, there: bool = False) -> dict[str, list[str]]:
+def pods(storage: str, must_exist: bool = False) -> dict[str, list[str]]:
     """List the pods that have containers, as NAMESPACE/NAME, by the name of their handler.
 
     Args:
         storage: absolute path of the directory where CRI-O keeps its containers.
-        there: it has to be there, as a CRI-O that runs has made it.
+        must_exist: it has to be there, as a CRI-O that runs has made it.
 
     Raises:
         GpushimError: it, or what is said of a container there, cannot be read.
     """
     handlers, names, used = {}, {}, set()
-    for notes in _annotations(storage, there):
+    for notes in _annotations(storage, must_exist):
         identity = notes.get(f"{_CRIO}SandboxID")
         if notes.get(f"{_CRIO}ContainerType") != "sandbox":
             used.add(identity)
@@ -123,24 +123,24 @@ def pods(storage: str, there: bool = False) -> dict[str, list[str]]:
         names[identity] = "/".join(quote(str(notes.get(f"{_POD}{part}"))) for part in ("namespace", "name"))
         if notes.get(_SPOOFED) != "true":
             used.add(identity)
-    found: dict[str, list[str]] = {}
+    pods_by_handler: dict[str, list[str]] = {}
     for identity in used & handlers.keys():
-        found.setdefault(handlers[identity], []).append(names[identity])
-    return {handler: sorted(each) for handler, each in found.items()}
+        pods_by_handler.setdefault(handlers[identity], []).append(names[identity])
+    return {handler: sorted(names_of_pods) for handler, names_of_pods in pods_by_handler.items()}
 
 
-def _annotations(storage: str, there: bool) -> list[dict[str, Any]]:
+def _annotations(storage: str, must_exist: bool) -> list[dict[str, Any]]:
     """Return the annotations of each of CRI-O's containers; Podman's lie beside them."""
-    folders = [f"{storage}/{name}" for name in _listed(storage, there) if name.endswith("-containers")]
+    folders = [f"{storage}/{name}" for name in _listed(storage, must_exist) if name.endswith("-containers")]
     paths = [f"{folder}/{name}/userdata/config.json" for folder in folders for name in _listed(folder)]
     return [notes for notes in map(_of, paths) if notes.get("io.container.manager") == "cri-o"]
 
 
-def _listed(folder: str, there: bool = False) -> list[str]:
+def _listed(folder: str, must_exist: bool = False) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not there:
+        if isinstance(error, FileNotFoundError) and not must_exist:
             return []
         raise _unknown(folder, error.strerror) from None
 
@@ -150,9 +150,9 @@ def _of(path: str) -> dict[str, Any]:
     late = time.monotonic() + WRITING
     while True:
         try:
-            found = json.loads(mountinfo.read_proc(path, bounds.CONFIG_JSON)).get("annotations", {})
-            if all(isinstance(each, str) for each in found.values()):
-                return dict(found)
+            annotations = json.loads(mountinfo.read_proc(path, bounds.CONFIG_JSON)).get("annotations", {})
+            if all(isinstance(value, str) for value in annotations.values()):
+                return dict(annotations)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
@@ -164,5 +164,5 @@ def _of(path: str) -> dict[str, Any]:
         time.sleep(WRITING / 10)
 
 
-def _unknown(path: str, why: str | None) -> GpushimError:
-    return GpushimError(f"{path} cannot be read, so it is unknown which handlers CRI-O needs: {why}")
+def _unknown(path: str, reason: str | None) -> GpushimError:
+    return GpushimError(f"{path} cannot be read, so it is unknown which handlers CRI-O needs: {reason}")

@@ -38,18 +38,18 @@ def change(path: str, engine: str, program: str) -> Change:
     engines = set((match[1].decode().split() if match else ["podman"]) if path_there else [])
     if not program and engine not in engines:
         return Change(path, old, old)
-    ours = path_there[1].decode("utf-8", "replace") if path_there else ""
-    left = engines | {engine} if program else engines - {engine}
-    edited = old is not None and old != content(ours, engines)
-    new = content(program or ours, left) if left else None
+    text = path_there[1].decode("utf-8", "replace") if path_there else ""
+    remaining = engines | {engine} if program else engines - {engine}
+    edited = old is not None and old != content(text, engines)
+    new = content(program or text, remaining) if remaining else None
     return Change(path, old, new, files.EDITED if edited else "")
 
 
 def named(data: object) -> str:
     """Return the program that the content of any such file, parsed, names; "" if it names none."""
     hook = data.get("hook") if isinstance(data, dict) else None
-    found = hook.get("path") if isinstance(hook, dict) else hook
-    return found if isinstance(found, str) else ""
+    path = hook.get("path") if isinstance(hook, dict) else hook
+    return path if isinstance(path, str) else ""
 
 
 def content(program: str, engines: Iterable[str] = ("podman",)) -> bytes:

@@ -59,9 +59,9 @@ def plan(options: Options) -> Plan:
 
 def default_config() -> str:
     """Return the file that Podman is to read: the one of CONTAINERS_CONF, which replaces all others, or a drop-in."""
-    given = os.environ.get("CONTAINERS_CONF")
-    if given:
-        return os.path.abspath(given)
+    path = os.environ.get("CONTAINERS_CONF")
+    if path:
+        return os.path.abspath(path)
     return f"{_own_directory()}/containers.conf.d/{FILE}"
 
 
@@ -70,19 +70,19 @@ def settings(top: str = "") -> dict[str, Any]:
     folders = [f"{top}{folder}" for folder in SYSTEM_DIRECTORIES]
     if os.geteuid() and not top:
         folders.append(os.path.dirname(os.path.dirname(default_config())))
-    named = "" if top else os.environ.get("CONTAINERS_CONF", "")
-    return toml.table(toml.merged([*_files(folders), *([named] if named else [])]), "engine")
+    config = "" if top else os.environ.get("CONTAINERS_CONF", "")
+    return toml.table(toml.merged([*_files(folders), *([config] if config else [])]), "engine")
 
 
-def verify(options: Options, found: Plan) -> list[str]:
+def verify(options: Options, planned: Plan) -> list[str]:
     """Ask Podman whether it has what is wished; return a sentence for each thing that is missing."""
     program = programs.find(PROGRAM)
     if not program:
         return [programs.absent(PROGRAM)]
     runtime = [] if options.default and not options.remove else [f"--runtime={options.name}"]
     command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
-    more = {"PATH": programs.path(), **({"CONTAINERS_CONF": options.config} if options.config else {})}
-    answer = ask.program(command, INFO_SECONDS, whole=True, more=more)
+    variables = {"PATH": programs.path(), **({"CONTAINERS_CONF": options.config} if options.config else {})}
+    answer = ask.program(command, INFO_SECONDS, whole=True, more=variables)
     if answer.code is None:
         return [answer.error]
     try:
@@ -95,7 +95,7 @@ def verify(options: Options, found: Plan) -> list[str]:
     if has:
         return []
     reason = (answer.error.strip().splitlines() or [f"its runtime is {answer.out.strip()[:200]}"])[-1]
-    return [f"Podman does not take the runtime {options.name} of {found.config}: {reason}"]
+    return [f"Podman does not take the runtime {options.name} of {planned.config}: {reason}"]
 
 
 def _own_directory() -> str:
@@ -106,13 +106,13 @@ def _own_directory() -> str:
 
 def _change(options: Options, path: str) -> Change:
     content = files.read(path)
-    mine = toml.table(own.data(path, content), "engine")
+    own_table = toml.table(own.data(path, content), "engine")
     read = [] if options.config or os.environ.get("CONTAINERS_CONF") else _read_by_podman(path)
-    now = toml.table(toml.merged(read, {path: None}), *RUNTIMES).get(options.name)
-    check_entry(path, options.name, now, _ours(now), options.force)
-    runtimes = {name: paths for name, paths in toml.table(mine, "runtimes").items() if _ours(paths)}
+    paths = toml.table(toml.merged(read, {path: None}), *RUNTIMES).get(options.name)
+    check_entry(path, options.name, paths, _ours(paths), options.force)
+    runtimes = {name: paths for name, paths in toml.table(own_table, "runtimes").items() if _ours(paths)}
     runtimes[options.name] = [options.program]
-    default = options.name if options.default else mine.get("runtime")
+    default = options.name if options.default else own_table.get("runtime")
     settings = {**({"runtime": default} if default in runtimes else {}), "runtimes": runtimes}
     return own.put(path, PROGRAM, {"engine": settings})
 

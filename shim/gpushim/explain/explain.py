@@ -1,4 +1,4 @@
-"""The result for a container, or its refusal, and the reasons, without any change.
+"""Explain what a container would get, or why it would be refused, without any change.
 
 The decision is the create's own (decide.py), with its notes on each variable, mount and annotation; its edits are
 applied to a copy.
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Policy
 
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-ROOTFS = "/rootfs"  # of a container that is not there yet
-SHOWN = 200  # characters of a name or a value
+ROOTFS = "/rootfs"  # of a container that does not exist yet
+LONGEST = 200  # characters of a name or a value
 
 
 def explain(
@@ -44,23 +44,22 @@ def explain(
     Args:
         spec: config.json as parsed; it is not changed.
         directory: of its bundle, absolute or relative; "" is the working directory.
-        origins: the origin of a variable (also by NAME=VALUE), a mount or an annotation, by its name; "config.json"
-            for the others.
-        rootfs: absolute path of the rootfs where config.json does not name it; "" if it is not known.
-        by_hook: the engine calls the hook and a runtime of its own, so that gpushim's low-level runtime is not used.
+        origins: by the name of a variable (or NAME=VALUE), mount or annotation; "config.json" for all others.
+        rootfs: absolute path of the rootfs if config.json does not name it; "" if it is unknown.
+        by_hook: whether the engine calls the hook and its own runtime, not gpushim's low-level runtime.
 
     Returns:
-        "asked"         [{"what", "value", "from", "effect"}]: all sources that were looked at
-        "source"        the one that names the devices, such as "env NVIDIA_VISIBLE_DEVICES"; null without a request
+        "asked"         [{"what", "value", "from", "effect"}]: all sources that were considered
+        "source"        of the devices, such as "env NVIDIA_VISIBLE_DEVICES"; null without a request
         "nothing"       null, or a sentence: why there is no request
         "devices"       [{"item", "means", "uuids"}]
         "requirements"  [{"variable", "expression"}], which hold if there is no refusal
         "limits"        [{"device", "limit", "by", "also": [{"limit", "by"}]}]: of GPU memory, in bytes; others, which
                         are larger, do not count
         "ignored"       sentences about requests that are left out
-        "not_given"     [{"what", "why"}]: parts that this host has, or the image could have, and were not asked for
+        "not_given"     [{"what", "why"}]: parts of the host, or of possible images, that were not requested
         "cdi"           [{"name", "file"}]
-        "edits"         [{"kind", "value", "why", "there"}]; there: it changes nothing in this config.json
+        "edits"         [{"kind", "value", "why", "there"}]; there: the edit changes nothing in this config.json
         "refusal"       null, or {"sentence", "exit_code"}
         "notes"         sentences about the host
     """
@@ -69,16 +68,16 @@ def explain(
     try:
         if not isinstance(spec, dict):
             raise GpushimError("config.json is not a JSON object", BUNDLE)
-        _tell(report, spec, directory, origins or {}, rootfs, by_hook)
+        _fill_report(report, spec, directory, origins or {}, rootfs, by_hook)
     except GpushimError as error:
         report["refusal"] = {"sentence": str(error), "exit_code": error.exit_code}
     return report
 
 
-def described(
+def build_spec(
     env: list[str], privileged: bool, annotations: dict[str, str], mounts: list[tuple[str, str]], rootfs: str = ROOTFS
 ) -> dict[str, Any]:
-    """Return as much of a config.json as a request needs.
+    """Return the parts of a config.json that a request needs.
 
     `privileged` stands for CAP_SYS_ADMIN; mounts are (source, destination); the rootfs is an absolute path.
     """
@@ -91,7 +90,7 @@ def described(
     }
 
 
-def _tell(
+def _fill_report(
     report: dict[str, Any],
     spec: dict[str, Any],
     directory: str,
@@ -106,9 +105,9 @@ def _tell(
     finally:
         report["ignored"] = decision.ignored
         settings = decision.inventory["policy"] if decision.inventory else policy.defaults()
-        report["asked"] = [*_looked_at(spec, settings, decision, origins, f"does nothing: {otherwise}")]
+        report["asked"] = [*_list_sources(spec, settings, decision, origins, f"does nothing: {otherwise}")]
     if request is None:
-        report["nothing"] = _nothing(decision, report["asked"])
+        report["nothing"] = _explain_no_request(decision, report["asked"])
         return
     report["source"], report["notes"] = request.source, decision.inventory["notes"]
     if not by_hook and bundle.missing(low := decision.low_level()):
@@ -127,7 +126,7 @@ def _tell(
         report["devices"].append({"item": item, "means": means, "uuids": uuids})
     locations = specs.find(request.foreign, settings["cdi"]["spec-dirs"])
     report["cdi"] = [{"name": name, "file": location[0]} for name, location in zip(request.foreign, locations)]
-    report["edits"] = [*_edits(decision.edits, spec, facts["rootfs"])]
+    report["edits"] = [*_list_edits(decision.edits, spec, facts["rootfs"])]
 
 
 def _limits(decision: Decision) -> Iterator[dict[str, Any]]:
@@ -140,8 +139,8 @@ def _limits(decision: Decision) -> Iterator[dict[str, Any]]:
         yield {"device": str(limit.gpu), "limit": limit.size, "by": limit.source, "also": larger}
 
 
-def _edits(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> Iterator[dict[str, Any]]:
-    """List edits as they land in a copy of config.json; equal ones have their reasons in common."""
+def _list_edits(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> Iterator[dict[str, Any]]:
+    """List edits as they land in a copy of config.json; equal edits share their reasons."""
     reasons: dict[str, dict[str, None]] = {}
     for edit in edits:
         reasons.setdefault(repr(edit), {}).update(dict.fromkeys(edit.why))
@@ -158,50 +157,54 @@ def _edits(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> Iterator[dic
         yield {"kind": edit.kind, "value": edit.value, "why": reason, "there": is_present}
 
 
-def _nothing(decision: Decision, rows: list[dict[str, str]]) -> str:
-    """Return why there is no request, from the sources that were looked at."""
+def _explain_no_request(decision: Decision, rows: list[dict[str, str]]) -> str:
+    """Return why there is no request, from the sources that were considered."""
     if decision.ignored:
         return "; ".join(decision.ignored)
     if decision.effects:
-        return _cut("; ".join(f"{quote(source)} {effect}" for source, effect in decision.effects.items()))
+        return _shorten("; ".join(f"{quote(source)} {effect}" for source, effect in decision.effects.items()))
     close = [row["what"] for row in rows if not_given.meant(row["what"]) == DEVICES]
     instead = f" (but {close[0]} is)" if close else ""
     return f"{DEVICES} is not set{instead}, and no mount or annotation names a device"
 
 
-def _looked_at(
+def _list_sources(
     spec: dict[str, Any], settings: Policy, decision: Decision, origins: Mapping[str, str], otherwise: str
 ) -> Iterator[dict[str, str]]:
-    """List what a request may consist of, with the effect that the decision has noted, or `otherwise`.
+    """List the sources of a request, with the effect that the decision has noted, or `otherwise`.
 
-    What is of a wrong type is left out: it is refused anyway.
+    Values of a wrong type are left out: they are refused anyway.
     """
     prefixes, swarm = tuple(settings["cdi"]["annotation-prefixes"]), settings["requests"]["swarm-variables"]
-    keys, mounts = sorted(_annotated(spec)), _mounts(spec)
-    found = [(f"annotation {key}", value, "") for key, value in keys if key.startswith(prefixes)]
-    found += [(f"annotation {key}", value, "") for key, value in keys if key == authorization.MEMORY_ANNOTATION]
-    found += [(f"mount {path}", source, "") for source, path in mounts if path.startswith(DEVICE_LIST + "/")]
+    keys, mounts = sorted(_read_annotations(spec)), _read_mounts(spec)
+    sources = [(f"annotation {key}", value, "") for key, value in keys if key.startswith(prefixes)]
+    sources += [(f"annotation {key}", value, "") for key, value in keys if key == authorization.MEMORY_ANNOTATION]
+    sources += [(f"mount {path}", source, "") for source, path in mounts if path.startswith(DEVICE_LIST + "/")]
     limits = system.state_dir() + authorization.LIMITS
-    found += [(f"mount {path}", source, "") for source, path in mounts if source.startswith(limits)]
-    found += _variables(_environment(spec), swarm)
-    for what, value, effect in found:
-        by = origins.get(f"{what}={value}") or origins.get(what.partition(" ")[2] or what, "config.json")
-        effect = effect or decision.effects.get(what, otherwise)
-        yield {"what": _cut(what), "value": _cut(value), "from": by, "effect": effect}
-    asked = decision.request
-    if asked and CAPABILITIES not in [what for what, _, _ in found]:
-        given, default = settings["requests"], policy.defaults()["requests"]
-        named = given["default-capabilities"] != default["default-capabilities"]
-        by = "[requests] default-capabilities" if named and not legacy(dict(_environment(spec))) else "default"
-        value, effect = ",".join(asked.capabilities), decision.effects[CAPABILITIES]
-        yield {"what": CAPABILITIES, "value": value, "from": by, "effect": effect}
-    if asked:
-        value, effect = ("yes", "counts as privileged") if asked.privileged else ("no", "counts as unprivileged")
+    sources += [(f"mount {path}", source, "") for source, path in mounts if source.startswith(limits)]
+    sources += _list_variables(_read_variables(spec), swarm)
+    for name, value, effect in sources:
+        origin = origins.get(f"{name}={value}") or origins.get(name.partition(" ")[2] or name, "config.json")
+        effect = effect or decision.effects.get(name, otherwise)
+        yield {"what": _shorten(name), "value": _shorten(value), "from": origin, "effect": effect}
+    request = decision.request
+    if request and CAPABILITIES not in [name for name, _, _ in sources]:
+        configured, default = settings["requests"], policy.defaults()["requests"]
+        is_configured = configured["default-capabilities"] != default["default-capabilities"]
+        origin = (
+            "[requests] default-capabilities"
+            if is_configured and not legacy(dict(_read_variables(spec)))
+            else "default"
+        )
+        value, effect = ",".join(request.capabilities), decision.effects[CAPABILITIES]
+        yield {"what": CAPABILITIES, "value": value, "from": origin, "effect": effect}
+    if request:
+        value, effect = ("yes", "counts as privileged") if request.privileged else ("no", "counts as unprivileged")
         yield {"what": "CAP_SYS_ADMIN", "value": value, "from": "process.capabilities", "effect": effect}
 
 
-def _variables(env: list[tuple[str, str]], swarm: list[str]) -> Iterator[tuple[str, str, str]]:
-    """List variables with their values, of equal ones the last, and the effects that no decision has noted."""
+def _list_variables(env: list[tuple[str, str]], swarm: list[str]) -> Iterator[tuple[str, str, str]]:
+    """List variables, the last of equal ones, with their values and the effects that no decision has noted."""
     final = {entry: position for position, entry in enumerate(env)}
     last = {name: position for position, (name, _) in enumerate(env)}
     for (name, value), position in sorted(final.items(), key=lambda pair: pair[1]):
@@ -212,18 +215,18 @@ def _variables(env: list[tuple[str, str]], swarm: list[str]) -> Iterator[tuple[s
             yield name, value, "is unknown to gpushim" + (f"; is {suggestion} meant?" if suggestion else "")
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + "..."
 
 
-def _mounts(spec: dict[str, Any]) -> list[tuple[str, str]]:
+def _read_mounts(spec: dict[str, Any]) -> list[tuple[str, str]]:
     mounts = spec.get("mounts")
     entries = [entry for entry in (mounts if isinstance(mounts, list) else ()) if isinstance(entry, dict)]
     return [(str(entry.get("source", "")), str(entry.get("destination", ""))) for entry in entries]
 
 
-def _environment(spec: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the variables of a config.json, whatever else there is, with their values."""
+def _read_variables(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the variables of a config.json, of which other parts may be malformed, with their values."""
     process = spec.get("process")
     env = process.get("env") if isinstance(process, dict) else None
     listed = env if isinstance(env, list) else ()
@@ -231,8 +234,8 @@ def _environment(spec: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in pairs]
 
 
-def _annotated(spec: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the annotations of a config.json that are texts, with their values."""
-    found = spec.get("annotations")
-    listed = found.items() if isinstance(found, dict) else ()
+def _read_annotations(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the annotations of a config.json whose values are strings."""
+    annotations = spec.get("annotations")
+    listed = annotations.items() if isinstance(annotations, dict) else ()
     return [(key, value) for key, value in listed if isinstance(value, str)]

@@ -1,7 +1,7 @@
 """`nvidia-ctk`: the command line of NVIDIA's container toolkit, whose commands run those of gpushim.
 
-Options that mean nothing here are taken with a warning, so that scripts go on. Out of scope: doing anything itself;
-`nvidia-ctk hook`, which container engines call (cdi_hook.py).
+Options without a meaning here are accepted with a warning, so that scripts keep working. Out of scope: doing
+anything itself; `nvidia-ctk hook`, which container engines call (cdi_hook.py).
 """
 
 from __future__ import annotations
@@ -17,36 +17,35 @@ from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure, file_option
 from gpushim.cli.info import info
 from gpushim.cli.program import Program
-from gpushim.cli.sections import Commands
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
 from gpushim.config import policy
 from gpushim.engines.settings import files
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
 from gpushim.nvidia.migrate import migrate
-from gpushim.nvidia.migrate.migrate_engines import is_nvidias
+from gpushim.nvidia.migrate.migrate_engines import is_nvidia_runtime
 from gpushim.nvidia.migrate.migrate_keys import FALSE, KEYS, TRUE
 
 ENGINES = ("docker", "containerd", "crio")
 
 
-class _Commands(Program, Commands):
-    """Commands, and for unknown ones what gpushim has instead."""
+class _Commands(Program, show.Commands):
+    """A group whose error for an unknown command lists the commands that gpushim has."""
 
     failure = 1
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
-            known = ", ".join(["hook", *self.list_commands(ctx)])
+            commands = ", ".join(["hook", *self.list_commands(ctx)])
             raise GpushimError(
-                f"this nvidia-ctk is gpushim's and has no command {quote(args[0])}; it has {known}, and "
+                f"this nvidia-ctk is gpushim's and has no command {quote(args[0])}; it has {commands}, and "
                 "gpushim --help shows what else there is"
             )
         return super().resolve_command(ctx, args)
 
 
-def _without_meaning(flags: Iterable[str] = (), values: Iterable[str] = ()) -> Callable[[Any], Any]:
-    """Return a decorator that lets a command take options which mean nothing here."""
+def _accept_ignored(flags: Iterable[str] = (), values: Iterable[str] = ()) -> Callable[[Any], Any]:
+    """Return a decorator that adds options which a command accepts and ignores, with a warning."""
 
     def warn(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value:
@@ -62,7 +61,7 @@ def _without_meaning(flags: Iterable[str] = (), values: Iterable[str] = ()) -> C
     return decorate
 
 
-def _run(command: click.Command, words: list[str]) -> None:
+def _run_command(command: click.Command, words: list[str]) -> None:
     with command.make_context(command.name, words, parent=click.get_current_context()) as ctx:
         command.invoke(ctx)
 
@@ -94,8 +93,8 @@ def runtime() -> None:
 @click.option("--nvidia-set-as-default", "--set-as-default", "default", is_flag=True, help="For all containers.")
 @click.option("--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi_", is_flag=True, help="Let the engine do CDI.")
 @click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing.")
-@_without_meaning(values=("--drop-in-config", "--executable-path", "--config-source"))
-@_without_meaning(values=("--nvidia-runtime-hook-path", "--oci-hook-path"))
+@_accept_ignored(values=("--drop-in-config", "--executable-path", "--config-source"))
+@_accept_ignored(values=("--nvidia-runtime-hook-path", "--oci-hook-path"))
 def runtime_configure(
     engine: str, config: str, config_mode: str, name: str, path: str, default: bool, cdi_: bool, dry_run: bool
 ) -> None:
@@ -111,23 +110,23 @@ def runtime_configure(
         raise GpushimError(
             f"--config-mode={quote(config_mode)} is not done here; gpushim configure podman --hooks registers a hook"
         )
-    if is_nvidias(path):
+    if is_nvidia_runtime(path):
         show.say(f"warning: {path} is NVIDIA's name; the engine gets gpushim-runtime", error=True)
         path = ""
     words = [engine, "--runtime-name", name, "--force"]
     words += ["--config", config] if config else []
     words += ["--runtime-path", path] if path else []
     chosen = {"--set-as-default": default, "--cdi": cdi_, "--dry-run": dry_run}
-    _run(configure, [*words, *[word for word, given in chosen.items() if given]])
+    _run_command(configure, [*words, *[word for word, is_set in chosen.items() if is_set]])
 
 
 @main.group(invoke_without_command=True)
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of NVIDIA's config.toml.")
 @click.option("--in-place", "-i", is_flag=True, help="Write gpushim's config.toml.")
-@click.option("--config-file", "--config", "-c", "theirs", default="", hidden=True)
+@click.option("--config-file", "--config", "-c", "source", default="", hidden=True)
 @click.option("--output", "-o", default="", hidden=True)
 @click.pass_context
-def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: str, output: str) -> None:
+def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, source: str, output: str) -> None:
     """Show gpushim's config.toml, or translate keys of NVIDIA's into it.
 
     There is no /etc/nvidia-container-runtime/config.toml here: `gpushim migrate` takes one over.
@@ -136,26 +135,26 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
         return
     if output:
         raise GpushimError(f"--output {quote(output)} is not done here; redirect stdout, or use --in-place")
-    ours = system.config_path()
-    if theirs:
-        text = f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over"
+    config_path = system.config_path()
+    if source:
+        text = f"warning: {source} is not read; gpushim's is {config_path}, and gpushim migrate --from takes one over"
         show.say(text, error=True)
-    found = [migrate.rows({key: value})[0] for key, value in map(_pair, sets)]
-    for row in found:
+    rows = [migrate.translate({key: value})[0] for key, value in map(_parse_set, sets)]
+    for row in rows:
         show.say(f"{row.key}: {row.becomes}", error=True)
-    changes = migrate.changes(found, ours)
+    changes = migrate.list_changes(rows, config_path)
     if in_place:
         for note in files.apply(changes):
             click.echo(f"note: {note}", err=True)
-        migrate.check(found, "--set", "leave it out")
+        migrate.check_complete(rows, "--set", "leave it out")
         return
-    data = changes[0].new if changes else files.read(ours)
+    data = changes[0].new if changes else files.read(config_path)
     click.echo((data or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
-    migrate.check(found, "--set", "leave it out")
+    migrate.check_complete(rows, "--set", "leave it out")
 
 
-def _pair(word: str) -> tuple[str, Any]:
-    """Read one --set: true may be left out, lists have colons, as NVIDIA's has it."""
+def _parse_set(word: str) -> tuple[str, Any]:
+    """Parse the value of one --set as NVIDIA's does: true may be left out, and colons separate a list's entries."""
     key, equals, value = word.partition("=")
     if key not in KEYS:
         raise GpushimError(f"--set {quote(key)}: undefined field; gpushim config show lists gpushim's own")
@@ -176,7 +175,7 @@ def default_config() -> None:
     for section, entries in defaults.items():
         show.say(f"[{section}]")
         for key, value in entries.items():
-            show.text(migrate.written(key, value))
+            show.text(migrate.format_setting(key, value))
         show.say()
 
 
@@ -185,7 +184,7 @@ def nodes() -> None:
     """Make the driver's device nodes, and links to them."""
 
 
-def _words(driver_root: str, dev_root: str, dry_run: bool) -> list[str]:
+def _build_words(driver_root: str, dev_root: str, dry_run: bool) -> list[str]:
     root = dev_root or driver_root
     return [*(["--dev-root", root] if root else []), *(["--dry-run"] if dry_run else [])]
 
@@ -199,10 +198,10 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what is missi
 @_DRIVER_ROOT
 @_DEV_ROOT
 @_DRY_RUN
-@_without_meaning(flags=("--control-devices", "--load-kernel-modules"))
+@_accept_ignored(flags=("--control-devices", "--load-kernel-modules"))
 def device_nodes(driver_root: str, dev_root: str, dry_run: bool) -> None:
     """Make the nodes that are missing, as `gpushim system create-device-nodes`."""
-    _run(create_device_nodes, _words(driver_root, dev_root, dry_run))
+    _run_command(create_device_nodes, _build_words(driver_root, dev_root, dry_run))
 
 
 @nodes.command("create-dev-char-symlinks")
@@ -211,9 +210,10 @@ def device_nodes(driver_root: str, dev_root: str, dry_run: bool) -> None:
 @_DRY_RUN
 @click.option("--dev-char-path", default="/dev/char", hidden=True)
 @click.option("--create-device-nodes", "nodes", is_flag=True, help="Make the nodes first.")
-@_without_meaning(flags=("--create-all", "--load-kernel-modules"))
+@_accept_ignored(flags=("--create-all", "--load-kernel-modules"))
 def dev_char_symlinks(driver_root: str, dev_root: str, dry_run: bool, dev_char_path: str, nodes: bool) -> None:
     """Make the links below /dev/char, as `gpushim system create-dev-char-links`."""
     if dev_char_path.rstrip("/") != "/dev/char":
         raise GpushimError(f"--dev-char-path={quote(dev_char_path)} is not done here; links are made below /dev/char")
-    _run(create_device_nodes if nodes else create_dev_char_links, _words(driver_root, dev_root, dry_run))
+    command = create_device_nodes if nodes else create_dev_char_links
+    _run_command(command, _build_words(driver_root, dev_root, dry_run))

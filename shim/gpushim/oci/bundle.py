@@ -211,6 +211,30 @@ def member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
     return value
 
 
+def member_at(spec: dict[str, Any], path: str, empty: Any) -> Any:
+    """Return a member by its dotted path, made, like its parents, where it is absent or null."""
+    parent = spec
+    *parents, last = path.split(".")
+    for name in parents:
+        if parent.get(name) is None:
+            parent[name] = {}
+        parent = parent[name]
+        if not isinstance(parent, dict):
+            raise GpushimError(f"config.json: {name} (of {path}) is not an object", BUNDLE)
+    if parent.get(last) is None:
+        parent[last] = empty
+    if type(parent[last]) is not type(empty):
+        raise GpushimError(f"config.json: {path} is not {'a list' if empty == [] else 'an object'}", BUNDLE)
+    return parent[last]
+
+
+def objects_at(spec: dict[str, Any], path: str) -> Any:
+    entries = member_at(spec, path, [])
+    if not {*map(type, entries)} <= {dict}:
+        raise GpushimError(f"config.json: {path} has an entry that is not an object", BUNDLE)
+    return entries
+
+
 def check_spelling(spec: dict[str, Any], path: str) -> None:
     """Raise for a key of _NAMES in another case, which Go's JSON, and so runc, would accept."""
     _check_members(spec, _NAMES, path)

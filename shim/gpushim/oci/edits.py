@@ -11,24 +11,26 @@ spec. Kinds and their values:
     "hook"   {"path", "args", "env", "timeout"}                             hooks.prestart
 
 None of these replaces an entry of the user or the engine. Foreign CDI specs have further kinds, which replace the
-entry of the same path, as their specification demands.
+entry of the same path, as their specification demands (foreign_edits.py).
 
     "set-node"    as "node"; type c, b, u or p; without numbers if p        linux.devices
     "set-mount"   as "mount"; type and options may be absent                mounts
     "stage-hook"  (stage, hook)                                             hooks.<stage>
     "rdt"         {"closID", ...}                                           linux.intelRdt
 
-A second time changes nothing, if no two edits have the same target: see `last_counts`.
-On the create path: imports nothing but the errors. One class serves all kinds: to build ten costs a start 0.05 ms.
+A second time changes nothing, if no two edits have the same target: see `last_counts` of cdi/resolve.py.
+On the create path: imports nothing but the errors and bundle.py. One class serves all kinds: to build ten costs a
+start 0.05 ms.
 """
 
 from __future__ import annotations
 
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
+from gpushim.oci.bundle import member_at, objects_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping, Optional, Sequence
+    from typing import Any, Callable, Mapping, Sequence
 
 HOOK_NAME = "gpushim-hook"
 SHELL = "/bin/sh"  # of our hook, where a child of the create is to do its work (gpushim.create.ahead)
@@ -72,9 +74,13 @@ def apply(edits: Sequence[Edit], spec: dict[str, Any]) -> bool:
         kind, value = edit.kind, edit.value
         if kind in _MANY:
             changed |= _MANY[kind](spec, value, index)
-        else:
+        elif kind in _LAND:
             changed |= _LAND[kind](spec, value)
-            index = {} if kind.startswith("set-") else index
+        else:
+            from gpushim.oci import foreign_edits  # most containers name no device of such a spec
+
+            changed |= foreign_edits.LAND[kind](spec, value)
+            index = {}
     return changed
 
 
@@ -96,55 +102,9 @@ def hook_args(hook: Mapping[str, object]) -> list[Any]:
     return args[1:] if path.endswith("/" + HOOK_NAME) else []
 
 
-def last_counts(edits: Sequence[Edit]) -> list[Edit]:
-    """Return edits without those that a later one replaces: of the same variable, node, destination or intelRdt."""
-    numbers: dict[Any, int] = {}
-    for number, edit in enumerate(edits):
-        about = _about(edit) or number
-        if about in numbers and edits[numbers[about]] == edit:
-            edit.why = [*edits[numbers[about]].why, *edit.why]
-        numbers[about] = number
-    return [edits[number] for number in sorted(numbers.values())]
-
-
-def _about(edit: Edit) -> Optional[tuple[str, str]]:
-    kind, value = edit.kind, edit.value
-    if kind in ("node", "set-node"):
-        return "node", value["path"]
-    if kind in ("mount", "set-mount"):
-        return "mount", value["destination"]
-    if kind in ("env", "rdt"):
-        return kind, value[0] if kind == "env" else ""
-    return None  # of two that are equal, only the first will land
-
-
-def _at(spec: dict[str, Any], path: str, empty: Any) -> Any:
-    """Return a member by its dotted path, made, like its parents, where it is absent or null."""
-    parent = spec
-    *parents, last = path.split(".")
-    for name in parents:
-        if parent.get(name) is None:
-            parent[name] = {}
-        parent = parent[name]
-        if not isinstance(parent, dict):
-            raise GpushimError(f"config.json: {name} (of {path}) is not an object", BUNDLE)
-    if parent.get(last) is None:
-        parent[last] = empty
-    if type(parent[last]) is not type(empty):
-        raise GpushimError(f"config.json: {path} is not {'a list' if empty == [] else 'an object'}", BUNDLE)
-    return parent[last]
-
-
-def _objects(spec: dict[str, Any], path: str) -> Any:
-    entries = _at(spec, path, [])
-    if not {*map(type, entries)} <= {dict}:
-        raise GpushimError(f"config.json: {path} has an entry that is not an object", BUNDLE)
-    return entries
-
-
 def _node(spec: dict[str, Any], node: dict[str, Any], index: dict[str, Any]) -> bool:
     if "nodes" not in index:
-        index["devices"] = _objects(spec, "linux.devices")
+        index["devices"] = objects_at(spec, "linux.devices")
         index["nodes"] = {str(device.get("path")): device for device in reversed(index["devices"])}
     device = index["nodes"].setdefault(node["path"], node)
     if device is node:
@@ -160,42 +120,42 @@ def _node(spec: dict[str, Any], node: dict[str, Any], index: dict[str, Any]) -> 
     return False
 
 
-def _set_node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
-    """Replace any node of that path; without an owner, it belongs to the container's user, as with engines."""
-    process = spec.get("process")
-    user = process.get("user") if isinstance(process, dict) else None
-    if isinstance(user, dict):
-        node = {**{key: user[key] for key in ("uid", "gid") if user.get(key)}, **node}
-    devices = _objects(spec, "linux.devices")
-    replaced = [device for device in devices if device.get("path") == node["path"]]
-    numbers = ("type", "major", "minor")
-    if len(replaced) == 1 and [replaced[0].get(key) for key in numbers] == [node.get(key) for key in numbers]:
-        return False
-    devices[:] = [device for device in devices if device not in replaced] + [node]
-    return True
-
-
 def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], index: dict[Any, Any]) -> bool:
+    """Append a rule that allows an access to a device, unless the rules allow it already."""
     kind, major, minor, access = rule
-    if (kind, major) not in index:
-        index["rules"] = _objects(spec, "linux.resources.devices")
-        about = [entry for entry in index["rules"] if entry.get("type") in (None, "", "a", kind)]
-        index[kind, major] = [entry for entry in about if entry.get("major") in (None, -1, major)]
-    # Of ours, those about other devices say nothing about this one.
+    entries = _find_rules(spec, kind, major, index)
+    # Of our own rules, those for other devices say nothing about this one.
     own_rules = index.setdefault((kind, major, minor), [])
-    allowed = None if own_rules else index.get((kind, major, access))
-    if allowed is None:
-        allowed = _allowed([*index[kind, major], *own_rules], *rule)
-        if not own_rules and all(entry.get("minor") in (None, -1) for entry in index[kind, major]):
-            index[kind, major, access] = allowed  # of each minor number alike
-    if allowed:
+    if _is_allowed([*entries, *own_rules], *rule) if own_rules else _is_allowed_by_spec(entries, rule, index):
         return False
     own_rules.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
     index["rules"].append(own_rules[-1])
     return True
 
 
-def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, access: str) -> bool:
+def _find_rules(spec: dict[str, Any], kind: str, major: int, index: dict[Any, Any]) -> Any:
+    """Return the rules that config.json had for devices of a type and major number."""
+    if (kind, major) not in index:
+        index["rules"] = objects_at(spec, "linux.resources.devices")
+        entries = [entry for entry in index["rules"] if entry.get("type") in (None, "", "a", kind)]
+        index[kind, major] = [entry for entry in entries if entry.get("major") in (None, -1, major)]
+    return index[kind, major]
+
+
+def _is_allowed_by_spec(
+    entries: list[dict[str, Any]], rule: tuple[str, int, int, str], index: dict[Any, Any]
+) -> bool:
+    """Return whether rules allow an access; where none has a minor number, the answer holds for all of them."""
+    kind, major, _, access = rule
+    allowed: bool | None = index.get((kind, major, access))
+    if allowed is None:
+        allowed = _is_allowed(entries, *rule)
+        if all(entry.get("minor") in (None, -1) for entry in entries):
+            index[kind, major, access] = allowed
+    return allowed
+
+
+def _is_allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, access: str) -> bool:
     """Return whether rules allow an access to a device: the last matching rule decides (config-linux.md)."""
     allowed = False
     for rule in rules:
@@ -214,7 +174,7 @@ def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, acc
 
 def _mount(spec: dict[str, Any], mount: dict[str, Any], index: dict[str, Any]) -> bool:
     if "mounts" not in index:
-        index["mounts"] = _objects(spec, "mounts")
+        index["mounts"] = objects_at(spec, "mounts")
         index["destinations"] = {str(entry.get("destination")) for entry in index["mounts"]}
     if mount["destination"] in index["destinations"]:
         return False  # ours from the first time, or the user's own
@@ -223,30 +183,8 @@ def _mount(spec: dict[str, Any], mount: dict[str, Any], index: dict[str, Any]) -
     return True
 
 
-def _set_mount(spec: dict[str, Any], mount: dict[str, Any]) -> bool:
-    """Replace the mount with the same destination, else insert it where it hides no other.
-
-    The CDI library sorts all mounts by depth. Here a new mount goes before the first that lies below it, and the
-    others keep the user's or the engine's order.
-    """
-    mounts = _objects(spec, "mounts")
-    paths = [str(entry.get("destination")) for entry in mounts]
-    if mount["destination"] in paths:
-        position = (
-            len(paths) - 1 - paths[::-1].index(mount["destination"])
-        )  # of several, the last is the one that is seen
-        changed = bool(mounts[position] != mount)
-        mounts[position] = mount
-        return changed
-    top = mount["destination"].rstrip("/") + "/"
-    # A spec has dozens of mounts and nearly always this answer, which one search in one string gives.
-    below = "\n" + top in "\n" + "\n".join(paths) and [n for n, path in enumerate(paths) if path.startswith(top)]
-    mounts.insert(below[0] if below else len(mounts), mount)
-    return True
-
-
 def _env(spec: dict[str, Any], pair: tuple[str, str]) -> bool:
-    env = _at(spec, "process.env", [])
+    env = member_at(spec, "process.env", [])
     prefix = pair[0] + "="
     positions = [i for i, entry in enumerate(env) if isinstance(entry, str) and entry.startswith(prefix)]
     entry = prefix + pair[1]
@@ -262,7 +200,7 @@ def _env(spec: dict[str, Any], pair: tuple[str, str]) -> bool:
 
 
 def _gid(spec: dict[str, Any], gid: int) -> bool:
-    gids = _at(spec, "process.user.additionalGids", [])
+    gids = member_at(spec, "process.user.additionalGids", [])
     if gid in gids:
         return False
     gids.append(gid)
@@ -272,9 +210,9 @@ def _gid(spec: dict[str, Any], gid: int) -> bool:
 def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
     changed = False
     for stage in ("createRuntime", "prestart"):
-        if stage not in _at(spec, "hooks", {}) and stage != "prestart":
+        if stage not in member_at(spec, "hooks", {}) and stage != "prestart":
             continue  # nothing to remove, and an empty list is no use
-        hooks = _objects(spec, "hooks." + stage)
+        hooks = objects_at(spec, "hooks." + stage)
         expected = [hook] if stage == "prestart" else []
         new = [entry for entry in hooks if entry in expected or not (_name(entry) in OTHER_HOOKS or _is_ours(entry))]
         new += [hook for hook in expected if hook not in new]
@@ -289,24 +227,8 @@ def _is_ours(hook: dict[str, Any]) -> bool:
     return "--rootfs" in hook_args(hook) or (_name(hook) == HOOK_NAME and len(hook_args(hook)) < 2)
 
 
-def _stage_hook(spec: dict[str, Any], pair: tuple[str, dict[str, Any]]) -> bool:
-    stage, hook = pair
-    hooks = _objects(spec, "hooks." + stage)
-    if hook in hooks:
-        return False
-    hooks.append(hook)
-    return True
-
-
 def _name(hook: dict[str, Any]) -> str:
     return str(hook.get("path")).rpartition("/")[2]
-
-
-def _rdt(spec: dict[str, Any], rdt: dict[str, Any]) -> bool:
-    linux = _at(spec, "linux", {})
-    changed = linux.get("intelRdt") != rdt
-    linux["intelRdt"] = rdt
-    return bool(changed)
 
 
 _MANY: dict[str, Callable[[dict[str, Any], Any, dict[str, Any]], bool]] = {
@@ -318,8 +240,4 @@ _LAND: dict[str, Callable[[dict[str, Any], Any], bool]] = {
     "env": _env,
     "gid": _gid,
     "hook": _hook,
-    "set-node": _set_node,
-    "set-mount": _set_mount,
-    "stage-hook": _stage_hook,
-    "rdt": _rdt,
 }

@@ -95,7 +95,7 @@ def _validated(data: bytes, good: bool) -> None:
 def _resolved(names: list[str]) -> None:
     spec = fastjson.loads(CONFIG)
     try:
-        found = edits.last_counts(resolve.edits(names, [str(SPECS)], BUNDLE))
+        found = resolve.last_counts(resolve.edits(names, [str(SPECS)], BUNDLE))
         edits.apply(found, spec)
     except GpushimError as error:
         refused(error)

@@ -63,7 +63,7 @@ def one(data: bytes) -> None:
             assert found == expected, (found, expected)
             if found and options is COMMANDS[1]:
                 _asked(found[0])
-    cli.command_of(words)
+    cli.find_command(words)
     for reader in (Options, _hook):
         try:
             reader(words)
@@ -75,7 +75,7 @@ def _hook(words: list[str]) -> None:
     cdi_hook.parse(words, ("link", "folder", "path", "mode", "host-driver-version"))
 
 
-def _asked(given: getopt.Given) -> None:
+def _asked(given: getopt.OptionValues) -> None:
     try:
         wanted = container_cli_configure.request(given, POLICY)
         assert len(set(wanted.imex)) == len(wanted.imex)
@@ -84,7 +84,9 @@ def _asked(given: getopt.Given) -> None:
         refused(error)
 
 
-def _getopt(words: Sequence[str], options: getopt.Options, in_order: bool) -> tuple[getopt.Given, list[str]] | None:
+def _getopt(
+    words: Sequence[str], options: getopt.Options, in_order: bool
+) -> tuple[getopt.OptionValues, list[str]] | None:
     """Read words as the C library does; None if it complains."""
     names = list(options)
     table = (Option * (len(names) + 1))(
@@ -99,7 +101,7 @@ def _getopt(words: Sequence[str], options: getopt.Options, in_order: bool) -> tu
     index, value = ctypes.c_int.in_dll(LIBRARY, "optind"), ctypes.c_char_p.in_dll(LIBRARY, "optarg")
     wrong = ctypes.c_int.in_dll(LIBRARY, "optopt")
     index.value = 0
-    given: getopt.Given = []
+    given: getopt.OptionValues = []
     while (code := LIBRARY.getopt_long(len(encoded), argv, short.encode(), table, None)) != -1:
         if code == ord("?") and wrong.value == ord("?"):
             given.append((letters["?"], ""))

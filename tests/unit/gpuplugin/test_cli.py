@@ -17,7 +17,7 @@ import pytest
 
 import fakehost
 from gpuplugin import cli
-from gpuplugin.cli import command
+from gpuplugin.cli import build_command
 from gpuplugin.settings import flags
 from unit.gpuplugin.kubelet.registrar import driver
 
@@ -146,7 +146,7 @@ def test_explain_says_what_two_resources_bring(node: Node) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--explain=gpux=1"], "this node has no nvidia.com/gpux; it has nvidia.com/gpu; say"),
+        (["--explain=gpux=1"], "this node has no nvidia.com/gpux; it has nvidia.com/gpu; write"),
         (["--explain=gpu=3"], "a container asks for 3 of nvidia.com/gpu, of which 2 can be given out"),
         (["--explain=gpu"], "a container asks for 0 of nvidia.com/gpu"),
         (["--explain=gpu=GPU-1"], "nvidia.com/gpu has no device GPU-1; it has GPU-"),
@@ -247,8 +247,8 @@ def test_check_says_who_enforces_memory(two: Node, memory: str, times: int) -> N
 
 
 def test_each_option_has_help_and_its_default() -> None:
-    for option in command().params:
-        record = option.get_help_record(command().make_context("x", []))
+    for option in build_command().params:
+        record = option.get_help_record(build_command().make_context("x", []))
         if record and "--help" not in record[0]:
             assert re.match(r"[A-Z].*[.)\]]$|kubelet", record[1]), record
 

@@ -32,7 +32,7 @@ from gpushim.containers import kubelet
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import procfs
 from unit.gpuplugin.kubelet.fake import Kubelet, until
-from unit.gpuplugin.snapshot.test_inotify import Exhausted
+from unit.gpuplugin.snapshot.exhausted import Exhausted
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU = "nvidia.com/gpu"

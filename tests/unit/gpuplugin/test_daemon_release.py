@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
@@ -20,17 +19,13 @@ from gpuplugin.snapshot.release import PROBLEM
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import lock
-from unit.gpuplugin.control.test_control import ask
+from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 from unit.gpuplugin.test_daemon import GONE, GPU, FakeChild, Host, health, host, running, sliced, top, wanted
 
 __all__ = ["host", "top"]
 WELL, SICK = health(uuid(0), uuid(1)), health(sick=(uuid(0), uuid(1)))
-
-
-async def do(top: Path, word: str) -> Any:
-    return await ask(top / "state", b'{"do": "%s"}\n' % word.encode())
 
 
 def test_release_and_take(top: Path, host: Host) -> None:

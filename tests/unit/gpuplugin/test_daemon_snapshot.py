@@ -15,7 +15,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure
 from unit.gpuplugin.kubelet.fake import Kubelet, until
-from unit.gpuplugin.snapshot.test_node_snapshot import saved
+from unit.gpuplugin.snapshot.saved_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
 

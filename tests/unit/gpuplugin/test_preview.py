@@ -30,7 +30,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     def report(way: str) -> dict[str, Any]:
         said = settings.resolve({}, {}, {"device-list-strategy": [way]}, "")
         said.sharing = sharing.read({"mps": {"resources": [{"name": "gpu", "replicas": 4}]}}, "f", [])
-        return preview.report(["gpu=1"], said)
+        return preview.build_report(["gpu=1"], said)
 
     return report
 

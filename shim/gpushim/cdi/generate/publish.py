@@ -119,10 +119,10 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
     try:
         with _directory(path) as fd:
             file = written.in_folder(path, fd)
-            notes += [f"the change made to {path} meanwhile is saved in {copy}" for copy in exchange.settle(file)]
+            notes += [f"the change made to {path} meanwhile is saved in {copy}" for copy in exchange.recover(file)]
             if _withdraw(path, spec, notes):
                 return True
-            there, expected = exchange.content(file.name, fd), spec_text.render(spec, "json")
+            there, expected = exchange.read_content(file.name, fd), spec_text.render(spec, "json")
             reason = _foreign_reason(path, there, expected) or emptier(path, spec, snapshot["source"])
             if reason:
                 notes.append(reason)
@@ -280,7 +280,7 @@ def _replace(file: exchange.File, path: str, old: bytes | None, spec: str, notes
         selinux.as_above(fd, file.folder)
 
     try:
-        failures = exchange.put(file, old, spec.encode(), finish)
+        failures = exchange.compare_and_swap(file, old, spec.encode(), finish)
     except exchange.Changed as changed:
         copies = "".join(f"; {copy} is a copy of that change" for copy in changed.copies)
         notes.append(f"{path} is not written: it is {changed}{copies}; refresh again")

@@ -51,12 +51,12 @@ def remove(path: str) -> None:
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         file = in_folder(path, folder)
-        data = exchange.content(file.name, folder)
+        data = exchange.read_content(file.name, folder)
         if data is not None:
             if not is_ours(path, data):
                 raise exchange.Changed
             try:
-                exchange.put(file, data, None)
+                exchange.compare_and_swap(file, data, None)
             except OSError:
                 if ours(path):  # whatever fails: it may name another GPU than it gives
                     os.unlink(path)

@@ -8,7 +8,7 @@ from gpushim.cli.cdi.generate import generate
 from gpushim.cli.cdi.list import list_devices
 from gpushim.cli.cdi.transform import transform
 from gpushim.cli.cdi.validate import validate
-from gpushim.cli.sections import Commands
+from gpushim.cli.show import Commands
 
 
 @click.group(cls=Commands)

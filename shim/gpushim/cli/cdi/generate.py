@@ -12,7 +12,7 @@ from gpushim.cli import show
 from gpushim.cli.cdi import output
 from gpushim.config import policy
 from gpushim.ground import logs, system
-from gpushim.ground.errors import GpushimError
+from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import present
 from gpushim.oci.selection import is_qualified
 
@@ -149,9 +149,11 @@ def generate(
 
 def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: list[str]) -> Any:
     settings = policy.load(system.config_path())
-    for path in (driver_root, dev_root):
+    for option, path in (("--driver-root", driver_root), ("--dev-root", dev_root)):
         if path and not path.startswith("/"):
             raise click.UsageError(f"{path} is not absolute")
+        if path and (sentence := policy.no_directory(option, path)):
+            raise GpushimError(f"{sentence}; correct it, or start what puts the driver there", INVENTORY)
     if driver_root:
         settings["driver"]["root"] = os.path.normpath(driver_root)
     if driver_root or dev_root:

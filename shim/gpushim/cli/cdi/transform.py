@@ -7,7 +7,7 @@ import click
 from gpushim.cdi import form, spec_text
 from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
-from gpushim.cli.sections import Commands
+from gpushim.cli.show import Commands
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import hookargs
 

@@ -43,51 +43,57 @@ def plan(options: Options) -> Plan:
     daemon = process.find(options.config, options.files_only)
     config, notes = services.source(daemon.config, daemon.seen(daemon.config)), [*daemon.notes]
     changes = removal.changes(daemon, config) if options.remove else _configured(options, daemon, config, notes)
-    path = [each.path for each in changes if not options.remove or each.new != each.old]
-    meant = Plan([*path, daemon.seen(config)][0], changes, notes, daemon.engine, stopped=daemon.stopped)
+    path = [change.path for change in changes if not options.remove or change.new != change.old]
+    result = Plan([*path, daemon.seen(config)][0], changes, notes, daemon.engine, stopped=daemon.stopped)
     if not options.remove:
-        return meant
-    by_hand = [command for change in changes for command in services.by_hand(change)]
-    return replace(meant, by_hand=by_hand, check=partial(removal.check_left, daemon, config, changes))
+        return result
+    by_hand, check = removal.by_hand(changes, config), partial(removal.check_left, daemon, config, changes)
+    return replace(result, by_hand=by_hand, check=check)
 
 
 def _usual(options: Options) -> Plan:
     """Work out what to take out of all usual settings of containerd that are there."""
     plans = [plan(replace(options, config=path)) for path in USUAL if os.path.isdir(os.path.dirname(path))]
-    changes = [change for each in plans for change in each.changes]
-    notes = [note for each in plans for note in each.notes]
+    changes = [change for plan_of_file in plans for change in plan_of_file.changes]
+    notes, by_hand = (
+        [note for plan_of_file in plans for note in plan_of_file.notes],
+        [text for plan_of_file in plans for text in plan_of_file.by_hand],
+    )
 
     def check() -> None:
-        for each in plans:
-            each.check()
+        for plan_of_file in plans:
+            plan_of_file.check()
 
-    return Plan(plans[0].config if plans else USUAL[0], changes, notes, check=check)
+    return Plan(plans[0].config if plans else USUAL[0], changes, notes, check=check, by_hand=by_hand)
 
 
 def _configured(options: Options, daemon: Daemon, config: str, notes: list[str]) -> list[Change]:
     """Return the changes after which the CRI has the runtime."""
     draft, records = _former(daemon, config)
     tree = imports.load(daemon, config, draft)
-    others, place = [file for file in tree if not file.own], daemon.seen(config)
-    _check(options, daemon, others)
-    if any(imports.disabled(file.data) for file in others):
-        notes.append(f"the CRI is disabled in {place}: take it out of disabled_plugins to have pods")
-    k0s = services.directory(config, place)
+    other_files, main_path = [file for file in tree if not file.own], daemon.seen(config)
+    _check(options, daemon, other_files)
+    if any(imports.disabled(file.data) for file in other_files):
+        notes.append(f"the CRI is disabled in {main_path}: take it out of disabled_plugins to have pods")
+    k0s = services.directory(config, main_path)
     folders = [k0s] if k0s else imports.directories(daemon, tree[0])
-    template = "" if k0s or (folders and daemon.merges) else _template(config, others)
+    template = "" if k0s or (folders and daemon.merges) else _template(config, other_files)
     if template:
-        return [_in_template(options, daemon, others, template, notes), *records]
-    whole = not daemon.merges and not k0s
-    if whole and imports.effective(others, daemon.merges):
+        return [_in_template(options, daemon, other_files, template, notes), *records]
+    is_whole = not daemon.merges and not k0s
+    if is_whole and imports.effective(other_files, daemon.merges):
         notes.append(f"{daemon.shown()} takes the CRI's settings from gpushim's file: do this again if others change")
     for folder in [*folders, *([] if k0s else [""])]:
         path = daemon.seen(f"{folder or f'{os.path.dirname(config)}/{imports.FOLDER}'}/{imports.OURS}")
-        ours = _drop_in(options, daemon, others, path, whole)
-        more = draft
+        own_change = _drop_in(options, daemon, other_files, path, is_whole)
+        draft_of_others = draft
         if not folder:
-            old, pattern = draft.get(place, files.read(place)), imports.own_pattern(config)
-            more = {**draft, place: imports.importing(old, place, pattern, _version(daemon, others))}
-        later = _later(options, daemon, imports.load(daemon, config, {**more, path: ours.new}))
+            old, pattern = draft.get(main_path, files.read(main_path)), imports.own_pattern(config)
+            draft_of_others = {
+                **draft,
+                main_path: imports.importing(old, main_path, pattern, _version(daemon, other_files)),
+            }
+        later = _later(options, daemon, imports.load(daemon, config, {**draft_of_others, path: own_change.new}))
         if k0s or not later:
             break
     if k0s:
@@ -97,8 +103,8 @@ def _configured(options: Options, daemon: Daemon, config: str, notes: list[str])
             f"{daemon.seen(later)} is read after gpushim's file and replaces what that says; have it imported before "
             f"{path}, or take out what it says of the CRI"
         )
-    blocks = [services.take_out(daemon.seen(each)) for each in services.templates(config).values()]
-    return [ours, *_others_changes(more, records), *blocks]
+    blocks = [services.take_out(daemon.seen(template_path)) for template_path in services.templates(config).values()]
+    return [own_change, *_others_changes(draft_of_others, records), *blocks]
 
 
 def _others_changes(draft: dict[str, bytes | None], records: list[Change]) -> list[Change]:
@@ -106,11 +112,11 @@ def _others_changes(draft: dict[str, bytes | None], records: list[Change]) -> li
     changes = [Change(path, files.read(path), new) for path, new in draft.items()]
     recorded = {change.path for change in records}
     backups = {files.copy_path(change.path, files.BEFORE) for change in changes}
-    for place, change in enumerate(changes):
+    for position, change in enumerate(changes):
         if files.copy_path(change.path, former.AFTER) not in recorded and imports.PATTERN.encode() not in (
             change.old or b""
         ):
-            changes[place] = replace(change, copy=files.BEFORE)
+            changes[position] = replace(change, copy=files.BEFORE)
     return [*changes, *(record for record in records if record.path not in backups)]
 
 
@@ -121,12 +127,12 @@ def _former(daemon: Daemon, config: str) -> tuple[dict[str, bytes | None], list[
     draft: dict[str, bytes | None] = {}
     records = []
     for path in dict.fromkeys([*paths, *services.templates(config).values()]):
-        place = daemon.seen(path)
-        gone = former.records(place)
-        records += gone
-        content = files.read(place) if gone and not path.endswith(".tmpl") else None
+        host_path = daemon.seen(path)
+        records_of_file = former.records(host_path)
+        records += records_of_file
+        content = files.read(host_path) if records_of_file and not path.endswith(".tmpl") else None
         if content is not None and (path == config or not own.is_own(content)):
-            draft[place] = former.without(place, content)
+            draft[host_path] = former.without(host_path, content)
     return draft, records
 
 
@@ -135,47 +141,54 @@ def outdated(daemon: Daemon) -> str:
     tree = imports.load(daemon, daemon.config, {}, strict=False)
     copies = [file for file in tree if file.own]
     for file in copies[-1:] if (0, 0) < daemon.version < (2, 0) else []:
-        place, others = daemon.seen(file.path), [each for each in tree if not each.own]
+        own_path, other_files = daemon.seen(file.path), [member for member in tree if not member.own]
         for name, entry in imports.engine_table(tree, file, daemon.merges).get("runtimes", {}).items():
             if imports.is_ours(entry):
                 options = Options(imports.program(entry), name, force=True)
-                change = _drop_in(options, daemon, others, place, whole=True)
-                return place if change.new != change.old else ""
+                change = _drop_in(options, daemon, other_files, own_path, is_whole=True)
+                return own_path if change.new != change.old else ""
     return ""
 
 
-def _version(daemon: Daemon, others: list[File]) -> int:
+def _version(daemon: Daemon, other_files: list[File]) -> int:
     """Return the version that gpushim's file is to state; 0 for none, which means 1."""
-    stated = [file.version for file in (others[:1] if daemon.merges else others) if file.version]
+    stated = [file.version for file in (other_files[:1] if daemon.merges else other_files) if file.version]
     if stated:
         return stated[-1]
-    return 0 if any(imports.by_plugins(file) for file in others) else 3 if daemon.merges else 2
+    return 0 if any(imports.by_plugins(file) for file in other_files) else 3 if daemon.merges else 2
 
 
-def _drop_in(options: Options, daemon: Daemon, others: list[File], path: str, whole: bool) -> Change:
-    """Return the change of gpushim's own file; `whole`: it is to have all of the CRI's settings."""
-    version = _version(daemon, others)
+def _drop_in(options: Options, daemon: Daemon, other_files: list[File], path: str, is_whole: bool) -> Change:
+    """Return the change of gpushim's own file; `is_whole`: it is to have all of the CRI's settings."""
+    version = _version(daemon, other_files)
     name = imports.CRI[min(version or 1, 3)]
-    known = imports.effective(others, daemon.merges)
-    runtimes = known.get("containerd", {}).get("runtimes", {})
-    now = imports.program(runtimes[options.name]) if options.name in runtimes else None
-    check_entry(daemon.seen(others[0].path), options.name, now, is_ours(now), options.force)
-    mine = toml.table(own.data(path, files.read(path)), "plugins", name)
+    cri_data = imports.effective(other_files, daemon.merges)
+    runtimes = cri_data.get("containerd", {}).get("runtimes", {})
+    present_program = imports.program(runtimes[options.name]) if options.name in runtimes else None
+    check_entry(
+        daemon.seen(other_files[0].path), options.name, present_program, is_ours(present_program), options.force
+    )
+    own_table = toml.table(own.data(path, files.read(path)), "plugins", name)
     made = {
-        each: entry for each, entry in toml.table(mine, "containerd", "runtimes").items() if imports.is_ours(entry)
+        runtime_name: entry
+        for runtime_name, entry in toml.table(own_table, "containerd", "runtimes").items()
+        if imports.is_ours(entry)
     }
-    programs = {**{each: imports.program(entry) for each, entry in made.items()}, options.name: options.program}
-    settings: dict[str, Any] = deepcopy(known) if whole else {}
+    programs = {
+        **{runtime_name: imports.program(entry) for runtime_name, entry in made.items()},
+        options.name: options.program,
+    }
+    settings: dict[str, Any] = deepcopy(cri_data) if is_whole else {}
     engine = settings.setdefault("containerd", {})
     entries = engine.setdefault("runtimes", {})
-    if whole and not entries:
+    if is_whole and not entries:
         entries["runc"] = {"runtime_type": RUNC}
-    for each, program in programs.items():
-        entries[each] = _entry(program, known, {} if whole else runtimes.get(each, {}))
-    default = options.name if options.default else toml.table(mine, "containerd").get(_DEFAULT)
+    for runtime_name, program in programs.items():
+        entries[runtime_name] = _entry(program, cri_data, {} if is_whole else runtimes.get(runtime_name, {}))
+    default = options.name if options.default else toml.table(own_table, "containerd").get(_DEFAULT)
     if default in programs:
         engine[_DEFAULT] = default
-    if (options.cdi or mine.get("enable_cdi")) and not known.get("enable_cdi", daemon.merges):
+    if (options.cdi or own_table.get("enable_cdi")) and not cri_data.get("enable_cdi", daemon.merges):
         settings["enable_cdi"] = True
     stated = {"version": version} if version else {}
     return own.put(path, PROGRAM, {**stated, "plugins": {name: settings}})
@@ -187,75 +200,77 @@ def _later(options: Options, daemon: Daemon, tree: list[File]) -> str:
     entry = engine.get("runtimes", {}).get(options.name, {})
     if imports.program(entry) == options.program and (not options.default or engine.get(_DEFAULT) == options.name):
         return ""
-    others = [file.path for file in tree if not file.own and imports.cri(tree, file, daemon.merges)]
-    return [tree[0].path, *others][-1]
+    paths = [file.path for file in tree if not file.own and imports.cri(tree, file, daemon.merges)]
+    return [tree[0].path, *paths][-1]
 
 
-def _template(config: str, others: list[File]) -> str:
+def _template(config: str, other_files: list[File]) -> str:
     """Return the template to which a runtime is to be added; "" if the settings are not made of one."""
     if config.endswith(services.MICROK8S):
         return config
-    return services.templates(config).get(min(max(others[0].version, 2), 3), "")
+    return services.templates(config).get(min(max(other_files[0].version, 2), 3), "")
 
 
-def _in_template(options: Options, daemon: Daemon, others: list[File], template: str, notes: list[str]) -> Change:
-    service, main = services.title(template), others[0]
-    known = imports.effective(others, daemon.merges)
-    keys = (*imports.keys(others, main, daemon.merges), "containerd", "runtimes", options.name)
+def _in_template(
+    options: Options, daemon: Daemon, other_files: list[File], template: str, notes: list[str]
+) -> Change:
+    service, main = services.title(template), other_files[0]
+    cri_data = imports.effective(other_files, daemon.merges)
+    keys = (*imports.keys(other_files, main, daemon.merges), "containerd", "runtimes", options.name)
     if options.default:
-        how = f"write `default-runtime: {options.name}` into /etc/rancher/{service}/config.yaml"
-        how = how if template != main.path else "name the runtime in a RuntimeClass"
-        raise GpushimError(f"{service} sets the default runtime itself: {how}, and omit --set-as-default")
-    if options.cdi and not known.get("enable_cdi", daemon.merges):
+        advice = f"write `default-runtime: {options.name}` into /etc/rancher/{service}/config.yaml"
+        advice = advice if template != main.path else "name the runtime in a RuntimeClass"
+        raise GpushimError(f"{service} sets the default runtime itself: {advice}, and omit --set-as-default")
+    if options.cdi and not cri_data.get("enable_cdi", daemon.merges):
         raise GpushimError(f"{template} cannot turn on CDI, which {service} leaves off; omit --cdi")
     if not main.data:
         raise GpushimError(f"{service} has not made {main.path} yet; start it once, then try again")
-    now = known.get("containerd", {}).get("runtimes", {}).get(options.name)
-    if now is not None and not executes_ours(imports.program(now), daemon.engine):
-        name, program = options.name, quote(imports.program(now))
+    present_entry = cri_data.get("containerd", {}).get("runtimes", {}).get(options.name)
+    if present_entry is not None and not executes_ours(imports.program(present_entry), daemon.engine):
+        name, program = options.name, quote(imports.program(present_entry))
         advice = "take another --runtime-name, or remove that program"
         if not services.has(daemon.seen(template), name):
             raise GpushimError(f"{main.path}: {service} has the runtime {name}, {program}, already; {advice}")
         notes.append(f"{service} has the runtime {name}, {program}, which counts while it finds that; {advice}")
     made = "containerd.toml" if template == main.path else main.path
     notes.append(f"{service} makes {made} again at each start, so its template {template} is changed instead")
-    return services.put(daemon.seen(template), keys, _entry(options.program, known, {}))
+    return services.put(daemon.seen(template), keys, _entry(options.program, cri_data, {}))
 
 
-def _entry(program: str, known: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def _entry(program: str, cri_data: dict[str, Any], namesake: dict[str, Any]) -> dict[str, Any]:
     """Return a runtime like the one that containers get now, above all in its use of systemd.
 
     Args:
         program: its program.
-        known: the CRI's settings without gpushim's.
-        theirs: a runtime of this name there, into which this one is merged; {} if none is.
+        cri_data: the CRI's settings without gpushim's.
+        namesake: a runtime of this name there, into which this one is merged; {} if none is.
     """
-    engine = known.get("containerd", {})
+    engine = cri_data.get("containerd", {})
     runtimes = engine.get("runtimes", {})
     like: dict[str, Any] = {}
     for name in (str(engine.get(_DEFAULT)), "runc", "crun"):
         built_in = RUNC if name == "runc" else ""  # a file may add to it without its type
         entry = runtimes.get(name, {"runtime_type": ""})
-        other = imports.program(entry)
-        if entry.get("runtime_type", built_in) == RUNC and "nvidia" not in other and not is_ours(other):
+        like_program = imports.program(entry)
+        if entry.get("runtime_type", built_in) == RUNC and "nvidia" not in like_program and not is_ours(like_program):
             like = runtimes[name]
             break
     entry = {"runtime_type": RUNC, "privileged_without_host_devices": False}
     entry.update({key: value for key, value in like.items() if key not in imports.PROGRAM and _plain(value)})
-    more = {key: value for key, value in like.get("options", {}).items() if _plain(value)}
-    if "SystemdCgroup" in theirs.get("options", {}):
-        more.setdefault("SystemdCgroup", False)
-    if theirs.get("runtime_path"):
+    shared = {key: value for key, value in like.get("options", {}).items() if _plain(value)}
+    if "SystemdCgroup" in namesake.get("options", {}):
+        shared.setdefault("SystemdCgroup", False)
+    if namesake.get("runtime_path"):
         entry["runtime_path"] = ""
-    return {**entry, "options": {**more, "BinaryName": program}}
+    return {**entry, "options": {**shared, "BinaryName": program}}
 
 
 def _plain(value: object) -> bool:
     return isinstance(value, (str, bool, int)) or (isinstance(value, list) and all(isinstance(v, str) for v in value))
 
 
-def _check(options: Options, daemon: Daemon, others: list[File]) -> None:
-    main = others[0]
+def _check(options: Options, daemon: Daemon, other_files: list[File]) -> None:
+    main = other_files[0]
     if options.name == "runc" or not _HANDLER.fullmatch(options.name):
         raise GpushimError(
             f"{quote(options.name)} cannot be the name of a runtime for a RuntimeClass; choose another"
@@ -273,7 +288,7 @@ def _check(options: Options, daemon: Daemon, others: list[File]) -> None:
         raise GpushimError(f"{daemon.shown()} does not do CDI, which needs 1.7; omit --cdi")
 
 
-def verify(options: Options, found: Plan) -> list[str]:
+def verify(options: Options, planned: Plan) -> list[str]:
     """Ask containerd how it reads its settings and whether its CRI runs; return a sentence for each thing missing."""
     daemon = process.find(options.config, options.files_only)
     try:
@@ -284,16 +299,16 @@ def verify(options: Options, found: Plan) -> list[str]:
     if not daemon.engine:
         start = f"; start {daemon.stopped}" if daemon.stopped else ""
         return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
-    own = daemon.seen(daemon.config)  # if a service has just made it, its time tells nothing
-    made = found.config == own and services.at_each_start(daemon.config, own)
-    if not made and daemon.engine.before(found.config, running.TICKS):
-        missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
+    host_path = daemon.seen(daemon.config)  # if a service has just made it, its time tells nothing
+    made = planned.config == host_path and services.at_each_start(daemon.config, host_path)
+    if not made and daemon.engine.before(planned.config, running.TICKS):
+        missing.append(f"containerd (process {daemon.engine.pid}) runs since before {planned.config} was changed")
     if missing:
         return missing
     program, problem = process.asked(daemon, settings, options.name)
-    if program is None and not made and daemon.engine.before(found.config, -running.TICKS) and not problem:
+    if program is None and not made and daemon.engine.before(planned.config, -running.TICKS) and not problem:
         missing.append(
-            f"containerd (process {daemon.engine.pid}) started as {found.config} was changed, and which of the two "
+            f"containerd (process {daemon.engine.pid}) started as {planned.config} was changed, and which of the two "
             "came first cannot be told apart; restart it"
         )
     if program is not None and is_ours(program) == options.remove:

@@ -72,7 +72,7 @@ def load(daemon: Daemon, path: str, draft: Draft, strict: bool = True) -> list[F
             raise GpushimError(f"{importer} and its imports are more than {LIMIT} files; see what they import")
         try:
             loaded[path] = file = _file(daemon, path, importer, draft)
-            pending += [(each, path) for each in _imports(daemon, file, draft)]
+            pending += [(imported, path) for imported in _imports(daemon, file, draft)]
         except GpushimError:
             if strict:
                 raise
@@ -86,8 +86,8 @@ def keys(tree: list[File], file: File, merges: bool) -> tuple[str, str]:
 
     `merges` says whether containerd takes each file by its own version, as since 2.0, or all by the last one stated.
     """
-    stated = [tree[0].version, file.version] if merges else [each.version for each in tree]
-    version = ([1] + [each for each in stated if each])[-1]
+    stated = [tree[0].version, file.version] if merges else [member.version for member in tree]
+    version = ([1] + [number for number in stated if number])[-1]
     return ("plugins", CRI[min(version, 3)])
 
 
@@ -121,18 +121,18 @@ def effective(tree: list[File], merges: bool) -> dict[str, Any]:
 
 def directories(daemon: Daemon, file: File) -> list[str]:
     """Return the directories, within containerd's root, in which a file named OURS is imported."""
-    found = []
-    for pattern, given in zip(_patterns(daemon, file), file.data.get("imports", [])):
+    folders = []
+    for pattern, written in zip(_patterns(daemon, file), file.data.get("imports", [])):
         folder, last = os.path.split(pattern)
-        in_root = _from_root(daemon) and not given.startswith("/")  # where nobody meant it to be
+        in_root = _from_root(daemon) and not written.startswith("/")  # where nobody meant it to be
         if "*" in last and not glob.has_magic(folder) and not in_root and fnmatch.fnmatchcase(OURS, last):
-            found.append(folder)
-    return found
+            folders.append(folder)
+    return folders
 
 
 def program(entry: dict[str, Any]) -> str:
-    named = [entry.get("options", {}).get("BinaryName"), *(entry.get(key) for key in reversed(PROGRAM))]
-    return str(next((each for each in named if each), ""))
+    candidates = [entry.get("options", {}).get("BinaryName"), *(entry.get(key) for key in reversed(PROGRAM))]
+    return str(next((candidate for candidate in candidates if candidate), ""))
 
 
 def is_ours(entry: Any) -> bool:
@@ -140,13 +140,13 @@ def is_ours(entry: Any) -> bool:
 
 
 def disabled(data: dict[str, Any]) -> bool:
-    """Say whether settings turn the CRI off."""
+    """Return whether settings turn the CRI off."""
     plugins = data.get("disabled_plugins")
     return isinstance(plugins, list) and any(name in plugins for name in CRI.values())
 
 
 def by_plugins(file: File) -> bool:
-    """Say whether a file says something that depends on its version."""
+    """Return whether a file says something that depends on its version."""
     return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))
 
 
@@ -161,7 +161,7 @@ def engine_table(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
 def own_paths(daemon: Daemon, config: str, tree: list[File]) -> list[str]:
     folders = [f"{os.path.dirname(config)}/{FOLDER}", services.directory(config, daemon.seen(config))]
     folders += directories(daemon, tree[0])
-    folders += [f"{each.removesuffix('.tmpl')}.d" for each in services.templates(config).values()]
+    folders += [f"{template.removesuffix('.tmpl')}.d" for template in services.templates(config).values()]
     paths = [f"{folder}/{OURS}" for folder in folders if folder]
     return [*dict.fromkeys([*paths, *(file.path for file in tree if file.own)])]
 
@@ -171,51 +171,58 @@ def own_pattern(config: str) -> str:
     return f"{os.path.dirname(config)}/{FOLDER}/{PATTERN}"
 
 
-def importing(old: bytes | None, place: str, pattern: str, version: int) -> bytes:
+def importing(old: bytes | None, path: str, pattern: str, version: int) -> bytes:
     """Return the main file with gpushim's pattern as the last of its imports."""
     if old is None:
         return f"version = {version or 2}\nimports = {toml.value_text([pattern])}{MARK}\n".encode()
-    text = toml.decoded(old, place)
-    listed = toml.parse(old, place).get("imports", [])
+    text = toml.decoded(old, path)
+    listed = toml.parse(old, path).get("imports", [])
     if pattern in listed:
         return old
     try:
-        return toml.put(text, "", "imports", [*listed, pattern], place, MARK).encode()
+        return toml.put(text, "", "imports", [*listed, pattern], path, MARK).encode()
     except GpushimError:
-        raise GpushimError(f"{place}: add {toml.value_text(pattern)} to imports by hand, then try again") from None
+        raise GpushimError(f"{path}: add {toml.value_text(pattern)} to imports by hand, then try again") from None
 
 
-def without_import(old: bytes | None, place: str, pattern: str) -> bytes | None:
+def without_import(old: bytes | None, path: str, pattern: str) -> bytes | None:
     """Return the main file without gpushim's pattern, as it is where that is not in it; None if nothing else is."""
     try:
-        listed = toml.parse(old or b"", place).get("imports")
+        listed = toml.parse(old or b"", path).get("imports")
     except GpushimError:
         return old  # broken by others, who see the line in it
     if not isinstance(listed, list) or pattern not in listed:
         return old
-    text = toml.decoded(old or b"", place)
-    left = [each for each in listed if each != pattern]
-    if re.fullmatch(rf"version = \d\nimports = .*{re.escape(MARK)}\n", text) and not left:
+    text = toml.decoded(old or b"", path)
+    remaining = [imported for imported in listed if imported != pattern]
+    if re.fullmatch(rf"version = \d\nimports = .*{re.escape(MARK)}\n", text) and not remaining:
         return None
-    new = toml.put(text, "", "imports", (left or None) if MARK in text else left, place)
+    new = toml.put(text, "", "imports", (remaining or None) if MARK in text else remaining, path)
     return new.replace(MARK, "").encode()
 
 
+def sed_script(pattern: str) -> str:
+    """Return the script of sed that takes gpushim's pattern out of the main file, as it is by then."""
+    text = re.sub(r"([].*[/^$\\])", r"\\\1", toml.value_text(pattern))
+    line = rf"/^imports = \[{text}\]{MARK}/d"
+    return f"{line}; s/, *{text}//; s/{text}, *//; s/{text}//; s/{MARK}//"
+
+
 def _file(daemon: Daemon, path: str, importer: str, draft: Draft) -> File:
-    place = daemon.seen(path)
-    content = draft[place] if place in draft else files.read(place)
+    host_path = daemon.seen(path)
+    content = draft[host_path] if host_path in draft else files.read(host_path)
     if content is None and importer:
         raise GpushimError(f"{importer} imports {path}, which does not exist; make that file or drop the import")
     try:
-        data = toml.parse(content or b"", place)
+        data = toml.parse(content or b"", host_path)
     except GpushimError:
         if not services.templates(path):
             raise
         # A runtime stands there twice, say, as an earlier gpushim's template made it: what it says without ours.
-        data = toml.parse(services.without_ours(toml.decoded(content or b"", place)).encode(), place)
+        data = toml.parse(services.without_ours(toml.decoded(content or b"", host_path)).encode(), host_path)
     version = data.get("version", 0)
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-        raise GpushimError(f"{place}: version is {quote(str(version))}, not a number; correct it first")
+        raise GpushimError(f"{host_path}: version is {quote(str(version))}, not a number; correct it first")
     return File(path, data, version, bool(importer) and own.is_own(content))
 
 
@@ -225,11 +232,12 @@ def _patterns(daemon: Daemon, file: File) -> list[str]:
     Before containerd 1.7 one with a star is relative to the working directory, "/" for a service.
     """
     imports = file.data.get("imports", [])
-    if not isinstance(imports, list) or not all(isinstance(each, str) for each in imports):
+    if not isinstance(imports, list) or not all(isinstance(pattern, str) for pattern in imports):
         raise GpushimError(f"{daemon.seen(file.path)}: imports is not a list of paths; correct it first")
-    here = os.path.dirname(file.path)
+    folder = os.path.dirname(file.path)
     return [
-        os.path.normpath(os.path.join("/" if _from_root(daemon) and "*" in each else here, each)) for each in imports
+        os.path.normpath(os.path.join("/" if _from_root(daemon) and "*" in pattern else folder, pattern))
+        for pattern in imports
     ]
 
 
@@ -239,29 +247,31 @@ def _from_root(daemon: Daemon) -> bool:
 
 
 def _imports(daemon: Daemon, file: File, draft: Draft) -> list[str]:
-    found = []
+    paths = []
     for pattern in _patterns(daemon, file):
         if "*" in pattern:
-            found += _matches(daemon, pattern, draft)
+            paths += _matches(daemon, pattern, draft)
         else:
-            found.append(pattern)
-    return found
+            paths.append(pattern)
+    return paths
 
 
 def _matches(daemon: Daemon, pattern: str, draft: Draft) -> list[str]:
     """List files as Go's filepath.Glob does: names that begin with a dot count too."""
     folder, last = os.path.split(pattern)
     folders = sorted(glob.glob(folder)) if glob.has_magic(folder) else [folder]
-    found = []
-    for each in folders:
-        place = daemon.seen(f"{each}/{OURS}")[: -len(OURS) - 1]
+    paths = []
+    for folder_path in folders:
+        host_path = daemon.seen(f"{folder_path}/{OURS}")[: -len(OURS) - 1]
         drafted = {
-            os.path.basename(path): new is not None for path, new in draft.items() if os.path.dirname(path) == place
+            os.path.basename(path): new is not None
+            for path, new in draft.items()
+            if os.path.dirname(path) == host_path
         }
-        there = os.listdir(place) if os.path.isdir(place) else []
-        names = sorted({*there, *drafted} - {name for name, stays in drafted.items() if not stays})
-        found += [f"{each}/{name}" for name in names if fnmatch.fnmatchcase(name, last)]
-    return found
+        present = os.listdir(host_path) if os.path.isdir(host_path) else []
+        names = sorted({*present, *drafted} - {name for name, stays in drafted.items() if not stays})
+        paths += [f"{folder_path}/{name}" for name in names if fnmatch.fnmatchcase(name, last)]
+    return paths
 
 
 def _table(file: File, owner: dict[str, Any], name: str) -> dict[str, Any]:

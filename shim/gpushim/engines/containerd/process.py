@@ -74,11 +74,11 @@ def find(config: str, files_only: bool = False) -> Daemon:
     default = _default_config()
     engine, notes = (None, []) if files_only else running.reading(NAME, config, default)
     service = "" if config else _service((engine and engine.config) or default, engine)
-    named = (engine.config if engine else config or services.CONFIGS.get(service)) or default
-    service = "" if engine else services.of(named)
+    config_path = (engine.config if engine else config or services.CONFIGS.get(service)) or default
+    service = "" if engine else services.of(config_path)
     if service and not config:
-        notes.append(f"no containerd runs, and {service} is installed: its settings, {named}, are meant")
-    return Daemon(named, engine, _version(engine, named), notes, service)
+        notes.append(f"no containerd runs, and {service} is installed: its settings, {config_path}, are meant")
+    return Daemon(config_path, engine, _version(engine, config_path), notes, service)
 
 
 def of(engine: Engine) -> Daemon:
@@ -103,9 +103,9 @@ def _service(default: str, engine: Engine | None) -> str:
     alone = engine is not None or os.path.exists(default) or bool(lies)
     if not alone and len(here_too) == 1:
         return here_too[0]
-    here = [f"{NAME} with {default}"] if alone else []
-    found = [*here, *(f"{name} with {services.CONFIGS[name]}" for name in here_too)]
-    raise GpushimError(f"{' and '.join(found)} are installed; choose one with --config")
+    main_services = [f"{NAME} with {default}"] if alone else []
+    running_services = [*main_services, *(f"{name} with {services.CONFIGS[name]}" for name in here_too)]
+    raise GpushimError(f"{' and '.join(running_services)} are installed; choose one with --config")
 
 
 def dump(daemon: Daemon) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def dump(daemon: Daemon) -> dict[str, Any]:
         GpushimError: it cannot read them, with its reason.
     """
     exists = files.read(daemon.seen(daemon.config)) is not None  # a file that is named must be there
-    how = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
-    answer = _call(daemon.engine, daemon.config, *how)
+    arguments = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
+    answer = _call(daemon.engine, daemon.config, *arguments)
     if answer is None and daemon.engine and daemon.engine.root:
-        pid, exe, words = daemon.engine.pid, daemon.engine.exe or NAME, " ".join(how)
+        pid, exe, words = daemon.engine.pid, daemon.engine.exe or NAME, " ".join(arguments)
         raise GpushimError(
             f"containerd (process {pid}) has a root directory of its own, so it is not asked how it reads its "
             f"settings; see what `nsenter --target {pid} --mount --root {exe} {words}` says"
@@ -142,8 +142,8 @@ def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | No
         the runtime's program, "" if the CRI has no such runtime, None if only crictl could ask and it is not there;
         and what is wrong with the CRI, or "".
     """
-    given = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
-    address = daemon.seen((given or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
+    addresses = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
+    address = daemon.seen((addresses or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
     try:
         address = places.socket_path(address)
     except (OSError, GpushimError) as error:
@@ -188,8 +188,8 @@ def _version(engine: Engine | None, config: str) -> tuple[int, int]:
 
 def _call(engine: Engine | None, config: str, *arguments: str) -> ask.Answer | None:
     """Run containerd's program with other arguments; None if it is in no directory where programs may be executed."""
-    own = "" if engine else services.program(config)  # the system's may be of another version
-    program = own if own and programs.trusted(own) else "" if own else programs.find(NAME, engine)
+    bundled = "" if engine else services.program(config)  # the system's may be of another version
+    program = bundled if bundled and programs.trusted(bundled) else "" if bundled else programs.find(NAME, engine)
     # k3s is many programs in one, and its first argument tells which; hence the name.
     return ask.program([NAME, *arguments], CALL_SECONDS, executable=program) if program else None
 

@@ -6,6 +6,7 @@ Out of scope: what is put in (__init__.py).
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from gpushim.engines.containerd import imports, services
 from gpushim.engines.containerd.imports import File
 from gpushim.engines.settings import files, former, own
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import goes_with
+from gpushim.engines.settings.setup import check_default
 
 if TYPE_CHECKING:
     from gpushim.engines.containerd.process import Daemon
@@ -23,40 +24,47 @@ DEFAULT = "default_runtime_name"
 
 def changes(daemon: Daemon, config: str) -> list[Change]:
     """Return the changes that take gpushim out, whatever state the files of others are in."""
-    tree, place = imports.load(daemon, config, {}, strict=False), daemon.seen(config)
+    tree, host_path = imports.load(daemon, config, {}, strict=False), daemon.seen(config)
     templates = services.templates(config).values() or [config] * config.endswith(services.MICROK8S)
-    changes = [services.take_out(daemon.seen(each)) for each in templates]
+    changes = [services.take_out(daemon.seen(template)) for template in templates]
     for path in dict.fromkeys([*imports.own_paths(daemon, config, tree), *(file.path for file in tree[1:])]):
         changes += own.remove(daemon.seen(path))
-    changes += [record for each in templates for record in former.records(daemon.seen(each))]
-    if place not in [each.path for each in changes]:
-        old = files.read(place)
-        new = imports.without_import(former.without(place, old), place, imports.own_pattern(config))
+    changes += [record for template in templates for record in former.records(daemon.seen(template))]
+    if host_path not in [change.path for change in changes]:
+        old = files.read(host_path)
+        new = imports.without_import(former.without(host_path, old), host_path, imports.own_pattern(config))
         if new != old:  # nobody else has that directory imported
             own_path = daemon.seen(f"{os.path.dirname(config)}/{imports.FOLDER}/{imports.OURS}")
-            changes = [replace(each, folder=True) if each.path == own_path else each for each in changes]
-        copy = files.copy_path(place, files.BEFORE)
+            changes = [replace(change, folder=True) if change.path == own_path else change for change in changes]
+        copy = files.copy_path(host_path, files.BEFORE)
         backup = [Change(copy, files.read(copy), None)]
-        changes += [Change(place, old, new), *(former.records(place) or backup)]
+        changes += [Change(host_path, old, new), *(former.records(host_path) or backup)]
     return changes
 
 
-def check_left(daemon: Daemon, config: str, changes: list[Change]) -> None:
-    """Refuse to take back a runtime that a line of others names as the default.
+def by_hand(changes: list[Change], config: str) -> list[str]:
+    """Return the commands that do what `changes` of this module do, where there is no gpushim.
 
-    Raises:
-        GpushimError: the CRI would not start with what is left.
+    `config` is the path of the settings within containerd's root.
     """
+    pattern, commands = imports.own_pattern(config), [text for change in changes for text in services.by_hand(change)]
+    for change in changes:
+        if change.new is None and change.old is not None:
+            commands.append(shlex.join(["rm", "-f", change.path]))
+        elif change.new != change.old and pattern.encode() in (change.old or b""):
+            commands.append(shlex.join(["sed", "-i", imports.sed_script(pattern), change.path]))
+    return commands
+
+
+def check_left(daemon: Daemon, config: str, changes: list[Change]) -> None:
+    """Refuse what `check_default` does, for the CRI."""
     had, has = (
         imports.load(daemon, config, draft, strict=False)
         for draft in ({}, {change.path: change.new for change in changes})
     )
-    gone = {*_runtimes(had, daemon.merges)} - {*_runtimes(has, daemon.merges)} - {"runc"}
-    named = [
-        (file.path, name) for file in has if (name := imports.engine_table(has, file, daemon.merges).get(DEFAULT))
-    ]
-    if named and named[-1][1] in gone:
-        raise goes_with(daemon.seen(named[-1][0]), DEFAULT, named[-1][1], "the CRI")
+    removed = {*_runtimes(had, daemon.merges)} - {*_runtimes(has, daemon.merges)} - {"runc"}
+    defaults = [(daemon.seen(file.path), imports.engine_table(has, file, daemon.merges).get(DEFAULT)) for file in has]
+    check_default("the CRI", DEFAULT, [pair for pair in defaults if pair[1]], removed)
 
 
 def _runtimes(tree: list[File], merges: bool) -> list[str]:

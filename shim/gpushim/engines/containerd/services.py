@@ -61,10 +61,10 @@ def installed(top: str = "") -> list[str]:
 
     `k0s reset` leaves its program and /etc/k0s, and takes away its service and its other directories.
     """
-    places = {name: config if name == "k0s" else posixpath.dirname(config) for name, config in CONFIGS.items()}
-    found = [name for name, place in places.items() if os.path.exists(top + place) or programs.lying(name, top)]
-    used = any(os.path.lexists(top + each) for each in (_PROGRAMS["k0s"], *_K0S))
-    return [name for name in found if name != "k0s" or used]
+    folders = {name: config if name == "k0s" else posixpath.dirname(config) for name, config in CONFIGS.items()}
+    names = [name for name, folder in folders.items() if os.path.exists(top + folder) or programs.lying(name, top)]
+    used = any(os.path.lexists(top + file) for file in (_PROGRAMS["k0s"], *_K0S))
+    return [name for name in names if name != "k0s" or used]
 
 
 def of(config: str) -> str:
@@ -100,32 +100,32 @@ def templates(config: str) -> dict[int, str]:
     return {version: posixpath.join(folder, name) for version, name in names.items()}
 
 
-def source(config: str, place: str) -> str:
+def source(config: str, host_path: str) -> str:
     """Return the template of settings that MicroK8s generates, else `config` itself.
 
-    `config` is their path within containerd's root, `place` as this process opens it.
+    `config` is their path within containerd's root, `host_path` as this process opens it.
     """
     if posixpath.basename(config) == "containerd.toml" and os.path.exists(
-        posixpath.join(posixpath.dirname(place), MICROK8S)
+        posixpath.join(posixpath.dirname(host_path), MICROK8S)
     ):
         return posixpath.join(posixpath.dirname(config), MICROK8S)
     return config
 
 
-def directory(config: str, place: str) -> str:
+def directory(config: str, host_path: str) -> str:
     """Return the directory that k0s takes settings from; "" if it does not make these.
 
     Args:
         config: their path within containerd's root.
-        place: the same as this process opens it.
+        host_path: the same as this process opens it.
     """
-    lines = (files.read(place) or b"").decode("utf-8", "replace").splitlines()[:2]
+    lines = (files.read(host_path) or b"").decode("utf-8", "replace").splitlines()[:2]
     return config.removesuffix(".toml") + ".d" if K0S in lines else ""
 
 
-def at_each_start(config: str, place: str) -> bool:
-    """Say whether a service writes settings before it starts containerd; arguments as of `directory`."""
-    return bool(templates(config) or directory(config, place))
+def at_each_start(config: str, host_path: str) -> bool:
+    """Return whether a service writes settings before it starts containerd; arguments as of `directory`."""
+    return bool(templates(config) or directory(config, host_path))
 
 
 def title(config: str) -> str:

@@ -3,7 +3,7 @@
 dockerd takes a setting from the file or from its command line, and does not start where both have it; so those are
 refused. `dockerd --validate` says since version 23 whether it would start with a file, but does not look at all of
 it: what gpushim touches is looked at here. Out of scope: what dockerd looks at only as it starts; what `docker run
---gpus` needs beside the file (on_path.py).
+--gpus` needs beside the file (dockerd.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines.docker import daemon_json, dockerd, on_path
+from gpushim.engines.docker import daemon_json, dockerd
 from gpushim.engines.docker.dockerd import PROGRAM, added
 from gpushim.engines.processes import programs, running
 from gpushim.engines.settings import files, former
@@ -53,10 +53,11 @@ def plan(options: Options) -> Plan:
         changes, names = take_out(path, engine)
         changes += former.after(path)
         # The names on PATH are this host's dockerd's, not those of a file that somebody named.
-        links = on_path.made()
+        links = dockerd.own_links()
         if options.config:
             links, notes = [], notes + stays(link.path for link in links)
-        by_hand = daemon_json.by_hand(path, names, changes[0].copy and path + changes[0].copy)
+        records = [change.path for change in changes[1:]]
+        by_hand = daemon_json.by_hand(path, names, changes[0].copy and path + changes[0].copy, records)
         check = partial(_check_left, options, changes[0], engine)
         return Plan(path, changes, notes, engine, links, check=check, by_hand=by_hand)
     _check_flags(options, engine)
@@ -66,20 +67,21 @@ def plan(options: Options) -> Plan:
     if engine and engine.root and not os.path.exists(engine.root + options.program):
         notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {options.program} is not")
     version = dockerd.version(engine, path)
-    if options.cdi and () < on_path.number(version) < CDI_SINCE:
+    if options.cdi and () < dockerd.version_number(version) < CDI_SINCE:
         raise GpushimError(
             f"Docker {version} does not do CDI, which needs version 25; omit --cdi, and give containers "
             f"their GPUs with docker run --runtime={options.name}"
         )
-    links, missing = ([], []) if options.config else on_path.expected(engine, installed(HOOK), version)
+    links, missing = ([], []) if options.config else dockerd.missing_links(engine, installed(HOOK), version)
     return Plan(path, [change], notes + missing, engine, links)
 
 
 def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]:
     """Return the changes that take gpushim's runtimes out of a daemon.json, and their names.
 
-    A file that then says what it said before gpushim gets those bytes back, and one that gpushim made goes. Runtimes
-    of NVIDIA's name count too where gpushim has taken that name over: without gpushim there is no such program.
+    A file that then says what it said before gpushim gets those bytes back, and one that gpushim made goes; the copy
+    of what it said goes in any case, for edits since make it out of date. Runtimes of NVIDIA's name count too where
+    gpushim has taken that name over: without gpushim there is no such program.
 
     Args:
         path: of the file, which need not exist.
@@ -94,22 +96,31 @@ def take_out(path: str, engine: Engine | None) -> tuple[list[Change], list[str]]
     old = files.read(path)
     settings = daemon_json.parse(old, path)
     names = [name for name, entry in daemon_json.entries(settings).items() if _runs_ours(entry, engine)]
-    left = daemon_json.take_out(settings, names, added(engine))
+    remaining = daemon_json.take_out(settings, names, added(engine))
+    backup, before = files.copy_path(path, BEFORE), _before(path)
+    records = [] if before is None else [Change(backup, before, None)]
     if not names:
-        return [Change(path, old, old)], []
-    copy = EDITED if daemon_json.lost(settings, left) else ""
-    backup, before = files.copy_path(path, BEFORE), None
+        return [Change(path, old, old), *records], []
+    copy = EDITED if daemon_json.lost(settings, remaining) else ""
+    if before is not None and daemon_json.is_same(daemon_json.parse(before, backup), remaining):
+        return [Change(path, old, before, copy), *records], names
+    is_made = not remaining and not os.path.lexists(backup) and not os.path.islink(path)
+    return [Change(path, old, None if is_made else daemon_json.write(remaining, old), copy), *records], names
+
+
+def _before(path: str) -> bytes | None:
+    """Return the copy of a daemon.json without gpushim; None if there is none, or somebody else's by that name."""
+    backup = files.copy_path(path, BEFORE)
     with contextlib.suppress(GpushimError):
-        before = files.read(backup)
-        if before is not None and daemon_json.is_same(daemon_json.parse(before, backup), left):
-            return [Change(path, old, before, copy), Change(backup, before, None)], names
-    is_made = not left and before is None and not os.path.islink(path)
-    return [Change(path, old, None if is_made else daemon_json.write(left, old), copy)], names
+        content = files.read(backup)
+        daemon_json.parse(content, backup)
+        return content
+    return None
 
 
 def _runs_ours(entry: dict[str, Any], engine: Engine | None) -> bool:
     program = daemon_json.program_of(entry)
-    return is_ours(program) or leads_to_ours(on_path.found(engine, program))
+    return is_ours(program) or leads_to_ours(dockerd.find_program(engine, program))
 
 
 def _added(options: Options, path: str) -> Change:
@@ -127,44 +138,46 @@ def _added(options: Options, path: str) -> Change:
     new = daemon_json.add(settings, options)
     if new == settings:
         return Change(path, old, old)
-    is_without = not any(is_ours(daemon_json.program_of(each)) for each in daemon_json.entries(settings).values())
-    copy = BEFORE if is_without and files.read(files.copy_path(path, BEFORE)) is None else ""
+    runtimes = daemon_json.entries(settings).values()
+    is_without = not any(is_ours(daemon_json.program_of(runtime)) for runtime in runtimes)
+    is_taken = _before(path) is None and os.path.lexists(files.copy_path(path, BEFORE))
+    copy = BEFORE if is_without and not is_taken else ""
     return Change(path, old, daemon_json.write(new, old), EDITED if daemon_json.lost(settings, new) else copy)
 
 
-def verify(options: Options, found: Plan) -> list[str]:
+def verify(options: Options, planned: Plan) -> list[str]:
     """Ask dockerd whether it has what is wished; return a sentence for each thing that is missing."""
-    engine, content = found.engine, files.read(found.config)
-    where = dockerd.socket(engine, found.config)
-    entries = daemon_json.entries(daemon_json.parse(content, found.config))
+    engine, content = planned.engine, files.read(planned.config)
+    socket = dockerd.socket(engine, planned.config)
+    entries = daemon_json.entries(daemon_json.parse(content, planned.config))
     program = daemon_json.program_of(entries.get(options.name))
     try:
-        info = dockerd.info(engine, found.config, patience=dockerd.SECONDS if engine else 0.0)
+        info = dockerd.info(engine, planned.config, patience=dockerd.SECONDS if engine else 0.0)
     except (OSError, ValueError) as error:
         if engine or not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
-            return [f"dockerd does not answer on {where}: {error}; see its log"]
+            return [f"dockerd does not answer on {socket}: {error}; see its log"]
         has = "has" if is_ours(program) else "does not have"
         return [
-            f"no dockerd runs, so only {found.config} was looked at, which {has} the runtime {options.name}; start "
+            f"no dockerd runs, so only {planned.config} was looked at, which {has} the runtime {options.name}; start "
             "dockerd, then try again"
         ]
-    known = executes_ours(dockerd.loaded(info, entries).get(options.name, ""), engine)
+    is_loaded = executes_ours(dockerd.loaded(info, entries).get(options.name, ""), engine)
     default = info.get("DefaultRuntime")
-    left = options.name in added(engine) or executes_ours(program, engine)
+    is_in_settings = options.name in added(engine) or executes_ours(program, engine)
     if options.remove:
-        still = [f"{found.config} still has the runtime {options.name}"] if left else []
-        return [f"dockerd still has the runtime {options.name}", *still] if known else still
+        still = [f"{planned.config} still has the runtime {options.name}"] if is_in_settings else []
+        return [f"dockerd still has the runtime {options.name}", *still] if is_loaded else still
     missing = []
-    asked = programs.find(PROGRAM, engine)
-    if problem := wrong(content, found.config, asked, tuple(added(engine))):
+    validator = programs.find(PROGRAM, engine)
+    if problem := wrong(content, planned.config, validator, tuple(added(engine))):
         missing.append(f"{problem}; dockerd would not start again with that")
-    elif known and not left:
+    elif is_loaded and not is_in_settings:
         missing.append(
-            f"{found.config} does not have the runtime {options.name}, which dockerd loses when it starts again"
+            f"{planned.config} does not have the runtime {options.name}, which dockerd loses when it starts again"
         )
-    if not known:
+    if not is_loaded:
         missing.append(
-            f"dockerd {info.get('ServerVersion')} does not have the runtime {options.name} of {found.config}"
+            f"dockerd {info.get('ServerVersion')} does not have the runtime {options.name} of {planned.config}"
         )
     if options.default and default != options.name:
         missing.append(f"the default runtime is {default}")
@@ -175,7 +188,7 @@ def _without_cdi(info: dict[str, Any]) -> list[str]:
     """Return why containers get nothing by CDI; nothing if they do."""
     if not info.get("CDISpecDirs"):
         return [f"dockerd {info.get('ServerVersion')} does not do CDI, which needs version 25"]
-    if not any("nvidia.com/" in str(each) for each in info.get("DiscoveredDevices") or ["nvidia.com/"]):
+    if not any("nvidia.com/" in str(device) for device in info.get("DiscoveredDevices") or ["nvidia.com/"]):
         return [f"dockerd finds no nvidia.com CDI device in {', '.join(info['CDISpecDirs'])}: `gpushim refresh`"]
     return []
 
@@ -201,23 +214,23 @@ def _check_left(options: Options, change: Change, engine: Engine | None) -> None
 
 def _problem(options: Options, path: str, content: bytes | None, engine: Engine | None) -> str:
     # Which dockerd is to read a file that somebody named is not known, if none runs with it.
-    asked = programs.find(PROGRAM, engine) if engine or not options.config else ""
-    return "" if content is None else wrong(content, path, asked, tuple(added(engine)))
+    validator = programs.find(PROGRAM, engine) if engine or not options.config else ""
+    return "" if content is None else wrong(content, path, validator, tuple(added(engine)))
 
 
-def wrong(content: bytes | None, path: str, asked: str, more: tuple[str, ...] = ()) -> str:
+def wrong(content: bytes | None, path: str, validator: str, added_runtimes: tuple[str, ...] = ()) -> str:
     """Return why dockerd would not start with a daemon.json; "" if it would, as far as can be told.
 
     Args:
         content: of the file; None if there is none.
         path: of the file, for the sentence.
-        asked: path of the dockerd that may be asked: the one that runs, or would be started; "" for none.
-        more: runtimes that dockerd has by its command line.
+        validator: path of the dockerd that may be asked: the one that runs, or would be started; "" for none.
+        added_runtimes: runtimes that dockerd has by its command line.
     """
     try:
         settings = daemon_json.parse(content, path)
     except GpushimError as error:
         return str(error)
-    problem = daemon_json.mistyped(settings) or daemon_json.without_default(settings, more)
-    problem = problem or (dockerd.refusal(content or b"", asked) if asked else "")
+    problem = daemon_json.mistyped(settings) or daemon_json.without_default(settings, added_runtimes)
+    problem = problem or (dockerd.refusal(content or b"", validator) if validator else "")
     return f"{path}: {problem}" if problem else ""

@@ -140,43 +140,45 @@ def add(settings: dict[str, Any], options: Options) -> dict[str, Any]:
     return settings
 
 
-def take_out(settings: dict[str, Any], names: list[str], others: Container[str] = ()) -> dict[str, Any]:
+def take_out(settings: dict[str, Any], names: list[str], extra: Container[str] = ()) -> dict[str, Any]:
     """Return settings without some runtimes, and without a default runtime that would be missing then."""
     settings = deepcopy(settings)
     for name in names:
         del settings["runtimes"][name]
     if names and not settings["runtimes"]:
         del settings["runtimes"]
-    if settings.get("default-runtime") in names and settings["default-runtime"] not in others:
+    if settings.get("default-runtime") in names and settings["default-runtime"] not in extra:
         del settings["default-runtime"]
     return settings
 
 
-def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def is_same(settings: dict[str, Any], other_settings: dict[str, Any]) -> bool:
     """Return whether two daemon.json say the same; no runtimes are the same as none."""
-    first, second = ({**settings, "runtimes": settings.get("runtimes") or {}} for settings in (one, other))
+    first, second = ({**data, "runtimes": data.get("runtimes") or {}} for data in (settings, other_settings))
     return first == second
 
 
-def by_hand(path: str, names: list[str], copy: str) -> list[str]:
+def by_hand(path: str, names: list[str], copy: str, records: list[str]) -> list[str]:
     """Return the commands that do what `take_out` does to a file, where there is no gpushim.
 
     Args:
         path: of the file.
         names: of the runtimes.
         copy: path of a copy to make first; "" for none.
+        records: paths of gpushim's own files beside it.
     """
-    take_out = shlex.join(["python3", "-I", "-c", _BY_HAND, path, *names])
-    return [*([shlex.join(["cp", "--backup=numbered", path, copy])] if copy else []), *([take_out] if names else [])]
+    commands = [["cp", "--backup=numbered", path, copy]] if copy else []
+    commands += [["python3", "-I", "-c", _BY_HAND, path, *names]] if names else []
+    return [shlex.join(words) for words in [*commands, *(["rm", "-f", record] for record in records)]]
 
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Return whether `old` has a setting that gpushim has not written and `new` does not have."""
-    left, names = dict(_leaves(new)), [name for name, entry in entries(old).items() if is_ours(program_of(entry))]
+    leaves, names = dict(_leaves(new)), [name for name, entry in entries(old).items() if is_ours(program_of(entry))]
     for keys, value in _leaves(old):
         is_own = (keys[:1], keys[2:]) == (("runtimes",), ("path",)) and is_ours(value)
         is_own = is_own or (keys == ("default-runtime",) and value in names)
-        if left.get(keys) != value and value not in (None, {}) and not is_own:
+        if leaves.get(keys) != value and value not in (None, {}) and not is_own:
             return True
     return False
 
@@ -210,9 +212,9 @@ def mistyped(settings: dict[str, Any]) -> str:
     return ""
 
 
-def without_default(settings: dict[str, Any], others: Container[str] = ()) -> str:
+def without_default(settings: dict[str, Any], extra: Container[str] = ()) -> str:
     """Return, as a clause, that the default runtime is missing; "" if it is not, or there is none."""
     default = settings.get("default-runtime")
-    if not default or STOCK.fullmatch(default) or default in (settings.get("runtimes") or ()) or default in others:
+    if not default or STOCK.fullmatch(default) or default in (settings.get("runtimes") or ()) or default in extra:
         return ""
     return f"there is no runtime {quote(default)}, which is the default-runtime"

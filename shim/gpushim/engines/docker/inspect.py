@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim.cdi import specs
-from gpushim.engines.docker import dockerd, on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.docker.daemon_json import program_of
 from gpushim.engines.processes import ask, programs, running
 from gpushim.explain import explain
@@ -30,10 +30,10 @@ GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "vi
 BY_CDI, BY_HOOK = "nvidia.cdi", "nvidia.runtime-hook"  # the two halves of "nvidia", named since Docker 29.2
 UNSEEN = (
     "the dockerd that answers is not seen from here; root on its machine sees it. This goes by the PATH that systemd "
-    f"gives a service, {on_path.PATH}"
+    f"gives a service, {dockerd.PATH}"
 )
 COMPOSE = "com.docker.compose.project"  # label of a container that Compose has made
-VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
+VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until dockerd.CDI_HOOK_SINCE
 
 
 @dataclass
@@ -54,10 +54,10 @@ class Found:
     notes: list[str] = field(default_factory=list)
     by_hook: bool = False
 
-    def add(self, entry: str, who: str) -> None:
+    def add(self, entry: str, origin: str) -> None:
         """Add the variable NAME=VALUE behind all others, and who sets it."""
         self.spec["process"]["env"].append(entry)
-        self.origins[entry] = who
+        self.origins[entry] = origin
 
 
 def inspect(name: str) -> Found:
@@ -68,8 +68,8 @@ def inspect(name: str) -> Found:
     """
     clients = {engine: program for engine in ENGINES if (program := programs.find(engine))}
     if not clients:
-        why = " and ".join(map(programs.absent, ENGINES))
-        raise GpushimError(f"no engine can be asked: {why}; give a bundle or --env", NOT_FOUND)
+        reason = " and ".join(map(programs.absent, ENGINES))
+        raise GpushimError(f"no engine can be asked: {reason}; give a bundle or --env", NOT_FOUND)
     reasons = []
     for engine, program in clients.items():
         for kind in ("container", "image"):
@@ -99,30 +99,30 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         answers = _ask(program, "inspect", "--type", "image", of)[0]
         image = answers[0] if isinstance(answers, list) and answers else None
         name = str(answer.get("ImageName") or _part(answer, "Config").get("Image") or of)
-    found = _described(engine, answer, image, f"image {quote(name)}")
+    container = _described(engine, answer, image, f"image {quote(name)}")
     info = _ask(program, "info", "--format", "{{json .}}")[0]
     info = info if isinstance(info, dict) else {}
-    version = on_path.number(str(info.get("ServerVersion", "")))
+    version = dockerd.version_number(str(info.get("ServerVersion", "")))
     daemon = _dockerd(info)
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
     by_cdi = [_by_cdi(request, info, version, daemon) for request in requests]
-    names, rest = sum(by_cdi, podmans(answer)), [request for request, names in zip(requests, by_cdi) if not names]
-    if note := _runtime_note(engine, host, info, bool(names), bool(rest), daemon):
-        found.notes, found.by_hook = [note], bool(rest)
+    names, by_hook = sum(by_cdi, podmans(answer)), [request for request, names in zip(requests, by_cdi) if not names]
+    if note := _runtime_note(engine, host, info, bool(names), bool(by_hook), daemon):
+        container.notes, container.by_hook = [note], bool(by_hook)
     if not daemon and any(_by_path(request, version) for request in requests):
-        found.notes.append(UNSEEN)
-    for request in rest:
-        _add_gpus(found, request, version)
-    _add_injected(found, engine, names, info)
+        container.notes.append(UNSEEN)
+    for request in by_hook:
+        _add_gpus(container, request, version)
+    _add_injected(container, engine, names, info)
     if engine == "podman" and not names and COMPOSE in _part(_part(answer, "Config"), "Labels"):
-        found.notes.append(
+        container.notes.append(
             "Podman drops what Compose reserves with driver: nvidia, and gives no GPU for it; write driver: cdi and "
             "device_ids: [nvidia.com/gpu=all]"
         )
-    return found
+    return container
 
 
-def _described(engine: str, answer: dict[str, Any], image: Any, shown: str) -> Found:
+def _described(engine: str, answer: dict[str, Any], image: Any, image_name: str) -> Found:
     """Describe a container, or an image alone, without what the engine adds; None: the image is gone."""
     config, host = _part(answer, "Config"), _part(answer, "HostConfig")
     env, annotations = _texts(config.get("Env")), _annotations(answer, host, config)
@@ -130,15 +130,15 @@ def _described(engine: str, answer: dict[str, Any], image: Any, shown: str) -> F
     mounts = [(str(entry.get("Source", "")), str(entry.get("Destination", ""))) for entry in entries]
     origins = dict.fromkeys([*annotations, *(path for _, path in mounts)], f"container ({engine} run)")
     manifest = _annotations(image)  # Podman has those of the image's manifest among the container's
-    origins.update({key: shown for key, value in annotations.items() if manifest.get(key) == value})
-    theirs = _texts(_part(image, "Config").get("Env"))
-    values = dict(entry.partition("=")[::2] for entry in theirs)
+    origins.update({key: image_name for key, value in annotations.items() if manifest.get(key) == value})
+    image_env = _texts(_part(image, "Config").get("Env"))
+    values = dict(entry.partition("=")[::2] for entry in image_env)
     for entry in env:
         variable = entry.partition("=")[0]
         instead = f", instead of the image's {quote(values[variable])}" if variable in values else ""
         by = "container or its image, which is gone" if image is None else f"container ({engine} run --env){instead}"
-        origins[variable] = shown if entry in theirs else by
-    return Found(explain.described(env, _privileged(answer, host), annotations, mounts), origins, rootfs(answer))
+        origins[variable] = image_name if entry in image_env else by
+    return Found(explain.build_spec(env, _privileged(answer, host), annotations, mounts), origins, rootfs(answer))
 
 
 def _annotations(*parts: Any) -> dict[str, str]:
@@ -146,7 +146,7 @@ def _annotations(*parts: Any) -> dict[str, str]:
 
 
 def _privileged(answer: dict[str, Any], host: dict[str, Any]) -> bool:
-    """Say whether CAP_SYS_ADMIN will be in the bounding set, and not in a user namespace of the container's own."""
+    """Return whether CAP_SYS_ADMIN will be in the bounding set, and not in the container's own user namespace."""
     if _part(host, "IDMappings").get("UidMap"):  # Podman's; Docker refuses to have both
         return False
     bounding = answer.get("BoundingCaps")  # Podman's answer for a container
@@ -176,18 +176,18 @@ def podmans(answer: dict[str, Any]) -> list[str]:
     words = _texts(_part(answer, "Config").get("CreateCommand"))
     image = str(answer.get("ImageName") or "")
     words = words[: words.index(image)] if image in words else words  # the rest is the container's own command
-    given = [after for word, after in zip(words, words[1:]) if word == "--device"]
-    given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
-    return [name for name in dict.fromkeys(given) if is_qualified(name)][: bounds.DEVICES]
+    devices = [after for word, after in zip(words, words[1:]) if word == "--device"]
+    devices += [word.partition("=")[2] for word in words if word.startswith("--device=")]
+    return [name for name in dict.fromkeys(devices) if is_qualified(name)][: bounds.DEVICES]
 
 
 def _dockerd(info: dict[str, Any]) -> running.Engine | None:
     """Find the dockerd that a client has asked; None if it is not seen here, as by an ordinary user."""
-    for each in running.look()[0]:
-        if each.name == dockerd.PROGRAM and info.get("ID"):
+    for engine in running.look()[0]:
+        if engine.name == dockerd.PROGRAM and info.get("ID"):
             with contextlib.suppress(OSError, ValueError):
-                if dockerd.info(each, seconds=ask.SECONDS).get("ID") == info["ID"]:
-                    return each
+                if dockerd.info(engine, seconds=ask.SECONDS).get("ID") == info["ID"]:
+                    return engine
     return None
 
 
@@ -198,8 +198,8 @@ def _ids(request: dict[str, Any]) -> list[str]:
 
 
 def _by_path(request: dict[str, Any], version: tuple[int, ...]) -> bool:
-    """Say whether the programs on dockerd's PATH decide who brings the GPUs of a request."""
-    return (request.get("Driver") or "") in ("", "nvidia") and version >= on_path.CDI_SINCE
+    """Return whether the programs on dockerd's PATH decide who brings the GPUs of a request."""
+    return (request.get("Driver") or "") in ("", "nvidia") and version >= dockerd.CDI_HOOK_SINCE
 
 
 def _by_cdi(
@@ -209,41 +209,45 @@ def _by_cdi(
     driver, ids = request.get("Driver") or "", _ids(request)
     if driver == "cdi":
         return ids
-    names = [each if "=" in each else f"nvidia.com/gpu={each}" for each in ids]
+    names = [device if "=" in device else f"nvidia.com/gpu={device}" for device in ids]
     if driver == BY_CDI:
         return names
-    if not _by_path(request, version) or not on_path.found(daemon, on_path.CDI_HOOK):
+    if not _by_path(request, version) or not dockerd.find_program(daemon, dockerd.CDI_HOOK):
         return []
     try:  # for devices without a spec the hook is called, if there is one
         specs.find([name for name in names if name not in _discovered(info)], _texts(info.get("CDISpecDirs")))
     except GpushimError:
-        return [] if on_path.found(daemon, on_path.HOOK) else names
+        return [] if dockerd.find_program(daemon, dockerd.RUNTIME_HOOK) else names
     return names
 
 
 def _discovered(info: dict[str, Any]) -> set[str]:
     """List the CDI devices that dockerd says that it knows; older ones do not tell."""
-    found = info.get("DiscoveredDevices")
-    return {str(each.get("ID")) for each in found if isinstance(each, dict)} if isinstance(found, list) else set()
+    devices = info.get("DiscoveredDevices")
+    return (
+        {str(device.get("ID")) for device in devices if isinstance(device, dict)}
+        if isinstance(devices, list)
+        else set()
+    )
 
 
-def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -> None:
+def _add_gpus(container: Found, request: dict[str, Any], version: tuple[int, ...]) -> None:
     """Add what dockerd makes of a device request, as GPU_DRIVER's source says: variables behind all others."""
     driver = request.get("Driver") or ""
     lists = [names for names in request.get("Capabilities") or () if {*names} <= {*GPU_DRIVER}]
-    known = ("", "nvidia", BY_HOOK, BY_CDI) if version >= on_path.CDI_SINCE else ("", "nvidia")
-    if driver not in known or not (lists or driver):
-        found.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
+    drivers = ("", "nvidia", BY_HOOK, BY_CDI) if version >= dockerd.CDI_HOOK_SINCE else ("", "nvidia")
+    if driver not in drivers or not (lists or driver):
+        container.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
         return
     value = ",".join(_ids(request))
     if not value and _texts(request.get("DeviceIDs")):
-        found.add(f"{DEVICES}=", "docker run --gpus")
-        found.notes.append("the device request has an empty id, of which Docker makes no GPU: name one, or all")
+        container.add(f"{DEVICES}=", "docker run --gpus")
+        container.notes.append("the device request has an empty id, of which Docker makes no GPU: name one, or all")
         return
-    if not value and VOID_SINCE <= version < on_path.CDI_SINCE:
+    if not value and VOID_SINCE <= version < dockerd.CDI_HOOK_SINCE:
         value = "void"
     elif not value:
-        found.notes.append(
+        container.notes.append(
             "docker run --gpus 0 sets nothing in this Docker, and so does a reservation of Compose without count and "
             "device_ids: the variables of image and container apply"
         )
@@ -251,22 +255,22 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
     words = [name for name in (lists or [[]])[0] if name not in ("gpu", "nvidia")]
     for name, text in ((DEVICES, value), (explain.CAPABILITIES, ",".join(words))):
         if text:
-            found.add(f"{name}={text}", "docker run --gpus")
+            container.add(f"{name}={text}", "docker run --gpus")
 
 
-def _add_injected(found: Found, engine: str, names: list[str], info: dict[str, Any]) -> None:
+def _add_injected(container: Found, engine: str, names: list[str], info: dict[str, Any]) -> None:
     """Add the variables of CDI devices that an engine injects itself, by specs where it says, or the usual."""
     for name in names:
         try:
             ((path, document, device),) = specs.find([name], _texts(info.get("CDISpecDirs")) or specs.DIRECTORIES)
         except GpushimError as error:
             but = ", by a spec that is not seen here" if name in _discovered(info) else f", and will refuse: {error}"
-            found.notes.append(f"{engine} itself injects the CDI device {quote(name)}{but}")
+            container.notes.append(f"{engine} itself injects the CDI device {quote(name)}{but}")
             continue
-        found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, as {path} says")
+        container.notes.append(f"{engine} itself injects the CDI device {quote(name)}, as {path} says")
         for part in (document, device):
             for entry in (part.get("containerEdits") or {}).get("env") or ():
-                found.add(entry, f"CDI device {name} of {path}")
+                container.add(entry, f"CDI device {name} of {path}")
 
 
 def _runtime_note(
@@ -277,11 +281,11 @@ def _runtime_note(
     by_hook: bool,
     daemon: running.Engine | None,
 ) -> str:
-    """Say so if gpushim-runtime will not be called, and whether then the engine or the hook brings the GPUs."""
+    """Return the note that gpushim-runtime will not be called, and who brings the GPUs then; "" if it will be."""
     runtimes = _part(info, "Runtimes")
     name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
-    ours = dockerd.ours(info, daemon)
-    if name not in runtimes or name in ours:
+    own_runtimes = dockerd.ours(info, daemon)
+    if name not in runtimes or name in own_runtimes:
         return ""
     runs = f"{engine} runs it with {quote(str(program_of(_part(runtimes, name)) or name))}"
     if by_hook:
@@ -290,14 +294,16 @@ def _runtime_note(
         return f"{engine} does not show which program its runtime {quote(str(name))} is; root can see it"
     if by_engine:
         return f"{runs}: it gets those devices, and nothing by gpushim"
-    how = f"--runtime={ours[0]}" if ours else f"a runtime that `gpushim configure {engine}` adds"
-    return f"{runs}, which is not gpushim-runtime: it gets NO GPU; what stands here is what it would get with {how}"
+    option = f"--runtime={own_runtimes[0]}" if own_runtimes else f"a runtime that `gpushim configure {engine}` adds"
+    return (
+        f"{runs}, which is not gpushim-runtime: it gets NO GPU; what stands here is what it would get with {option}"
+    )
 
 
 def _part(parent: Any, key: str) -> dict[str, Any]:
-    found = parent.get(key) if isinstance(parent, dict) else None
-    return found if isinstance(found, dict) else {}
+    member = parent.get(key) if isinstance(parent, dict) else None
+    return member if isinstance(member, dict) else {}
 
 
-def _texts(found: Any) -> list[str]:
-    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+def _texts(values: Any) -> list[str]:
+    return [text for text in values if isinstance(text, str)] if isinstance(values, list) else []

@@ -67,7 +67,7 @@ def program(
         more: variables of its environment.
     """
     names = os.environ if whole else [name for name in HANDED_ON if name in os.environ]
-    known = {name: os.environ[name] for name in names}
+    variables = {name: os.environ[name] for name in names}
     data = feed if isinstance(feed, bytes) else None
     stdin = PIPE if isinstance(feed, bytes) else feed or subprocess.DEVNULL
     try:
@@ -77,7 +77,7 @@ def program(
             stdin=stdin,
             stdout=PIPE,
             stderr=PIPE,
-            env={"PATH": SYSTEM_PATH, **known, "LC_ALL": "C.UTF-8", **(more or {})},
+            env={"PATH": SYSTEM_PATH, **variables, "LC_ALL": "C.UTF-8", **(more or {})},
             cwd="/",
             start_new_session=True,
         )
@@ -92,7 +92,7 @@ def program(
 
 
 def listens(path: str) -> bool:
-    """Say whether somebody listens on a UNIX socket."""
+    """Return whether somebody listens on a UNIX socket."""
     with contextlib.suppress(OSError):
         fd = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:  # by way of the descriptor: a socket's address has room for 107 bytes only

@@ -25,11 +25,11 @@ def root_dir(proc: str = "/proc") -> str:
         if not entry.isdigit() or origin.program(folder, proc, PROGRAMS) not in PROGRAMS:
             continue
         words = [os.fsdecode(word) for word in origin.data(f"{folder}/cmdline").split(b"\0")]
-        given = [
-            value if equals else "".join(words[place + 1 : place + 2])
-            for place, (name, equals, value) in enumerate(word.partition("=") for word in words)
+        values = [
+            value if equals else "".join(words[position + 1 : position + 2])
+            for position, (name, equals, value) in enumerate(word.partition("=") for word in words)
             if name == OPTION
         ]
-        if given and given[-1].startswith("/"):
-            return os.path.normpath(given[-1])
+        if values and values[-1].startswith("/"):
+            return os.path.normpath(values[-1])
     return ""

@@ -36,7 +36,7 @@ _USERS = rf"/user\.slice(/user-{{0}}\.slice(/({_SERVICES}|session-[^/]+\.scope))
 def why_not(
     folder: str, proc: str, uids: list[int], exe: str, root: str, names: Collection[str], service: bool = True
 ) -> str:
-    """Say why a process is no engine of this host's; what cannot be seen speaks against it.
+    """Return why a process is no engine of this host's; what cannot be seen speaks against it.
 
     Args:
         folder: of the process in procfs.
@@ -57,7 +57,7 @@ def why_not(
     foreign = [path for path in groups if not _SERVICE.fullmatch(path) and not (me and _of(me).fullmatch(path))]
     if foreign and service:
         return f"its cgroup is {quote(foreign[0])}"
-    moved = [each for each in ("mnt", "user") if not _same(f"{folder}/ns/{each}", f"{proc}/self/ns/{each}")]
+    moved = [kind for kind in ("mnt", "user") if not _same(f"{folder}/ns/{kind}", f"{proc}/self/ns/{kind}")]
     unit = groups[0] if groups else ""
     snap = _SNAP.fullmatch(unit)
     snapped = snap is not None and exe.startswith(f"/snap/{snap[1]}/") and moved == ["mnt"]
@@ -70,7 +70,7 @@ def why_not(
 
 
 def _trusted(folder: str, exe: str, root: str) -> bool:
-    """Say whether nobody else could have made a process's program; an upgrade may have taken its name away."""
+    """Return whether nobody else could have made a process's program; an upgrade may have taken its name away."""
     try:
         status = os.stat(f"{folder}/exe")
         places.check_file(exe, status)
@@ -120,9 +120,9 @@ def program(folder: str, proc: str, names: tuple[str, ...], service: bool = True
     return "" if why_not(folder, proc, uids, exe, "", (name,), service) else name
 
 
-def _same(one: str, other: str) -> bool:
-    """Say whether two namespaces are one; those that this user may not see are not."""
-    return link(one) == link(other) != ""
+def _same(link_path: str, other_path: str) -> bool:
+    """Return whether two namespaces are one; those that this user may not see are not."""
+    return link(link_path) == link(other_path) != ""
 
 
 def text(path: str) -> str:

@@ -29,8 +29,8 @@ DIRECTORIES = (
 
 def directories() -> tuple[str, ...]:
     """List where programs may lie: DIRECTORIES, and those of an ordinary user's own PATH."""
-    own = os.environ.get("PATH", "").split(":") if os.geteuid() else []
-    return tuple(dict.fromkeys((*DIRECTORIES, *(folder for folder in own if folder.startswith("/")))))
+    folders = os.environ.get("PATH", "").split(":") if os.geteuid() else []
+    return tuple(dict.fromkeys((*DIRECTORIES, *(folder for folder in folders if folder.startswith("/")))))
 
 
 def path() -> str:
@@ -53,17 +53,17 @@ def find(name: str, engine: Engine | None = None, top: str = "") -> str:
         return ""
     for path in _candidates(name, top):
         # An upgrade replaces the file, not its path.
-        its = engine is None or not engine.exe or engine.exe in (path, os.path.realpath(path))
-        if its and trusted(path):
+        is_engines = engine is None or not engine.exe or engine.exe in (path, os.path.realpath(path))
+        if is_engines and trusted(path):
             return path
     return ""
 
 
 def trusted(path: str) -> bool:
-    """Say whether a path is an executable file that nobody else could have put there."""
+    """Return whether a path is an executable file that nobody else could have put there."""
     try:
-        with places.place(path) as found:
-            status = found.status()
+        with places.place(path) as place:
+            status = place.status()
             places.check_file(path, status)
     except (OSError, GpushimError):
         return False

@@ -83,20 +83,20 @@ class Engine:
         """
         folders = [] if "/" in program else self.environ.get("PATH", "").split(":")
         paths = [program, *(f"{folder}/{program}" for folder in folders)]
-        places = [self.seen(path) for path in paths if path.startswith("/")]
-        return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), "")
+        candidates = [self.seen(path) for path in paths if path.startswith("/")]
+        return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
     def before(self, path: str, slack: float = SLACK) -> bool:
-        """Say whether it started over `slack` seconds before a file, or the link that leads to it, changed."""
+        """Return whether it started over `slack` seconds before a file, or the link that leads to it, changed."""
         return changed(path) > self.started + slack
 
     def option(self, *names: str) -> list[str]:
         """Return the values that its command line gives to an option, such as "--host" and "-H"."""
         values = []
-        for place, word in enumerate(self.argv):
+        for position, word in enumerate(self.argv):
             name, equals, value = word.partition("=")
             if name in names:
-                values.append(value if equals else "".join(self.argv[place + 1 : place + 2]))
+                values.append(value if equals else "".join(self.argv[position + 1 : position + 2]))
         return values
 
 
@@ -144,13 +144,13 @@ def look(proc: str = "/proc") -> tuple[list[Engine], list[Impostor]]:
         if fd < 0:
             continue
         try:  # all by way of one fd: the number may be another process's a moment later
-            found = _process(f"/proc/self/fd/{fd}", int(entry), proc, boot)
+            process = _process(f"/proc/self/fd/{fd}", int(entry), proc, boot)
         finally:
             os.close(fd)
-        if isinstance(found, Engine):
-            engines.append(found)
-        elif found:
-            impostors.append(found)
+        if isinstance(process, Engine):
+            engines.append(process)
+        elif process:
+            impostors.append(process)
     return sorted(engines, key=lambda engine: (engine.started, engine.pid)), impostors
 
 
@@ -168,17 +168,17 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     Raises:
         GpushimError: several run, and nothing tells which one is meant.
     """
-    found, impostors = look()
-    dockers = {engine.pid for engine in found if engine.name == "dockerd"}
-    mine = [engine for engine in found if engine.name == name and engine.parent not in dockers]
+    engines, impostors = look()
+    dockers = {engine.pid for engine in engines if engine.name == "dockerd"}
+    matching = [engine for engine in engines if engine.name == name and engine.parent not in dockers]
     if config:
-        mine = [engine for engine in mine if same_file(engine.seen(engine.config or default), config)]
-    if len(mine) > 1:
-        which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
-        raise GpushimError(f"{len(mine)} {name} run: {which}; choose one with --config")
-    others = {each.uid: each.pid for each in impostors if each.name == name and each.uid not in (os.geteuid(), -1)}
+        matching = [engine for engine in matching if same_file(engine.seen(engine.config or default), config)]
+    if len(matching) > 1:
+        readers = ", ".join(f"process {engine.pid} reads {engine.config or default}" for engine in matching)
+        raise GpushimError(f"{len(matching)} {name} run: {readers}; choose one with --config")
+    pids = {each.uid: each.pid for each in impostors if each.name == name and each.uid not in (os.geteuid(), -1)}
     notes = [
-        f"user {uid} runs {name} too (process {pid}): it needs the same, by that user" for uid, pid in others.items()
+        f"user {uid} runs {name} too (process {pid}): it needs the same, by that user" for uid, pid in pids.items()
     ]
     notes += [
         f"process {each.pid} is named {name} but is ignored: {each.why}"
@@ -187,15 +187,15 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     ]
     if len(notes) > NOTED:  # one user can have many, and bury what else is said
         notes[NOTED:] = [f"there are {len(notes) - NOTED} more such processes"]
-    return (mine[0] if mine else None), notes
+    return (matching[0] if matching else None), notes
 
 
-def same_file(one: str, other: str) -> bool:
-    """Say whether two paths mean one file, which need not exist."""
+def same_file(path: str, other_path: str) -> bool:
+    """Return whether two paths mean one file, which need not exist."""
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(path, other_path)
     except OSError:
-        return os.path.realpath(one) == os.path.realpath(other)
+        return os.path.realpath(path) == os.path.realpath(other_path)
 
 
 def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor | None:
@@ -204,20 +204,20 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor
     argv = tuple(os.fsdecode(word) for word in first[0].split(b"\0")[:-1])
     exe = first[1].removesuffix(" (deleted)")
     called = [os.path.basename(word) for word in (exe, *argv[:1])]
-    named = [name for name in called if name in CONFIG_OPTIONS]
+    engine_names = [name for name in called if name in CONFIG_OPTIONS]
     # A namespace that this user may not see is taken for this one: its owner makes it an impostor.
-    here, there = origin.link(f"{proc}/self/ns/pid"), origin.link(f"{folder}/ns/pid")
-    if not named or not argv or (there or here) != here:
+    own_space, space = origin.link(f"{proc}/self/ns/pid"), origin.link(f"{folder}/ns/pid")
+    if not engine_names or not argv or (space or own_space) != own_space:
         return None
-    name = named[-1] if called[0] in MANY else named[0]
+    name = engine_names[-1] if called[0] in MANY else engine_names[0]
     if name in MANY and argv[1:2] not in (("server",), ("agent",)):
         return None
     status = dict(line.split(":", 1) for line in origin.lines_of(f"{folder}/status") if ":" in line)
     uids = [int(word) for word in status.get("Uid", "").split()[:3]]  # real, effective, saved
     root = "" if origin.link(f"{folder}/ns/mnt") == origin.link(f"{proc}/self/ns/mnt") else f"{folder}/root"
-    why = origin.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
-    if why:
-        return Impostor(name, pid, uids[1] if len(uids) > 1 else -1, why)
+    evidence = origin.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
+    if evidence:
+        return Impostor(name, pid, uids[1] if len(uids) > 1 else -1, evidence)
     if _cmdline(folder) != first:  # it was a user's when it said that, and has executed a set-user-ID program
         return Impostor(name, pid, -1, "it has become another program meanwhile")
     engine = Engine(
@@ -232,10 +232,10 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor
         unit=origin.unit(folder),
         environ=_environ(folder),
     )
-    given = engine.option(*CONFIG_OPTIONS[name])
-    if not given or not given[-1]:
+    configs = engine.option(*CONFIG_OPTIONS[name])
+    if not configs or not configs[-1]:
         return engine
-    return replace(engine, config=os.path.normpath(os.path.join(origin.link(f"{folder}/cwd") or "/", given[-1])))
+    return replace(engine, config=os.path.normpath(os.path.join(origin.link(f"{folder}/cwd") or "/", configs[-1])))
 
 
 def _cmdline(folder: str) -> tuple[bytes, str]:

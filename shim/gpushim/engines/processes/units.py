@@ -37,7 +37,7 @@ def systemctl(verb: str, unit: str, engine: Engine | None = None, top: str = "")
 
 
 def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> str:
-    """Say how somebody starts or restarts a service on this host, with the arguments of `systemctl`.
+    """Return how somebody starts or restarts a service on this host, with the arguments of `systemctl`.
 
     Returns:
         a command of systemd's or of the init that started it; else a sentence that names the process.
@@ -56,12 +56,12 @@ def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> st
 def _cleared(unit: str, top: str) -> str:
     """Return the command that comes before a start of a unit which systemd has started too often; "" for others."""
     program = programs.find("systemctl", top=top)
-    shown = ask.program([program, "show", "--property=Result", unit]).out if program else ""
-    return f"systemctl reset-failed {unit.removesuffix('.service')} && " if shown.strip() == LIMIT else ""
+    output = ask.program([program, "show", "--property=Result", unit]).out if program else ""
+    return f"systemctl reset-failed {unit.removesuffix('.service')} && " if output.strip() == LIMIT else ""
 
 
 def _by_init(name: str, engine: Engine | None, top: str) -> bool:
-    """Say whether a script of /etc/init.d runs a service; the script may be there without having started it."""
+    """Return whether a script of /etc/init.d runs a service; the script may be there without having started it."""
     if os.path.isdir(top + system.SYSTEMD) or not os.access(f"{top}{INITS}/{name}", os.X_OK):
         return False
     if engine is None or os.path.lexists(f"{top}/run/openrc/started/{name}"):
@@ -82,12 +82,12 @@ def restart(arguments: list[str]) -> None:
     program = programs.find("systemctl")
     if not program:
         raise GpushimError(f"{programs.absent('systemctl')}; restart the engine yourself")
-    shown = f"systemctl {' '.join(arguments)}"
+    command = f"systemctl {' '.join(arguments)}"
     answer = ask.program([program, *arguments], SECONDS, whole=True)
     if answer.code is None:
-        raise GpushimError(f"`{shown}` has not ended within {SECONDS} s; see `systemctl status`")
+        raise GpushimError(f"`{command}` has not ended within {SECONDS} s; see `systemctl status`")
     if answer.code:
         reason = (answer.error.strip().splitlines() or ["no reason given"])[0]
         raise GpushimError(
-            f"`{shown}` failed: {reason}; the engine's reason is in its journal; --remove takes our change back"
+            f"`{command}` failed: {reason}; the engine's reason is in its journal; --remove takes our change back"
         )

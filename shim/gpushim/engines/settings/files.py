@@ -70,10 +70,10 @@ def read(path: str) -> bytes | None:
             neither root nor who runs this could change it, or what is on the way to it.
     """
     try:
-        with places.place(path) as place:
-            content = _content(path, place)
-            if content is None and place.link:
-                raise places.dangling(path, place.path)
+        with places.place(path) as target:
+            content = _content(path, target)
+            if content is None and target.link:
+                raise places.dangling(path, target.path)
             return content
     except FileNotFoundError:
         return None
@@ -83,8 +83,8 @@ def read(path: str) -> bytes | None:
 
 def copy_path(path: str, suffix: str) -> str:
     """Return where the copy of a file is, or would be; of EDITED, the first."""
-    with contextlib.suppress(FileNotFoundError), places.place(path) as place:
-        return _base(place) + suffix
+    with contextlib.suppress(FileNotFoundError), places.place(path) as target:
+        return _base(target) + suffix
     return path + suffix
 
 
@@ -104,17 +104,17 @@ def apply(changes: list[Change]) -> list[str]:
             copies of them.
     """
     notes: list[str] = []
-    done: list[tuple[Change, os.stat_result | None]] = []
+    applied: list[tuple[Change, os.stat_result | None]] = []
     with _locked():
         try:
             for change in changes:
                 if change.new != change.old:
                     facts = os.stat(change.path) if os.path.exists(change.path) else None
                     notes += _put(change)
-                    done.append((change, facts))
+                    applied.append((change, facts))
         except GpushimError as error:
             stays = []
-            for change, facts in reversed(done):
+            for change, facts in reversed(applied):
                 try:
                     _put(Change(change.path, change.new, change.old))
                     if change.new is None and facts:  # it is made anew
@@ -134,8 +134,8 @@ def _locked() -> AbstractContextManager[None]:
     """Hold off other `gpushim configure` of the same user."""
     folder = system.state_dir()
     if folder == system.STATE_DIR:
-        home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        folder = f"{home}/gpushim" if os.geteuid() else RUN
+        state_home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        folder = f"{state_home}/gpushim" if os.geteuid() else RUN
     with contextlib.suppress(OSError):  # of which the lock tells
         os.makedirs(folder, 0o755, exist_ok=True)
     return lock.held(f"{folder}/configure.lock")
@@ -145,58 +145,58 @@ def _put(change: Change) -> list[str]:
     """Make one change, the file last; returns sentences about its copy."""
     path = change.path
     try:
-        with places.place(path, make=change.old is None) as place, _folders(place) as (folder, beside):
-            if change.old is not None and not _mode(place) & 0o222:
+        with places.place(path, make=change.old is None) as target, _folders(target) as (folder, outside):
+            if change.old is not None and not _mode(target) & 0o222:
                 raise GpushimError(
                     f"{path} is read-only, perhaps on purpose; chmod u+w, or choose another with --config"
                 )
-            _check(change, place)
-            copy = _copied(change, place, beside)
-            _replace(change, place, folder, beside)
+            _check(change, target)
+            copy = _copied(change, target, outside)
+            _replace(change, target, folder, outside)
             with contextlib.suppress(OSError):  # it is done; only a loss of power could undo it
                 os.fsync(folder)
             if change.folder and change.new is None:
                 with contextlib.suppress(OSError):
-                    os.rmdir(os.path.basename(os.path.dirname(place.path)), dir_fd=beside)
+                    os.rmdir(os.path.basename(os.path.dirname(target.path)), dir_fd=outside)
             return [f"{path} as it was is kept as {copy}"] if copy else []
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, f"cannot be replaced: {error.strerror}")
         raise GpushimError(f"{path} {reason}") from None
 
 
-def _replace(change: Change, place: Place, folder: int, beside: int) -> None:
+def _replace(change: Change, target: Place, folder: int, outside: int) -> None:
     """Put a file in its place, or remove it, if what is there is still as it was."""
-    fresh, finish = f"{place.name}.gpushim", partial(_take_after, place=place)
+    fresh, finish = f"{target.name}.gpushim", partial(_take_after, target=target)
     try:
         if change.new is not None:
-            replace(fresh, change.new, PRIVATE, folder=beside, finish=finish)
-        _check(change, place)
+            replace(fresh, change.new, PRIVATE, folder=outside, finish=finish)
+        _check(change, target)
         if change.new is None:
-            os.unlink(place.name, dir_fd=folder)
+            os.unlink(target.name, dir_fd=folder)
         else:
-            os.rename(fresh, place.name, src_dir_fd=beside, dst_dir_fd=folder)
+            os.rename(fresh, target.name, src_dir_fd=outside, dst_dir_fd=folder)
     except OSError as error:
         if error.errno != errno.EXDEV or change.new is None:
             raise
-        replace(place.name, change.new, PRIVATE, folder=folder, finish=finish)  # something is mounted on DIR.d
+        replace(target.name, change.new, PRIVATE, folder=folder, finish=finish)  # something is mounted on DIR.d
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh, dir_fd=beside)
+            os.unlink(fresh, dir_fd=outside)
 
 
-def _check(change: Change, place: Place) -> None:
-    if _content(change.path, place) != change.old:
+def _check(change: Change, target: Place) -> None:
+    if _content(change.path, target) != change.old:
         raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
 
 
-def _content(path: str, place: Place) -> bytes | None:
+def _content(path: str, target: Place) -> bytes | None:
     """Return what a file holds; None if there is none. `path` is how somebody named it, for messages.
 
     Raises:
         GpushimError: it is not a regular file, too large, or others could change it.
     """
     try:
-        fd = os.open(place.name, _READ, dir_fd=place.folder)
+        fd = os.open(target.name, _READ, dir_fd=target.folder)
     except FileNotFoundError:
         return None
     try:
@@ -212,57 +212,57 @@ def _content(path: str, place: Place) -> bytes | None:
     return data
 
 
-def _mode(place: Place) -> int:
+def _mode(target: Place) -> int:
     with contextlib.suppress(FileNotFoundError):
-        return place.status().st_mode
+        return target.status().st_mode
     return NEW_MODE
 
 
 @contextlib.contextmanager
-def _folders(place: Place) -> Iterator[tuple[int, int]]:
+def _folders(target: Place) -> Iterator[tuple[int, int]]:
     """Open a file's directory, and the one for what is not to be read by an engine: the one above a DIR.d."""
     with contextlib.ExitStack() as stack:
         fds = []
-        for name in (".", ".." if _in_drop_ins(place) else "."):
-            fds.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder))
+        for name in (".", ".." if _in_drop_ins(target) else "."):
+            fds.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.folder))
             stack.callback(os.close, fds[-1])
-            places.check(place.path, fds[-1], os.fstat(fds[-1]))
+            places.check(target.path, fds[-1], os.fstat(fds[-1]))
         yield fds[0], fds[1]
 
 
-def _in_drop_ins(place: Place) -> bool:
-    return os.path.dirname(place.path).endswith(".d")
+def _in_drop_ins(target: Place) -> bool:
+    return os.path.dirname(target.path).endswith(".d")
 
 
-def _base(place: Place) -> str:
-    folder = os.path.dirname(place.path)
-    return f"{folder}.{place.name}" if _in_drop_ins(place) else place.path
+def _base(target: Place) -> str:
+    folder = os.path.dirname(target.path)
+    return f"{folder}.{target.name}" if _in_drop_ins(target) else target.path
 
 
-def _copied(change: Change, place: Place, beside: int) -> str:
+def _copied(change: Change, target: Place, outside: int) -> str:
     """Keep the file as it is, if that is wished; returns the path of the copy."""
     if not change.copy or change.old is None:
         return ""
-    base = copy = _base(place) + change.copy
+    base = copy = _base(target) + change.copy
     number = 1
     while change.copy == EDITED and read(copy) not in (None, change.old):
         number += 1
         copy = f"{base}.{number}"
     name = os.path.basename(copy)
-    replace(name, change.old, PRIVATE, folder=beside, finish=partial(_take_after, place=place))
+    replace(name, change.old, PRIVATE, folder=outside, finish=partial(_take_after, target=target))
     return copy
 
 
-def _take_after(fd: int, place: Place) -> None:
+def _take_after(fd: int, target: Place) -> None:
     """Give a new file the mode, owner and extended attributes (SELinux label, ACL) that its forerunner has."""
     try:
-        old = os.open(place.name, _READ, dir_fd=place.folder)
+        old = os.open(target.name, _READ, dir_fd=target.folder)
     except FileNotFoundError:
         os.fchmod(fd, NEW_MODE)
         return
     with open(old, "rb"):
-        facts, own = os.fstat(old), os.fstat(fd)
-        if (own.st_uid, own.st_gid) != (facts.st_uid, facts.st_gid):
+        facts, new_facts = os.fstat(old), os.fstat(fd)
+        if (new_facts.st_uid, new_facts.st_gid) != (facts.st_uid, facts.st_gid):
             os.fchown(fd, facts.st_uid, facts.st_gid)
         os.fchmod(fd, stat.S_IMODE(facts.st_mode))
         with contextlib.suppress(OSError):  # the file system knows none

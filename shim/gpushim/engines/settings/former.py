@@ -27,7 +27,7 @@ def without(path: str, content: bytes | None) -> bytes | None:
     first = files.read(files.copy_path(path, files.BEFORE))
     if content == made:
         return first
-    text, lines, old = (toml.decoded(each, path) for each in (content, made, first or b""))
+    text, lines, old = (toml.decoded(content_bytes, path) for content_bytes in (content, made, first or b""))
     return _taken_back(path, text, lines.splitlines(True), old.splitlines(True)).encode()
 
 
@@ -36,7 +36,7 @@ def records(path: str) -> list[Change]:
     after = files.copy_path(path, AFTER)
     if files.read(after) is None:
         return []
-    return [Change(each, files.read(each), None) for each in (after, files.copy_path(path, files.BEFORE))]
+    return [Change(record, files.read(record), None) for record in (after, files.copy_path(path, files.BEFORE))]
 
 
 def after(path: str) -> list[Change]:
@@ -51,14 +51,14 @@ def _taken_back(path: str, text: str, made: list[str], first: list[str]) -> str:
     if "gpushim" not in text:
         return text  # somebody has taken it out
     for _, begin, end, start, stop in SequenceMatcher(None, made, first, autojunk=False).get_opcodes():
-        ours, old = "".join(made[begin:end]), "".join(first[start:stop])
-        if ours == old:
+        made_text, old = "".join(made[begin:end]), "".join(first[start:stop])
+        if made_text == old:
             continue
-        if text.count(ours) != 1:
+        if text.count(made_text) != 1:
             raise GpushimError(
                 f"{path} has been edited since gpushim wrote into it; take out by hand what diff "
                 f"{files.copy_path(path, files.BEFORE)} {files.copy_path(path, AFTER)} shows, remove these two, "
                 "then try again"
             )
-        text = text.replace(ours, old)
+        text = text.replace(made_text, old)
     return text

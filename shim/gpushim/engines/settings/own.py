@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.engines.settings import files, former, toml
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import goes_with
+from gpushim.engines.settings.setup import check_default
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -61,25 +61,20 @@ def remove(path: str) -> list[Change]:
 def check_left(
     title: str, read: list[str], changes: list[Change], default: tuple[str, ...], stock: Collection[str]
 ) -> None:
-    """Refuse to take back a runtime that a file of others names as the default.
+    """Refuse what `check_default` does, for an engine that merges its files.
 
     Args:
         title: the engine's name, for the sentence.
-        read: files and directories that it reads and merges.
+        read: files and directories that it reads.
         changes: that take gpushim out.
         default: the key of the default runtime's name, beside the table `runtimes`.
         stock: runtimes that it has by itself.
-
-    Raises:
-        GpushimError: the engine would not start with what is left.
     """
-    left = {change.path: change.new for change in changes}
+    drafts = {change.path: change.new for change in changes}
     *above, key = default
-    had, has = (toml.table(toml.merged(read, instead), *above, "runtimes") for instead in ({}, left))
-    named = [(toml.table(toml.merged([path], left), *above).get(key), path) for path in toml.listed(read)]
-    name, path = ([each for each in named if each[0] is not None] or [("", "")])[-1]
-    if name in {*had} - {*has} - {*stock}:
-        raise goes_with(path, key, str(name), title)
+    had, has = (toml.table(toml.merged(read, instead), *above, "runtimes") for instead in ({}, drafts))
+    defaults = [(path, toml.table(toml.merged([path], drafts), *above).get(key)) for path in toml.listed(read)]
+    check_default(title, key, [pair for pair in defaults if pair[1] is not None], {*had} - {*has} - {*stock})
 
 
 def digest(text: str) -> str:
@@ -100,7 +95,7 @@ def _is_edited(path: str, content: bytes) -> bool:
     return match is not None and match[1] != digest(text[match.end() :])
 
 
-def _has(there: object, wished: object) -> bool:
+def _has(actual: object, wished: object) -> bool:
     if isinstance(wished, dict):
-        return isinstance(there, dict) and all(_has(there.get(key), value) for key, value in wished.items())
-    return there == wished
+        return isinstance(actual, dict) and all(_has(actual.get(key), value) for key, value in wished.items())
+    return actual == wished

@@ -23,7 +23,7 @@ from gpushim.ground import bounds
 from gpushim.ground.errors import NOT_FOUND, GpushimError, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from gpushim.engines.processes.running import Engine
     from gpushim.engines.settings.files import Change
@@ -90,7 +90,7 @@ class Plan:
         engine: the running engine that reads these settings, if one does.
         stopped: name of the service that will read them once it is started, where that is not the engine's own.
         stays: by the name of a runtime of gpushim's that is left, because containers need it, the sentence for that.
-        by_hand: commands that take gpushim out of what `changes` edit, where there is no gpushim.
+        by_hand: commands that do what `changes` do, where there is no gpushim; none if they only remove files.
         check: raises GpushimError if the engine would not start with what these leave; before they are made.
     """
 
@@ -110,12 +110,12 @@ class Plan:
 
 
 def stays(paths: Iterable[str]) -> list[str]:
-    """Say which of gpushim's files beside an engine's settings stay where --config names one file."""
+    """Return which of gpushim's files beside an engine's settings stay where --config names one file."""
     return [f"{path} stays: --config is about one file; --remove without it takes all away" for path in paths]
 
 
 def is_ours(program: object) -> bool:
-    """Say whether a program in an engine's settings is gpushim-runtime, by its name alone.
+    """Return whether a program in an engine's settings is gpushim-runtime, by its name alone.
 
     This decides what may be edited; `executes_ours` says which program an engine executes.
     """
@@ -139,21 +139,33 @@ def check_entry(path: str, name: str, program: object, ours: bool, force: bool) 
         )
 
 
-def goes_with(path: str, default: str, name: str, title: str) -> GpushimError:
-    """Return the refusal to take back a runtime that a line of others names as the default."""
-    return GpushimError(
-        f"{path}: {default} is {quote(name)}, which goes with gpushim's entry, and {title} does not start without "
-        "it; remove that line, then try again"
-    )
+def check_default(title: str, key: str, defaults: Sequence[tuple[str, object]], removed: Collection[str]) -> None:
+    """Refuse to take back a runtime that a line of others names as the default.
+
+    Args:
+        title: the engine's name, for the sentence.
+        key: of the default runtime's name.
+        defaults: path of each file that names one, in the order in which the engine reads them, with the name.
+        removed: names of the runtimes that go, without those that the engine has by itself.
+
+    Raises:
+        GpushimError: the engine would not start with what is left.
+    """
+    path, name = defaults[-1] if defaults else ("", "")
+    if str(name) in removed:
+        raise GpushimError(
+            f"{path}: {key} is {quote(str(name))}, which goes with gpushim's entry, and {title} does not start "
+            "without it; remove that line, then try again"
+        )
 
 
 def executes_ours(program: str, engine: Engine | None = None) -> bool:
-    """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks."""
+    """Return whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks."""
     return is_ours(program) or leads_to_ours(engine.executable(program) if engine else program)
 
 
 def leads_to_ours(path: str) -> bool:
-    """Say whether an absolute path is gpushim-runtime or a link to it, as the names of gpushim-nvidia-compat are."""
+    """Return whether an absolute path is gpushim-runtime or leads to it, as the names of gpushim-nvidia-compat do."""
     for _ in range(bounds.LINKS if path.startswith("/") else 0):
         if is_ours(path):
             return True
@@ -164,18 +176,18 @@ def leads_to_ours(path: str) -> bool:
     return False
 
 
-def installed(name: str, given: str = "") -> str:
-    """Return the absolute path of PROGRAM or HOOK: `given`, else the one beside this code, else the packages'.
+def installed(name: str, path: str = "") -> str:
+    """Return the absolute path of PROGRAM or HOOK: `path`, else the one beside this code, else the packages'.
 
     Raises:
         GpushimError: it is not there, not executable, or its path is relative: engines have other working
             directories.
     """
-    ours = os.path.dirname(decide.hook_program())
-    candidates = [given] if given else [f"{ours}/{name}", f"/usr/bin/{name}"]
+    folder = os.path.dirname(decide.hook_program())
+    candidates = [path] if path else [f"{folder}/{name}", f"/usr/bin/{name}"]
     if not candidates[0].startswith("/"):
         raise GpushimError(
-            f"{given} is a relative path, which an engine would look for elsewhere; give the whole path"
+            f"{path} is a relative path, which an engine would look for elsewhere; give the whole path"
         )
     for path in candidates:
         if os.path.isfile(path) and os.access(path, os.X_OK):

@@ -72,21 +72,21 @@ def merged(paths: list[str], instead: Mapping[str, bytes | None] | None = None) 
     return result
 
 
-def listed(paths: list[str], more: Mapping[str, object] | None = None) -> list[str]:
+def listed(paths: list[str], drafts: Mapping[str, object] | None = None) -> list[str]:
     """Return files in the order in which an engine reads them.
 
     Args:
         paths: files, and directories whose files are meant.
-        more: files that are to be in these directories.
+        drafts: files that are to be in these directories.
     """
-    found: list[str] = []
+    files_read: list[str] = []
     for path in paths:
-        made = [file for file in more or {} if os.path.dirname(file) == path]
+        made = [file for file in drafts or {} if os.path.dirname(file) == path]
         if os.path.isdir(path) or made:
-            found += sorted({*glob.glob(f"{glob.escape(path)}/*"), *made})
+            files_read += sorted({*glob.glob(f"{glob.escape(path)}/*"), *made})
         else:
-            found.append(path)
-    return found
+            files_read.append(path)
+    return files_read
 
 
 def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -97,9 +97,9 @@ def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+def merge(into: dict[str, Any], added: dict[str, Any]) -> None:
     """Add settings to others, table by table."""
-    for key, value in more.items():
+    for key, value in added.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             merge(into[key], value)
         else:
@@ -125,7 +125,7 @@ def written(data: dict[str, Any], above: tuple[str, ...] = ()) -> str:
 def value_text(value: Any) -> str:
     """Return a value as TOML, on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)} = {value_text(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)} = {value_text(member)}" for key, member in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(value_text, value)) + "]"
     if isinstance(value, (str, bool)):
@@ -157,15 +157,15 @@ def put(text: str, section: str, key: str, value: Any, path: str, comment: str =
     lines = [line + end for line in text.split(end)]
     lines[-1] = lines[-1][: -len(end)]
     first, last = _section(lines, section)
-    there = [place for place in range(first, last) if re.match(rf"\s*{key}\s*=", lines[place])]
+    lines_of_key = [number for number in range(first, last) if re.match(rf"\s*{key}\s*=", lines[number])]
     line = "" if value is None else f"{key} = {value_text(value)}"
-    if there:
-        lines[there[0]] = f"{line}{_comment(lines[there[0]])}{end}" if line else ""
+    if lines_of_key:
+        lines[lines_of_key[0]] = f"{line}{_comment(lines[lines_of_key[0]])}{end}" if line else ""
     elif section and not first:
         gap = end if text.endswith(end) else end * 2
         lines.append(f"{gap if text else ''}[{section}]{end}{line}{comment}{end}")
     else:
-        version = [place + 1 for place in range(first, last) if re.match(r"version\s*=", lines[place])]
+        version = [number + 1 for number in range(first, last) if re.match(r"version\s*=", lines[number])]
         lines.insert((version or [first])[0], f"{line}{comment}{end}")
     new = "".join(lines)
     try:
@@ -180,12 +180,12 @@ def put(text: str, section: str, key: str, value: Any, path: str, comment: str =
 
 def _section(lines: list[str], section: str) -> tuple[int, int]:
     """Return between which lines the keys of a table stand; (0, 0) if it has no header."""
-    headers = [place for place, line in enumerate(lines) if re.match(r"\s*\[", line)] + [len(lines)]
+    headers = [number for number, line in enumerate(lines) if re.match(r"\s*\[", line)] + [len(lines)]
     if not section:
         return 0, headers[0]
-    for place, following in zip(headers, headers[1:]):
-        if re.match(rf"\s*\[\s*{section}\s*\]", lines[place]):
-            return place + 1, following
+    for number, following in zip(headers, headers[1:]):
+        if re.match(rf"\s*\[\s*{section}\s*\]", lines[number]):
+            return number + 1, following
     return 0, 0
 
 

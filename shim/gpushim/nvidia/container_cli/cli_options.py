@@ -12,7 +12,7 @@ from gpushim.oci.device_list import AUTOMATIC_KIND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpushim.nvidia.container_cli.getopt import Given, Options
+    from gpushim.nvidia.container_cli.getopt import Options, OptionValues
     from gpushim.oci.selection import Item
 
 GLOBAL: Options = {
@@ -64,7 +64,7 @@ _LEFT_OUT = {
     "no-fabricmanager": "/nvidia-fabricmanager/",
     "no-gsp-firmware": "/firmware/nvidia/",
 }
-# What NVIDIA's program calls the kinds of its errors, by our exit codes; the others are of its initialization.
+# NVIDIA's names for kinds of errors, by our exit codes; all other codes are initialization errors.
 _KINDS = {
     USAGE: "input error",
     REQUEST: "device error",
@@ -74,36 +74,38 @@ _KINDS = {
 }
 
 
-def command_of(words: list[str]) -> str:
+def find_command(words: list[str]) -> str:
     """Return the command of a command line, or "" if there is none, help is asked for, or the line is wrong."""
     try:
-        given, rest = parse(words, GLOBAL, in_order=True)
+        options, command_words = parse(words, GLOBAL, in_order=True)
     except GpushimError:
         return ""
-    return rest[0] if rest and not {"help", "usage", "version"} & names(given) and not asks_for_help(rest) else ""
+    if not command_words or asks_for_help(command_words) or {"help", "usage", "version"} & list_names(options):
+        return ""
+    return command_words[0]
 
 
 def asks_for_help(words: list[str]) -> bool:
     return bool({"--help", "--usage", "-?"} & set(words))
 
 
-def names(given: Given) -> set[str]:
-    return {name for name, _ in given}
+def list_names(options: OptionValues) -> set[str]:
+    return {name for name, _ in options}
 
 
-def sentence(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Write an error as nvidia-container-cli does, with the kind of error first."""
     kind = _KINDS.get(error.exit_code, "initialization error") if isinstance(error, GpushimError) else "mount error"
     return f"nvidia-container-cli: {kind}: {error}"
 
 
-def check_root(given: Given, driver_root: str) -> None:
+def check_root(options: OptionValues, driver_root: str) -> None:
     """Check that --root names the driver root that gpushim knows.
 
     Raises:
-        GpushimError: USAGE; it names another.
+        GpushimError: USAGE; it names another directory.
     """
-    for name, value in given:
+    for name, value in options:
         if name == "root" and (value.rstrip("/") or "/") != driver_root:
             raise GpushimError(
                 f"--root={quote(value)}, but gpushim gives out the driver below {driver_root}; set [driver] root in "
@@ -112,34 +114,34 @@ def check_root(given: Given, driver_root: str) -> None:
             )
 
 
-def words_of(given: Given, name: str) -> list[str]:
+def collect_words(options: OptionValues, name: str) -> list[str]:
     """Collect the comma-separated words of an option that may be given more than once."""
-    return [word.strip() for key, value in given if key == name for word in value.split(",") if word.strip()]
+    return [word.strip() for key, value in options if key == name for word in value.split(",") if word.strip()]
 
 
-def only_all(given: Given, name: str) -> bool:
-    """Say whether an option is given whose only value is "all".
+def has_only_all(options: OptionValues, name: str) -> bool:
+    """Return whether an option is given with "all" as its only value.
 
     Raises:
-        GpushimError: USAGE; it has another.
+        GpushimError: USAGE; the option has another value.
     """
-    words = words_of(given, name)
+    words = collect_words(options, name)
     for word in words:
         if word.lower() != "all":
             raise GpushimError(f"--{name}={quote(word)}: only 'all' devices are currently supported", USAGE)
     return bool(words)
 
 
-def devices(given: Given, kind: str) -> tuple[str, list[Item]]:
-    """Read which GPUs and MIG instances --device names; `kind` is the CDI kind of this host's own GPUs.
+def read_devices(options: OptionValues, kind: str) -> tuple[str, list[Item]]:
+    """Return the GPUs and MIG instances that --device names; `kind` is the CDI kind of this host's own GPUs.
 
     Returns:
-        the option's words, and what they mean.
+        the option's words, and the devices that they name.
 
     Raises:
         GpushimError: REQUEST; a device that no GPU or MIG instance can be.
     """
-    words = words_of(given, "device")
+    words = collect_words(options, "device")
     if any(word.lower() == "all" for word in words):
         words = ["all"]  # which includes the words before it
     items = selection.parse(words, (kind, AUTOMATIC_KIND))
@@ -149,6 +151,6 @@ def devices(given: Given, kind: str) -> tuple[str, list[Item]]:
     return ",".join(words), items
 
 
-def left_out(named: set[str], path: str) -> bool:
-    """Say whether the options named leave a file of the driver out."""
-    return any(part in path for name, part in _LEFT_OUT.items() if name in named)
+def is_left_out(option_names: set[str], path: str) -> bool:
+    """Return whether options of these names leave out a file of the driver."""
+    return any(part in path for name, part in _LEFT_OUT.items() if name in option_names)

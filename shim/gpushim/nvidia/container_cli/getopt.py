@@ -12,70 +12,71 @@ if TYPE_CHECKING:
     from typing import Mapping, Sequence
 
     Options = Mapping[str, tuple[str, str]]  # long name: (letter or "", NO, REQUIRED or OPTIONAL)
-    Given = list[tuple[str, str]]  # long name and value, in the order of the command line
+    OptionValues = list[tuple[str, str]]  # long name and value, in the order of the command line
 
 NO, REQUIRED, OPTIONAL = "no", "required", "optional"
 
 
-def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tuple[Given, list[str]]:
+def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tuple[OptionValues, list[str]]:
     """Read a command line as getopt_long(3) does; return the options with their values, and the other words.
 
     Args:
-        words: behind the program's or command's name.
-        options: those that there are.
+        words: of the command line after the program's or command's name.
+        options: that the command has.
         in_order: stop at the first word that is no option; otherwise options may stand behind such words too.
 
     Raises:
         GpushimError: USAGE, for an unknown option, or a value too many or too few.
     """
-    given: Given = []
-    others: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    values: OptionValues = []
+    arguments: list[str] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
         if word == "--":
-            return given, others + rest
+            return values, arguments + remaining
         if word.startswith("--"):
-            given.append(_long(word, rest, options))
+            values.append(_read_long(word, remaining, options))
         elif word.startswith("-") and word != "-":
-            given += _letters(word, rest, options)
+            values += _read_letters(word, remaining, options)
         elif in_order:
-            return given, [word, *rest]
+            return values, [word, *remaining]
         else:
-            others.append(word)
-    return given, others
+            arguments.append(word)
+    return values, arguments
 
 
-def _long(word: str, rest: list[str], options: Options) -> tuple[str, str]:
+def _read_long(word: str, remaining: list[str], options: Options) -> tuple[str, str]:
     text, equals, value = word[2:].partition("=")
     # A unique beginning is enough.
-    found = [text] if text in options else [name for name in options if name.startswith(text)]
-    if len(found) != 1:
-        raise GpushimError(f"--{quote(text)} is {'ambiguous' if found else 'not an option here'}; see --help", USAGE)
-    takes = options[found[0]][1]
-    if takes == NO and equals:
-        raise GpushimError(f"--{found[0]} takes no value", USAGE)
-    if takes == REQUIRED and not equals:
-        value = _next(f"--{found[0]}", rest)
-    return found[0], value
+    matches = [text] if text in options else [name for name in options if name.startswith(text)]
+    if len(matches) != 1:
+        problem = "ambiguous" if matches else "not an option here"
+        raise GpushimError(f"--{quote(text)} is {problem}; see --help", USAGE)
+    arity = options[matches[0]][1]
+    if arity == NO and equals:
+        raise GpushimError(f"--{matches[0]} takes no value", USAGE)
+    if arity == REQUIRED and not equals:
+        value = _take_value(f"--{matches[0]}", remaining)
+    return matches[0], value
 
 
-def _letters(word: str, rest: list[str], options: Options) -> Given:
+def _read_letters(word: str, remaining: list[str], options: Options) -> OptionValues:
     names = {letter: name for name, (letter, _) in options.items() if letter}
-    given: Given = []
-    for place, letter in enumerate(word[1:], 2):
+    values: OptionValues = []
+    for position, letter in enumerate(word[1:], 2):
         if letter not in names:
             raise GpushimError(f"-{quote(letter)} is not an option here; see --help", USAGE)
-        takes = options[names[letter]][1]
-        if takes == NO:
-            given.append((names[letter], ""))
+        arity = options[names[letter]][1]
+        if arity == NO:
+            values.append((names[letter], ""))
             continue
-        value = word[place:] or (_next(f"-{letter}", rest) if takes == REQUIRED else "")
-        return [*given, (names[letter], value)]
-    return given
+        value = word[position:] or (_take_value(f"-{letter}", remaining) if arity == REQUIRED else "")
+        return [*values, (names[letter], value)]
+    return values
 
 
-def _next(option: str, rest: list[str]) -> str:
-    if not rest:
+def _take_value(option: str, remaining: list[str]) -> str:
+    if not remaining:
         raise GpushimError(f"{option} needs a value", USAGE)
-    return rest.pop(0)
+    return remaining.pop(0)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpushim.ground.model import Gpu, Snapshot
-    from gpushim.nvidia.container_cli.getopt import Given
+    from gpushim.nvidia.container_cli.getopt import OptionValues
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
 LABEL_WIDTH = 16
-# In this order NVIDIA's program looks for libraries; what belongs to no capability comes last.
+# NVIDIA's program looks for libraries in this order; those of no capability come last.
 ORDER = ("utility", "compute", "ngx", "video", "graphics", "display", "any")
 LABELS = ("Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture")
 USAGE_TEXT = f"""\
@@ -49,30 +49,30 @@ Options: {" ".join("--" + name for name in cli.GLOBAL)}
 
 
 def main(words: list[str]) -> None:
-    """Run as a process, with the words behind the program's name, and exit."""
+    """Run as a process, with the words after the program's name, and exit."""
     guard()
     try:
         code = run(words)
         sys.stdout.flush()
     except GpushimError as error:
-        print(cli.sentence(error), file=sys.stderr)
+        print(cli.format_error(error), file=sys.stderr)
         code = 1
     sys.exit(code)
 
 
 def run(words: list[str]) -> int:
-    """Do what the words say; returns the exit code.
+    """Run the command that the words name; return the exit code.
 
     Raises:
         GpushimError: the command line is wrong, or the host cannot be listed.
     """
-    given, rest = parse(words, cli.GLOBAL, in_order=True)
-    named = cli.names(given)
-    command = rest[0] if rest else ""
-    if "version" in named:
+    global_options, command_words = parse(words, cli.GLOBAL, in_order=True)
+    option_names = cli.list_names(global_options)
+    command = command_words[0] if command_words else ""
+    if "version" in option_names:
         print(f"cli-version: {__version__}\nlib-version: {__version__}\nbuild flags: gpushim")
         return 0
-    if named & {"help", "usage"} or cli.asks_for_help(rest[1:]):
+    if option_names & {"help", "usage"} or cli.asks_for_help(command_words[1:]):
         print(USAGE_TEXT, end="")
         return 0
     if command not in ("info", "list"):
@@ -80,61 +80,61 @@ def run(words: list[str]) -> int:
             raise GpushimError(f"{quote(command)} is not a command; there are {', '.join(cli.COMMANDS)}", USAGE)
         print(USAGE_TEXT, end="", file=sys.stderr)
         return 1
-    options, others = parse(rest[1:], cli.COMMANDS[command])
-    if others:
-        raise GpushimError(f"{command} takes no {quote(others[0])}; see --help", USAGE)
+    options, arguments = parse(command_words[1:], cli.COMMANDS[command])
+    if arguments:
+        raise GpushimError(f"{command} takes no {quote(arguments[0])}; see --help", USAGE)
     inventory = present.snapshot()
-    cli.check_root(given, inventory["driver"]["root"])
+    cli.check_root(global_options, inventory["driver"]["root"])
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    lines = paths(options, inventory) if command == "list" else info(inventory, csv=bool(options))
+    lines = list_paths(options, inventory) if command == "list" else format_info(inventory, csv=bool(options))
     print("".join(f"{line}\n" for line in lines), end="")
     return 0
 
 
-def info(inventory: Snapshot, csv: bool = False) -> list[str]:
+def format_info(inventory: Snapshot, csv: bool = False) -> list[str]:
     """Return the lines of NVIDIA's `info`; the form for programs, `csv`, quotes nothing."""
     driver = inventory["driver"]
-    about: dict[str, object] = {"NVRM version": driver["version"], "CUDA version": driver["cuda"]}
-    gpus = [dict(zip(LABELS, _values(gpu))) for gpu in inventory["gpus"]]
+    driver_facts: dict[str, object] = {"NVRM version": driver["version"], "CUDA version": driver["cuda"]}
+    gpus = [dict(zip(LABELS, _list_values(gpu))) for gpu in inventory["gpus"]]
     if csv:
-        rows = [about, about.values(), (), LABELS, *[gpu.values() for gpu in gpus]]
+        rows = [driver_facts, driver_facts.values(), (), LABELS, *[gpu.values() for gpu in gpus]]
         return [",".join(map(str, row)) for row in rows]
     lines: list[str] = []
-    for facts in [about, *gpus]:
+    for facts in [driver_facts, *gpus]:
         lines += ["", *[f"{label + ':':{LABEL_WIDTH}}{value}" for label, value in facts.items()]]
     return lines[1:]
 
 
-def _values(gpu: Gpu) -> tuple[object, ...]:
+def _list_values(gpu: Gpu) -> tuple[object, ...]:
     return gpu["index"], gpu["minor"], gpu["model"], gpu["brand"], gpu["uuid"], gpu["pci"], gpu["arch"]
 
 
-def paths(options: Given, inventory: Snapshot) -> list[str]:
-    """List what NVIDIA's `list` lists, in its order: paths as seen inside the driver root, each once.
+def list_paths(options: OptionValues, inventory: Snapshot) -> list[str]:
+    """Return the paths that NVIDIA's `list` prints, in its order, as seen inside the driver root, each once.
 
     Raises:
         GpushimError: a device is unknown, or a value malformed.
     """
-    named = cli.names(options)
-    if not named - {"imex-channel"}:
-        named |= {"libraries", "binaries", "ipcs", "firmwares", "compat32", "device"}
+    option_names = cli.list_names(options)
+    if not option_names - {"imex-channel"}:
+        option_names |= {"libraries", "binaries", "ipcs", "firmwares", "compat32", "device"}
         options = [*options, ("device", "all")]
-    found = _devices(options, inventory) if "device" in named else []
-    found += _channels(options, inventory)
+    paths = _list_nodes(options, inventory) if "device" in option_names else []
+    paths += _list_channels(options, inventory)
     for name, node in (("mig-config", ensure.MIG_CONFIG_NODE), ("mig-monitor", ensure.MIG_MONITOR_NODE)):
-        if cli.only_all(options, name):
-            found += [f"{PROC_CAPABILITIES}/mig/{name[4:]}", *([node] if node in inventory["nodes"] else [])]
+        if cli.has_only_all(options, name):
+            paths += [f"{PROC_CAPABILITIES}/mig/{name[4:]}", *([node] if node in inventory["nodes"] else [])]
     rows = [("binaries", "binary", ""), ("libraries", "library", "")]
-    rows += [("libraries", "library32", "32")] if "compat32" in named else []
+    rows += [("libraries", "library32", "32")] if "compat32" in option_names else []
     rows += [("ipcs", "socket", ""), ("firmwares", "firmware", "")]
     for option, kind, suffix in rows:
-        if option in named:
-            found += _files(inventory, kind, suffix)
-    return [path for path in dict.fromkeys(found) if not cli.left_out(named, path)]
+        if option in option_names:
+            paths += _list_files(inventory, kind, suffix)
+    return [path for path in dict.fromkeys(paths) if not cli.is_left_out(option_names, path)]
 
 
-def _files(inventory: Snapshot, kind: str, suffix: str) -> Iterable[str]:
+def _list_files(inventory: Snapshot, kind: str, suffix: str) -> Iterable[str]:
     for name in (*ORDER, "mps"):
         for file in inventory["files"].get(name + suffix, ()):
             path = file["path"]
@@ -142,28 +142,28 @@ def _files(inventory: Snapshot, kind: str, suffix: str) -> Iterable[str]:
                 yield path
 
 
-def _devices(options: Given, inventory: Snapshot) -> list[str]:
-    """List the nodes of the driver, and of the GPUs and MIG instances named."""
+def _list_nodes(options: OptionValues, inventory: Snapshot) -> list[str]:
+    """Return the device nodes of the driver, and of the GPUs and MIG instances that --device names."""
     nodes = inventory["nodes"]
     if inventory["platform"] != "native":
         return list(nodes)
-    _, items = cli.devices(options, inventory["policy"]["cdi"]["kind"])
+    _, items = cli.read_devices(options, inventory["policy"]["cdi"]["kind"])
     gpus, migs = selection.select(items, inventory, "--device")
     parents = {mig["gpu"] for mig in migs}
     chosen = [*gpus, *(gpu for gpu in inventory["gpus"] if gpu["index"] in parents and gpu not in gpus)]
     minors = {gpu["index"]: gpu["minor"] for gpu in inventory["gpus"]}
-    found = [path for path in ensure.CONTROL_NODES if path in nodes] + [gpu["node"] for gpu in chosen]
+    paths = [path for path in ensure.CONTROL_NODES if path in nodes] + [gpu["node"] for gpu in chosen]
     for mig in migs:
         instance = f"{PROC_CAPABILITIES}/gpu{minors[mig['gpu']]}/mig/gi{mig['gi']}"
-        found += [f"{instance}/access", f"{instance}/ci{mig['ci']}/access", *mig["nodes"]]
-    return found
+        paths += [f"{instance}/access", f"{instance}/ci{mig['ci']}/access", *mig["nodes"]]
+    return paths
 
 
-def _channels(options: Given, inventory: Snapshot) -> list[str]:
-    found = []
-    for word in cli.words_of(options, "imex-channel"):
+def _list_channels(options: OptionValues, inventory: Snapshot) -> list[str]:
+    paths = []
+    for word in cli.collect_words(options, "imex-channel"):
         path = f"{ensure.IMEX_CHANNEL}{word}"
         if not 0 <= selection.number(word) <= LAST_CHANNEL or path not in inventory["nodes"]:
             raise GpushimError(f"--imex-channel={quote(word)}: there is no such channel on this host", FAILED)
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths

@@ -1,4 +1,4 @@
-"""What NVIDIA's k8s-device-plugin calls its settings: flags, variables, keys of its file, and ours for each of them.
+"""The settings of NVIDIA's k8s-device-plugin: its flags, variables and keys, and our key for each of them.
 
 Source of the names: that plugin's 0.20. Which values a key of ours takes, its default and its meaning are in
 config.schema.json. Out of scope: reading values (plugin_settings.py).
@@ -23,25 +23,25 @@ class Setting:
     """A setting of NVIDIA's plugin, or of ours alone.
 
     Attributes:
-        key: in [device-plugin]; "" if nothing here does it.
+        key: in [device-plugin]; "" if gpushim has no such setting.
         flags: on the command line, without dashes, the first as it is shown.
         variables: its names in the environment.
-        file: its place in NVIDIA's file, a dotted path; "" if it is not there. Of one in PLACES it does nothing.
-        why: of one without a key, why it does nothing; else how it differs from the key.
-        default: of one without a key, the value that says nothing.
+        file: its dotted path in NVIDIA's file; "" if the file cannot set it. For LOCAL_KEYS the file is ignored.
+        note: without a key, why the setting is ignored; else how it differs from the key.
+        default: without a key, the value for which nothing is noted.
     """
 
     key: str
     flags: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     file: str = ""
-    why: str = ""
+    note: str = ""
     default: str = ""
 
     @property
     def rule(self) -> dict[str, Any]:
-        found: dict[str, Any] = schema().get(self.key, {"type": "string", "default": self.default})
-        return found
+        rule: dict[str, Any] = load_schema().get(self.key, {"type": "string", "default": self.default})
+        return rule
 
 
 SETTINGS = (
@@ -83,7 +83,7 @@ SETTINGS = (
         "kubelet-dir",
         ("kubelet-socket",),
         ("KUBELET_SOCKET",),
-        why="kubelet's socket, instead of --kubelet-dir: device-plugins/kubelet.sock in it.",
+        note="kubelet's socket, instead of --kubelet-dir: device-plugins/kubelet.sock in it.",
     ),
     Setting("metrics", ("metrics",), ("METRICS",)),
     Setting("metrics-token-file", ("metrics-token-file",), ("METRICS_TOKEN_FILE",)),
@@ -131,17 +131,25 @@ SETTINGS = (
         _SPEC,
         "/usr/bin/nvidia-ctk",
     ),
-    Setting("", ("cdi-feature-flags",), ("CDI_FEATURE_FLAGS",), why=_SPEC),
-    Setting("", ("cdi-disable-hooks",), ("CDI_DISABLE_HOOKS",), why=_SPEC),
+    Setting("", ("cdi-feature-flags",), ("CDI_FEATURE_FLAGS",), note=_SPEC),
+    Setting("", ("cdi-disable-hooks",), ("CDI_DISABLE_HOOKS",), note=_SPEC),
     Setting("", ("mps-root",), ("MPS_ROOT",), "flags.mpsRoot", "pipes of MPS are in /run/gpushim/mps"),
-    Setting("", (), ("GFD_ONESHOT",), why="gpushim-device-plugin --labels prints labels once", default="false"),
-    Setting("", (), ("GFD_MACHINE_TYPE_FILE",), why=_MACHINE, default="/sys/class/dmi/id/product_name"),
-    Setting("", (), ("GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"), why=_NODE_FEATURE, default="true"),
+    Setting("", (), ("GFD_ONESHOT",), note="gpushim-device-plugin --labels prints labels once", default="false"),
+    Setting("", (), ("GFD_MACHINE_TYPE_FILE",), note=_MACHINE, default="/sys/class/dmi/id/product_name"),
+    Setting("", (), ("GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"), note=_NODE_FEATURE, default="true"),
 )
-# What the plugin reads, writes, or listens at. NVIDIA's file, a ConfigMap in a cluster, can name none of it: else who
-# may change that would write files as root on every node. config.toml does, or who writes the pod.
-PLACES = ("kubelet-dir", "metrics", "metrics-token-file", "config-file", "profile-file", "labels-file", "kubeconfig")
-# Of NVIDIA's file, what is read elsewhere, or belongs to its GPU feature discovery.
+# Paths and addresses of the plugin. NVIDIA's file cannot set them: in a cluster it is a ConfigMap, and whoever may
+# change that could write files as root on every node. config.toml and the pod's flags can.
+LOCAL_KEYS = (
+    "kubelet-dir",
+    "metrics",
+    "metrics-token-file",
+    "config-file",
+    "profile-file",
+    "labels-file",
+    "kubeconfig",
+)
+# Keys of NVIDIA's file that are read elsewhere, or belong to its GPU feature discovery.
 OTHER_KEYS = (
     *("version", "sharing", "profiles", "default", "resources"),
     *("flags.gfd.oneshot", "flags.gfd.machineTypeFile", "flags.useNodeFeatureAPI"),
@@ -149,6 +157,6 @@ OTHER_KEYS = (
 
 
 @lru_cache(maxsize=1)
-def schema() -> dict[str, Any]:
-    found: dict[str, Any] = policy.schema()["properties"][SECTION]["properties"]
-    return found
+def load_schema() -> dict[str, Any]:
+    rules: dict[str, Any] = policy.schema()["properties"][SECTION]["properties"]
+    return rules

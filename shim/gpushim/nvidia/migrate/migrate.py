@@ -1,4 +1,4 @@
-"""From NVIDIA's container toolkit to gpushim: what each of its settings becomes in config.toml.
+"""Translate the settings of NVIDIA's container toolkit into config.toml.
 
 Only what somebody wrote down is taken over. Where NVIDIA's default and gpushim's differ, gpushim's stays, and a
 warning says what that changes for containers. Each setting without an equivalent is named.
@@ -35,7 +35,7 @@ _REQUIREMENTS_COUNT = (
     "refused if this driver does not meet them. Set NVIDIA_DISABLE_REQUIRE=true for one that is to start all the "
     "same, or [requests] disable-require = true in {} for all"
 )
-GIVEN_UP = "left out"
+NO_EQUIVALENT = "left out"
 Setting = tuple[str, str, Any]  # section, key and value of config.toml
 
 
@@ -56,8 +56,8 @@ class Row:
 
     @property
     def left_out(self) -> bool:
-        """Say whether it is lost: nothing here does what it says."""
-        return self.becomes.startswith(GIVEN_UP)
+        """Return whether the setting is lost, as nothing here does what it does."""
+        return self.becomes.startswith(NO_EQUIVALENT)
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,24 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
 
 
-def source() -> str:
-    """Return where NVIDIA's tools would read their settings, or "" if there are none.
+def find_source() -> str:
+    """Return the path of the settings that NVIDIA's tools would read, or "" if there are none.
 
-    The first of $NVIDIA_CTK_CONFIG_FILE_PATH, $XDG_CONFIG_HOME and /etc that is there.
+    $NVIDIA_CTK_CONFIG_FILE_PATH names it alone; without that, it is the first below $XDG_CONFIG_HOME and /etc.
     """
-    named, home = os.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH"), os.environ.get("XDG_CONFIG_HOME")
-    candidates = [named] if named else [f"{home}/nvidia-container-runtime/config.toml"] if home else []
-    candidates += [] if named else [SYSTEM_CONFIG]
+    explicit, config_home = os.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH"), os.environ.get("XDG_CONFIG_HOME")
+    candidates = [explicit] if explicit else [SYSTEM_CONFIG]
+    if config_home and not explicit:
+        candidates.insert(0, f"{config_home}/nvidia-container-runtime/config.toml")
     return next((os.path.abspath(path) for path in candidates if not seen.absent(path)), "")
 
 
-def plan(path: str, ours: str) -> Plan:
-    """Work out a migration from NVIDIA's settings into config.toml.
+def plan_migration(path: str, config_path: str) -> Plan:
+    """Plan a migration from NVIDIA's settings into config.toml.
 
     Args:
         path: of the toolkit's settings; "" if there are none.
-        ours: path of config.toml.
+        config_path: path of config.toml.
 
     Raises:
         GpushimError: one of the two files cannot be read or understood.
@@ -100,105 +101,106 @@ def plan(path: str, ours: str) -> Plan:
     data = files.read(path) if path else b""
     if data is None:
         raise GpushimError(f"{path} is not there; name the toolkit's config.toml with --from")
-    found = rows(toml.parse(data, path))
-    return Plan(path, found, changes(found, ours), warnings(found, ours))
+    rows = translate(toml.parse(data, path))
+    return Plan(path, rows, list_changes(rows, config_path), list_warnings(rows, config_path))
 
 
-def rows(data: dict[str, Any]) -> list[Row]:
-    """Say what settings, NVIDIA's as nested tables, become."""
-    return [_row(key, value) for key, value in _flat(data, "")]
+def translate(data: dict[str, Any]) -> list[Row]:
+    """Return what each of NVIDIA's settings, as nested tables, becomes."""
+    return [_translate_setting(key, value) for key, value in _flatten(data, "")]
 
 
-def warnings(found: list[Row], ours: str) -> list[str]:
-    """Return what changes for containers though no setting says it, a sentence each.
+def list_warnings(rows: list[Row], config_path: str) -> list[str]:
+    """Return a sentence for each change that containers meet and that no setting names.
 
     Raises:
         GpushimError: config.toml is wrong.
     """
-    mode = {row.key: row.value for row in found}.get("nvidia-container-runtime.mode", "auto")
+    mode = {row.key: row.value for row in rows}.get("nvidia-container-runtime.mode", "auto")
     if mode not in OF_ANY_CAPABILITY:
         return []
-    given: Any = policy.given(ours) or {}  # by names that are data
-    requests = dict(given.get("requests", {}))
-    requests.update({row.setting[1]: row.setting[2] for row in found if row.setting and row.setting[0] == "requests"})
-    notes = [] if "all" in requests.get("default-capabilities", ()) else [_CAPABILITIES_COUNT.format(mode, ours)]
-    return notes + ([] if requests.get("disable-require") else [_REQUIREMENTS_COUNT.format(mode, ours)])
+    settings: Any = policy.given(config_path) or {}  # by names that are data
+    requests = dict(settings.get("requests", {}))
+    requests.update({row.setting[1]: row.setting[2] for row in rows if row.setting and row.setting[0] == "requests"})
+    sentences = [] if "all" in requests.get("default-capabilities", ()) else [_CAPABILITIES_COUNT]
+    sentences += [] if requests.get("disable-require") else [_REQUIREMENTS_COUNT]
+    return [sentence.format(mode, config_path) for sentence in sentences]
 
 
-def check(found: list[Row], place: str, advice: str) -> None:
-    """Refuse to call it done while something is left out.
+def check_complete(rows: list[Row], origin: str, advice: str) -> None:
+    """Raise if a setting has no equivalent.
 
     Args:
-        found: from `rows`; the user has been told what each becomes.
-        place: where the settings come from, for the sentence.
+        rows: from `translate`; the user has been shown what each becomes.
+        origin: of the settings, for the sentence.
         advice: what to do once the equivalents that the user was told of are enough.
 
     Raises:
-        GpushimError: something is left out; it names each.
+        GpushimError: LEFT_OUT; it names each setting without an equivalent.
     """
-    lost = [row.key for row in found if row.left_out]
+    lost = [row.key for row in rows if row.left_out]
     if lost:
         names = ", ".join(quote(key) for key in lost[:NAMED]) + (", ..." if len(lost) > NAMED else "")
         raise GpushimError(
-            f"{place} has what config.toml cannot say: {names}; read above what each means here, and {advice} "
+            f"{origin} has what config.toml cannot say: {names}; read above what each means here, and {advice} "
             "once that will do",
             LEFT_OUT,
         )
 
 
-def changes(found: list[Row], ours: str) -> list[Change]:
-    """Write settings into config.toml at `ours`, and check the result.
+def list_changes(rows: list[Row], config_path: str) -> list[Change]:
+    """Return the change that writes settings into config.toml at `config_path`, checked.
 
     Raises:
-        GpushimError: it is wrong already, or cannot be edited.
+        GpushimError: config.toml is wrong already, or cannot be edited.
     """
-    policy.given(ours)  # says what is wrong with it
-    old = files.read(ours)
-    text = before = toml.decoded(old or b"", ours)
+    policy.given(config_path)  # raises if it is wrong
+    old = files.read(config_path)
+    text = before = toml.decoded(old or b"", config_path)
     defaults: Any = policy.defaults()  # by names that are data
-    for section, key, value in [row.setting for row in found if row.setting]:
-        settings = toml.table(toml.parse(text.encode(), ours), section)
+    for section, key, value in [row.setting for row in rows if row.setting]:
+        settings = toml.table(toml.parse(text.encode(), config_path), section)
         if settings.get(key, defaults[section][key]) != value:
-            text = toml.put(text, section, key, value, ours)
-    problem = _problem(text)
+            text = toml.put(text, section, key, value, config_path)
+    problem = _find_problem(text)
     if problem:
-        raise GpushimError(f"{ours} would be wrong: {problem}", CONFIG)
-    copy = BEFORE if files.read(files.copy_path(ours, BEFORE)) is None else ""
-    return [Change(ours, old, text.encode(), copy)] if text != before else []
+        raise GpushimError(f"{config_path} would be wrong: {problem}", CONFIG)
+    copy = BEFORE if files.read(files.copy_path(config_path, BEFORE)) is None else ""
+    return [Change(config_path, old, text.encode(), copy)] if text != before else []
 
 
-def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _flatten(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
     for name, value in table.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
-    return found
+        pairs += _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return pairs
 
 
-def _row(name: str, value: Any) -> Row:
+def _translate_setting(name: str, value: Any) -> Row:
     if name not in KEYS:
-        return Row(name, value, f"{GIVEN_UP}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
+        return Row(name, value, f"{NO_EQUIVALENT}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
     key = KEYS[name]
     if not isinstance(value, key.kind):
-        return Row(name, value, f"{GIVEN_UP}: it is not {_KINDS[key.kind]}")
-    ours = key.become(value) if key.setting else None
-    if ours is None:
+        return Row(name, value, f"{NO_EQUIVALENT}: it is not {_KINDS[key.kind]}")
+    translated = key.become(value) if key.setting else None
+    if translated is None:
         is_needless = key.harmless is None or not value or value in key.harmless
-        return Row(name, value, f"{'not needed' if is_needless else GIVEN_UP}: {key.why}")
+        return Row(name, value, f"{'not needed' if is_needless else NO_EQUIVALENT}: {key.note}")
     section, entry = key.setting
-    becomes = f"[{section}] {written(entry, ours)}"
-    if problem := _problem(f"[{section}]\n{written(entry, ours)}\n"):
-        return Row(name, value, f"{GIVEN_UP}: {becomes} is not allowed ({problem})")
+    becomes = f"[{section}] {format_setting(entry, translated)}"
+    if problem := _find_problem(f"[{section}]\n{format_setting(entry, translated)}\n"):
+        return Row(name, value, f"{NO_EQUIVALENT}: {becomes} is not allowed ({problem})")
     defaults: Any = policy.defaults()
-    note = ", the default" if defaults[section][entry] == ours else ""
-    return Row(name, value, becomes + note, (section, entry, ours))
+    note = ", the default" if defaults[section][entry] == translated else ""
+    return Row(name, value, becomes + note, (section, entry, translated))
 
 
-def written(key: str, value: Any) -> str:
+def format_setting(key: str, value: Any) -> str:
     return f"{key} = {toml.value_text(value)}"
 
 
-def _problem(text: str) -> str:
-    """Check a config.toml; returns what is wrong with it, or ""."""
+def _find_problem(text: str) -> str:
+    """Return what is wrong with a config.toml, or ""."""
     try:
         policy.checked(text.encode(), "it")
     except GpushimError as error:

@@ -1,4 +1,4 @@
-"""Where the settings of container engines name NVIDIA's runtime or hook, and which command puts gpushim there.
+"""Find NVIDIA's runtime and hook in the settings of container engines, with the command that replaces them.
 
 Out of scope: changing them, which `gpushim configure` does.
 """
@@ -26,47 +26,47 @@ HOOK_FILES = tuple(f"{folder}/*.json" for folder in hooksd.DIRECTORIES)
 _DEFAULTS = ("default-runtime", "default_runtime", "default_runtime_name")  # beside `runtimes`
 
 
-def rows(root: str = "") -> list[Row]:
-    """List what engines have of NVIDIA's; below another directory than / it looks at no running engine.
+def find_rows(root: str = "") -> list[Row]:
+    """Return where engines' settings name NVIDIA's programs; below another root than /, running engines are ignored.
 
     Returns:
-        rows whose `key` is a file and the place in it, and whose `becomes` is a command.
+        rows whose `key` is a file and the location in it, and whose `becomes` is a command.
     """
     engines = [] if root else running.find()
-    found: list[Row] = []
+    rows: list[Row] = []
     for engine, process, patterns, parse in (
         ("docker", "dockerd", (dockerd.SYSTEM_CONFIG,), daemon_json.parse),
         ("containerd", "containerd", CONTAINERD, toml.parse),
         ("crio", "crio", (crio.CONFIG, f"{crio.DIRECTORY}/*"), toml.parse),
-        ("", "", HOOK_FILES, _json),
+        ("", "", HOOK_FILES, _parse_json),
     ):
-        for path in _files(root, patterns, process, engines):
+        for path in _list_files(root, patterns, process, engines):
             try:
                 data = parse(files.read(path) or b"", path)
             except GpushimError as error:
-                found.append(Row(path, None, f"cannot be looked at: {error}"))
+                rows.append(Row(path, None, f"cannot be looked at: {error}"))
             else:
-                found += [
-                    Row(f"{path}: {place}", program, command)
-                    for place, program, command in (_runtimes(engine, data) if engine else _hook(data))
+                rows += [
+                    Row(f"{path}: {location}", program, command)
+                    for location, program, command in (_find_runtimes(engine, data) if engine else _find_hook(data))
                 ]
-    return found
+    return rows
 
 
-def is_nvidias(program: object) -> bool:
-    """Say whether a path is that of NVIDIA's runtime, by its name."""
+def is_nvidia_runtime(program: object) -> bool:
+    """Return whether the name of a path is that of NVIDIA's runtime."""
     name = os.path.basename(program) if isinstance(program, str) else ""
     return name == RUNTIME or name.startswith(RUNTIME + ".")
 
 
-def _files(root: str, patterns: tuple[str, ...], process: str, engines: list[running.Engine]) -> list[str]:
+def _list_files(root: str, patterns: tuple[str, ...], process: str, engines: list[running.Engine]) -> list[str]:
     paths = [path for pattern in patterns for path in sorted(glob.glob(root + pattern))]
     paths += [engine.seen(engine.config) for engine in engines if engine.name == process and engine.config]
     paths = [path for path in paths if os.path.exists(path)]
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
-def _json(data: bytes, path: str) -> dict[str, Any]:
+def _parse_json(data: bytes, path: str) -> dict[str, Any]:
     try:
         parsed = json.loads(data or b"{}")
     except (ValueError, RecursionError) as error:
@@ -74,25 +74,27 @@ def _json(data: bytes, path: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _runtimes(engine: str, data: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, object, str]]:
-    """Find NVIDIA's runtimes in a table of settings, and in those within it.
+def _find_runtimes(
+    engine: str, data: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, object, str]]:
+    """Find NVIDIA's runtimes in a table of settings, and in the tables within it.
 
     Yields:
-        the place of a runtime, its program, and the command that puts gpushim there.
+        the location of a runtime, its program, and the command that replaces it by gpushim.
     """
     for name in toml.table(data, "runtimes"):
         values = [toml.table(data, "runtimes", name), toml.table(data, "runtimes", name, "options")]
-        program = next((value for table in values for value in table.values() if is_nvidias(value)), None)
+        program = next((value for table in values for value in table.values() if is_nvidia_runtime(value)), None)
         if program:
             options = "" if name == "nvidia" else f" --runtime-name {name}"
             options += " --set-as-default" if name in [data.get(key) for key in _DEFAULTS] else ""
             yield ".".join((*above, "runtimes", name)), program, f"gpushim configure {engine}{options} --force"
     for name, inner in data.items():
         if isinstance(inner, dict):
-            yield from _runtimes(engine, inner, (*above, name))
+            yield from _find_runtimes(engine, inner, (*above, name))
 
 
-def _hook(data: dict[str, Any]) -> Iterator[tuple[str, object, str]]:
+def _find_hook(data: dict[str, Any]) -> Iterator[tuple[str, object, str]]:
     program = hooksd.named(data)
     if os.path.basename(program) in OTHER_HOOKS:
         command = "remove this file, then gpushim configure podman (--hooks for containers without gpushim-runtime)"

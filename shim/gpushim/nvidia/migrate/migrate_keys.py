@@ -1,4 +1,4 @@
-"""What each key of NVIDIA's config.toml means here: a setting of ours, or why there is none.
+"""The keys of NVIDIA's config.toml: our setting for each, or a note on why there is none.
 
 Source of the keys and their defaults: the toolkit's configuration, 1.20. Out of scope: what a file becomes
 (migrate.py).
@@ -21,30 +21,30 @@ class Key:
 
     Attributes:
         kind: type of its values.
-        setting: section and key of config.toml; () if nothing here does what it says.
-        become: makes the value here from NVIDIA's; None, if it asks for what happens here anyway.
-        why: what happens here instead.
-        harmless: values that ask for that, beside empty ones; None: all do.
+        setting: section and key of config.toml; () if gpushim has no such setting.
+        become: translates a value; None if it asks for what gpushim does anyway.
+        note: what gpushim does instead.
+        harmless: values that ask for that, besides empty ones; None: all values.
     """
 
     kind: type[Any]
     setting: tuple[str, ...] = ()
     become: Callable[[Any], Any] = lambda value: value
-    why: str = "gpushim does this itself, or has no such part"
+    note: str = "gpushim does this itself, or has no such part"
     harmless: Optional[tuple[str, ...]] = None
 
 
-def _words(value: str) -> list[str]:
+def _split_words(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
 _CLI, _RUNTIME = "nvidia-container-cli.", "nvidia-container-runtime."
 _MODES, _HOOK = _RUNTIME + "modes.", "nvidia-container-runtime-hook."
 _COMPAT = "the image's newer libcuda comes first where it runs on this driver and its GPUs"
-# What people set, and what else there is.
+# First the keys that people set, then the others.
 KEYS = {
     "disable-require": Key(bool, ("requests", "disable-require")),
-    "swarm-resource": Key(str, ("requests", "swarm-variables"), _words),
+    "swarm-resource": Key(str, ("requests", "swarm-variables"), _split_words),
     "accept-nvidia-visible-devices-envvar-when-unprivileged": Key(bool, ("requests", "accept-env-when-unprivileged")),
     "accept-nvidia-visible-devices-as-volume-mounts": Key(bool, ("requests", "accept-volume-mounts")),
     _CLI + "root": Key(str, ("driver", "root"), lambda value: value or "/"),
@@ -65,36 +65,36 @@ KEYS = {
     "features.ignore-imex-channel-requests": Key(bool, ("requests", "ignore-imex-channel-requests")),
     "supported-driver-capabilities": Key(
         str,
-        why="a container may ask for any capability here, whatever this list withholds",
+        note="a container may ask for any capability here, whatever this list withholds",
         harmless=("all", "compat32,compute,display,graphics,ngx,utility,video"),
     ),
     _RUNTIME + "mode": Key(
         str,
-        why="there is one mode, which gives GPUs that no CDI spec names, too; NVIDIA_DRIVER_CAPABILITIES and "
+        note="there is one mode, which gives GPUs that no CDI spec names, too; NVIDIA_DRIVER_CAPABILITIES and "
         "NVIDIA_REQUIRE_* count (see the warnings)",
         harmless=("auto", "jit-cdi", "csv", "legacy"),
     ),
     "features.no-additional-gids-for-device-nodes": Key(
-        bool, why="a container gets the group of a node that only this group may use", harmless=()
+        bool, note="a container gets the group of a node that only this group may use", harmless=()
     ),
     _CLI + "ldcache": Key(
-        str, why="the cache is /etc/ld.so.cache below [driver] root", harmless=("/etc/ld.so.cache",)
+        str, note="the cache is /etc/ld.so.cache below [driver] root", harmless=("/etc/ld.so.cache",)
     ),
     _MODES + "csv.compat-container-root": Key(
-        str, why="a newer libcuda is looked for in /usr/local/cuda/compat", harmless=("/usr/local/cuda/compat",)
+        str, note="a newer libcuda is looked for in /usr/local/cuda/compat", harmless=("/usr/local/cuda/compat",)
     ),
     _MODES + "jit-cdi.nvcdi-feature-flags": Key(
-        list, why="gpushim has its own way to find files, and no switches for it", harmless=()
+        list, note="gpushim has its own way to find files, and no switches for it", harmless=()
     ),
     _MODES + "jit-cdi.nvcdi-disable-hooks": Key(
-        list, why="gpushim has one hook, which is always needed", harmless=()
+        list, note="gpushim has one hook, which is always needed", harmless=()
     ),
     _CLI + "environment": Key(list),
     **{_CLI + name: Key(str) for name in ("debug", "ldconfig", "path", "user")},
     **{name: Key(str) for name in (_RUNTIME + "debug", _HOOK + "path", "nvidia-ctk.path")},
     **{name: Key(bool) for name in (_CLI + "no-pivot", _HOOK + "skip-mode-detection")},
-    "features.allow-cuda-compat-libs-from-container": Key(bool, why=_COMPAT),
-    "features.allow-ldconfig-from-container": Key(bool, why="nothing of an image is executed"),
-    "features.allow-unknown-oci-spec-fields": Key(bool, why="fields of config.json that are unknown stay"),
-    "features.disable-imex-channel-creation": Key(bool, why="gpushim makes no IMEX channels"),
+    "features.allow-cuda-compat-libs-from-container": Key(bool, note=_COMPAT),
+    "features.allow-ldconfig-from-container": Key(bool, note="nothing of an image is executed"),
+    "features.allow-unknown-oci-spec-fields": Key(bool, note="fields of config.json that are unknown stay"),
+    "features.disable-imex-channel-creation": Key(bool, note="gpushim makes no IMEX channels"),
 }

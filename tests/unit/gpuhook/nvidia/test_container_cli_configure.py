@@ -23,7 +23,7 @@ from gpushim.oci.edits import Edit
 from gpushim.oci.request import Request
 from gpushim.paths.rootfs import Rootfs
 from unit.gpuhook.sandbox import HOOK, TOP, forked
-from unit.gpushim.decision.test_plan import snapshot
+from unit.gpushim.decision.inventories import snapshot
 
 CLI = str(HOOK.with_name("nvidia-container-cli"))
 CTR = "--device=0,1 --compute --compat32 --graphics --utility --video --display --pid=77 /r"

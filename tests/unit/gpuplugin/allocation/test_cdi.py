@@ -18,7 +18,7 @@ from gpushim.cdi.generate import publish
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError
 from gpushim.oci.selection import is_qualified
 from unit.gpushim.cdi import hosts
-from unit.gpushim.decision.test_plan import UUIDS, gpu
+from unit.gpushim.decision.inventories import UUIDS, gpu
 
 KIND = "nvidia.com/gpu"
 OLD_MIG = f"MIG-{UUIDS[2]}/1/0"

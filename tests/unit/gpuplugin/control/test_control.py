@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import stat
@@ -16,6 +15,7 @@ import pytest
 from gpuplugin.control import control
 from gpuplugin.control.control import NAME, Control, near
 from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.control.client import ask
 
 
 async def well() -> dict[str, Any]:
@@ -39,16 +39,6 @@ def with_control(folder: Path, work: Callable[[Control], Awaitable[None]]) -> No
             one.stop()
 
     asyncio.run(run())
-
-
-async def ask(folder: Path, data: bytes) -> Any:
-    with near(str(folder)) as path:
-        reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
-    line = asyncio.wait_for(reader.readline(), 5)  # and no more, as gpushim: behind a refusal the connection is reset
-    writer.write(data)
-    answer = json.loads(await line)
-    writer.close()
-    return answer
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gpuplugin.health.nvml_lines import Since
 from gpuplugin.processes import moments
 from gpushim.ground import system
 from unit.gpuplugin import watched
-from unit.gpuplugin.health.test_nvml_child import run
+from unit.gpuplugin.health.nvml_run import run
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.watched import Heard, snapshot, watch
 

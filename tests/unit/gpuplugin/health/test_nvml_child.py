@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from gpuplugin.processes import child, moments
 from gpuplugin.processes.moments import until as next_moment  # before looks_apart
 from gpushim.inventory import nvml_program
 from unit.gpuplugin import watched
+from unit.gpuplugin.health.nvml_run import run
 from unit.gpuplugin.kubelet.fake import until
-from unit.gpuplugin.watched import Heard, watch
+from unit.gpuplugin.watched import watch
 
 host = watched.host
 WELL = {
@@ -35,17 +36,6 @@ WELL = {
     "fabric": "",
     "error": "",
 }
-
-
-def run(heard: Heard, body: Callable[[], Awaitable[Any]]) -> None:
-    async def whole() -> None:
-        heard.child.begin()
-        try:
-            await body()
-        finally:
-            assert await heard.child.stop()
-
-    asyncio.run(whole())
 
 
 @pytest.mark.parametrize(("gi", "ci"), [(None, None), (1, None), (1, 0)])

@@ -23,11 +23,11 @@ from gpuplugin.processes import counts, instances
 from gpuplugin.snapshot import node_requests, release
 from gpushim.containers.memory_use import Use
 from gpushim.decision import memory
+from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
-from unit.gpuplugin.metrics.test_httpd import ask, get
+from unit.gpuplugin.metrics.http_client import ask, get
 from unit.gpuplugin.snapshots import uuid
 from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, top
-from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]
 OWN = "gpushim_device_plugin_"

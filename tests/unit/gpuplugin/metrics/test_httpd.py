@@ -15,6 +15,7 @@ import pytest
 
 from gpuplugin.metrics import httpd
 from gpuplugin.metrics.httpd import Answer, Httpd
+from unit.gpuplugin.metrics.http_client import ask, get
 
 BODY = b"x" * 3_000_000  # more than the kernel keeps for who does not read
 
@@ -36,18 +37,6 @@ def serving(top: Path, test: Callable[[str], Awaitable[None]], monkeypatch: Any 
         assert not os.path.exists(path)
 
     asyncio.run(run())
-
-
-async def ask(path: str, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_unix_connection(path)
-    writer.write(data)
-    found = await asyncio.wait_for(reader.read(), 8)
-    writer.close()
-    return found
-
-
-def get(path: str, *rows: str, method: str = "GET") -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *rows, "", ""]).encode()
 
 
 @pytest.mark.parametrize(

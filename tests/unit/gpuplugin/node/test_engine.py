@@ -169,7 +169,7 @@ def test_the_engine_that_runs(monkeypatch: pytest.MonkeyPatch, names: tuple[str,
     processes = [Engine(name, 10 + place, parent if place else 1) for place, name in enumerate(names)]
     monkeypatch.setattr(running, "find", lambda: processes)
     if " " not in found:
-        assert engine.running_one() == found
+        assert engine.find_running() == found
         return
     with pytest.raises(GpushimError, match=f"^{found} on this node; choose one with --engine"):
-        engine.running_one()
+        engine.find_running()

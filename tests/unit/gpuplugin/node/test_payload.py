@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_the_version_s_files_come_first_and_programs_last(tree: Path) -> None:
-    found = payloads.read(str(tree))
+    found = payloads.read_payload(str(tree))
     assert (found.version, found.lib) == ("1.2", "/usr/lib/gpushim/1.2/")
     assert [*found.files] == [
         "/usr/lib/gpushim/1.2/gpushim/a.py",
@@ -52,7 +52,7 @@ def test_config_toml_gets_the_driver_root_that_is_asked_for(tree: Path) -> None:
     """As the package has the file, which says nothing of it."""
     (tree / "etc/gpushim/config.toml").write_bytes((TOP / "packaging/config.toml").read_bytes())
     for root, said in (("", "/"), ('/run/nvidia/dr"iver', '/run/nvidia/dr"iver')):
-        found = payloads.read(str(tree), root)
+        found = payloads.read_payload(str(tree), root)
         config = tree / "config"
         config.write_bytes(found.files[payloads.CONFIG].data)
         assert (policy.load(str(config))["driver"]["root"], found.root) == (said, root)
@@ -62,7 +62,7 @@ def test_two_versions_are_none(tree: Path) -> None:
     (tree / "usr/lib/gpushim/1.3").mkdir()
     (tree / "usr/lib/gpushim/1.3/whole").touch()
     with pytest.raises(GpushimError, match="has no version of gpushim for nodes"):
-        payloads.read(str(tree))
+        payloads.read_payload(str(tree))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_package_that_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (program := tmp_path / "query").write_text(f"#!/bin/sh\necho '{answer}'\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(owners, "QUESTIONS", (("/gone", ["/bin/false"]), (str(tmp_path), [str(program)])))
-    assert owners.package(["/usr/bin/gpushim"]) == name
+    assert owners.find_package(["/usr/bin/gpushim"]) == name
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_a_directory_that_is_no_node_s_root(
     for folder in made:
         (tmp_path / folder).mkdir(parents=True)
     with pytest.raises(GpushimError) as told:
-        host.check(str(tmp_path))
+        host.check_root(str(tmp_path))
     assert sentence in str(told.value)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import configured, host, owners, payload, record, uninstall
+from gpuplugin.node import engine_settings, host, owners, payload, record, uninstall
 from gpushim.ground.errors import GpushimError
 
 
 def test_programs_stay_where_nothing_can_be_left_in_their_place(capsys: pytest.CaptureFixture[str]) -> None:
     programs = record.Record(dict.fromkeys([*uninstall.PROGRAMS, "/usr/bin/gpushim"], ""))
-    with pytest.raises(GpushimError, match=r"could not be left: .*; nothing was removed"):
-        uninstall._leave(programs, "leave() { return 3; }\n")
+    with pytest.raises(GpushimError, match=r"could not be written: .*; nothing was removed"):
+        uninstall._leave_script(programs, "leave() { return 3; }\n")
     assert len(programs.files) == 3
-    uninstall._leave(programs, "leave() { echo 'gpushim: it stays'; }\n")
+    uninstall._leave_script(programs, "leave() { echo 'gpushim: it stays'; }\n")
     assert ([*programs.files], capsys.readouterr().out) == (["/usr/bin/gpushim"], "gpushim-node: it stays\n")
 
 
@@ -30,10 +30,10 @@ def test_what_fails_can_be_tried_again(
     monkeypatch.setattr(uninstall, "STEPS", script)
     (tmp_path / "x").write_text("x")
     record.Record({str(tmp_path / "x"): record.digest(b"x")}).save()
-    with pytest.raises(GpushimError, match="not all that gpushim has written could be removed"):
-        uninstall._remove(record.load(), "", str(tmp_path))
+    with pytest.raises(GpushimError, match="some of gpushim's files could not be removed"):
+        uninstall._remove_files(record.load(), "", str(tmp_path))
     monkeypatch.setattr(uninstall, "STEPS", "true")
-    uninstall._remove(record.load(), "", str(tmp_path))
+    uninstall._remove_files(record.load(), "", str(tmp_path))
     assert not tmp_path.exists()
 
 
@@ -47,11 +47,11 @@ def test_claims_that_are_left_are_named(
     rows = [{**claim, "ClaimName": f"c{one}", "DriverState": {"gpu.nvidia.com": device}} for one in range(number)]
     rows.append({**claim, "ClaimName": "theirs", "DriverState": {"other.org": device}})
     (tmp_path / "dra_manager_state").write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": rows})}))
-    uninstall._tell_of_claims()
+    uninstall._warn_of_claims()
     said = capsys.readouterr().err
     assert (words in said, bool(said)) == (True, bool(number))
     (tmp_path / "dra_manager_state").write_text("{")
-    uninstall._tell_of_claims()
+    uninstall._warn_of_claims()
     assert capsys.readouterr().err == ""
 
 
@@ -60,12 +60,12 @@ def test_what_stays_is_there_before_the_programs_go(tmp_path: Path, monkeypatch:
     does: list[str] = []
     monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
     record.Record({"/usr/bin/x": record.digest(b"x")}).save()
-    for module, name in ((host, "check"), (host, "enter"), (payload, "shell")):
+    for module, name in ((host, "check_root"), (host, "enter"), (payload, "read_shell")):
         monkeypatch.setattr(module, name, lambda *_: "")
-    monkeypatch.setattr(host, "locked", contextlib.nullcontext)
-    monkeypatch.setattr(owners, "package", lambda _: "")
-    monkeypatch.setattr(configured, "take_back", lambda *_: does.append("take back"))
-    for name in ("tell_of_claims", "leave", "remove"):
+    monkeypatch.setattr(host, "lock_node", contextlib.nullcontext)
+    monkeypatch.setattr(owners, "find_package", lambda _: "")
+    monkeypatch.setattr(engine_settings, "take_back", lambda *_: does.append("take back"))
+    for name in ("warn_of_claims", "leave_script", "remove_files"):
         monkeypatch.setattr(uninstall, f"_{name}", lambda *_, name=name: does.append(name))
     uninstall.uninstall("/host", "/payload", "/labels", True)
-    assert does == ["take back", "tell_of_claims", "leave", "remove"]
+    assert does == ["take back", "warn_of_claims", "leave_script", "remove_files"]

@@ -17,7 +17,7 @@ from gpuplugin.settings.sources import Sources
 from gpushim.config import policy
 from gpushim.ground import bounds
 from gpushim.ground.errors import GpushimError
-from gpushim.nvidia.migrate.device_plugin_keys import OTHER_KEYS, PLACES, SETTINGS
+from gpushim.nvidia.migrate.device_plugin_keys import LOCAL_KEYS, OTHER_KEYS, SETTINGS
 
 CANARY = "/canary/x"
 NAMED = [setting.file for setting in SETTINGS if setting.file]
@@ -85,7 +85,7 @@ def test_every_setting_that_is_a_path_is_a_place() -> None:
             for value in (CANARY, "/", f"unix:{CANARY}"):
                 if not [*policy.problems(value, setting.rule, "")]:
                     takes_paths.add(setting.key)
-    assert takes_paths - {"disable-healthchecks", "enable-healthchecks"} <= {*PLACES}
+    assert takes_paths - {"disable-healthchecks", "enable-healthchecks"} <= {*LOCAL_KEYS}
 
 
 def laughs(pairs: int) -> str:

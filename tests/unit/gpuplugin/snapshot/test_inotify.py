@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpuplugin.snapshot.inotify import Watch
+from unit.gpuplugin.snapshot.exhausted import Exhausted
 
 
 def test_a_name_that_comes_is_told(tmp_path: Path) -> None:
@@ -37,21 +36,6 @@ def test_a_directory_that_is_made_anew_is_new(tmp_path: Path) -> None:
         watch.changed()
         assert not watch.tells(str(folder))
     watch.close()
-
-
-class Exhausted:
-    """A C library on a host that has no more of something."""
-
-    def __init__(self, instances: int) -> None:
-        self._instances = instances
-
-    def inotify_init1(self, _: int) -> int:
-        ctypes.set_errno(errno.EMFILE)
-        return self._instances
-
-    def inotify_add_watch(self, *_: Any) -> int:
-        ctypes.set_errno(errno.ENOSPC)
-        return -1
 
 
 @pytest.mark.parametrize(("instances", "setting"), [(-1, "max_user_instances"), (1_000_000, "max_user_watches")])

@@ -18,7 +18,7 @@ from gpuplugin.snapshot.node_requests import Renewal
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.refresh import plugin_requests
-from unit.gpuplugin.snapshot.test_node_snapshot import saved
+from unit.gpuplugin.snapshot.saved_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, snapshot
 
 

@@ -14,27 +14,8 @@ from gpuplugin.snapshot import node_snapshot
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure, renew
+from unit.gpuplugin.snapshot.saved_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, snapshot
-
-
-def saved(state: Path, module: Any = "580", **more: Any) -> Path:
-    """Save a snapshot that is well, but for what is said."""
-    facts = {"boot": system.boot(), "module": module, "gpus": {}, **more.pop("stamp", {})}
-    head = {
-        "version": ensure.READABLE,
-        "form": ensure.FORM,
-        "gpushim": "0",
-        "life": 300,
-        "looked": system.clock(),
-        "stamp": facts,
-    }
-    found = {**snapshot([gpu(0)]), **head, **more}
-    found["driver"]["version"] = module or ""
-    path = state / ensure.SNAPSHOT
-    aside = state / "aside"
-    aside.write_text(json.dumps(found))
-    aside.replace(path)
-    return path
 
 
 def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

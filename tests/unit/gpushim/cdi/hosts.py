@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from unit.gpushim.decision.test_plan import CAPS, gpu, snapshot
+from unit.gpushim.decision.inventories import CAPS, gpu, snapshot
 
 HOOK = "/usr/bin/gpushim-hook"
 KIND = "nvidia.com/gpu"

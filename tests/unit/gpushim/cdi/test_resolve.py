@@ -14,6 +14,7 @@ from gpushim.cdi import resolve
 from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError
 from gpushim.oci import edits
 from gpushim.oci.edits import HOOK_ENV, NODE_OPTIONS, Edit
+from unit.gpushim.oci.example_edits import ALL
 
 BIN = "/opt/gpushim/bin"
 
@@ -316,7 +317,7 @@ def test_any_spec_is_refused_in_words_or_lands_for_good(
     directory: Path, device: Any, common: Any, userns: bool
 ) -> None:
     try:
-        found = edits.last_counts(resolved(directory, device, common, userns))
+        found = resolve.last_counts(resolved(directory, device, common, userns))
     except GpushimError as error:
         assert error.exit_code == INVENTORY  # noqa: PT017 - either way is well
         return
@@ -325,3 +326,17 @@ def test_any_spec_is_refused_in_words_or_lands_for_good(
     before = copy.deepcopy(spec)
     assert not edits.apply(found, spec)
     assert spec == before
+
+
+def test_of_two_edits_about_the_same_thing_the_later_counts() -> None:
+    mount = Edit("set-mount", {**ALL[2].value, "source": "/mine"})
+    node = Edit("set-node", {**ALL[0].value, "minor": 9})
+    both = [*ALL, mount, node, Edit("env", ("NVIDIA_VISIBLE_DEVICES", "void")), Edit("env", ("A", "1"))]
+    assert resolve.last_counts(both) == [ALL[1], ALL[4], ALL[5], *both[6:]]
+
+
+def test_reasons_are_outside_equality_and_those_of_equal_edits_meet() -> None:
+    one, other = Edit("env", ("A", "1"), ["x"]), Edit("env", ("A", "1"), ["y"])
+    assert one == other != Edit("env", ("A", "2"), ["x"])
+    (kept,) = resolve.last_counts([one, other])
+    assert kept.why == ["x", "y"]

@@ -56,10 +56,10 @@ def test_generate_has_the_kind_of_mode_and_options(args: list[str], kind: str) -
 @pytest.mark.parametrize(
     ("args", "env", "root", "dev_root"),
     [
-        (["--driver-root", "/run/nvidia/driver/"], {}, "/run/nvidia/driver", "/run/nvidia/driver"),
-        (["--driver-root", "/a", "--dev-root", "/"], {}, "/a", "/"),
-        (["--dev-root", "/b"], {}, "/", "/b"),
-        ([], {"NVIDIA_CTK_DRIVER_ROOT": "/a", "NVIDIA_CTK_DEV_ROOT": "/b"}, "/a", "/b"),
+        (["--driver-root", "/usr/lib/"], {}, "/usr/lib", "/usr/lib"),
+        (["--driver-root", "/usr", "--dev-root", "/"], {}, "/usr", "/"),
+        (["--dev-root", "/usr"], {}, "/", "/usr"),
+        ([], {"NVIDIA_CTK_DRIVER_ROOT": "/usr", "NVIDIA_CTK_DEV_ROOT": "/usr/lib"}, "/usr", "/usr/lib"),
         ([], {}, "/", "/"),
     ],
 )
@@ -124,6 +124,12 @@ def test_generate_calls_our_hook(given: str, called: str, warned: bool) -> None:
         (["--vendor", "a b"], 2, "a b/gpu is not vendor/class"),
         (["--device-name-strategy", "serial"], 2, "serial is not a way to name devices"),
         (["--driver-root", "driver"], 2, "driver is not absolute"),
+        (
+            ["--driver-root", "/nowhere"],
+            12,
+            "gpushim: --driver-root is '/nowhere', which is no directory of this host",
+        ),
+        (["--dev-root", "/nowhere"], 12, "gpushim: --dev-root is '/nowhere', which is no directory of this host"),
         (["--hook-path", "hook"], 2, "hook is not absolute"),
         (["--mode", "wsl"], 1, "this host is native"),
         (["--mode", "gdrcopy"], 12, "no device for the mode gdrcopy"),

@@ -12,7 +12,7 @@ from gpushim.cli.explain import explain
 from gpushim.engines.docker import inspect
 from gpushim.engines.processes import programs
 from gpushim.explain import explain as story
-from gpushim.explain.explain import described
+from gpushim.explain.explain import build_spec
 from gpushim.ground.errors import BUNDLE, REQUEST
 from unit import imports
 from unit.gpushim.cli import every
@@ -73,7 +73,7 @@ def test_a_table_for_people(tmp_path: Path) -> None:
 
 def test_limits_of_memory_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"device": "0", "limit": 8 << 30, "by": "variable", "also": [{"limit": 9 << 30, "by": "most"}]}
-    answer = {**story.explain(described([f"{DEVICES}=0"], False, {}, [])), "limits": [row]}
+    answer = {**story.explain(build_spec([f"{DEVICES}=0"], False, {}, [])), "limits": [row]}
     monkeypatch.setattr(story, "explain", lambda *_: answer)
     lines = run(explain, "--env", f"{DEVICES}=0").stdout.splitlines()
     heading = lines.index("Limits of GPU memory:")
@@ -146,7 +146,7 @@ def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_container_of_dockers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect.Found(described([f"{DEVICES}=0"], False, {}, []), {DEVICES: "image x"}, notes=["it gets NO GPU"])
+    found = inspect.Found(build_spec([f"{DEVICES}=0"], False, {}, []), {DEVICES: "image x"}, notes=["it gets NO GPU"])
     monkeypatch.setattr(inspect, "inspect", lambda name: found if name == "web" else None)
     out = run(explain, "--docker", "web").stdout
     assert out.startswith("note: it gets NO GPU\n")

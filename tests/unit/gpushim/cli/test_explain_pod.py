@@ -14,9 +14,9 @@ from gpushim.cli import main
 from gpushim.containers import holders
 from gpushim.inventory import present
 from unit.gpushim.cli.commands import apart
-from unit.gpushim.containers import test_holders, test_kubelet, test_pods
-from unit.gpushim.containers.test_holders import Machine
-from unit.gpushim.decision import test_plan
+from unit.gpushim.containers import checkpoints, machines, pod_machine
+from unit.gpushim.containers.machines import Machine
+from unit.gpushim.decision import inventories
 
 FORGED = "c\x1b]0;t\x07\nok all is well"
 
@@ -25,15 +25,15 @@ FORGED = "c\x1b]0;t\x07\nok all is well"
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A node with one pod, whose kubelet has a directory that config.toml names."""
     found = Machine(tmp_path)
-    test_kubelet.write(tmp_path, [test_pods.ENTRY])
+    checkpoints.write(tmp_path, [pod_machine.ENTRY])
     (tmp_path / "config.toml").write_text(f'[device-plugin]\nkubelet-dir = "{tmp_path}"\n')
     monkeypatch.setattr("gpushim.ground.system.config_path", lambda: f"{tmp_path}/config.toml")
-    monkeypatch.setattr(present, "anyhow", lambda _: test_plan.snapshot(error=None))
+    monkeypatch.setattr(present, "anyhow", lambda _: inventories.snapshot(error=None))
     containers = holders.containers
     monkeypatch.setattr(
         holders, "containers", lambda notes, *_: containers(notes, [str(found.states)], str(found.proc))
     )
-    test_pods.box(found, "a", "NVIDIA_VISIBLE_DEVICES=0")
+    pod_machine.box(found, "a", "NVIDIA_VISIBLE_DEVICES=0")
     return found
 
 
@@ -65,17 +65,17 @@ def test_what_names_no_pod(text: str) -> None:
 
 
 def test_what_would_be_refused_now_is_said_and_exits_so(machine: Machine) -> None:
-    test_pods.box(machine, "b", "NVIDIA_VISIBLE_DEVICES=9", container="d")
+    pod_machine.box(machine, "b", "NVIDIA_VISIBLE_DEVICES=9", container="d")
     out = said("explain", "--pod", "ns/p", code=10)
     assert "ns/p/c\n" in out
     assert "ns/p/d\n" in out
 
 
 def test_nothing_speaks_to_the_terminal(machine: Machine) -> None:
-    test_pods.box(machine, "b", f"NVIDIA_VISIBLE_DEVICES={FORGED}", container=FORGED, uid=FORGED)
-    test_pods.box(machine, "c", container=f"x{FORGED}", pid=99)
-    entry = {**test_pods.ENTRY, "PodUID": FORGED, "ContainerName": FORGED, "ResourceName": FORGED}
-    test_kubelet.write(machine.folder, [entry])
+    pod_machine.box(machine, "b", f"NVIDIA_VISIBLE_DEVICES={FORGED}", container=FORGED, uid=FORGED)
+    pod_machine.box(machine, "c", container=f"x{FORGED}", pid=99)
+    entry = {**pod_machine.ENTRY, "PodUID": FORGED, "ContainerName": FORGED, "ResourceName": FORGED}
+    checkpoints.write(machine.folder, [entry])
     for words in (["explain", "--pod", "ns/p"], ["ps"], ["ps", "--format=csv"], ["ps", "--format=json"]):
         result = apart().invoke(main, words)
         assert not {"\x1b", "\x07"} & {*result.output, *result.stderr}
@@ -86,7 +86,7 @@ def test_nothing_speaks_to_the_terminal(machine: Machine) -> None:
 def test_ps_has_columns_for_pods_where_there_are_some(machine: Machine, pods: bool) -> None:
     if not pods:
         (machine.states / "a" / "state.json").unlink()
-    machine.runc("b", test_holders.given("/dev/nvidia1", annotations={"nerdctl/name": "web"}), machine.process())
+    machine.runc("b", machines.given("/dev/nvidia1", annotations={"nerdctl/name": "web"}), machine.process())
     head = said("ps").splitlines()[0].split()
     assert head == ["CONTAINER", *(["NAMESPACE", "POD"] if pods else []), "NAME", "ENGINE", "PID", "DEVICES", "HOW"]
     rows = [*csv.DictReader(io.StringIO(said("ps", "--format=csv")))]

@@ -18,7 +18,7 @@ from gpushim.containers import holders, pods
 from gpushim.ground.errors import DRIVER
 from unit.gpushim.cli.commands import Host
 from unit.gpushim.cli.looking import run
-from unit.gpushim.decision import test_plan
+from unit.gpushim.decision import inventories
 
 HELD = [
     {
@@ -55,9 +55,9 @@ def numa(host: Host, tmp_path: Path) -> None:
 def test_list_as_json(numa: None) -> None:
     gpus = json.loads(run(list_gpus, "--format", "json").stdout)
     assert [(gpu["index"], gpu["uuid"], gpu["minor"], gpu["memory"], gpu["numa"]) for gpu in gpus] == [
-        (0, test_plan.UUIDS[0], 1, 40960, 1),
-        (1, test_plan.UUIDS[1], 2, 40960, None),
-        (2, test_plan.UUIDS[2], 0, 40960, None),
+        (0, inventories.UUIDS[0], 1, 40960, 1),
+        (1, inventories.UUIDS[1], 2, 40960, None),
+        (2, inventories.UUIDS[2], 0, 40960, None),
     ]
     assert [mig["uuid"] for mig in gpus[2]["mig"]] == ["MIG-1"]
 
@@ -67,7 +67,7 @@ def test_list_as_csv(numa: None) -> None:
     assert [row["INDEX"] for row in rows] == ["0", "1", "2", "2:0"]
     assert rows[0]["NUMA"] == "1"
     assert rows[3]["UUID"] == "MIG-1"
-    assert rows[3]["NODES"] == f"{test_plan.CAPS}12 {test_plan.CAPS}13"
+    assert rows[3]["NODES"] == f"{inventories.CAPS}12 {inventories.CAPS}13"
 
 
 def test_list_has_both_numbers_where_nvml_has_others(host: Host) -> None:

@@ -20,7 +20,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("gpushim.ground.system.config_path", lambda: str(path))
     monkeypatch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", str(tmp_path / "nvidia.toml"))
     monkeypatch.setattr(
-        migrate_engines, "rows", lambda: [Row("/d.json: runtimes.x", "/n", "gpushim configure docker")]
+        migrate_engines, "find_rows", lambda: [Row("/d.json: runtimes.x", "/n", "gpushim configure docker")]
     )
     (tmp_path / "nvidia.toml").write_text(THEIRS)
     return path

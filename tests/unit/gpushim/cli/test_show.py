@@ -1,4 +1,4 @@
-"""What a terminal gets beside the answer: colours, and a line while a command waits."""
+"""What a terminal gets beside the answer, colours and a line while a command waits; and the help of commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpushim.cli import show
+from unit.gpushim.cli.looking import run
 
 
 @pytest.fixture
@@ -71,3 +72,41 @@ def command(form: str) -> None:
 def test_forms(words: list[str], form: str) -> None:
     result: Result = CliRunner().invoke(command, words)
     assert result.stdout == f"{form}\n"
+
+
+def group(*names: str) -> click.Group:
+    main = show.Sections("gpushim")
+    for name in names:
+        main.add_command(click.Command(name, help=f"Do {name}."))
+    main.add_command(click.Command("secret", hidden=True))
+    return main
+
+
+def test_commands_stand_in_sections() -> None:
+    lines = [line.strip() for line in run(group("zoo", "ps", "list", "doctor"), "--help").stdout.splitlines()]
+    assert lines[lines.index("Looking:") :] == [
+        "Looking:", "list  Do list.", "ps    Do ps.", "",
+        "When something is wrong:", "doctor  Do doctor.", "",
+        "Other commands:", "zoo  Do zoo.",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("doctr", "No such command 'doctr'; did you mean doctor?"),
+        ("lits", "No such command 'lits'; did you mean list?"),
+        ("secre", "No such command 'secre'"),
+        ("frob", "No such command 'frob'"),
+        ("--lits", "No such option"),
+    ],
+)
+def test_what_may_be_meant(word: str, says: str) -> None:
+    done = run(group("list", "doctor"), word, code=2)
+    assert says in done.stderr
+    assert ("did you mean" in done.stderr) == ("did you mean" in says)
+
+
+def test_no_command_is_in_two_sections() -> None:
+    names = [name for _, listed in show.SECTIONS for name in listed]
+    assert len(names) == len(set(names))

@@ -33,7 +33,7 @@ def _others(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(holders, "holders", lambda *_: ([held], [TEXT]))
     monkeypatch.setattr(running, "look", lambda: ([], [running.Impostor("dockerd", 7, 1000, TEXT)]))
     monkeypatch.setattr(checks, "run", lambda _: [doctor.warning(TEXT, TEXT)])
-    monkeypatch.setattr(migrate_engines, "rows", lambda: [Row(TEXT, TEXT, TEXT)])
+    monkeypatch.setattr(migrate_engines, "find_rows", lambda: [Row(TEXT, TEXT, TEXT)])
     monkeypatch.setenv("GPUSHIM_CONFIG", f"{tmp_path}/none.toml")
 
 

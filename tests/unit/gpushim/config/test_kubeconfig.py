@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import ssl
@@ -16,19 +15,7 @@ from gpuplugin.cluster.cluster import Api
 from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, certify
-
-CA = "-----BEGIN CERTIFICATE-----"
-DATA = base64.b64encode(CA.encode()).decode()
-SERVER = {"server": "https://localhost:6443/base", "certificate-authority-data": DATA}
-
-
-def kubeconfig(user: dict[str, Any], cluster: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "clusters": [{"name": "x"}, {"name": "c", "cluster": {**SERVER, **(cluster or {})}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "k", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "k",
-    }
+from unit.gpushim.config.kubeconfigs import CA, SERVER, kubeconfig
 
 
 def written(folder: Path, user: dict[str, Any], cluster: dict[str, Any] | None = None, **more: Any) -> str:

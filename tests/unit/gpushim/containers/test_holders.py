@@ -14,62 +14,15 @@ import pytest
 from gpushim.containers import holders, names, runtime_state
 from gpushim.engines.processes import running
 from gpushim.ground import seen
-from unit.gpushim.decision import test_plan
+from unit.gpushim.containers.machines import Machine, given
+from unit.gpushim.decision import inventories
 
-CAPS = test_plan.CAPS
-
-
-class Machine:
-    """A /proc, and a directory in which runc and crun keep states."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.proc, self.states = folder, folder / "proc", folder / "states"
-        self.pid = 100
-
-    def process(self, start: int = 5, state: str = "S", mounts: str = "") -> int:
-        self.pid += 1
-        folder = self.proc / str(self.pid)
-        folder.mkdir(parents=True)
-        between = " ".join(["0"] * 18)
-        (folder / "stat").write_text(f"{self.pid} (a ) b) {state} {between} {start} 0")
-        (folder / "mountinfo").write_text(mounts)
-        return self.pid
-
-    def bundle(self, name: str, spec: Any) -> str:
-        folder = self.folder / "bundles" / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(spec))
-        return str(folder)
-
-    def runc(self, name: str, spec: Any, pid: int, start: int = 5) -> None:
-        labels = ["a=b", f"bundle={self.bundle(name, spec)}"]
-        self.state(name, "state.json", init_process_pid=pid, init_process_start=start, config={"labels": labels})
-
-    def crun(self, name: str, spec: Any, pid: int) -> None:
-        self.state(name, "status", pid=pid, bundle=self.bundle(name, spec), **{"process-start-time": 5})
-
-    def state(self, name: str, file: str, **members: Any) -> None:
-        (self.states / name).mkdir(parents=True)
-        (self.states / name / file).write_text(json.dumps(members))
-
-    def found(self) -> list[dict[str, Any]]:
-        found, notes = holders.holders(test_plan.snapshot(), [str(self.states)], str(self.proc))
-        assert notes == []
-        return found
-
-    def held(self) -> dict[str, tuple[list[str], str]]:
-        return {each["id"]: (each["devices"], each["how"]) for each in self.found()}
+CAPS = inventories.CAPS
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
-
-
-def given(*paths: str, **members: Any) -> dict[str, Any]:
-    nodes = test_plan.snapshot()["nodes"]
-    devices = [{"path": path, "type": "c", "major": nodes[path][0], "minor": nodes[path][1]} for path in paths]
-    return {"linux": {"devices": devices}, **members}
 
 
 def test_runc_and_crun(machine: Machine) -> None:
@@ -236,7 +189,7 @@ def test_a_directory_that_cannot_be_read_is_named(machine: Machine, monkeypatch:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(seen, "listed", refuse)
-    found, notes = holders.holders(test_plan.snapshot(), ["/run/x"], str(machine.proc))
+    found, notes = holders.holders(inventories.snapshot(), ["/run/x"], str(machine.proc))
     assert (found, notes) == ([], ["/run/x cannot be read (Input/output error), so containers there are not listed"])
 
 
@@ -246,12 +199,12 @@ def test_a_process_that_this_user_may_not_look_at_is_named(machine: Machine, mon
 
     monkeypatch.setattr(runtime_state.Reader, "mounts", refuse)
     machine.runc("a", given("/dev/nvidia1"), machine.process())
-    found, (note,) = holders.holders(test_plan.snapshot(), [str(machine.states)], str(machine.proc))
+    found, (note,) = holders.holders(inventories.snapshot(), [str(machine.states)], str(machine.proc))
     assert ([each["devices"] for each in found], f"/proc/{machine.pid}" in note) == ([["0"]], True)
 
 
 def test_all_gpus_of_wsl_are_one_node() -> None:
-    inventory = test_plan.snapshot(platform="wsl", nodes={"/dev/dxg": [10, 63, 0o666, 0, 0]})
+    inventory = inventories.snapshot(platform="wsl", nodes={"/dev/dxg": [10, 63, 0o666, 0, 0]})
     assert holders.devices({"/dev/dxg"}, inventory) == ["0", "1", "2"]
     assert holders.devices(set(), inventory) == []
 
@@ -264,7 +217,7 @@ def test_where_dockerd_says_that_it_keeps_its_state(tmp_path: Path, monkeypatch:
     daemon = running.Engine("dockerd", 1, argv=argv, config=f"{tmp_path}/daemon.json")
     monkeypatch.setattr(running, "find", lambda: [daemon])
     monkeypatch.setattr(holders, "STATES", ())
-    inventory = test_plan.snapshot()
+    inventory = inventories.snapshot()
     looked: list[str] = []
 
     def look(folder: str, *_: list[str]) -> list[str]:
@@ -285,7 +238,7 @@ def test_a_state_that_a_user_made_to_hang_us(tmp_path: Path, kind: str) -> None:
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero" if kind == "device" else "/etc/shadow")
-    found, notes = holders.holders(test_plan.snapshot(), [str(tmp_path / "states")])
+    found, notes = holders.holders(inventories.snapshot(), [str(tmp_path / "states")])
     assert found == []
     assert [note.startswith(f"{path} cannot be read") for note in notes] == [True]
 
@@ -312,7 +265,7 @@ def test_of_a_users_states_no_more_is_read_than_the_allowance(user: Path, monkey
         return os.open(os.devnull, os.O_RDONLY)
 
     monkeypatch.setattr(runtime_state, "_open_regular", opened)
-    _, notes = holders.holders(test_plan.snapshot())
+    _, notes = holders.holders(inventories.snapshot())
     assert len(looked) < 9
     assert notes == [f"{user}/runc has more than is read of one user's states, so not all there is listed"]
 
@@ -331,7 +284,7 @@ def test_links_of_a_users_make_no_more_places(user: Path, monkeypatch: pytest.Mo
         return path
 
     monkeypatch.setattr(os.path, "realpath", real)
-    holders.holders(test_plan.snapshot())
+    holders.holders(inventories.snapshot())
     assert len(asked) == 10
 
 
@@ -339,7 +292,7 @@ def test_what_a_user_says_is_marked_as_that_users(user: Path, machine: Machine) 
     """Anybody can call a container of theirs kube-system/etcd, and name any process for it."""
     machine.states = user / "runc"
     machine.runc("a", given("/dev/nvidia1", annotations={"io.kubernetes.cri.x": "y"}), machine.process())
-    (found,), _ = holders.holders(test_plan.snapshot(), proc=str(machine.proc))
+    (found,), _ = holders.holders(inventories.snapshot(), proc=str(machine.proc))
     assert found["engine"] == "containerd (CRI) of user 1000"
 
 

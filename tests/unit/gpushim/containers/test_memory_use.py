@@ -11,7 +11,7 @@ import pytest
 from gpushim.containers import memory_use
 from gpushim.decision import memory
 from gpushim.inventory import nvml_program
-from unit.gpushim.decision import test_plan
+from unit.gpushim.decision import inventories
 
 GIB = 1 << 30
 LEAF = "/system.slice/docker-1.scope"
@@ -21,7 +21,7 @@ class Kernel:
     """Directories for cgroups, in which the controller knows the first two GPUs of the snapshot."""
 
     def __init__(self, top: Path) -> None:
-        self.top, self.inventory = top, test_plan.snapshot()
+        self.top, self.inventory = top, inventories.snapshot()
         self.inventory["driver"]["version"] = "615.71"
         for gpu in self.inventory["gpus"]:
             gpu["pci"] = f"00000000:0{gpu['index']}:00.0"

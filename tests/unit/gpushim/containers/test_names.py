@@ -11,8 +11,8 @@ import pytest
 
 from gpushim.containers import holders, names, runtime_state
 from gpushim.engines.processes import running
-from unit.gpushim.containers.test_holders import Machine, given
-from unit.gpushim.decision import test_plan
+from unit.gpushim.containers.machines import Machine, given
+from unit.gpushim.decision import inventories
 
 ID = "0123456789abcdef" * 4
 
@@ -156,7 +156,7 @@ def test_dockerds_are_looked_for_once(machine: Machine, opened: list[str]) -> No
         machine.states = machine.folder / states
         machine.runc(f"{states[0]}{ID}", given("/dev/nvidia1"), machine.process())
     places = [f"{machine.folder}/{states}" for states in ("a/moby", "b/moby")]
-    found, _ = holders.holders(test_plan.snapshot(), places, str(machine.proc))
+    found, _ = holders.holders(inventories.snapshot(), places, str(machine.proc))
     assert len(found) == 2
     assert opened.count("/proc") == 1
 

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpushim.containers import pods, runtime_state
 from gpushim.ground.errors import GpushimError
-from unit.gpushim.containers import test_kubelet
-from unit.gpushim.containers.test_holders import Machine, given
-from unit.gpushim.decision import test_plan
+from unit.gpushim.containers import checkpoints
+from unit.gpushim.containers.machines import Machine
+from unit.gpushim.containers.pod_machine import ENTRY, box
+from unit.gpushim.containers.pod_machine import machine as machine
+from unit.gpushim.decision import inventories
 
-ENTRY = {**test_kubelet.ENTRY, "DeviceIDs": {"0": ["GPU-1"]}}
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-def named(container: str = "c", uid: str = "u", pod: str = "p") -> dict[str, str]:
-    words = {"sandbox-namespace": "ns", "sandbox-name": pod, "container-name": container, "sandbox-uid": uid}
-    return {f"io.kubernetes.cri.{key}": value for key, value in words.items() if value}
-
-
-def box(machine: Machine, name: str, *env: str, pid: int | None = None, **more: str) -> None:
-    root = {"path": "/rootfs"}
-    spec = given("/dev/nvidia1", process={"env": env}, annotations=named(**more), root=root)
-    machine.runc(name, spec, machine.process() if pid is None else pid)
 
 
 def report(machine: Machine, text: str = "ns/p") -> tuple[list[dict[str, Any]], list[str]]:
     asked = pods.pod_name(text)
     assert asked is not None
-    return pods.report(asked, test_plan.snapshot(), str(machine.folder), [str(machine.states)], str(machine.proc))
+    return pods.report(asked, inventories.snapshot(), str(machine.folder), [str(machine.states)], str(machine.proc))
 
 
 def test_what_it_has_who_told_and_what_kubelet_gave(machine: Machine) -> None:
-    test_kubelet.write(machine.folder, [ENTRY, {**ENTRY, "PodUID": "other"}, {**ENTRY, "ContainerName": "d"}])
+    checkpoints.write(machine.folder, [ENTRY, {**ENTRY, "PodUID": "other"}, {**ENTRY, "ContainerName": "d"}])
     box(machine, "a", f"{DEVICES}=0")
     (found,), notes = report(machine)
     assert (found["devices"], found["how"], notes) == (["0"], "spec", [])
@@ -52,18 +36,18 @@ def test_what_it_has_who_told_and_what_kubelet_gave(machine: Machine) -> None:
 
 def test_a_claim_gave_it(machine: Machine) -> None:
     """Of the pod's claims the one that this container has, and not the one of its neighbour."""
-    claim = test_kubelet.CLAIM
+    claim = checkpoints.CLAIM
     gives = claim["DriverState"]["gpu.nvidia.com"]["Devices"][0]  # type: ignore[index]
     other = {"DriverState": {"gpu.nvidia.com": {"Devices": [{**gives, "CDIDeviceIDs": ["nvidia.com/gpu=1"]}]}}}
-    test_kubelet.write(machine.folder)
-    test_kubelet.promise(machine.folder, [claim, {**claim, **other}, {**claim, "PodUIDs": {"v": {}}}])
+    checkpoints.write(machine.folder)
+    checkpoints.promise(machine.folder, [claim, {**claim, **other}, {**claim, "PodUIDs": {"v": {}}}])
     box(machine, "a")
     (found,), notes = report(machine)
     mine = {"namespace": "ns", "name": "gpu", "driver": "gpu.nvidia.com", "device": "gpu-0"}
     assert (found["claims"], notes) == ([mine], [])
     assert found["told"] == ["claim ns/gpu of the DRA driver gpu.nvidia.com, which kubelet has prepared"]
     row: dict[str, Any] = {"uid": "u", "devices": ["0"]}
-    assert pods.claimed([row], test_plan.snapshot(), str(machine.folder)) == []
+    assert pods.claimed([row], inventories.snapshot(), str(machine.folder)) == []
     assert row["claims"] == [mine]
 
 
@@ -76,7 +60,7 @@ def test_which_claims_pods_have_is_not_known(machine: Machine) -> None:
 
 
 def test_nothing_in_config_json_tells(machine: Machine) -> None:
-    test_kubelet.write(machine.folder)
+    checkpoints.write(machine.folder)
     box(machine, "a")
     (found,), _ = report(machine)
     assert (found["told"], found["kubelet"]) == (
@@ -144,13 +128,13 @@ def test_a_users_container_is_no_pods(machine: Machine, monkeypatch: pytest.Monk
     asked = pods.pod_name("ns/p")
     assert asked is not None
     with pytest.raises(GpushimError):
-        pods.report(asked, test_plan.snapshot(), str(machine.folder), None, str(machine.proc))
+        pods.report(asked, inventories.snapshot(), str(machine.folder), None, str(machine.proc))
 
 
 @pytest.mark.parametrize("text", [None, "{", "3"])
 def test_a_checkpoint_that_is_gone_or_damaged_is_said(machine: Machine, text: str | None) -> None:
     if text:
-        test_kubelet.write(machine.folder, text=text)
+        checkpoints.write(machine.folder, text=text)
     box(machine, "1")
     (found,), (note,) = report(machine)
     assert found["kubelet"] is None

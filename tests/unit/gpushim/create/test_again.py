@@ -12,10 +12,11 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushim.cdi import resolve
 from gpushim.create import create
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import edits
-from unit.gpushim.oci.test_edits import ALL, FOREIGN, HOOK, SET_NODE
+from unit.gpushim.oci.example_edits import ALL, FOREIGN, HOOK, SET_NODE
 
 OUR_HOOK = edits.Edit("hook", {**HOOK, "args": [*HOOK["args"], "--rootfs", "/r"]})
 
@@ -82,7 +83,7 @@ PLANS = st.none() | some(
     edits.Edit("set-mount", bind("/data/x", "rbind")),
     edits.Edit("env", ("NVIDIA_VISIBLE_DEVICES", "void")),
     edits.Edit("rdt", {"closID": "d"}),
-).map(edits.last_counts)
+).map(resolve.last_counts)
 
 
 def create_with(planned: Optional[list[edits.Edit]], bundle: str) -> bool:

@@ -426,7 +426,9 @@ def test_an_engine_that_has_injected_already_says_void(vendor: Shim) -> None:
     assert (vendor.bundle / "config.json").stat().st_ino == before
 
 
-CDI_IMPORTS = {"gpushim.cdi", "gpushim.cdi.form", "gpushim.cdi.resolve", "gpushim.cdi.specs"}
+CDI_IMPORTS = {
+    *("gpushim.cdi", "gpushim.cdi.form", "gpushim.cdi.resolve", "gpushim.cdi.specs", "gpushim.oci.foreign_edits")
+}
 
 
 def test_devices_of_json_specs_import_little_more(vendor: Shim) -> None:

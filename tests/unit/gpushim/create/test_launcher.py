@@ -13,6 +13,7 @@ from e2e import recorder
 from unit.gpushim.calls import LAUNCHER, Call
 from unit.gpushim.calls import call as call
 from unit.gpushim.calls import runtime as runtime
+from unit.gpushim.create.launcher_words import WORDS
 
 PASS = None
 VERBS = [
@@ -90,22 +91,6 @@ def test_finds_the_verb_and_the_bundle(call: Callable[..., Call], args: list[str
     else:
         assert done.record is None
         assert f"gpushim: {config} is not valid JSON" in done.stderr
-
-
-WORDS = {
-    '{"env":["NVIDIA_VISIBLE_DEVICES=all"]': True,
-    '{"env":["CUDA_VERSION=8.0"]': True,
-    '{"m":"\\/var\\/run\\/nvidia-container-devices\\/0"': True,
-    '{"annotations":{"cdi.k8s.io/x":"y"}': True,
-    '{"env":["\\u004eVIDIA_VISIBLE_DEVICES=all"]': True,
-    '{"env":["N\\u0056IDIA_VISIBLE_DEVICES=all"]': True,
-    '{"env":["NVIDIA_VISIBLE\\u005fDEVICES=all"]': True,
-    '{"annotations":{"cdi.\\u006b8s.io/x":"y"}': True,
-    '{"env":["PATH=/bin","A=\\u003c\\u0026"]': False,
-    '{"env":["NVIDIA_DRIVER_CAPABILITIES=all"]': False,
-    "": False,
-    '{"big":"' + "x" * 5_000_000: False,
-}
 
 
 @pytest.mark.parametrize(("content", "python"), WORDS.items(), ids=range(len(WORDS)))

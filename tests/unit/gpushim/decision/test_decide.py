@@ -11,7 +11,7 @@ from gpushim.decision.decide import Decision, of_items
 from gpushim.ground import bounds, system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure
-from unit.gpushim.decision.test_plan import BUNDLE, UUIDS, snapshot, with_specs
+from unit.gpushim.decision.inventories import BUNDLE, UUIDS, snapshot, with_specs
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 

@@ -10,7 +10,7 @@ from gpushim.decision import memory
 from gpushim.decision.plan import plan
 from gpushim.ground.errors import CONFIG, INVENTORY, REQUEST, GpushimError
 from gpushim.oci import request
-from unit.gpushim.decision.test_plan import NVML, UUIDS, snapshot
+from unit.gpushim.decision.inventories import NVML, UUIDS, snapshot
 
 GIB = 1 << 30
 VARIABLE, ANNOTATION = "env GPUSHIM_MEMORY_LIMIT", "annotation gpushim/memory-limit"

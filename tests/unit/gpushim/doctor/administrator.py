@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from gpushim.cli import main
 from gpushim.engines import podman
 from gpushim.engines.containerd import process
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import programs, running, units
 from gpushim.engines.settings import toml
 from gpushim.ground import system
@@ -62,8 +62,8 @@ class Administrator:
             units, "systemctl", lambda verb, unit, engine=None, top=patient.root: words(verb, unit, engine, top)
         )
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
-        patch.setattr(on_path, "SYSTEM", f"{patient.root}/usr/local/bin")
-        patch.setattr(on_path, "PATH", f"{patient.root}/usr/bin")
+        patch.setattr(dockerd, "LINKS", f"{patient.root}/usr/local/bin")
+        patch.setattr(dockerd, "PATH", f"{patient.root}/usr/bin")
         patch.setattr(process, "asked", lambda *_: (None, ""))
         folders = [f"{patient.root}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
         patch.setattr(podman, "default_config", lambda: f"{folders[-1]}/containers.conf.d/{podman.FILE}")

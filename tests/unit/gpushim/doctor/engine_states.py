@@ -11,7 +11,7 @@ from typing import Any
 
 from gpushim.engines import containerd
 from gpushim.engines.containerd.imports import CRI
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import programs, running
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import Options
@@ -144,7 +144,7 @@ def hook_of_nvidias_is_first(patient: Patient) -> None:
 
 @fault("docker-restart", "warning", "was installed")
 def link_of_configures_is_newer(patient: Patient) -> None:
-    patient.patch.setattr(on_path, "SYSTEM", f"{patient.top}/usr/bin")
+    patient.patch.setattr(dockerd, "LINKS", f"{patient.top}/usr/bin")
     change(patient, 0, started=1e9)
 
 

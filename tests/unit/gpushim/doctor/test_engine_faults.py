@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpushim.doctor import check_host, checks
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
 from unit.gpushim.doctor import engine_states
@@ -144,7 +144,7 @@ def test_the_fix_of_gpus_is_one_that_dockerds_path_allows(
     unlisted: Patient, monkeypatch: pytest.MonkeyPatch, path: str, fix: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(on_path, "SYSTEM", f"{unlisted.top}/local")
+    monkeypatch.setattr(dockerd, "LINKS", f"{unlisted.top}/local")
     (unlisted.top / "usr/bin" / NVIDIA_HOOK).unlink()
     change(unlisted, 0, environ={"PATH": path.format(top=unlisted.top)})
     assert [found.fix for found in unlisted.said("docker-hook")] == [fix.format(top=unlisted.top)]

@@ -27,14 +27,13 @@ from gpushim.doctor import (
     check_state,
     checks,
 )
-from unit.gpushim.doctor import cdi_states, hands, host_states, own_states
+from unit.gpushim.doctor import hands
 from unit.gpushim.doctor.fault import State
+from unit.gpushim.doctor.general_states import BY_NAME, STATES
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
 
 pytestmark = pytest.mark.slow
 MODULES = (check_driver, check_device_nodes, check_state, check_host, check_selinux, check_cdi, check_grants)
-STATES = [*host_states.STATES, *own_states.STATES, *cdi_states.STATES]
-BY_NAME = {state.name: state for state in STATES}
 Site = tuple[str, int]  # file and line of a call of `warning` or `broken`
 RELATED = ("state-directory", "snapshot", "cdi-spec", "cdi-files", "cdi-conflicts", "cdi-paths")
 RAN: set[str] = set()  # states whose fix was tried

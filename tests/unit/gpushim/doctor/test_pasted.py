@@ -16,8 +16,8 @@ from gpushim.engines.processes.running import Engine
 from unit.gpushim.doctor import engine_states
 from unit.gpushim.doctor.engine_states import only_runc
 from unit.gpushim.doctor.fault import State
+from unit.gpushim.doctor.general_states import STATES as GENERAL
 from unit.gpushim.doctor.patient import RUNTIME, Patient
-from unit.gpushim.doctor.test_fixes import STATES as GENERAL
 
 HOSTILE = "a b;>pwned;"
 # The sick say the same of themselves wherever they are; the file of the last is named by Podman.

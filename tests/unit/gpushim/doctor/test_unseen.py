@@ -14,7 +14,7 @@ from gpushim.doctor import Finding, check_podman, checks
 from gpushim.engines.processes.running import Impostor
 from gpushim.ground.errors import GpushimError
 from unit import ordinary
-from unit.gpushim.config.test_kubeconfig import kubeconfig
+from unit.gpushim.config.kubeconfigs import kubeconfig
 from unit.gpushim.doctor.dra_states import UNIT
 from unit.gpushim.doctor.patient import Patient
 

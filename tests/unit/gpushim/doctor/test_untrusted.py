@@ -12,8 +12,8 @@ import pytest
 from gpushim.doctor import checks, untrusted
 from gpushim.paths import trust
 from unit.gpushim.doctor.fault import State
+from unit.gpushim.doctor.general_states import BY_NAME
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
-from unit.gpushim.doctor.test_fixes import BY_NAME
 
 pytestmark = pytest.mark.slow
 EVIL = b"\n# of a stranger's\n"

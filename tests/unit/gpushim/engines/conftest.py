@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpushim.cli.configure import configure
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import running
 
 Configure = Callable[..., Result]
@@ -19,8 +19,8 @@ Configure = Callable[..., Result]
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory for links, alone on the PATH of a dockerd that does not run yet."""
     folder = tmp_path_factory.mktemp("local")
-    for name in ("SYSTEM", "PATH"):
-        monkeypatch.setattr(on_path, name, str(folder))
+    for name in ("LINKS", "PATH"):
+        monkeypatch.setattr(dockerd, name, str(folder))
     return folder
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import table
 from gpushim.nvidia import ctk
 from unit.gpushim.engines.conftest import Configure
@@ -71,14 +71,15 @@ def test_a_link_to_one_is_made_again(local: Path, program: str, tmp_path: Path) 
     theirs = tmp_path / "home/gpushim-hook"
     theirs.parent.mkdir()
     shutil.copy("/bin/true", theirs)
-    (local / on_path.HOOK).symlink_to(theirs)
-    (local / on_path.CDI_HOOK).symlink_to(theirs)
-    assert on_path.expected(None, program, "29.7") == ([], [])
+    (local / dockerd.RUNTIME_HOOK).symlink_to(theirs)
+    (local / dockerd.CDI_HOOK).symlink_to(theirs)
+    assert dockerd.missing_links(None, program, "29.7") == ([], [])
     os.chown(theirs, 1000, 1000)
-    links, notes = on_path.expected(None, program, "29.7")
-    assert ({link.path for link in links}, notes) == ({str(local / on_path.HOOK), str(local / on_path.CDI_HOOK)}, [])
-    on_path.apply(links)
-    assert os.readlink(local / on_path.HOOK) == program
+    links, notes = dockerd.missing_links(None, program, "29.7")
+    paths = {str(local / name) for name in (dockerd.RUNTIME_HOOK, dockerd.CDI_HOOK)}
+    assert ({link.path for link in links}, notes) == (paths, [])
+    dockerd.apply_links(links)
+    assert os.readlink(local / dockerd.RUNTIME_HOOK) == program
 
 
 def test_no_spec_names_one(monkeypatch: pytest.MonkeyPatch, theirs: str, tmp_path: Path) -> None:

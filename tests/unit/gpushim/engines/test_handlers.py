@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_no_proof_that_nobody_needs_a_handler(tmp_path: P
     with pytest.raises(GpushimError, match=UNKNOWN):
         handlers.pods(str(tmp_path))
     with pytest.raises(GpushimError, match=f"none {UNKNOWN}No such file"):
-        handlers.pods(str(tmp_path / "none"), there=True)
+        handlers.pods(str(tmp_path / "none"), must_exist=True)
 
 
 def test_where_they_are_kept(tmp_path: Path) -> None:

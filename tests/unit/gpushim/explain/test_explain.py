@@ -15,41 +15,22 @@ import fakehost
 from e2e.witness import settings
 from gpushim.create import ahead
 from gpushim.decision import memory
-from gpushim.explain.explain import described, explain
+from gpushim.explain.explain import build_spec, explain
 from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST
-from gpushim.inventory import present
 from gpushim.oci import edits
 from gpushim.oci.edits import Edit
-from unit.gpushim.decision import test_plan
+from unit.gpushim.decision import inventories
+from unit.gpushim.explain.explanations import DEVICES, asked, shape
+from unit.gpushim.explain.explanations import known as known
 
 TOP = Path(__file__).parents[4]
-DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
-def table(test: Any) -> list[list[str]]:
-    """Return the variables of each case of a test in test_plan.py."""
-    rows: list[tuple[Any, ...]] = next(mark.args[1] for mark in test.pytestmark if mark.name == "parametrize")
-    return [row[0] if isinstance(row[0], list) else [f"NVIDIA_DRIVER_CAPABILITIES={row[0]}"] for row in rows]
-
-
-NODES = table(test_plan.test_the_nodes_of_a_request)
-FILES = table(test_plan.test_the_files_of_a_request) + table(test_plan.test_files_by_capability)
+NODES = [env for env, *_ in inventories.NODE_CASES]
+FILES = [env for env, *_ in inventories.FILE_CASES]
+FILES += [[f"NVIDIA_DRIVER_CAPABILITIES={names}"] for names, *_ in inventories.CAPABILITY_CASES]
 REFUSED = [[f"{DEVICES}=0,{item}"] for item in ("7", "GPU-99999999", "2:5", "evil.com/gpu=0")]
 REFUSED += [[f"{DEVICES}=0", entry] for entry in ("NVIDIA_DRIVER_CAPABILITIES=x", "NVIDIA_REQUIRE_CUDA=cuda>=99")]
-
-
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """The host of test_plan.py, and nothing of this one."""
-    inventory = {**test_plan.drawing(files=test_plan.FILES), "runtime": "/bin/sh"}
-    monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", b"/none.toml")
-    monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", bytes(tmp_path / "state"))
-    monkeypatch.setattr(present, "look", lambda _: inventory)
-    return inventory
-
-
-def shape(env: list[str], privileged: bool = True) -> dict[str, Any]:
-    return described(env, privileged, {}, [])
 
 
 def told(report: dict[str, Any]) -> list[Edit]:
@@ -66,7 +47,7 @@ def told(report: dict[str, Any]) -> list[Edit]:
         ([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=display"], "/glx", "capability display brings graphics"),
         (
             [f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=video"],
-            test_plan.LIBRARY["path"],
+            inventories.LIBRARY["path"],
             "capability video loads it",
         ),
         ([f"{DEVICES}=0", "NVIDIA_GDS=enabled"], "/etc/cufile.json", "feature gds: NVIDIA_GDS=enabled"),
@@ -91,7 +72,7 @@ def test_a_group_has_the_nodes_of_this_container_alone_as_its_reason(known: dict
 
 
 def test_cdi_devices_are_told_with_their_file(known: dict[str, Any], tmp_path: Path) -> None:
-    known["policy"] = test_plan.with_specs(tmp_path)["policy"]
+    known["policy"] = inventories.with_specs(tmp_path)["policy"]
     report = explain(shape([f"{DEVICES}=0,vendor.com/net=a"]))
     assert report["cdi"] == [{"name": "vendor.com/net=a", "file": f"{tmp_path}/a.json"}]
     whys = {
@@ -101,19 +82,17 @@ def test_cdi_devices_are_told_with_their_file(known: dict[str, Any], tmp_path: P
     assert all(edit["why"] for edit in report["edits"])
 
 
-@pytest.mark.parametrize("spec", test_plan.FOREIGN_ONLY)
+@pytest.mark.parametrize("spec", inventories.FOREIGN_ONLY)
 def test_devices_of_others_alone_have_reasons_too(known: dict[str, Any], tmp_path: Path, spec: Any) -> None:
-    known.update(policy=test_plan.with_specs(tmp_path)["policy"], error={"sentence": "no driver", "code": INVENTORY})
+    known.update(
+        policy=inventories.with_specs(tmp_path)["policy"], error={"sentence": "no driver", "code": INVENTORY}
+    )
     report = explain({**spec, "root": {"path": "/r"}})
     assert report["refusal"] is None
     assert {edit["why"] for edit in report["edits"]} == {
         "stops later hooks from injecting anything",
         "CDI device vendor.com/net=a",
     }
-
-
-def asked(report: dict[str, Any], what: str) -> list[tuple[str, str]]:
-    return [(row["from"], row["effect"]) for row in report["asked"] if row["what"] == what]
 
 
 @pytest.fixture
@@ -142,8 +121,8 @@ def test_a_limit_of_memory_and_who_asked_for_more(limited: dict[str, Any]) -> No
 
 
 def test_a_limit_by_annotation_or_by_root_is_looked_at(limited: dict[str, Any], tmp_path: Path) -> None:
-    source = f"{tmp_path}/state/limits/{test_plan.UUIDS[0]}={1 << 30}"
-    spec = described([f"{DEVICES}=0"], True, {"gpushim/memory-limit": "2Gi"}, [(source, "/run/a")])
+    source = f"{tmp_path}/state/limits/{inventories.UUIDS[0]}={1 << 30}"
+    spec = build_spec([f"{DEVICES}=0"], True, {"gpushim/memory-limit": "2Gi"}, [(source, "/run/a")])
     report = explain(spec)
     for what in ("annotation gpushim/memory-limit", "mount /run/a"):
         assert asked(report, what) == [("config.json", "limits the memory of GPUs")]
@@ -249,7 +228,7 @@ def test_the_spec_stays_as_it_is(known: dict[str, Any]) -> None:
 
 
 class Real:
-    """A simulated host like that of test_plan.py, and bundles for its runtime."""
+    """A simulated host like that of inventories.py, and bundles for its runtime."""
 
     def __init__(self, work: Path) -> None:
         mig = {2: ["3g.20gb"]}

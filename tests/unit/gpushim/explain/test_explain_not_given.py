@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from gpushim.explain import not_given
-from gpushim.explain.explain import described, explain
+from gpushim.explain.explain import build_spec, explain
 from gpushim.ground.machines import LOADERS
 from gpushim.oci import device_list
-from unit.gpushim.decision import test_plan
-from unit.gpushim.explain.test_explain import DEVICES, asked, shape
-from unit.gpushim.explain.test_explain import known as known  # a fixture
+from unit.gpushim.decision import inventories
+from unit.gpushim.explain.explanations import DEVICES, asked, shape
+from unit.gpushim.explain.explanations import known as known  # a fixture
 
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 MACHINE = platform.machine()
@@ -42,7 +42,7 @@ def test_capabilities_that_were_not_asked_for(known: dict[str, Any], asks: str, 
 
 
 def test_what_capabilities_would_bring_is_what_they_bring(known: dict[str, Any]) -> None:
-    known["files"] = {**test_plan.BARE, "ngx": [{"path": "/ngx", "kind": "data"}]}
+    known["files"] = {**inventories.BARE, "ngx": [{"path": "/ngx", "kind": "data"}]}
     assert missed(explain(shape([f"{DEVICES}=0"])))["capability ngx"].endswith("it would bring /ngx")
     report = explain(shape([f"{DEVICES}=0", f"{CAPABILITIES}=ngx"]))
     assert "/ngx" in [edit["value"].get("destination") for edit in report["edits"] if edit["kind"] == "mount"]
@@ -53,9 +53,9 @@ def test_without_a_plan_there_is_nothing_to_miss(known: dict[str, Any], env: lis
     assert missed(explain(shape(env))) == {}
 
 
-@pytest.mark.parametrize("spec", test_plan.FOREIGN_ONLY)
+@pytest.mark.parametrize("spec", inventories.FOREIGN_ONLY)
 def test_devices_of_others_bring_no_driver(known: dict[str, Any], tmp_path: Path, spec: Any) -> None:
-    known["policy"] = test_plan.with_specs(tmp_path)["policy"]
+    known["policy"] = inventories.with_specs(tmp_path)["policy"]
     report = explain({**spec, "root": {"path": "/r"}})
     assert (missed(report), report["requirements"]) == ({}, [])
     assert asked(report, CAPABILITIES)[0][1] == "does nothing: no GPU of this host is asked for"
@@ -214,7 +214,7 @@ def test_the_one_reason(
     known: dict[str, Any], env: list[str], mounts: list[str], rules: dict[str, Any], what: str, effect: str
 ) -> None:
     known["policy"]["requests"].update(rules)
-    report = explain(described(env, False, {}, [("/dev/null", path) for path in mounts]))
+    report = explain(build_spec(env, False, {}, [("/dev/null", path) for path in mounts]))
     assert asked(report, what)[-1][1] == effect
 
 
@@ -222,7 +222,7 @@ def test_a_mount_of_something_else_names_nothing_nor_does_what_an_annotation_bea
     known["policy"]["requests"]["accept-volume-mounts"] = True
     key = "cdi.k8s.io/x"
     mounts = [("/dev/zero", MOUNT), ("/dev/null", MOUNT[:-1] + "1")]
-    report = explain(described([f"{DEVICES}=0"], False, {key: "nvidia.com/gpu=0"}, mounts))
+    report = explain(build_spec([f"{DEVICES}=0"], False, {key: "nvidia.com/gpu=0"}, mounts))
     beaten = "is ignored: the devices are named by annotations"
     assert [(row["what"], row["effect"]) for row in report["asked"][:4]] == [
         (f"annotation {key}", "names the devices"),
@@ -234,7 +234,7 @@ def test_a_mount_of_something_else_names_nothing_nor_does_what_an_annotation_bea
 
 def test_an_annotation_that_policy_forbids(known: dict[str, Any]) -> None:
     known["policy"]["requests"]["accept-annotations-when-unprivileged"] = False
-    report = explain(described([], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, []))
+    report = explain(build_spec([], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, []))
     why = "while the container is unprivileged and [requests] accept-annotations-when-unprivileged is false"
     assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", f"is ignored {why}")]
 

@@ -18,8 +18,8 @@ from gpushim.inventory import present
 from gpushim.paths import mountinfo
 from unit import ordinary
 from unit.gpushim.cli.looking import run
-from unit.gpushim.containers.test_holders import Machine, given
-from unit.gpushim.decision import test_plan
+from unit.gpushim.containers.machines import Machine, given
+from unit.gpushim.decision import inventories
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A host with one container that has a GPU, and no engine that runs."""
     found = Machine(folder)
     found.runc("c", given("/dev/nvidia1"), found.process())
-    monkeypatch.setattr(present, "snapshot", test_plan.snapshot)
+    monkeypatch.setattr(present, "snapshot", inventories.snapshot)
     monkeypatch.setattr(running, "find", list)
     monkeypatch.setattr(holders, "STATES", ((f"{folder}/states", "runc"), (f"{folder}/none", "crun")))
     monkeypatch.setattr(holders, "USERS", f"{folder}/user/*")

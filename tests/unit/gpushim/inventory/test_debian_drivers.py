@@ -16,24 +16,10 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 from gpushim.inventory import data_files, driver_files
 from gpushim.paths import rooted
 from unit.gpushim.inventory import golden
+from unit.gpushim.inventory.debian_packages import LEFT_OUT
 
 INSIDE: dict[str, dict[str, list[str]]] = json.loads((golden.DATA / "names-inside.json").read_text("utf-8"))
 NAMES = sorted(path.stem for path in golden.DATA.glob("debian-*.root"))
-LEFT_OUT = {
-    "/etc/nvidia/*/nvidia-blacklists-nouveau.conf": "a setting of modprobe's",
-    "/etc/nvidia/*/nvidia-load.conf": "a setting of modprobe's",
-    "/etc/nvidia/*/nvidia-modprobe.conf": "a setting of modprobe's",
-    "/etc/nvidia/*/nvidia-options.conf": "a setting of modprobe's",
-    "/usr/lib/systemd/*": "the host's services",
-    "/usr/bin/nvidia-sleep.sh": "suspends the host",
-    "/usr/sbin/nvidia-powerd": "a service of the host's",
-    "/usr/bin/nvidia-detect": "tells which package a host needs",
-    "*.ids": "which package is for which GPU",
-    "*/nvidia-bug-report.sh": "reads the host's logs",
-    "*/libOpenCL.so.1.0.0": "dispatches to any driver: an image has its own",
-    "*/libGL.so.*": "of before GLVND: it replaces the image's own",
-    "*/libEGL.so.*": "of before GLVND: it replaces the image's own",
-}
 
 # What a library names and can do without, where the container has not the other's capability.
 OPTIONAL = {

@@ -18,7 +18,7 @@ from gpushim.doctor import check_grants
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import authorization, device_list, request
 from gpushim.oci.authorization import SOURCES, SWITCHES, TABLE, VARIABLES
-from unit.gpushim.decision.test_plan import BUNDLE, snapshot
+from unit.gpushim.decision.inventories import BUNDLE, snapshot
 
 DIR = device_list.DEVICE_LIST
 ANNOTATION = "cdi.k8s.io/x"

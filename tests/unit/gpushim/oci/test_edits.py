@@ -8,35 +8,7 @@ import pytest
 from gpushim.ground.errors import GpushimError
 from gpushim.oci import edits
 from gpushim.oci.edits import Edit
-
-NODE = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 438, "uid": 0, "gid": 0}
-MOUNT = {"destination": "/usr/bin/nvidia-smi", "source": "/d/usr/bin/nvidia-smi", "type": "bind", "options": ["ro"]}
-HOOK = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart"], "env": ["PATH=/bin"]}
-ALL: list[Edit] = [
-    Edit("node", NODE),
-    Edit("rule", ("c", 195, 0, "rw")),
-    Edit("mount", MOUNT),
-    Edit("env", ("NVIDIA_VISIBLE_DEVICES", "0")),
-    Edit("gid", 44),
-    Edit("hook", HOOK),
-]
-
-
-SET_NODE = {"path": "/dev/x", "type": "b", "major": 7, "minor": 1}
-OWNED = {"uid": 5, "gid": 6}
-FOREIGN: list[Edit] = [
-    Edit("set-node", SET_NODE),
-    Edit("rule", ("b", 7, 1, "rwm")),
-    Edit("set-mount", {"destination": "/opt", "source": "/o", "options": ["rbind"]}),
-    Edit("env", ("A", "")),
-    Edit("stage-hook", ("createContainer", {"path": "/bin/x", "env": ["A=1"]})),
-    Edit(
-        "stage-hook",
-        ("prestart", {"path": "/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--lib", "x=y"]}),
-    ),
-    Edit("rdt", {"closID": "c"}),
-    Edit("gid", 7),
-]
+from unit.gpushim.oci.example_edits import ALL, FOREIGN, HOOK, MOUNT, NODE
 
 
 def test_all_kinds_land_in_an_empty_spec() -> None:
@@ -60,73 +32,6 @@ def test_a_second_time_changes_nothing(given: list[Edit]) -> None:
     before = copy.deepcopy(spec)
     assert not edits.apply(copy.deepcopy(given), spec)
     assert spec == before
-
-
-def test_what_cdi_specs_bring_lands_in_an_empty_spec() -> None:
-    spec: dict[str, Any] = {}
-    assert edits.apply(copy.deepcopy(FOREIGN), spec)
-    allow = {"allow": True, "type": "b", "major": 7, "minor": 1, "access": "rwm"}
-    assert spec == {
-        "linux": {"devices": [SET_NODE], "resources": {"devices": [allow]}, "intelRdt": {"closID": "c"}},
-        "mounts": [FOREIGN[2].value],
-        "process": {"env": ["A="], "user": {"additionalGids": [7]}},
-        "hooks": {"createContainer": [FOREIGN[4].value[1]], "prestart": [FOREIGN[5].value[1]]},
-    }
-
-
-@pytest.mark.parametrize(
-    ("devices", "user", "result"),
-    [
-        ([], OWNED, [{**SET_NODE, **OWNED}]),
-        ([], {"uid": 0, "gid": 6}, [{**SET_NODE, "gid": 6}]),
-        ([{"path": "/dev/y"}], {}, [{"path": "/dev/y"}, SET_NODE]),
-        ([{**SET_NODE, "fileMode": 1}], OWNED, [{**SET_NODE, "fileMode": 1}]),
-        ([{**SET_NODE, "minor": 2}, {"path": "/dev/y"}], {}, [{"path": "/dev/y"}, SET_NODE]),
-        ([{**SET_NODE, "type": "c"}], {}, [SET_NODE]),
-        ([SET_NODE, {**SET_NODE, "minor": 2}], {}, [SET_NODE]),
-    ],
-)
-def test_a_node_of_a_cdi_spec_takes_the_place_of_another(devices: list[Any], user: Any, result: list[Any]) -> None:
-    spec: dict[str, Any] = {"process": {"user": user}, "linux": {"devices": copy.deepcopy(devices)}}
-    assert edits.apply([Edit("set-node", SET_NODE)], spec) is (devices != result)
-    assert spec["linux"]["devices"] == result
-    assert not edits.apply([Edit("set-node", SET_NODE)], spec)
-
-
-@pytest.mark.parametrize(
-    ("destinations", "result"),
-    [
-        ([], "/opt*"),
-        (["/proc", "/srv"], "/proc /srv /opt*"),
-        (["/proc", "/opt", "/srv"], "/proc /opt* /srv"),
-        (["/opt", "/srv", "/opt"], "/opt /srv /opt*"),
-        (["/proc", "/opt/a", "/opt/b"], "/proc /opt* /opt/a /opt/b"),
-        (["/", "/optical", "/op"], "/ /optical /op /opt*"),
-    ],
-)
-def test_a_mount_of_a_cdi_spec_takes_the_place_of_another_and_hides_none(
-    destinations: list[str], result: str
-) -> None:
-    spec: dict[str, Any] = {"mounts": [{"destination": path} for path in destinations]}
-    assert edits.apply([FOREIGN[2]], spec)
-    shown = [mount["destination"] + "*" * (len(mount) > 1) for mount in spec["mounts"]]
-    assert " ".join(shown) == result
-    assert not edits.apply([FOREIGN[2]], spec)
-
-
-def test_an_equal_hook_of_a_stage_stays_alone() -> None:
-    hook = FOREIGN[4].value[1]
-    spec: dict[str, Any] = {"hooks": {"createContainer": [{"path": "/a"}, hook, {"path": "/b"}]}}
-    assert not edits.apply([FOREIGN[4]], spec)
-    assert edits.apply([Edit("stage-hook", ("createContainer", {**hook, "args": ["x"]}))], spec)
-    assert len(spec["hooks"]["createContainer"]) == 4
-
-
-def test_of_two_edits_about_the_same_thing_the_later_counts() -> None:
-    mount = Edit("set-mount", {**MOUNT, "source": "/mine"})
-    node = Edit("set-node", {**NODE, "minor": 9})
-    both = [*ALL, mount, node, Edit("env", ("NVIDIA_VISIBLE_DEVICES", "void")), Edit("env", ("A", "1"))]
-    assert edits.last_counts(both) == [ALL[1], ALL[4], ALL[5], *both[6:]]
 
 
 def test_the_engines_own_node_is_kept() -> None:
@@ -268,10 +173,3 @@ def test_a_wrong_type_is_named(spec: dict[str, Any], where: str) -> None:
 def test_null_counts_as_absent(absent: dict[str, Any]) -> None:
     assert edits.apply(copy.deepcopy(ALL), absent)
     assert absent["mounts"] == [MOUNT]
-
-
-def test_reasons_are_outside_equality_and_those_of_equal_edits_meet() -> None:
-    one, other = Edit("env", ("A", "1"), ["x"]), Edit("env", ("A", "1"), ["y"])
-    assert one == other != Edit("env", ("A", "2"), ["x"])
-    (kept,) = edits.last_counts([one, other])
-    assert kept.why == ["x", "y"]

@@ -17,7 +17,7 @@ from gpushim.paths import exchange
 Act = Callable[[Path], object]
 # What changes or sees a file. The walk to its directory (posix.open) does neither, so nothing is between its calls.
 CALLS = [(os, name) for name in ("open", "read", "pread", "fsync", "rename", "unlink", "mkdir", "stat", "link")]
-CALLS.append((exchange, "_rename"))
+CALLS.append((exchange, "_renameat2"))
 THEIRS = b"what somebody else wrote"
 
 
@@ -91,7 +91,7 @@ def change(path: Path, old: bytes | None, new: bytes | None) -> list[str]:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         file = exchange.File(path.name, folder, folder, path.name)
-        return exchange.settle(file) + (exchange.put(file, old, new) if old != new else [])
+        return exchange.recover(file) + (exchange.compare_and_swap(file, old, new) if old != new else [])
     finally:
         os.close(folder)
 

@@ -32,7 +32,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(exchange, "_rename", refuse)
+    monkeypatch.setattr(exchange, "_renameat2", refuse)
 
 
 @pytest.fixture

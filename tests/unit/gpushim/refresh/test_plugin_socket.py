@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpushim.refresh import plugin_socket
+from unit.gpushim.refresh.fake_plugin import plugin
 
 
 @contextlib.contextmanager
@@ -37,37 +36,6 @@ def answering(folder: Path, part: bytes, pause: float) -> Iterator[None]:
             yield
         finally:
             thread.join(20)
-
-
-@contextlib.contextmanager
-def plugin(folder: Path, answer: Callable[[int], bytes]) -> Iterator[None]:
-    """A plugin that answers each question, which it counts from 1."""
-    fd = os.open(folder, os.O_PATH)  # by which its path is not too long
-    address = f"/proc/self/fd/{fd}/{plugin_socket.SOCKET}"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(address)
-        server.listen()
-        ended = threading.Event()
-
-        def serve() -> None:
-            for asked in itertools.count(1):
-                client = server.accept()[0]
-                with client, contextlib.suppress(OSError):
-                    if ended.is_set():
-                        return
-                    client.recv(100)
-                    client.sendall(answer(asked))
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            with socket.socket(socket.AF_UNIX) as last:
-                last.connect(address)
-            thread.join(20)
-            os.close(fd)
 
 
 def devices(*healthy: bool) -> bytes:

@@ -24,7 +24,7 @@ from gpushim.ground.errors import CONFIG, DRIVER, INVENTORY, GpushimError
 from gpushim.inventory import ensure, gpus, modules, procfs, save, survey
 from gpushim.refresh import plugin_requests, refresh
 from unit.gpushim.inventory.machine import Machine
-from unit.gpushim.refresh import test_plugin_socket
+from unit.gpushim.refresh import fake_plugin
 
 pytestmark = pytest.mark.slow
 
@@ -279,7 +279,7 @@ def test_the_device_plugin_is_told_before_the_spec_goes(machine: Machine) -> Non
         return json.dumps({"resources": [{"devices": devices}]}).encode() + b"\n"
 
     shutil.rmtree(f"{machine.root}/proc/driver/nvidia")
-    with test_plugin_socket.plugin(Path(machine.state), answer):
+    with fake_plugin.plugin(Path(machine.state), answer):
         machine.refresh("--force")
     assert seen == [(True, True)] * 3
     assert not spec_of(machine).exists()

@@ -20,7 +20,7 @@ from gpushim.cdi.generate import written as record
 from gpushim.ground import bounds, system
 from unit.gpushim import labels
 from unit.gpushim.cdi import hosts
-from unit.gpushim.decision.test_plan import gpu
+from unit.gpushim.decision.inventories import gpu
 from unit.gpushim.paths import meanwhile
 
 

@@ -12,7 +12,7 @@ from gpushim.decision.plan import plan
 from gpushim.ground.errors import DRIVER, INVENTORY, REQUEST, GpushimError
 from gpushim.oci import request
 from unit.gpushim.cdi import hosts
-from unit.gpushim.decision.test_plan import BUNDLE, CAPS, UUIDS, gpu
+from unit.gpushim.decision.inventories import BUNDLE, CAPS, UUIDS, gpu
 
 GOLDEN = Path(__file__).parents[4] / "data/cdi"
 BOTH = ["index", "uuid"]

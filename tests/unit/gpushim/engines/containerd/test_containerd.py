@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,33 @@ def test_imports_of_others_stay(line: str, call: Call, config: Path, version: Ve
     ok(call("containerd", config, "--remove"))
     assert meaning(config) == old
     assert ("# c" in config.read_text()) is ("# c" in line)
+
+
+@pytest.mark.parametrize(
+    ("lines", "since", "left"),
+    [
+        ((), "", None),
+        (("# theirs",), "", {"version": 2}),
+        (('imports = ["a.toml"]',), "", {"version": 2, "imports": ["a.toml"]}),
+        (("imports = []",), "", {"version": 2, "imports": []}),
+        ((), "'x' = 1\n", {"version": 2, "x": 1}),
+    ],
+)
+def test_by_hand_takes_out_what_remove_does(
+    lines: tuple[str, ...], since: str, left: Any, call: Call, config: Path, version: Version
+) -> None:
+    version(1, 7)
+    (config.parent / "a.toml").write_text("")
+    if lines:
+        write(config, "version = 2", *lines)
+    ok(call("containerd", config))
+    with config.open("a") as file:
+        file.write(since)
+    *commands, restart = ok(call("containerd", config, "--remove", "--by-hand")).splitlines()
+    subprocess.run(["/bin/sh", "-euc", "\n".join(commands)], check=True)
+    assert restart.startswith("# restart")
+    assert (meaning(config) if config.exists() else None) == left
+    assert "gpushim" not in " ".join(tree(config.parent)) + (config.read_text() if left else "")
 
 
 def test_imports_that_cannot_be_extended_safely(call: Call, config: Path, version: Version) -> None:

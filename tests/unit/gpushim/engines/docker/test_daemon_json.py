@@ -137,7 +137,7 @@ def test_the_command_for_a_host_without_gpushim(tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     ours = daemon_json.add({"debug": True, "runtimes": {"kata": {"path": "/k"}}}, OURS)
     path.write_bytes(BOM + daemon_json.write(ours, None))
-    for command in daemon_json.by_hand(str(path), ["nvidia"], f"{path}.copy"):
+    for command in daemon_json.by_hand(str(path), ["nvidia"], f"{path}.copy", []):
         subprocess.run(command, shell=True, check=True)
     assert daemon_json.parse(Path(f"{path}.copy").read_bytes(), PATH) == ours
     assert json.loads(path.read_text()) == daemon_json.take_out(ours, ["nvidia"])

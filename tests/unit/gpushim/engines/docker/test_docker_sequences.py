@@ -46,8 +46,9 @@ class Place:
         return settings
 
     def marks(self) -> set[str]:
-        """Return all marks that are in the file, where it leads, or in a copy."""
-        return {mark for path in self.path.parent.iterdir() for mark in MARK.findall(path.read_bytes().decode())}
+        """Return all marks that are in the file, where it leads, or in a copy of what gpushim took out."""
+        paths = [path for path in self.path.parent.iterdir() if not path.name.endswith(files.BEFORE)]
+        return {mark for path in paths for mark in MARK.findall(path.read_bytes().decode())}
 
     def write(self, settings: dict[str, Any]) -> None:
         """Write settings as others do, each in a style of their own."""
@@ -91,6 +92,8 @@ class Place:
         files.apply(docker.plan(Options(config=str(self.path), remove=True)).changes)
         assert self.marks() == marks
         self.is_without_ours(before)
+        was_link = self.path.with_name("elsewhere.json").exists()
+        assert was_link or not [*self.path.parent.glob(f"*{files.BEFORE}")]
         assert not docker.plan(Options(config=str(self.path), remove=True)).changed
 
     def is_without_ours(self, before: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gpushim.cdi import specs as cdi_specs
 from gpushim.engines.docker import dockerd as daemon
-from gpushim.engines.docker import inspect, on_path
+from gpushim.engines.docker import inspect
 from gpushim.engines.processes import programs, running
 from gpushim.explain import explain
 from gpushim.ground.errors import NOT_FOUND, GpushimError
@@ -174,7 +174,7 @@ def test_a_dockerd_that_is_not_seen_has_the_path_of_a_service(
 ) -> None:
     """As for an ordinary user, in another mount namespace, or on another machine: its answer tells the devices."""
     engines.extend(others)  # one that does not answer
-    monkeypatch.setattr(on_path, "PATH", str(engine.folder))
+    monkeypatch.setattr(daemon, "PATH", str(engine.folder))
     if there:
         hook(engine, "nvidia-cdi-hook")
     info = {"Runtimes": OURS, "ServerVersion": "29.7.2", "CDISpecDirs": [str(engine.folder / "none")]}

@@ -40,8 +40,8 @@ def test_global_options_end_at_the_command() -> None:
     ],
 )
 def test_errors_have_their_kind(code: int, kind: str) -> None:
-    assert cli.sentence(GpushimError("x: y", code)) == f"nvidia-container-cli: {kind}: x: y"
-    assert cli.sentence(OSError("z")) == "nvidia-container-cli: mount error: z"
+    assert cli.format_error(GpushimError("x: y", code)) == f"nvidia-container-cli: {kind}: x: y"
+    assert cli.format_error(OSError("z")) == "nvidia-container-cli: mount error: z"
 
 
 @pytest.mark.parametrize(("root", "driver", "fits"), [("/", "/", True), ("/d/", "/d", True), ("/d", "/", False)])
@@ -55,4 +55,4 @@ def test_another_driver_is_refused(root: str, driver: str, fits: bool) -> None:
 
 def test_words_of_repeated_options() -> None:
     given = [("device", "0, 1,,"), ("x", "9"), ("device", "2")]
-    assert cli.words_of(given, "device") == ["0", "1", "2"]
+    assert cli.collect_words(given, "device") == ["0", "1", "2"]

@@ -13,7 +13,7 @@ from gpushim.inventory import present
 from gpushim.nvidia.container_cli import getopt, info
 from gpushim.nvidia.container_cli.cli_options import COMMANDS
 from unit.gpushim.cdi import hosts
-from unit.gpushim.decision.test_plan import UUIDS
+from unit.gpushim.decision.inventories import UUIDS
 
 INFO = f"""\
 NVRM version:   535.183.01
@@ -61,7 +61,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def listed(host: Any, line: str) -> list[str]:
-    return info.paths(getopt.parse(line.split(), COMMANDS["list"])[0], host)
+    return info.list_paths(getopt.parse(line.split(), COMMANDS["list"])[0], host)
 
 
 def test_info_is_as_documented(host: Any, capsys: pytest.CaptureFixture[str]) -> None:

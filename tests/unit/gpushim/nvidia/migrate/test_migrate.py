@@ -86,18 +86,18 @@ def row(key: str, value: Any) -> migrate.Row:
     nested: Any = value
     for name in reversed(key.split(".")):
         nested = {name: nested}
-    (found,) = migrate.rows(nested)
+    (found,) = migrate.translate(nested)
     assert (found.key, found.value) == (key, value)
     return found
 
 
 def test_their_defaults_are_ours(tmp_path: Path) -> None:
     """A file as the package installs it changes nothing, and every key of it is known."""
-    plan = migrate.plan(theirs(tmp_path, EVERY_KEY), str(tmp_path / "config.toml"))
+    plan = migrate.plan_migration(theirs(tmp_path, EVERY_KEY), str(tmp_path / "config.toml"))
     assert plan.changes == []
     assert {found.key for found in plan.rows} == set(KEYS)
     assert not [found for found in plan.rows if found.left_out]
-    migrate.check(plan.rows, "/theirs", "")
+    migrate.check_complete(plan.rows, "/theirs", "")
 
 
 # What a value of theirs becomes: a setting of ours, or the beginning of a sentence.
@@ -173,7 +173,7 @@ CASES: list[tuple[str, Any, Any]] = [
 def test_what_a_setting_becomes(tmp_path: Path, key: str, value: Any, outcome: Any) -> None:
     """It is in config.toml afterwards, or asks for what happens here anyway, or is left out, which ends in 17."""
     found, ours = row(key, value), tmp_path / "config.toml"
-    files.apply(migrate.changes([found], str(ours)))
+    files.apply(migrate.list_changes([found], str(ours)))
     if isinstance(outcome, tuple):
         section, name, wanted = outcome
         new = wanted != cast(Any, policy.defaults())[section][name]
@@ -183,12 +183,12 @@ def test_what_a_setting_becomes(tmp_path: Path, key: str, value: Any, outcome: A
         assert (found.setting, ours.exists()) == (None, False)
     assert found.becomes.startswith(outcome)
     with pytest.raises(GpushimError, match=key) if outcome.startswith("left out") else nullcontext() as raised:
-        migrate.check([found], "/theirs", "take it out there")
+        migrate.check_complete([found], "/theirs", "take it out there")
     assert raised is None or raised.value.exit_code == 17
 
 
 def test_every_key_has_a_case_beside_its_default(tmp_path: Path) -> None:
-    plan = migrate.plan(theirs(tmp_path, EVERY_KEY), "/none")
+    plan = migrate.plan_migration(theirs(tmp_path, EVERY_KEY), "/none")
     defaults = {found.key: found.value for found in plan.rows}
     assert {key for key, value, _ in CASES if key in defaults and value != defaults[key]} == set(KEYS)
 
@@ -216,7 +216,7 @@ def test_warnings(tmp_path: Path, theirs_text: str | None, ours_text: str, texts
     """Their default is auto: it counts where the file says nothing, and where there is none."""
     (tmp_path / "config.toml").write_text(f"[requests]\n{ours_text}\n")
     path = "" if theirs_text is None else theirs(tmp_path, f"[nvidia-container-runtime]\n{theirs_text}\n")
-    found = migrate.plan(path, str(tmp_path / "config.toml")).warnings
+    found = migrate.plan_migration(path, str(tmp_path / "config.toml")).warnings
     assert len(found) == len(texts)
     for sentence, text in zip(found, texts):
         assert text in sentence
@@ -224,7 +224,7 @@ def test_warnings(tmp_path: Path, theirs_text: str | None, ours_text: str, texts
 
 
 def test_a_migrated_switch_needs_no_warning(tmp_path: Path) -> None:
-    plan = migrate.plan(theirs(tmp_path, "disable-require = true\n"), str(tmp_path / "config.toml"))
+    plan = migrate.plan_migration(theirs(tmp_path, "disable-require = true\n"), str(tmp_path / "config.toml"))
     assert [text for text in plan.warnings if "REQUIRE" in text] == []
 
 
@@ -232,7 +232,7 @@ def test_ours_keeps_its_comments(tmp_path: Path) -> None:
     ours = tmp_path / "config.toml"
     ours.write_text(OURS)
     text = 'swarm-resource = "B"\n[nvidia-container-cli]\nno-cgroups = true\n'
-    files.apply(migrate.plan(theirs(tmp_path, text), str(ours)).changes)
+    files.apply(migrate.plan_migration(theirs(tmp_path, text), str(ours)).changes)
     assert ours.read_text() == OURS.replace('"A"', '"B"') + "\n[hook]\ndevice-rules = false\n"
     assert policy.load(str(ours))["requests"]["swarm-variables"] == ["B"]
     assert (tmp_path / "config.toml.before-gpushim").read_text() == OURS
@@ -242,19 +242,19 @@ def test_what_ours_says_already_is_left(tmp_path: Path) -> None:
     ours = tmp_path / "config.toml"
     ours.write_text(OURS)
     text = 'swarm-resource = "A"\n[nvidia-container-runtime]\nlog-level = "debug"\n'
-    assert migrate.plan(theirs(tmp_path, text), str(ours)).changes == []
+    assert migrate.plan_migration(theirs(tmp_path, text), str(ours)).changes == []
 
 
 def test_a_default_of_theirs_counts_against_ours(tmp_path: Path) -> None:
     ours = tmp_path / "config.toml"
     ours.write_text(OURS)
-    (change,) = migrate.plan(theirs(tmp_path, EVERY_KEY), str(ours)).changes
+    (change,) = migrate.plan_migration(theirs(tmp_path, EVERY_KEY), str(ours)).changes
     assert b'level = "info"' in (change.new or b"")
 
 
 def test_without_ours_one_is_made(tmp_path: Path) -> None:
     ours = tmp_path / "new" / "config.toml"
-    files.apply(migrate.plan(theirs(tmp_path, "disable-require = true\n"), str(ours)).changes)
+    files.apply(migrate.plan_migration(theirs(tmp_path, "disable-require = true\n"), str(ours)).changes)
     assert ours.read_text() == "[requests]\ndisable-require = true\n"
     assert policy.load(str(ours))["requests"]["disable-require"] is True
 
@@ -262,13 +262,13 @@ def test_without_ours_one_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["x = ", "\ufeffa = 1", "a = 1\na = 2", "[x]\n[x]\n", "a" * (1 << 21)])
 def test_a_file_of_theirs_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     with pytest.raises(GpushimError, match=r"nvidia\.toml"):
-        migrate.plan(theirs(tmp_path, text), str(tmp_path / "config.toml"))
+        migrate.plan_migration(theirs(tmp_path, text), str(tmp_path / "config.toml"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(GpushimError, match="is not there"):
-        migrate.plan(str(tmp_path / "none"), str(tmp_path / "config.toml"))
-    plan = migrate.plan("", "/none")
+        migrate.plan_migration(str(tmp_path / "none"), str(tmp_path / "config.toml"))
+    plan = migrate.plan_migration("", "/none")
     assert (plan.source, plan.rows, plan.changes) == ("", [], [])
 
 
@@ -277,7 +277,7 @@ def test_ours_that_is_wrong_already(tmp_path: Path, text: str) -> None:
     ours = tmp_path / "config.toml"
     ours.write_text(text)
     with pytest.raises(GpushimError, match=r"config\.toml"):
-        migrate.plan(theirs(tmp_path, "disable-require = true"), str(ours))
+        migrate.plan_migration(theirs(tmp_path, "disable-require = true"), str(ours))
     assert ours.read_text() == text
 
 
@@ -285,7 +285,7 @@ def test_ours_that_is_wrong_already(tmp_path: Path, text: str) -> None:
 def test_line_ends_stay(tmp_path: Path, line_end: str) -> None:
     ours = tmp_path / "config.toml"
     ours.write_bytes(OURS.replace("\n", line_end).encode())
-    (change,) = migrate.plan(theirs(tmp_path, "disable-require = true"), str(ours)).changes
+    (change,) = migrate.plan_migration(theirs(tmp_path, "disable-require = true"), str(ours)).changes
     lines = (change.new or b"").decode().split(line_end)
     assert not [line for line in lines if "\n" in line]
     assert "disable-require = true" in lines
@@ -295,13 +295,13 @@ def test_where_their_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(migrate, "SYSTEM_CONFIG", str(tmp_path / "etc.toml"))
     for name in ("NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert migrate.source() == ""
+    assert migrate.find_source() == ""
     (tmp_path / "etc.toml").touch()
-    assert migrate.source() == f"{tmp_path}/etc.toml"
+    assert migrate.find_source() == f"{tmp_path}/etc.toml"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert migrate.source() == f"{tmp_path}/etc.toml"
+    assert migrate.find_source() == f"{tmp_path}/etc.toml"
     (tmp_path / "nvidia-container-runtime").mkdir()
     (tmp_path / "nvidia-container-runtime/config.toml").touch()
-    assert migrate.source() == f"{tmp_path}/nvidia-container-runtime/config.toml"
+    assert migrate.find_source() == f"{tmp_path}/nvidia-container-runtime/config.toml"
     monkeypatch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", str(tmp_path / "none"))
-    assert migrate.source() == ""
+    assert migrate.find_source() == ""

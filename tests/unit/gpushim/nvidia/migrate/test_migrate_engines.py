@@ -15,7 +15,7 @@ def found(root: Path, path: str, text: str) -> list[tuple[str, str]]:
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
-    return [(row.key.replace(str(root), ""), row.becomes) for row in migrate_engines.rows(str(root))]
+    return [(row.key.replace(str(root), ""), row.becomes) for row in migrate_engines.find_rows(str(root))]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import configured, engine, record
+from gpuplugin.node import engine, engine_settings, record
 from gpushim.ground.errors import GpushimError
 
 OLD, NEW, MORE = ["crio", "--runtime-name=old"], ["crio", "--runtime-name=new"], ["crio", "--config=/etc/x"]
@@ -39,9 +39,9 @@ class Node:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     there = Node()
     monkeypatch.setattr(engine, "configure", there.configure)
-    monkeypatch.setattr(engine, "check", there.check)
+    monkeypatch.setattr(engine, "check_settings", there.check)
     monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
-    monkeypatch.setattr(configured, "POLL", 0.001)
+    monkeypatch.setattr(engine_settings, "POLL", 0.001)
     return there
 
 
@@ -62,7 +62,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_the_new_comes_before_the_old_goes_that_containers_may_need(
     node: Node, before: list[str], words: list[str], asked: list[list[str]]
 ) -> None:
-    configured.change(record.Record(engine=before), words, restart=True)
+    engine_settings.change_engine(record.Record(engine=before), words, restart=True)
     assert node.asked == [" ".join(each) for each in asked]
     assert (record.load().engine, record.load().former) == (words, [])
 
@@ -71,22 +71,22 @@ def test_the_new_comes_before_the_old_goes_that_containers_may_need(
 def test_what_stays_is_asked_again_until_it_goes(node: Node, words: list[str]) -> None:
     """No run fails for it, and none forgets it."""
     node.stays = ["old"]
-    configured.change(record.Record(engine=MORE), words, restart=True)
-    configured.change(record.load(), words, restart=True)
+    engine_settings.change_engine(record.Record(engine=MORE), words, restart=True)
+    engine_settings.change_engine(record.load(), words, restart=True)
     assert (record.load().engine, record.load().former) == (words, [MORE])
     node.stays = []
-    configured.change(record.load(), words, restart=True)
+    engine_settings.change_engine(record.load(), words, restart=True)
     assert node.asked.count(" ".join([*MORE, REMOVE, NEEDED])) == 3
     assert record.load().former == []
 
 
 def test_what_stays_in_the_same_settings_is_asked_again_too(node: Node) -> None:
     node.stays = ["old"]
-    configured.change(record.Record(engine=OLD), NEW, restart=True)
+    engine_settings.change_engine(record.Record(engine=OLD), NEW, restart=True)
     assert (record.load().engine, record.load().former) == (NEW, [OLD])
     node.stays = []
     for _ in range(2):
-        configured.change(record.load(), NEW, restart=True)
+        engine_settings.change_engine(record.load(), NEW, restart=True)
     assert node.asked == [" ".join(each) for each in ([*NEW, NEEDED], [*NEW, NEEDED], NEW)]
 
 
@@ -94,9 +94,9 @@ def test_what_stays_in_the_same_settings_is_asked_again_too(node: Node) -> None:
 def test_what_fails_is_known_to_the_next_run(node: Node, failing: list[str]) -> None:
     node.refuses = [" ".join(failing)]
     with pytest.raises(GpushimError):
-        configured.change(record.Record(engine=MORE), NEW, restart=True)
+        engine_settings.change_engine(record.Record(engine=MORE), NEW, restart=True)
     assert (record.load().engine, record.load().former) == (NEW, [MORE])
-    configured.take_back(record.load(), restart=True)
+    engine_settings.take_back(record.load(), restart=True)
     assert node.asked[-2:] == [" ".join([*each, REMOVE]) for each in (MORE, NEW)]
     assert (record.load().engine, record.load().former) == ([], [])
 
@@ -105,8 +105,8 @@ def test_options_that_are_put_back_undo_a_change_that_was_refused(node: Node) ->
     """Else what cannot be taken back would end each start of gpushim-node."""
     node.refuses = [" ".join([*CONTAINERD[:2], REMOVE])] * 9
     with pytest.raises(GpushimError):
-        configured.change(record.Record(engine=CONTAINERD), NEW, restart=True)
-    configured.change(record.load(), CONTAINERD, restart=True)
+        engine_settings.change_engine(record.Record(engine=CONTAINERD), NEW, restart=True)
+    engine_settings.change_engine(record.load(), CONTAINERD, restart=True)
     assert node.asked[-2:] == [" ".join(CONTAINERD), " ".join([*NEW, REMOVE, NEEDED])]
     assert (record.load().engine, record.load().former) == (CONTAINERD, [])
 
@@ -115,27 +115,27 @@ def test_options_that_are_put_back_undo_a_change_that_was_refused(node: Node) ->
 def test_what_cannot_be_configured_is_not_noted(node: Node, before: list[str]) -> None:
     record.Record(engine=before, folders=["/x"]).save()
     with pytest.raises(GpushimError, match="not touched"):
-        configured.change(record.load(), WRONG, restart=True)
+        engine_settings.change_engine(record.load(), WRONG, restart=True)
     assert (node.asked, record.load().engine, record.load().former) == ([], before, [])
 
 
 def test_what_is_taken_back_is_asked_and_waited_for_once(node: Node) -> None:
     former = [[*OLD, "--cdi"], [*OLD, "--set-as-default"], NEW]
-    configured.take_back(record.Record(engine=OLD, former=former), restart=True)
+    engine_settings.take_back(record.Record(engine=OLD, former=former), restart=True)
     assert node.asked == [" ".join([*each, REMOVE]) for each in (OLD, NEW)]
 
 
 @pytest.mark.parametrize(("words", "tries"), [(OLD, 3), (CONTAINERD, 1)])
 def test_containers_that_end_just_then_may_do_so(node: Node, words: list[str], tries: int) -> None:
     """CRI-O keeps its handler for them; who stays does not keep this waiting for ever."""
-    removal = " ".join([*configured.named(words), REMOVE])
+    removal = " ".join([*engine_settings.identify_settings(words), REMOVE])
     node.refuses = [removal] * (tries - 1)
-    configured.take_back(record.Record(engine=words), restart=True)
+    engine_settings.take_back(record.Record(engine=words), restart=True)
     assert node.asked == [removal] * tries
 
 
 def test_who_stays_ends_the_removal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configured, "LET_END", 0.01)
+    monkeypatch.setattr(engine_settings, "LET_END", 0.01)
     node.refuses = [" ".join([*OLD, REMOVE])] * 1000
     with pytest.raises(GpushimError):
-        configured.take_back(record.Record(engine=OLD), restart=True)
+        engine_settings.take_back(record.Record(engine=OLD), restart=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import lay
+from gpuplugin.node import node_files
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpuplugin.node.record import Record, digest
@@ -19,8 +19,8 @@ from gpuplugin.node.record import Record, digest
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     """Two versions, each with two files, one of them compiled."""
     monkeypatch.setattr(payloads, "LIB", f"{tmp_path}/")
-    monkeypatch.setattr(lay, "SETTLE", 0.0)
-    monkeypatch.setattr(lay, "LEAVE", 0.5)
+    monkeypatch.setattr(node_files, "CREATE_TIME", 0.0)
+    monkeypatch.setattr(node_files, "LONGEST_WAIT", 0.5)
     record = Record()
     for version in ("1", "2"):
         (cache := tmp_path / version / "__pycache__").mkdir(parents=True)
@@ -48,19 +48,19 @@ def test_a_file_is_laid_down_again_unless_it_is_roots_as_it_was(
 ) -> None:
     """A program whose owner is another could be changed after it was looked at."""
     monkeypatch.setattr(records, "PATH", f"{tmp_path}/node.json")
-    monkeypatch.setattr(lay, "compiled", lambda *_: None)
+    monkeypatch.setattr(node_files, "compile_version", lambda *_: None)
     path = tmp_path / "etc/hook"
     payload = payloads.Payload("1", {str(path): payloads.File(0o755, b"#!/bin/sh\n")})
-    assert lay.down(payload, Record(), "") == [str(path)]
-    assert lay.down(payload, Record(), "") == []
+    assert node_files.write_files(payload, Record(), "") == [str(path)]
+    assert node_files.write_files(payload, Record(), "") == []
     change(path)
-    assert lay.down(payload, Record(), "") == [str(path)]
+    assert node_files.write_files(payload, Record(), "") == [str(path)]
     status = path.lstat()
     assert (status.st_mode, status.st_uid, path.read_bytes()) == (0o100755, 0, b"#!/bin/sh\n")
 
 
 def test_one_that_nothing_uses_goes(known: Record, tmp_path: Path) -> None:
-    assert lay.retired(known, "2") == []
+    assert node_files.remove_old_versions(known, "2") == []
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
     assert [*known.files] == [f"{tmp_path}/2/stub.py", f"{tmp_path}/2/whole"]
 
@@ -68,22 +68,24 @@ def test_one_that_nothing_uses_goes(known: Record, tmp_path: Path) -> None:
 def test_one_that_a_create_uses_stays_until_another_time(known: Record, tmp_path: Path) -> None:
     words = ["/bin/sh", "-c", "read line", f"{tmp_path}/1/stub.py"]
     with subprocess.Popen(words, stdin=subprocess.PIPE):
-        assert lay.retired(known, "2") == ["1"]
+        assert node_files.remove_old_versions(known, "2") == ["1"]
         assert (tmp_path / "1/stub.py").exists()
-    assert lay.retired(known, "2") == []
+    assert node_files.remove_old_versions(known, "2") == []
     assert not (tmp_path / "1").exists()
 
 
 def test_a_stranger_who_names_one_keeps_none(known: Record, tmp_path: Path) -> None:
     words = ["/bin/sh", "-c", "read line", f"{tmp_path}/1/stub.py"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, user=65534):
-        assert lay.retired(known, "2") == []
+        assert node_files.remove_old_versions(known, "2") == []
     assert not (tmp_path / "1").exists()
 
 
 def test_what_somebody_has_changed_stays(known: Record, tmp_path: Path) -> None:
     (tmp_path / "1/stub.py").write_text("mine")
-    assert lay.away(known, [f"{tmp_path}/1/stub.py", f"{tmp_path}/1/whole"]) == [f"{tmp_path}/1/stub.py"]
+    assert node_files.remove_files(known, [f"{tmp_path}/1/stub.py", f"{tmp_path}/1/whole"]) == [
+        f"{tmp_path}/1/stub.py"
+    ]
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["stub.py"]
 
 
@@ -93,6 +95,6 @@ def test_nothing_is_removed_by_way_of_links(known: Record, tmp_path: Path) -> No
     (tmp_path / "1/link").symlink_to(tmp_path / "other")
     (tmp_path / "1/more").mkdir()
     (tmp_path / "1/more/__pycache__").symlink_to(other)
-    assert lay.retired(known, "2") == []
+    assert node_files.remove_old_versions(known, "2") == []
     assert (other / "x.pyc").exists()
     assert not (tmp_path / "1/__pycache__").exists()

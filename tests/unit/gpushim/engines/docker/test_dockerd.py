@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from gpushim.engines.docker import dockerd, on_path
+from gpushim.engines.docker import dockerd
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings.setup import Link
 
@@ -59,7 +59,7 @@ def test_both_names_are_linked_and_taken_back(local: Path, call: Call) -> None:
 def test_a_name_that_somebody_has_is_not_linked(
     local: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(on_path, "PATH", f"{local}:{executable(tmp_path / 'nvidias' / name).parent}")
+    monkeypatch.setattr(dockerd, "PATH", f"{local}:{executable(tmp_path / 'nvidias' / name).parent}")
     ok(call("docker", None))
     assert list(targets(local)) == [each for each in NAMES if each != name]
 
@@ -149,7 +149,7 @@ def test_a_dockerd_that_would_not_find_them_is_told_of(
     ids=["today", "older", "unknown"],
 )
 def test_only_a_name_that_this_version_needs_is_missed(program: str, version: str, names: list[str]) -> None:
-    _, notes = on_path.expected(Engine("dockerd", 12, environ={"PATH": "/nowhere"}), program, version)
+    _, notes = dockerd.missing_links(Engine("dockerd", 12, environ={"PATH": "/nowhere"}), program, version)
     assert [note.split()[0] for note in notes] == names
 
 
@@ -159,7 +159,7 @@ def test_an_ordinary_users_are_below_the_home_directory(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("HOME", str(tmp_path))
     engine = Engine("dockerd", 12, uid=1000, environ={"PATH": f"/nowhere:{tmp_path}/bin"})
-    links, notes = on_path.expected(engine, program, "")
+    links, notes = dockerd.missing_links(engine, program, "")
     assert ([link.path for link in links], notes) == ([f"{tmp_path}/bin/{name}" for name in NAMES], [])
 
 
@@ -173,6 +173,6 @@ def test_json_reports_links(local: Path, call: Call) -> None:
 
 def test_what_came_meanwhile_is_not_replaced(local: Path, program: str) -> None:
     executable(local / NAMES[0])
-    done, notes = on_path.apply([Link(f"{local}/{NAMES[0]}", program)])
+    done, notes = dockerd.apply_links([Link(f"{local}/{NAMES[0]}", program)])
     assert (done, "is somebody else's by now" in notes[0]) == ([], True)
     assert not (local / NAMES[0]).is_symlink()

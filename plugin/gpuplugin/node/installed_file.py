@@ -1,6 +1,6 @@
-"""Tell another container of the pod, by a file of a volume of both, that gpushim is installed on the node.
+"""Show another container of the pod, by a file in a shared volume, that gpushim is installed on the node.
 
-Out of scope: who reads it (gpuplugin.cluster.installed_label).
+Out of scope: reading it (gpuplugin.cluster.installed_label).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from gpushim.cli.show import say
 from gpushim.ground.errors import GpushimError
 
 
-class Mark:
-    """The file.
+class InstalledFile:
+    """The file that exists once gpushim is installed.
 
     Args:
-        path: absolute; its directory is opened now, as the node has another one of that name. "": there is none.
+        path: absolute; its directory is opened now, as the node has another directory of that name. "" for no file.
 
     Raises:
         GpushimError: its directory cannot be opened.
@@ -29,8 +29,8 @@ class Mark:
         except OSError as error:
             raise GpushimError(f"{folder} cannot be opened: {error.strerror}; mount a volume there") from None
 
-    def put(self) -> None:
-        """Make the file, after the node has been entered too; gpushim serves there even if that fails."""
+    def create(self) -> None:
+        """Create the file, also after entering the node; a failure is only logged, as gpushim works without it."""
         if self._folder < 0:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
