@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuplugin import halves
 from gpuplugin.settings import flags as options
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
@@ -36,6 +37,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
+    meeting = halves.Meeting(*(flags.pop(name) for name in halves.Meeting._fields))
     given = options.flag_values(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
@@ -66,7 +68,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         return
     for note in found.notes:
         logs.logger.warning("%s", note)
-    asyncio.run(_daemon().Plugin(found, sources).run())
+    halves.serve(found, sources, found.values["fronts"], meeting)
 
 
 def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
@@ -93,23 +95,11 @@ def _beside_us(settings: Settings, snapshot: Snapshot) -> list[str]:
             for text in asyncio.run(allocators.beside(folder, snapshot))]  # fmt: skip
 
 
-def _daemon() -> Any:
-    """Import what needs grpcio; --help, --check, --version and man pages do without.
-
-    Raises:
-        GpushimError: there is no grpcio.
-    """
-    try:
-        from gpuplugin import daemon
-    except ImportError as error:
-        raise options.no_grpcio(error) from None
-    return daemon
-
-
 def command() -> click.Command:
     """Return the command, for `main` and for its man page."""
     parameters = [
         *options.options(),
+        *halves.flags(),
         click.Option(["--check"], is_flag=True, help="Say what would be registered and why, and exit."),
         click.Option(
             ["--explain"],

@@ -26,10 +26,7 @@ NOT_YET = (
     *("gpushim/engines", "gpushim/nvidia", "gpushim/explain/explain.py"),
     *("gpushim/cli/configure.py", "gpushim/cli/explain.py", "gpushim/paths/exchange.py", "gpushim/doctor/entries.py"),
     *(f"gpushim/doctor/check_{engine}.py" for engine in ("containerd", "crio", "docker", "podman")),
-    *(
-        f"gpuplugin/{name}"
-        for name in ("allocation", "book", "dra", "node", "daemon.py", "preview.py", "check.py", "cli.py")
-    ),
+    *(f"gpuplugin/{name}" for name in ("allocation", "book", "dra", "node", "preview.py", "check.py", "cli.py")),
 )
 
 
