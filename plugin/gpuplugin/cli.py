@@ -42,7 +42,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
-        _beside(given, **cluster)
+        _beside(given, meeting, **cluster)
         return
     sources = Sources(given, os.environ)
     if mps is not None:
@@ -71,8 +71,10 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     halves.serve(found, sources, found.values["fronts"], meeting)
 
 
-def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
-    """Do what the container beside the plugin does; what files of settings say is not its business."""
+def _beside(
+    flags: dict[str, tuple[str, ...]], meeting: halves.Meeting, cluster: bool, node_feature: bool, once: bool
+) -> None:
+    """Be the half with the token; what files of settings say is not its business."""
     from gpuplugin.cluster import in_cluster
 
     found = {
@@ -81,7 +83,8 @@ def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool
         if setting.key in in_cluster.FILES
     }
     profile, labels = (given.value if given else "" for given in map(found.get, in_cluster.FILES))
-    in_cluster.run(os.environ, profile, labels if node_feature else "", once)
+    environment = {**os.environ, "NODE_NAME": meeting.node} if meeting.node else os.environ
+    in_cluster.run(environment, profile, labels if node_feature else "", once, meeting.socket)
 
 
 def _beside_us(settings: Settings, snapshot: Snapshot) -> list[str]:
@@ -108,7 +111,9 @@ def command() -> click.Command:
             help="Say what a container gets that asks for this, and exit; may be repeated.",
         ),
         click.Option(
-            ["--cluster"], is_flag=True, help="Run as the container beside the plugin: follow the node's label."
+            ["--cluster"],
+            is_flag=True,
+            help="Run the half that asks the API server: it follows the node's label, posts labels, serves claims.",
         ),
         click.Option(
             ["--once"], is_flag=True, help="With --cluster: write the profile that the label names, and exit."

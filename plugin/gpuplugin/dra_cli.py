@@ -88,10 +88,10 @@ def command(
         explain_claim.tell(claim, settings, form)
         return
     if cluster:
-        from gpuplugin.cluster import dra_in_cluster as beside
+        from gpuplugin.cluster import in_cluster
 
         environment = {**os.environ, "NODE_NAME": meeting.node_name}
-        beside.run(environment, meeting.path, profile_file="".join(values.get("profile-file", ())))
+        in_cluster.run(environment, "".join(values.get("profile-file", ())), "", False, meeting.path)
         return
     sources = Sources(values, os.environ)
     settings = sources.read()

@@ -21,7 +21,7 @@ from gpushim.ground.errors import GpushimError
 TOP = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("module", ["cluster.dra_in_cluster", "dra.explain_claim"])
+@pytest.mark.parametrize("module", ["cluster.in_cluster", "dra.explain_claim"])
 def test_what_does_not_speak_with_kubelet_needs_no_grpc(module: str) -> None:
     """Nor does --help: grpcio is large, and a node that runs the driver in a pod may not have it."""
     words = f"import sys, gpuplugin.dra_cli, gpuplugin.{module}; print('grpc' in sys.modules)"
