@@ -32,7 +32,7 @@ from bench.audit import Audit  # noqa: E402
 from bench.many import ENVIRONMENT, Load, halves, measure, until  # noqa: E402
 
 from e2e.apiserver import Api  # noqa: E402
-from gpuplugin.cluster import dra_in_cluster, parts  # noqa: E402
+from gpuplugin.cluster import in_cluster, parts  # noqa: E402
 from gpuplugin.dra import offered  # noqa: E402
 from unit.gpuplugin.snapshots import gpu, snapshot  # noqa: E402
 
@@ -56,7 +56,7 @@ def be(folder: str, *names: str) -> None:
     works = [
         part
         for name in names
-        for part in dra_in_cluster.half({**ENVIRONMENT, "NODE_NAME": name}, f"{folder}/{name}", folder)
+        for part in in_cluster.half({**ENVIRONMENT, "NODE_NAME": name}, "", "", f"{folder}/{name}", folder)
     ]
     parts.run(works)
 

@@ -57,11 +57,11 @@ def be(folder: str, *names: str) -> None:
     works = []
     for name in names:
         own, place = {**ENVIRONMENT, "NODE_NAME": name}, f"{folder}/{name}"
-        (first,) = in_cluster.half(own, f"{place}/profile", "", folder)
+        (first,) = in_cluster.half(own, f"{place}/profile", "", "", folder)
         next(first())
         label = InstalledLabel(Client(own, folder), name, "gpushim/installed", f"{place}/labels", f"{place}/posted")
         works += [
-            *in_cluster.half(own, f"{place}/profile", f"{place}/labels", folder),
+            *in_cluster.half(own, f"{place}/profile", f"{place}/labels", "", folder),
             in_cluster.watching(label.look),
         ]
     parts.run(works)

@@ -19,7 +19,7 @@ import click  # noqa: E402
 
 import page_errors  # noqa: E402
 from gpuplugin import cli as device_plugin  # noqa: E402
-from gpuplugin.dra import command_line as dra_driver  # noqa: E402
+from gpuplugin import dra_cli as dra_driver  # noqa: E402
 from gpushim import __version__, cli  # noqa: E402
 
 SECTIONS = {"1": "User Commands", "8": "System Administration"}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuplugin import halves
 from gpuplugin.settings import flags as options
 from gpuplugin.settings.sources import Sources
 from gpushim import __version__
@@ -36,11 +37,12 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
+    meeting = halves.Meeting(*(flags.pop(name) for name in halves.Meeting._fields))
     flag_values = options.flag_values(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
-        _run_sidecar(flag_values, **cluster)
+        _run_cluster_half(flag_values, meeting, **cluster)
         return
     sources = Sources(flag_values, os.environ)
     if mps is not None:
@@ -66,11 +68,13 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         return
     for note in settings.notes:
         logs.logger.warning("%s", note)
-    asyncio.run(_import_daemon().Plugin(settings, sources).run())
+    halves.serve(settings, sources, settings.values["fronts"], meeting)
 
 
-def _run_sidecar(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
-    """Run as the container beside the plugin, which ignores files of settings."""
+def _run_cluster_half(
+    flags: dict[str, tuple[str, ...]], meeting: halves.Meeting, cluster: bool, node_feature: bool, once: bool
+) -> None:
+    """Run the half with the token, which ignores files of settings."""
     from gpuplugin.cluster import in_cluster
 
     settings = {
@@ -78,10 +82,9 @@ def _run_sidecar(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature:
         for setting in SETTINGS
         if setting.key in in_cluster.FILES
     }
-    profile, labels = (
-        setting_value.value if setting_value else "" for setting_value in map(settings.get, in_cluster.FILES)
-    )
-    in_cluster.run(os.environ, profile, labels if node_feature else "", once)
+    profile, labels = (value.value if value else "" for value in map(settings.get, in_cluster.FILES))
+    environment = {**os.environ, "NODE_NAME": meeting.node} if meeting.node else os.environ
+    in_cluster.run(environment, profile, labels if node_feature else "", once, meeting.socket)
 
 
 def _list_allocators(settings: Settings, snapshot: Snapshot) -> list[str]:
@@ -95,23 +98,11 @@ def _list_allocators(settings: Settings, snapshot: Snapshot) -> list[str]:
             for text in asyncio.run(allocators.beside(folder, snapshot))]  # fmt: skip
 
 
-def _import_daemon() -> Any:
-    """Import the daemon, which needs grpcio; --help, --check, --version and man pages do not.
-
-    Raises:
-        GpushimError: grpcio is not installed.
-    """
-    try:
-        from gpuplugin import daemon
-    except ImportError as error:
-        raise options.no_grpcio(error) from None
-    return daemon
-
-
 def build_command() -> click.Command:
     """Return the command, for `main` and for its man page."""
     parameters = [
         *options.options(),
+        *halves.flags(),
         click.Option(["--check"], is_flag=True, help="Show what would be registered and why, and exit."),
         click.Option(
             ["--explain"],
@@ -120,7 +111,9 @@ def build_command() -> click.Command:
             help="Show what a container that requests this would get, and exit; may be repeated.",
         ),
         click.Option(
-            ["--cluster"], is_flag=True, help="Run as the container beside the plugin: follow the node's label."
+            ["--cluster"],
+            is_flag=True,
+            help="Run the half that asks the API server: it follows the node's label, posts labels, serves claims.",
         ),
         click.Option(
             ["--once"], is_flag=True, help="With --cluster: write the profile that the label names, and exit."

@@ -16,7 +16,6 @@ from gpuplugin.snapshot import node_snapshot
 from gpushim.cdi import specs
 from gpushim.cli import explain as printing
 from gpushim.cli import show
-from gpushim.engines.processes import ask
 from gpushim.explain import explain as story
 from gpushim.ground import system
 from gpushim.ground.errors import REQUEST, GpushimError, quote
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.settings.settings import Settings
 
+SECONDS = 2.0  # for the answer of the plugin that runs
 BY_CLAIMS = (
     "no gpushim-device-plugin runs on this node, whose GPUs gpushim-dra-driver gives out: a pod that asks for this "
     "gets a claim, if a DeviceClass has it as its extendedResourceName; the rest is what the plugin would answer"
@@ -70,9 +70,8 @@ def build_report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
 
 
 def _note_claims() -> Iterator[str]:
-    """Return a note if only the DRA driver gives out GPUs, as far as this user may see it."""
-    driver, plugin = (f"{system.state_dir()}/{name}" for name in (plugin_socket.DRIVERS, plugin_socket.SOCKET))
-    if ask.listens(driver) and not ask.listens(plugin):
+    """Yield a note where claims alone give out GPUs, as far as this user may ask."""
+    if plugin_socket.status(system.state_dir(), SECONDS).get("fronts") == ["dra"]:
         yield BY_CLAIMS
 
 

@@ -63,6 +63,7 @@ class Driver:
         claims: what the API server has, by uid: objects, or JSON.
         pools: what the driver has wanted published, the last last.
         problem: why the other half cannot publish, or "".
+        program: that has the driver.
     """
 
     folder: Path
@@ -70,6 +71,7 @@ class Driver:
     claims: dict[str, Any] = field(default_factory=dict)
     pools: list[Any] = field(default_factory=list)
     problem: str = ""
+    program: Path = PROGRAM
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -81,8 +83,9 @@ class Driver:
         """Start it, and be the other half."""
         (self.folder / "plugins_registry").mkdir(exist_ok=True)
         with self.log.open("ab") as log:
+            known = [f"--kubelet-dir={self.folder}", f"--socket={self.folder}/s", f"--node-name={NODE}"]
             self.process = subprocess.Popen(
-                [PROGRAM, f"--kubelet-dir={self.folder}", f"--socket={self.folder}/s", f"--node-name={NODE}", *flags],
+                [self.program, *known, *flags],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(self.env), start_new_session=True,
             )  # fmt: skip
         self.pools.clear()

@@ -7,7 +7,8 @@ import pytest
 from e2e import charts, helm
 from e2e.charts import CLAIMS, LABELLER, NODE, PLUGIN, TWO, containers
 from e2e.helm import Values
-from gpuplugin.dra import command_line, nvidia_flags
+from gpuplugin import dra_cli
+from gpuplugin.dra import nvidia_flags
 from gpuplugin.settings import flags
 from gpushim.containers.kubelet import OWN_DRIVER
 
@@ -36,7 +37,7 @@ def test_objects(values: Values, wanted: set[str]) -> None:
 def test_both_halves_understand_their_arguments(container: str) -> None:
     """And they meet at one socket, in a volume of both, where the one lets the user of the other in."""
     found = containers(charts.objects({"dra": {"enabled": True, "taintEffect": "NoExecute"}})[DRIVER])
-    given = command_line.command.make_context("x", [*found[container]["args"]]).params
+    given = dra_cli.command.make_context("x", [*found[container]["args"]]).params
     assert given["cluster"] is (container == "cluster")
     mounted = {row["mountPath"]: row["name"] for row in found[container]["volumeMounts"]}
     assert mounted[given["socket"].rpartition("/")[0]] == "halves"
@@ -52,7 +53,7 @@ def test_settings_of_the_plugin_reach_the_driver() -> None:
     rendered = charts.objects({**CLAIMS, **TWO, "settings": given, "env": variables})
     found = containers(rendered[DRIVER])
     words = flags.spell_flags(found["node"]["args"], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
-    params = command_line.command.make_context("x", words).params
+    params = dra_cli.command.make_context("x", words).params
     settings = {
         key.replace("_", "-"): value[0] for key, value in params.items() if isinstance(value, tuple) and value
     }
@@ -88,7 +89,7 @@ def test_metrics_and_probes_are_as_the_device_plugins(address: str, port: int | 
     mine, theirs = (containers(found[name])[box] for name, box in ((DRIVER, "node"), (PLUGIN, "device-plugin")))
     for key in ("ports", "livenessProbe", "readinessProbe"):
         assert mine.get(key) == theirs.get(key)
-    given = command_line.command.make_context("x", [*mine["args"]]).params
+    given = dra_cli.command.make_context("x", [*mine["args"]]).params
     assert given["metrics"] == (address if port else "")
     if port:
         assert mine["ports"] == [{"name": "metrics", "containerPort": port}]

@@ -23,7 +23,8 @@ from e2e.trees import TOP
 pytestmark = pytest.mark.skipif("GPUSHIM_LONG" not in os.environ, reason="half a minute: tests/long/run dra")
 NODE, PLACE = "node-1", "dra"
 PROGRAM = (
-    "import os, sys; from gpuplugin.cluster import dra_in_cluster; dra_in_cluster.run(os.environ, *sys.argv[1:])"
+    "import os, sys; from gpuplugin.cluster import in_cluster; "
+    "in_cluster.run(os.environ, '', '', False, *sys.argv[1:])"
 )
 RULES: list[dict[str, Any]] = [
     {

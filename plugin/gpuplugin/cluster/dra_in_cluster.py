@@ -1,4 +1,4 @@
-"""`gpushim-dra-driver --cluster`: the half of the DRA driver that has the service account's token, and is not root.
+"""What the half with the token does for claims: it publishes what the half on the node offers, and reads claims.
 
 It connects to a socket that the node half makes, and gets and sends lines of JSON. Node to cluster:
 {"api": {"path", "server", "ca", "name", "cert", "key", "token": ...}}, what a package's kubeconfig says,
@@ -18,51 +18,20 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.cluster import claims, parts
-from gpuplugin.cluster.access import FOLDER, PodAccess, RelayedAccess
-from gpuplugin.cluster.claims import Claims
-from gpuplugin.cluster.cluster import Api, named
-from gpuplugin.cluster.node_label import NodeLabel
-from gpuplugin.cluster.slices import Slices
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.ground.nesting import deeper
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from gpuplugin.cluster.parts import Part
+    from gpuplugin.cluster.access import RelayedAccess
+    from gpuplugin.cluster.claims import Claims
+    from gpuplugin.cluster.slices import Slices
 
 LOOK = 3.0  # seconds between looks at whether the socket is still the one of that name
 SEND = 10  # seconds for the other side to take a line
-
-
-def run(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> None:
-    """Keep slices and read claims for the node half until a signal ends the process.
-
-    Args:
-        environment: of a pod, with NODE_NAME.
-        path: of the node half's socket.
-        folder: where kubelet mounts the service account.
-        profile_file: gets the profile that the node's label names; "": the label is not followed.
-
-    Raises:
-        GpushimError: this is a pod without its service account.
-    """
-    parts.run(half(environment, path, folder, profile_file))
-
-
-def half(environment: Mapping[str, str], path: str, folder: str = FOLDER, profile_file: str = "") -> list[Part]:
-    """Return the parts that `run` does; arguments and errors are the same."""
-    access = RelayedAccess(PodAccess(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None)
-    api, node = Api(environment, folder, access), named(environment.get("NODE_NAME", ""), "NODE_NAME")
-    link = Link(path, access)
-    link.slices, link.claims = Slices(api, node, link.send), Claims(api)
-    works = [link.claims.work] * claims.AT_ONCE
-    if profile_file:
-        works.append(NodeLabel(api, node, profile_file).follow)
-    return [link.follow, link.slices.follow, link.slices.write, *works]
 
 
 class Link:

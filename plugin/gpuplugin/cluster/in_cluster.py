@@ -1,4 +1,4 @@
-"""`gpushim-device-plugin --cluster`: what the container beside the plugin does at the API server.
+"""`gpushim-device-plugin --cluster`: what the half with the service account's token does at the API server.
 
 It has no GPU, is not root, and alone has the service account's token. RBAC cannot limit a DaemonSet's pods to their
 own nodes: whoever has the token may read all nodes, and write the NodeFeature object of each.
@@ -11,10 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.cluster import parts
-from gpuplugin.cluster.access import FOLDER
+from gpuplugin.cluster.access import FOLDER, PodAccess, RelayedAccess
+from gpuplugin.cluster.claims import AT_ONCE, Claims
 from gpuplugin.cluster.cluster import Api, named
+from gpuplugin.cluster.dra_in_cluster import Link
 from gpuplugin.cluster.node_feature import NodeFeature
 from gpuplugin.cluster.node_label import NodeLabel
+from gpuplugin.cluster.slices import Slices
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -27,34 +30,52 @@ LOOK = 1.0  # seconds between looks at a file
 
 
 def run(
-    environment: Mapping[str, str], profile_file: str, labels_file: str, once: bool, folder: str = FOLDER
+    environment: Mapping[str, str],
+    profile_file: str,
+    labels_file: str,
+    once: bool,
+    socket: str = "",
+    folder: str = FOLDER,
 ) -> None:
-    """Follow the node's label, and post its labels, until a signal ends the process.
+    """Follow the node's label, post its labels, publish its slices and read claims, until a signal ends the process.
 
     Args:
-        environment: of a pod, with NODE_NAME.
+        environment: of a pod, with NODE_NAME; on a host for claims alone.
         profile_file: gets the profile that the label names; "": the label is not followed.
         labels_file: whose labels are posted; "": none are.
         once: write the profile, and return.
+        socket: of the half on the node, for claims; "": there are none.
         folder: where kubelet mounts the service account.
 
     Raises:
         GpushimError: this is no pod, or there is nothing to do.
     """
-    parts.run(half(environment, profile_file, "" if once else labels_file, folder), once)
+    if once:
+        labels_file = socket = ""
+    parts.run(half(environment, profile_file, labels_file, socket, folder), once)
 
 
-def half(environment: Mapping[str, str], profile_file: str, labels_file: str, folder: str = FOLDER) -> list[Part]:
+def half(
+    environment: Mapping[str, str], profile_file: str, labels_file: str, socket: str = "", folder: str = FOLDER
+) -> list[Part]:
     """Return the parts that `run` does; arguments and errors are the same."""
-    api, node = Api(environment, folder), named(environment.get("NODE_NAME", ""), "NODE_NAME")
+    node = named(environment.get("NODE_NAME", ""), "NODE_NAME")
     work: list[Part] = []
+    if socket:  # whose other end may lend its access
+        own = PodAccess(environment, folder) if "KUBERNETES_SERVICE_HOST" in environment else None
+        access = RelayedAccess(own)
+        api, link = Api(environment, folder, access), Link(socket, access)
+        link.slices, link.claims = Slices(api, node, link.send), Claims(api)
+        work += [link.follow, link.slices.follow, link.slices.write, *[link.claims.work] * AT_ONCE]
+    else:
+        api = Api(environment, folder)
     if profile_file:
         work.append(NodeLabel(api, node, profile_file).follow)
     if labels_file:
-        work.append(watching(NodeFeature(api, node, labels_file, environment).look))
+        work.append(watching(NodeFeature(Api(environment, folder), node, labels_file, environment).look))
     if not work:
         raise GpushimError(
-            "--cluster has nothing to do; say --profile-file, or --node-feature and --labels-file", FAILED
+            "--cluster has nothing to do; say --socket, --profile-file, or --node-feature and --labels-file", FAILED
         )
     return work
 

@@ -1,138 +1,56 @@
-"""The commands of root to the plugin: its state, and to release the GPUs and take them again.
-
-Replicas are counted, not listed: a node may have 60 000.
-"""
+"""Root's commands to the agent: its state, claims as kubelet lists them, and the release of the GPUs."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.kubelet import podresources
-from gpushim import __version__
-from gpushim.ground import system
+from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable
 
-    from gpuplugin.allocation.registry import Registry, Served
-    from gpuplugin.health.reason import Reason
-    from gpuplugin.kubelet.podresources import Holder
-    from gpuplugin.settings.resources import Device
+    from gpuplugin.control.letting_go import LettingGo
 
-    Reasons = Mapping[str, Sequence[Reason]]  # by UUID of a GPU or MIG instance
+CLAIM = ("namespace", "pod", "container", "name", "driver", "device")  # what is told of who has one
 
 
 class Commands:
-    """The commands.
+    """The commands, by their words.
 
     Args:
-        registry: of the resources at kubelet.
-        start: starts a task, and sees to what it ends with.
-        close: ends the processes that ask the driver.
-        wake: makes the plugin look at the host again.
-        about: returns the rest of the state: kubelet's directory, reasons by UUID, members of the answer.
+        letting: releases the GPUs.
+        kubelet_dir: returns kubelet's directory.
+        status: returns what the agent is like.
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        start: Callable[[Any], asyncio.Task[Any]],
-        close: Callable[[], Awaitable[object]],
-        wake: Callable[[], None],
-        about: Callable[[], tuple[str, Reasons, dict[str, Any]]],
+        self, letting: LettingGo, kubelet_dir: Callable[[], str], status: Callable[[], Awaitable[dict[str, Any]]]
     ) -> None:
-        self._registry, self._about = registry, about
-        self._letting = LettingGo(start, close, wake, registry.hold, "the device plugin")
-        self.by_word = {"status": self._status, "release": self._let_go, "take": self._take}
+        self._letting, self._kubelet_dir, self._members = letting, kubelet_dir, status
+        self.by_word = {
+            "status": self._status, "release": self._release, "take": self._take, "claims": self._claims,
+        }  # fmt: skip
 
-    def held(self) -> bool:
-        return self._letting.held()
+    async def _status(self) -> dict[str, Any]:
+        return {**await self._members(), **self._letting.state}
 
-    @property
-    def turns(self) -> int:
-        return self._letting.turns
-
-    async def _let_go(self) -> dict[str, Any]:
+    async def _release(self) -> dict[str, Any]:
+        """Release the GPUs, and return who still has some, by claims too."""
         await self._letting.let_go()
-        return await self._status()
+        answer, listed = await self._status(), await podresources.listed(self._kubelet_dir())
+        rows = [*answer.get("claims", ())]
+        for claim in listed.claims if listed else ():
+            row = {key: getattr(claim, key) for key in CLAIM}
+            if claim.driver == OWN_DRIVER and row not in rows:
+                rows.append(row)
+        return {**answer, "pods": None if listed is None else answer["pods"], "claims": rows}
 
     async def _take(self) -> dict[str, Any]:
         self._letting.take()
         return await self._status()
 
-    async def _status(self) -> dict[str, Any]:
-        kubelet_dir, reasons, members = self._about()
-        served = self._registry.served
-        holders = await podresources.holders(kubelet_dir, [*served])
-        copies = [resource(served_resource) for served_resource in served.values()]
-        return {
-            "version": __version__,
-            "kubelet_dir": kubelet_dir,
-            **self._letting.state,
-            "resources": await asyncio.to_thread(resources, copies, reasons, holders),
-            "pods": holders,
-            **members,
-        }
-
-
-def resource(served: Served) -> dict[str, Any]:
-    """Copy the data of a resource that `resources` needs; quick, for it runs where kubelet's calls do."""
-    own = served.resource
-    devices, allocated = (*own.devices.values(),), (*own.allocated,)
-    fields = {"name": own.name, "told": served.endpoint.listed, "devices": devices, "allocated": allocated}
-    return {**fields, "since": {**own.since}}
-
-
-def resources(copies: Iterable[Mapping[str, Any]], reasons: Reasons, holders: Sequence[Holder] | None) -> Any:
-    """Return resources with their devices, each GPU or MIG instance once.
-
-    Args:
-        copies: of each, by `resource`.
-        reasons: why devices are sick, beside what the snapshot says.
-        holders: of kubelet's list, or None if kubelet does not answer.
-    """
-    return [
-        {
-            "name": copy["name"],
-            "registered": copy["told"],
-            "devices": _devices(copy["devices"], copy["since"], reasons, _held_ids(copy["name"], holders)),
-            "allocated": [{"at": at, "devices": [*ids]} for at, ids in reversed(copy["allocated"])],
-        }
-        for copy in copies
-    ]
-
-
-def _held_ids(name: str, holders: Sequence[Holder] | None) -> set[str] | None:
-    if holders is None:
-        return None
-    return {device for holder in holders if holder["resource"] == name for device in holder["devices"]}
-
-
-def _devices(
-    devices: Iterable[Device], since: Mapping[str, float], reasons: Reasons, held: set[str] | None
-) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    boot = time.time() - system.clock()
-    for device in devices:
-        row = rows.get(device.uuid)
-        if row is None:
-            row = rows[device.uuid] = {
-                "uuid": device.uuid,
-                "index": device.index,
-                "replicas": 0,
-                "held": None if held is None else 0,
-                "healthy": not device.problem,
-                "problem": device.problem,
-                "since": boot + since[device.uuid] if device.uuid in since else None,
-                "reasons": [
-                    {"kind": reason.kind, "text": reason.text, "since": reason.when, "until": reason.until}
-                    for reason in reasons.get(device.uuid, ())
-                ],
-            }
-        row["replicas"] += 1
-        if held is not None:
-            row["held"] += device.id in held
-    return [*rows.values()]
+    async def _claims(self) -> dict[str, Any]:
+        """Return which containers have which claims of all drivers, as kubelet lists them; None if it does not."""
+        listed = await podresources.listed(self._kubelet_dir())
+        return {"claims": [{**one._asdict(), "uids": [*one.uids]} for one in listed.claims] if listed else None}

@@ -1,4 +1,4 @@
-"""The plugin's own socket, for root's commands about its state and the release of GPUs; and the DRA driver's.
+"""The agent's own socket, for root's commands about its state and the release of GPUs.
 
 One line of JSON each way. Whoever connects is known by the kernel's word, and can make nothing big or slow: few
 clients at a time, each with a deadline, and answers are made beside the loop that kubelet's calls run in.
@@ -40,8 +40,8 @@ class Control:
         program: that is asked, for sentences.
     """
 
-    def __init__(self, commands: Mapping[str, Command], name: str = NAME, program: str = "the device plugin") -> None:
-        self._commands, self._name, self._program = commands, name, program
+    def __init__(self, commands: Mapping[str, Command], program: str = "the device plugin") -> None:
+        self._commands, self._program = commands, program
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
         self._folder, self._last_problem = "", ""
@@ -55,13 +55,13 @@ class Control:
         """
         self._folder, problem = folder, ""
         try:
-            with near(folder, self._name) as path:
+            with near(folder) as path:
                 if self._server is None or identity(path) != self._inode:
                     await self._bind(path)
         except GpushimError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"the socket {folder}/{self._name} cannot be made: {error.strerror or error}"
+            problem = f"the socket {folder}/{NAME} cannot be made: {error.strerror or error}"
         if problem and problem != self._last_problem:
             logger.warning("%s; gpushim cannot ask %s that runs here", problem, self._program)
         self._last_problem = problem
@@ -71,10 +71,10 @@ class Control:
             if is_listening(path):
                 self._rival_since = self._rival_since or time.monotonic()
                 if time.monotonic() - self._rival_since > PATIENCE:
-                    raise GpushimError(f"another plugin listens at {self._folder}/{self._name}", FAILED)
+                    raise GpushimError(f"another plugin listens at {self._folder}/{NAME}", FAILED)
                 return
         elif os.path.lexists(path):
-            raise GpushimError(f"{self._folder}/{self._name} is in the way and is not a socket; remove it", FAILED)
+            raise GpushimError(f"{self._folder}/{NAME} is in the way and is not a socket; remove it", FAILED)
         self._close()
         self._rival_since = 0.0
         server, self._inode = listen_privately(path, CLIENTS)
@@ -88,7 +88,7 @@ class Control:
     def stop(self) -> None:
         """Stop listening, and remove the socket if it is ours."""
         if self._server is not None:
-            with contextlib.suppress(OSError), near(self._folder, self._name) as path:
+            with contextlib.suppress(OSError), near(self._folder) as path:
                 if identity(path) == self._inode:
                     os.unlink(path)
         self._close()
@@ -129,10 +129,10 @@ def _line(answer: dict[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def near(folder: str, name: str = NAME) -> Iterator[str]:
-    """Yield a short path of a socket in a directory: a socket's has 107 bytes at most (unix(7))."""
+def near(folder: str) -> Iterator[str]:
+    """Yield a short path of the socket in a directory: a socket's has 107 bytes at most (unix(7))."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{fd}/{name}"
+        yield f"/proc/self/fd/{fd}/{NAME}"
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The release of the GPUs, and taking them again, as the device plugin and the DRA driver have it in common."""
+"""The release of the GPUs, and taking them again."""
 
 from __future__ import annotations
 

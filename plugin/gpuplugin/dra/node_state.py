@@ -52,7 +52,7 @@ class NodeState(NamedTuple):
         record: who has what; None if that is not known.
         notes: sentences about all of it.
         watched: whether the driver watches health now.
-        status: what the driver that runs tells of itself (Status.by_word); nothing if it does not.
+        status: what the driver that runs tells of itself (Status.asked); nothing if it does not.
     """
 
     snapshot: Snapshot
@@ -80,7 +80,7 @@ def present(settings: Settings) -> NodeState:
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
     devices, lacks, lacking = spec.devices(snapshot, values)
-    status = _asked() or {}
+    status = _status()
     problem = _problem(status)
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
     found, unwatched = reasons(settings, snapshot)
@@ -160,7 +160,12 @@ def rival() -> str | None:
     Returns:
         None if it does not say.
     """
-    return _rival(_asked() or {})
+    return _rival(_status())
+
+
+def _status() -> Mapping[str, Any]:
+    found = plugin_socket.status(system.state_dir(), SECONDS).get("dra")
+    return found if isinstance(found, dict) else {}
 
 
 def _rival(status: Mapping[str, Any]) -> str | None:
@@ -185,21 +190,13 @@ def refusal(node: NodeState, namespace: str, name: str) -> str:
 
 def listed() -> list[Claim] | None:
     """Return what kubelet tells the driver that runs of claims, as podresources.listed; None if one does not say."""
-    rows: Any = (_asked("claims", KUBELETS) or {}).get("claims")
+    rows: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        rows = json.loads(plugin_socket.exchange(system.state_dir(), b'{"do": "claims"}\n', KUBELETS))["claims"]
     try:
         return [Claim(**{**row, "cdi": tuple(row["cdi"]), "uids": frozenset(row["uids"])}) for row in rows]
     except (TypeError, KeyError):  # None, or of another version
         return None
-
-
-def _asked(word: str = "status", seconds: float = SECONDS) -> dict[str, Any] | None:
-    """Ask the driver that runs, by a word of Status.by_word; None if it does not answer as it should."""
-    question = json.dumps({"do": word}).encode() + b"\n"
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        data = plugin_socket.exchange(system.state_dir(), question, seconds, plugin_socket.DRIVERS)
-        answer = json.loads(data)
-        return answer if isinstance(answer, dict) else None
-    return None
 
 
 def _owed() -> dict[str, str]:

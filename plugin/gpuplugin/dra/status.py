@@ -14,21 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.dra.offered import CLASSES, of_class
 from gpuplugin.dra.spec import RIVAL
 from gpuplugin.health import reason
-from gpuplugin.kubelet import podresources
+from gpuplugin.metrics.exposition import FrontState
 from gpuplugin.metrics.metrics import DRIVER
 from gpuplugin.processes import counts, instances
 from gpuplugin.record.transitions import find_admin_claims, list_held
 from gpuplugin.settings.resources import Device
 from gpuplugin.snapshot import release
-from gpushim import __version__
-from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gpuplugin.control.letting_go import LettingGo
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.newest import Newest
     from gpuplugin.dra.offered import Offered
@@ -71,7 +68,7 @@ class Now(NamedTuple):
 
 
 class Status:
-    """The driver as metrics and probes see it (gpuplugin.metrics.exporter.Front).
+    """The driver as metrics and probes see it (gpuplugin.daemon.Front).
 
     Args:
         now: returns what the driver is like.
@@ -79,8 +76,6 @@ class Status:
         file: the record, which has them.
         link: to the half that publishes.
         newest: says whether this instance does.
-        letting: has the GPUs let go.
-        kubelet_dir: kubelet's directory.
 
     Attributes:
         driver: as kubelet has it.
@@ -95,14 +90,10 @@ class Status:
         file: AllocationsFile,
         link: Link,
         newest: Newest,
-        letting: LettingGo,
-        kubelet_dir: str,
     ) -> None:
         self._now, self._claims, self._file, self._link, self._newest = now, claims, file, link, newest
-        self._letting, self._kubelet_dir = letting, kubelet_dir
         # Since when, and why, by namespace and name: one that is made again under a name is another claim.
         self._refused: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
-        self.by_word = {"status": self._asked, "release": self._let_go, "take": self._take, "claims": self._listed}
 
     async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
         """Prepare claims, as `Claims.prepare`, and count them."""
@@ -135,21 +126,15 @@ class Status:
         """Say whether figures of GPUs are to be told here."""
         return not instances.anyone(release.folder(), instances.METRICS)
 
-    def serves(self, metrics: bool) -> None:
-        """Take no note: nobody asks."""
-
-    def state(self) -> dict[str, Any]:
-        """Return members of gpuplugin.metrics.exposition.State."""
+    def state(self) -> FrontState:
+        """Return what its metrics tell."""
         now, rows, looks = self._now(), dict[str, Any](), frozenset[Any]()
         with contextlib.suppress(GpushimError):
             record = self._file.current(self._file.read())
             rows, looks = record["claims"], find_admin_claims(record)
         samples = [*self._published(now), *_claimed(rows), *_tainted(now)]
         devices = _devices(now)
-        return {
-            "own": DRIVER, "gpus": self.gpus(), "resources": devices, "samples": samples, "hostname": now.node,
-            "looks": looks,
-        }  # fmt: skip
+        return FrontState(DRIVER, devices, now.reasons, samples, looks, now.node)
 
     def _published(self, now: Now) -> Iterator[Sample]:
         published, host = self._link.published, {"Hostname": now.node}
@@ -160,29 +145,10 @@ class Status:
         yield "slices", {}, len(now.slices or ())
         yield "pool_generation", {}, generation
 
-    async def _let_go(self) -> dict[str, Any]:
-        """Let go of the GPUs, and tell who still has some by claims."""
-        await self._letting.let_go()
-        listed = await podresources.listed(self._kubelet_dir)
-        keys = ("namespace", "pod", "container", "name", "driver", "device")
-        held = [one for one in listed.claims if one.driver == OWN_DRIVER] if listed else []
-        rows = [{key: getattr(one, key) for key in keys} for one in held]
-        return {**await self._asked(), **self._letting.state, "pods": None if listed is None else [], "claims": rows}
-
-    async def _listed(self) -> dict[str, Any]:
-        """Tell which containers have which claims, of all drivers, as kubelet does; None where it does not."""
-        listed = await podresources.listed(self._kubelet_dir)
-        return {"claims": [{**one._asdict(), "uids": [*one.uids]} for one in listed.claims] if listed else None}
-
-    async def _take(self) -> dict[str, Any]:
-        self._letting.take()
-        return await self._asked()
-
-    async def _asked(self) -> dict[str, Any]:
+    def asked(self) -> dict[str, Any]:
         """Return what root is told who asks (gpushim doctor)."""
         now, published = self._now(), self._link.published
         return {
-            "version": __version__,
             "registered": self.driver.registered,
             "refused": self.driver.refused,
             "rival": now.rival,

@@ -22,12 +22,12 @@ from gpuplugin.processes import counts
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gpuplugin.health.reason import Reason
     from gpuplugin.health.watch_children import Watchers
     from gpuplugin.kubelet.podresources import Listed
-    from gpuplugin.metrics.exposition import State
+    from gpuplugin.metrics.exposition import FrontState
     from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
@@ -41,13 +41,13 @@ WITHOUT = "Python's prometheus-client cannot be used ({}); install python3-prome
 
 
 class Front(Protocol):
-    """The program that gives out GPUs here: the device plugin, or the DRA driver."""
+    """What gives out GPUs here: the device plugin, or the DRA driver."""
 
     def gpus(self) -> bool:
-        """Return whether it exports figures of GPUs."""
+        """Return whether figures of GPUs are exported beside it."""
 
-    def state(self) -> dict[str, Any]:
-        """Return its own members of `exposition.State`."""
+    def state(self) -> FrontState:
+        """Return what it has to tell."""
 
     def unready(self) -> str:
         """Return why it cannot do its part, or ""."""
@@ -60,6 +60,7 @@ class Exporter:
     """The server and its answers.
 
     Args:
+        fronts: whose metrics these are.
         watchers: of GPUs' health.
         start: starts a task, and sees to what it ends with.
         held: returns whether the GPUs are released.
@@ -68,13 +69,13 @@ class Exporter:
 
     def __init__(
         self,
-        front: Front,
+        fronts: Sequence[Front],
         watchers: Watchers,
         start: Callable[[Any], asyncio.Task[Any]],
         held: Callable[[], bool],
         about: About,
     ) -> None:
-        self._front, self._watchers, self._start, self._held, self._about = front, watchers, start, held, about
+        self._fronts, self._watchers, self._start, self._held, self._about = fronts, watchers, start, held, about
         self._meter, self._memory, self._httpd = Meter(start, held), ContainerMemory(start, held), Httpd(self._answer)
         self._answers: dict[str, tuple[float, Answer]] = {}  # by what is accepted, with time.monotonic()
         self._making: dict[str, asyncio.Task[Answer]] = {}
@@ -89,7 +90,8 @@ class Exporter:
         settings, snapshot, *_ = self._about()
         self._meter.look(snapshot)
         await self._httpd.attend(settings.values["metrics"])
-        self._front.serves(bool(settings.values["metrics"]) and not self._httpd.problem)
+        for front in self._fronts:
+            front.serves(bool(settings.values["metrics"]) and not self._httpd.problem)
 
     @property
     def problem(self) -> str:
@@ -120,8 +122,8 @@ class Exporter:
         return OK if path == "/healthz" else Answer(404, b"there are /metrics, /healthz and /readyz\n")
 
     def _answer_ready(self) -> Answer:
-        """Return whether the front does its part; that GPUs are broken is no reason to hold up a rolling update."""
-        if clause := self._front.unready():
+        """Return whether the fronts do their part; that GPUs are broken is no reason to hold up a rolling update."""
+        if clause := "; ".join(filter(None, [front.unready() for front in self._fronts])):
             return Answer(503, f"{clause}\n".encode())
         _, snapshot, reasons, _ = self._about()
         gpu_reasons = [reasons.get(gpu["uuid"], []) for gpu in snapshot["gpus"]] if snapshot else []
@@ -170,7 +172,7 @@ class Exporter:
         return Answer(status, sentence.encode() + b"\n")
 
     async def _scrape(self, kind: str) -> Answer:
-        if self._front.gpus():
+        if self._tells_gpus():
             await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet(), self._ask_memory())
         accept = f"{OPEN_METRICS}; version=1.0.0" if kind else ""
         body, content = await asyncio.to_thread(exposition.write, self._state(), accept)
@@ -180,6 +182,9 @@ class Exporter:
         """Ask what containers use, of those that are known from the scrape before."""
         state, folder = self._state(), str(self._about()[0].values["kubelet-dir"])
         await self._memory.ask(PATIENCE, folder, state.snapshot, state.listed, lambda: exposition.holdings(state))
+
+    def _tells_gpus(self) -> bool:
+        return any(front.gpus() for front in self._fronts)
 
     async def _ask_kubelet(self) -> None:
         """Ask kubelet for its pods; an answer that is late counts for the next scrape."""
@@ -196,22 +201,24 @@ class Exporter:
         if self._kubelet_up:
             self._pods = time.monotonic(), pods
 
-    def _state(self) -> State:
-        _, snapshot, reasons, usable = self._about()
+    def _state(self) -> exposition.State:
+        _, snapshot, _, usable = self._about()
         at, listed = self._pods
-        members: dict[str, Any] = {
-            "reasons": dict(reasons),
-            "released": self._held(),
-            "snapshot": snapshot,
-            "usable": usable,
-            "readings": self._meter.readings(),
-            "xids": self._watchers.xids,
-            "listed": listed if time.monotonic() - at <= STALE else None,
-            "asked": self._kubelet_up,
-            "uses": self._memory.uses(),
-            "hostname": os.environ.get("NODE_NAME") or socket.gethostname(),
-        }
-        return exposition.State(**{**members, **self._front.state()})
+        fronts = [front.state() for front in self._fronts]
+        named = [front.hostname for front in fronts if front.hostname]
+        return exposition.State(
+            fronts=fronts,
+            gpus=self._tells_gpus(),
+            released=self._held(),
+            snapshot=snapshot,
+            usable=usable,
+            readings=self._meter.readings(),
+            xids=self._watchers.xids,
+            listed=listed if time.monotonic() - at <= STALE else None,
+            asked=self._kubelet_up,
+            uses=self._memory.uses(),
+            hostname=named[0] if named else os.environ.get("NODE_NAME") or socket.gethostname(),
+        )
 
 
 OK = Answer(200, b"ok\n")

@@ -53,15 +53,34 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class FrontState:
+    """What a front has to tell at one moment.
+
+    Attributes:
+        own: how names of its own metrics begin, one of FRONTS.
+        resources: of each its name, whether kubelet has it (None: that is not said of each), and its devices.
+        reasons: why devices are sick, by UUID.
+        samples: more of its own: the name's end, labels and value.
+        looks: devices of admin claims: namespace and name of the claim, name of the device.
+        hostname: of the node; "" is another's to say.
+    """
+
+    own: str = OWN
+    resources: Sequence[tuple[str, bool | None, Sequence[Device]]] = ()
+    reasons: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
+    samples: Sequence[Sample] = ()
+    looks: Collection[tuple[str, str, str]] = ()
+    hostname: str = ""
+
+
+@dataclass
 class State:
     """The data of the metrics at one moment.
 
     Attributes:
-        own: how names of the front's own metrics begin, one of FRONTS.
-        samples: more of these: the name's end, labels and value.
-        gpus: whether GPUs have metrics here; else another front on the node has them.
-        resources: of each its name, whether kubelet has it (None: that is not said of each), and its devices.
-        reasons: why devices are sick, by UUID.
+        fronts: that this process has.
+        gpus: whether GPUs have metrics here; else another instance on the node has them.
+        released: whether the GPUs are released.
         snapshot: what the host has; None while that is not known.
         usable: whether it is of this boot and kept true.
         readings: by UUID of a GPU.
@@ -69,15 +88,11 @@ class State:
         listed: kubelet's list of pods, or None if kubelet does not answer.
         asked: whether kubelet answered just now.
         uses: of containers that have a limit of GPU memory.
-        looks: devices of admin claims: namespace and name of the claim, name of the device.
         hostname: of the node.
     """
 
-    own: str = OWN
-    samples: Sequence[Sample] = ()
+    fronts: Sequence[FrontState]
     gpus: bool = True
-    resources: Sequence[tuple[str, bool | None, Sequence[Device]]] = ()
-    reasons: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
     released: bool = False
     snapshot: Snapshot | None = None
     usable: bool = False
@@ -86,7 +101,6 @@ class State:
     listed: Listed | None = None
     asked: bool = False
     uses: Mapping[Holding, Use] = field(default_factory=dict)
-    looks: Collection[tuple[str, str, str]] = ()
     hostname: str = ""
 
 
@@ -112,16 +126,17 @@ class _Collected:
         from prometheus_client.core import Metric
 
         samples_by_name: dict[str, list[Sample]] = {}
-        own = FRONTS[self._state.own]
-        for name, labels, value in (*_front_samples(self._state), *_gpu_samples(self._state)):
+        own = [row for front in self._state.fronts for row in FRONTS[front.own]]
+        samples = [sample for front in self._state.fronts for sample in _front_samples(self._state, front)]
+        for name, labels, value in (*samples, *_gpu_samples(self._state)):
             samples_by_name.setdefault(name, []).append(("", labels, value))
         for row in (*own, *((*GPU, *CONTAINER) if self._state.gpus else ())):
-            samples = _count_samples(row) if row.key and row in own else samples_by_name.get(row.name, [])
+            counted = _count_samples(row) if row.key and row in own else samples_by_name.get(row.name, [])
             text = row.text + (SHARED if row in GPU else "")
             family = Metric(
                 row.name.removesuffix("_total"), f"{text} Unit: {row.unit}." if row.unit else text, row.kind
             )
-            for after, labels, value in samples:
+            for after, labels, value in counted:
                 family.add_sample(row.name + after, labels, value)
             yield family
 
@@ -144,12 +159,12 @@ def _count_samples(row: Row) -> Iterator[Sample]:
             yield "", dict(zip(row.labels, [word])), number
 
 
-def _front_samples(state: State) -> Iterator[Sample]:
-    own, versions = state.own, {"version": __version__, "python": platform.python_version()}
+def _front_samples(state: State, front: FrontState) -> Iterator[Sample]:
+    own, versions = front.own, {"version": __version__, "python": platform.python_version()}
     yield own + "build_info", {**versions, "Hostname": state.hostname}, 1
-    for name, listed, devices in state.resources:
+    for name, listed, devices in front.resources:
         numbers = Counter({("healthy", ""): 0})
-        numbers.update(_health(device, state.reasons) for device in devices)
+        numbers.update(_health(device, front.reasons) for device in devices)
         for (health, reason), number in numbers.items():
             yield own + "devices", {"resource": name, "health": health, "reason": reason}, number
         if listed is not None:
@@ -158,7 +173,7 @@ def _front_samples(state: State) -> Iterator[Sample]:
     yield own + "snapshot_up", {}, state.usable
     if state.gpus:
         yield own + "pod_resources_up", {}, state.asked
-    yield from ((own + name, labels, value) for name, labels, value in state.samples)
+    yield from ((own + name, labels, value) for name, labels, value in front.samples)
 
 
 def _health(device: Device, reasons: Mapping[str, Sequence[Reason]]) -> tuple[str, str]:
@@ -236,9 +251,10 @@ def _owners(state: State) -> dict[str, set[tuple[str, ...]]]:
     owners: dict[str, set[tuple[str, ...]]] = {}
     for uuid, labels in _plugin_holders(state):
         owners.setdefault(uuid, set()).add((REPLICA,) if REPLICA in labels else tuple(labels[key] for key in HELD))
+    looks = {look for front in state.fronts for look in front.looks}
     for claim in state.listed.claims if state.listed and state.snapshot else ():
         assert state.snapshot
-        if (claim.namespace, claim.name, claim.device) not in state.looks:
+        if (claim.namespace, claim.name, claim.device) not in looks:
             for uuid in kubelet.which(claim, state.snapshot) or ():
                 owners.setdefault(uuid, set()).add((CLAIM[0], claim.namespace, claim.name))
     return owners
@@ -260,7 +276,8 @@ def _plugin_holders(state: State) -> Iterator[tuple[str, Labels]]:
     ids = {(row["resource"], id_) for row in rows for id_ in row["devices"]}
     devices = {
         (name, device.id): device
-        for name, _, listed in state.resources
+        for front in state.fronts
+        for name, _, listed in front.resources
         for device in listed
         if (name, device.id) in ids
     }

@@ -13,7 +13,6 @@ import click
 from gpushim.cli import show
 from gpushim.containers import holders
 from gpushim.decision.decide import hook_program
-from gpushim.engines.processes import ask, programs
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.inventory import ensure
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 PLUGIN, DRIVER = "gpushim-device-plugin", "gpushim-dra-driver"
+CLAIMS = "dra"  # the front, of the answer's fronts
 DEADLINE = 40.0  # seconds; letting go may take 20
 DEVICES = ("RESOURCE", "INDEX", "DEVICE", "REPLICAS", "HELD", "HEALTH", "SINCE", "BECAUSE")
 PODS = ("NAMESPACE", "POD", "CONTAINER", "RESOURCE", "DEVICES")
@@ -61,7 +61,13 @@ def status(form: str) -> None:
 
     Pods are those that kubelet tells; containers are those of `gpushim ps`, whoever made them.
     """
-    answer = _ask_plugin()
+    answer = _ask("status")
+    if answer.get("fronts") == [CLAIMS]:
+        raise GpushimError(
+            f"no {PLUGIN} runs here: {DRIVER} gives out the GPUs of this node by claims; see gpushim ps and {DRIVER} "
+            "--check",
+            FAILED,
+        )
     answer["containers"] = _containers(answer["notes"])
     if form == "json":
         show.emit("json", answer)
@@ -90,7 +96,7 @@ def release(form: str) -> None:
     Devices are unhealthy for kubelet until `gpushim device-plugin take`, or until the driver was away and is back.
     Pods keep what they have: those that still hold a GPU are named.
     """
-    answer = _ask_both("release")
+    answer = _ask("release")
     if form == "json":
         show.emit("json", answer)
         return
@@ -107,88 +113,39 @@ def release(form: str) -> None:
 @_FORM
 def take(form: str) -> None:
     """Take the GPUs again after `release`."""
-    answer = _ask_both("take")
+    answer = _ask("take")
     if form == "json":
         show.emit("json", answer)
     else:
         show.say("the GPUs are given out again")
 
 
-class _NobodyError(GpushimError):
-    """No program listens at the socket."""
-
-
-def _ask_plugin() -> dict[str, Any]:
-    """Ask the plugin for its state.
-
-    Raises:
-        GpushimError: it is not there, or refuses. Where claims give out the GPUs and systemd is not to start the
-            plugin, starting it would undo the change to claims.
-    """
-    try:
-        return _ask("status")
-    except _NobodyError as error:
-        if not ask.listens(f"{system.state_dir()}/{plugin_socket.DRIVERS}"):
-            raise
-        absent = str(error)
-    see = f"see gpushim ps and {DRIVER} --check"
-    if _is_enabled():
-        raise GpushimError(f"{absent}; beside it {DRIVER} gives out GPUs by claims: {see}", FAILED)
-    raise GpushimError(f"no {PLUGIN} runs here: {DRIVER} gives out the GPUs of this node by claims; {see}", FAILED)
-
-
-def _is_enabled() -> bool:
-    """Return whether systemd is to start the plugin: its unit is there, and neither disabled nor masked."""
-    program = programs.find("systemctl")
-    answer = ask.program([program, "is-enabled", f"{PLUGIN}.service"]) if program else None
-    return answer is not None and answer.out.strip() not in ("", "not-found", "disabled", "masked", "masked-runtime")
-
-
-def _ask_both(do: str) -> dict[str, Any]:
-    """Send a request to the plugin, the DRA driver, or both, whichever is there; the answer is the plugin's first.
-
-    Raises:
-        GpushimError: neither is there, or one refuses.
-    """
-    answers: list[dict[str, Any]] = []
-    nobody: list[_NobodyError] = []
-    for name, program in ((plugin_socket.SOCKET, PLUGIN), (plugin_socket.DRIVERS, DRIVER)):
-        try:
-            answers.append(_ask(do, name, program))
-        except _NobodyError as error:
-            nobody.append(error)
-    if not answers:
-        raise nobody[0]
-    rows = [row for answer in answers for row in answer.get("claims", ())]
-    return {**answers[0], "claims": [row for at, row in enumerate(rows) if row not in rows[:at]]}
-
-
-def _ask(do: str, name: str = plugin_socket.SOCKET, program: str = PLUGIN) -> dict[str, Any]:
-    """Send a request to the plugin, or to another program with such a socket.
+def _ask(do: str) -> dict[str, Any]:
+    """Send a request to the plugin.
 
     Raises:
         GpushimError: it is not there, or refuses.
     """
-    path = f"{system.state_dir()}/{name}"
+    path = f"{system.state_dir()}/{plugin_socket.SOCKET}"
     try:
-        data = plugin_socket.exchange(system.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE, name)
+        data = plugin_socket.exchange(system.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE)
         answer = json.loads(data)
     except PermissionError:
         raise GpushimError(f"{path} is root's; run this as root", FAILED) from None
     except (FileNotFoundError, NotADirectoryError, ConnectionError):
-        raise _NobodyError(
-            f"no {program} listens at {path}; start it, as root: systemctl start {program}, "
+        raise GpushimError(
+            f"no {PLUGIN} listens at {path}; start it, as root: systemctl start {PLUGIN}, "
             "or see with kubectl why its pod on this node does not run",
             FAILED,
         ) from None
     except socket.timeout:
-        raise GpushimError(f"{program} does not answer within {DEADLINE:g} s; its log says why", FAILED) from None
+        raise GpushimError(f"{PLUGIN} does not answer within {DEADLINE:g} s; its log says why", FAILED) from None
     except OSError as error:
         raise GpushimError(f"{path} cannot be asked: {error.strerror or error}", FAILED) from None
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise GpushimError(f"what listens at {path} is not {program}: {quote(str(data[:80]))}", FAILED)
+        raise GpushimError(f"what listens at {path} is not {PLUGIN}: {quote(str(data[:80]))}", FAILED)
     if "error" in answer:
         raise GpushimError(str(answer["error"]), FAILED)
     return answer

@@ -87,8 +87,8 @@ def _kubeconfig(host: Host) -> Iterator[Finding]:
 
 
 def runs(host: Host) -> bool:
-    """Return whether gpushim's DRA driver listens, for kubelet or, beside another of its name, for root alone."""
-    return bool(_listening_socket(host, is_ours=True)) or ask.listens(f"{host.state}/{plugin_socket.DRIVERS}")
+    """Return whether gpushim's DRA driver listens for kubelet, or runs beside another of its name."""
+    return bool(_listening_socket(host, is_ours=True)) or "dra" in plugin_socket.status(host.state, SECONDS)
 
 
 def _listening_socket(host: Host, is_ours: bool) -> str:
@@ -109,10 +109,10 @@ def _restart_fix(host: Host) -> str:
 
 
 def _ask_driver(host: Host) -> Iterator[Finding]:
-    path = f"{host.state}/{plugin_socket.DRIVERS}"
+    path = f"{host.state}/{plugin_socket.SOCKET}"
     try:
-        data = plugin_socket.exchange(host.state, plugin_socket.STATUS, SECONDS, plugin_socket.DRIVERS)
-        answer = json.loads(data)
+        whole = json.loads(plugin_socket.exchange(host.state, plugin_socket.STATUS, SECONDS))
+        answer = {**whole["dra"], "version": whole["version"], "released": whole["released"]}
         number, published = int(answer["devices"]), dict(answer["published"])
     except PermissionError:
         raise
@@ -129,7 +129,7 @@ def _ask_driver(host: Host) -> Iterator[Finding]:
     findings = [*_check_answer(host, answer, published)]
     yield from findings
     if not findings:
-        suffix = ", beside gpushim-device-plugin" if os.path.exists(f"{host.state}/{plugin_socket.SOCKET}") else ""
+        suffix = ", beside gpushim-device-plugin" if "device-plugin" in whole.get("fronts", ()) else ""
         yield ok(f"kubelet has gpushim-dra-driver{suffix}, and {number} devices are offered to claims")
 
 

@@ -1,23 +1,26 @@
 """Ask this node's gpushim-device-plugin, by its socket in the state directory: one line of JSON each way.
 
+That is the program for both fronts, and gpushim-dra-driver, too.
+
 A refresh asks it before it removes a CDI spec whose devices kubelet may still give to pods.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import time
+from typing import Any
 
 SOCKET = "device-plugin.sock"  # in the state directory, as the plugin has it
-DRIVERS = "dra-driver.sock"  # likewise, of the DRA driver
 LIMIT = 64 << 20  # bytes of an answer
 STATUS = b'{"do": "status"}\n'
 PAUSE = 0.1  # seconds between two questions
 
 
-def exchange(folder: str, question: bytes, seconds: float, name: str = SOCKET) -> bytes:
+def exchange(folder: str, question: bytes, seconds: float) -> bytes:
     """Send a line to the socket in a directory, however long its path, and read one.
 
     Raises:
@@ -29,7 +32,7 @@ def exchange(folder: str, question: bytes, seconds: float, name: str = SOCKET) -
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(seconds)
-            client.connect(f"/proc/self/fd/{fd}/{name}")
+            client.connect(f"/proc/self/fd/{fd}/{SOCKET}")
             client.sendall(question)
             data = bytearray()
             while not data.endswith(b"\n") and len(data) < LIMIT:
@@ -41,6 +44,19 @@ def exchange(folder: str, question: bytes, seconds: float, name: str = SOCKET) -
             return bytes(data)
     finally:
         os.close(fd)
+
+
+def status(folder: str, seconds: float) -> dict[str, Any]:
+    """Return what the plugin says of itself; nothing where none runs, this user may not ask, or it is not understood.
+
+    Args:
+        folder: the state directory.
+        seconds: for the answer.
+    """
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        answer = json.loads(exchange(folder, STATUS, seconds))
+        return answer if isinstance(answer, dict) else {}
+    return {}
 
 
 def wait_for_unhealthy(folder: str, seconds: float) -> bool:

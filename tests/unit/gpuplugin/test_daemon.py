@@ -21,7 +21,8 @@ import pytest
 from gpuplugin.book import book
 
 from gpuplugin import daemon
-from gpuplugin.allocation import kubelet_view, offer
+from gpuplugin.allocation import kubelet_view, offer, plugin_front
+from gpuplugin.allocation.plugin_front import PluginFront
 from gpuplugin.health import watch_children
 from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint
@@ -115,7 +116,7 @@ async def running(
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
     sources = Files(reread, changed) if reread else None
-    task = asyncio.create_task(daemon.Plugin(having or told(top, **values), sources).run())
+    task = asyncio.create_task(agent(having or told(top, **values), sources).run())
     try:
         yield kubelet
     finally:
@@ -124,6 +125,16 @@ async def running(
         await asyncio.wait_for(task, 5)
         await kubelet.stop()
         assert not list((top / "device-plugins").iterdir())
+
+
+def agent(settings: settings.Settings, sources: Sources | None = None) -> daemon.Agent:
+    """An agent with the device plugin alone."""
+    return daemon.Agent(settings, sources, [PluginFront])
+
+
+def alone(settings: settings.Settings) -> PluginFront:
+    """A device plugin without an agent."""
+    return PluginFront(lambda: settings, asyncio.create_task, lambda: None)
 
 
 def told(top: Path, **values: Any) -> settings.Settings:
@@ -150,7 +161,7 @@ def test_resources_come_with_the_snapshot(top: Path, host: Host) -> None:
 def test_a_decision_that_takes_long_is_made_less_often(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, error: GpushimError | None
 ) -> None:
-    plugin = daemon.Plugin(told(top, **{"fail-on-init-error": False}))
+    plugin = alone(told(top, **{"fail-on-init-error": False}))
 
     async def offer(*_: Any) -> bool:
         until = time.thread_time() + 0.15
@@ -167,13 +178,13 @@ def test_a_decision_that_takes_long_is_made_less_often(
 def test_what_waits_is_looked_at_less_and_less_until_there_is_news(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin = daemon.Plugin(told(top))
+    plugin = alone(told(top))
 
     async def offer(*_: Any) -> bool:
         return True
 
     monkeypatch.setattr(plugin, "_offer", offer)
-    monkeypatch.setattr(daemon, "time", SimpleNamespace(monotonic=lambda: 100.0, thread_time=lambda: 0.0))
+    monkeypatch.setattr(plugin_front, "time", SimpleNamespace(monotonic=lambda: 100.0, thread_time=lambda: 0.0))
     pauses = [
         (asyncio.run(plugin._go_by(host.found, seen)), plugin._again) for seen in ("a", "a", "a", "a", "b", "b")
     ]
@@ -498,7 +509,7 @@ def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatc
 
     monkeypatch.setattr(offer, "_check_cdi", check)
     with pytest.raises(GpushimError, match="no spec"):
-        asyncio.run(daemon.Plugin(told(top, **{"device-list-strategy": ["cdi-cri"]})).run())
+        asyncio.run(agent(told(top, **{"device-list-strategy": ["cdi-cri"]})).run())
 
     async def run() -> None:
         refused.clear()
@@ -535,7 +546,7 @@ def test_a_bug_ends_the_program(top: Path, host: Host, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Endpoint, "attend", broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        asyncio.run(daemon.Plugin(told(top)).run())
+        asyncio.run(agent(told(top)).run())
 
 
 NO_DRIVER = {"sentence": "the driver is not loaded", "code": 4}
@@ -552,7 +563,7 @@ UNUSABLE = [
 def test_a_host_that_cannot_serve_from_the_start_is_refused(top: Path, host: Host, found: Any, why: str) -> None:
     async def run() -> None:
         host.has(found)
-        await daemon.Plugin(settings.resolve({}, {}, {"kubelet-dir": str(top)}, "")).run()
+        await agent(settings.resolve({}, {}, {"kubelet-dir": str(top)}, "")).run()
 
     with pytest.raises(GpushimError, match=why):
         asyncio.run(run())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin import daemon
 from gpuplugin.processes import moments
 from gpuplugin.snapshot import node_requests, node_snapshot
 from gpushim.ground import system
@@ -17,7 +16,7 @@ from gpushim.inventory import ensure
 from unit.gpuplugin.kubelet.fake import Kubelet, until
 from unit.gpuplugin.snapshot.saved_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
+from unit.gpuplugin.test_daemon import GPU, Host, agent, health, host, running, told, top
 
 __all__ = ["host", "top"]
 READ = node_snapshot.read
@@ -77,7 +76,7 @@ def test_another_driver_ends_it(top: Path, host: Host, monkeypatch: pytest.Monke
     saved(top / "state")
 
     async def run() -> None:
-        kubelet, plugin = Kubelet(top / "device-plugins"), daemon.Plugin(told(top))
+        kubelet, plugin = Kubelet(top / "device-plugins"), agent(told(top))
         await kubelet.start()
         task = asyncio.create_task(plugin.run())
         await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
@@ -95,6 +94,6 @@ def test_without_a_snapshot_from_the_start_it_ends_if_the_settings_say_so(
 ) -> None:
     monkeypatch.setattr(node_requests, "ANSWER", 0.1)
     (top / "state/inventory.json").unlink()
-    plugin = daemon.Plugin(told(top))
+    plugin = agent(told(top))
     with pytest.raises(GpushimError, match=r"there is no .*; gpushim refresh --keep"):
         asyncio.run(asyncio.wait_for(plugin.run(), 8))

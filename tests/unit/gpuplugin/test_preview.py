@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from gpuplugin.settings import settings, sharing
 from gpushim.cdi import specs
 from gpushim.explain import explain as story
 from gpushim.inventory import renew
+from gpushim.refresh import plugin_socket
 from unit.gpuplugin.snapshots import gpu, snapshot
-from unit.gpushim.doctor.nodes import bound
+from unit.gpushim.doctor.nodes import answering
 
 
 @pytest.fixture
@@ -48,13 +50,11 @@ def test_what_mps_adds_is_no_request_to_the_runtime(client: Any, way: str, by_us
     assert (client(way)["container"] is not None) == by_us
 
 
-@pytest.mark.parametrize(("sockets", "by_claims"), [(["dra-driver"], True), (["dra-driver", "device-plugin"], False)])
+@pytest.mark.parametrize(("fronts", "by_claims"), [(["dra"], True), (["device-plugin", "dra"], False)])
 def test_a_node_that_goes_by_claims_says_so(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: list[str], by_claims: bool
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fronts: list[str], by_claims: bool
 ) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     assert preview.BY_CLAIMS not in client("envvar")["notes"]
-    held = [bound(tmp_path / f"{name}.sock") for name in sockets]
-    assert (preview.BY_CLAIMS in client("envvar")["notes"]) == by_claims
-    for one in held:
-        one.close()
+    with answering(tmp_path / plugin_socket.SOCKET, json.dumps({"fronts": fronts}).encode() + b"\n"):
+        assert (preview.BY_CLAIMS in client("envvar")["notes"]) == by_claims

@@ -41,6 +41,7 @@ os.write(1, b"end")
 """
 NVML = """
 from gpuplugin import check, cli, daemon
+from gpuplugin.allocation import plugin_front
 assert not {"pynvml", "gpushim.inventory.nvml", "gpushim.inventory.survey"} & {*sys.modules}
 """
 

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from gpuplugin.book import by_device
 from gpuplugin.book.page import fresh
 
-from gpuplugin.dra import command_line, explain_claim
+from gpuplugin import dra_cli
+from gpuplugin.dra import explain_claim
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
 from gpushim.cdi.generate import output, publish
@@ -108,7 +109,7 @@ def test_without_grpc_the_driver_says_who_has_it(
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     monkeypatch.delattr("gpuplugin.kubelet.podresources", raising=False)
     monkeypatch.setitem(sys.modules, "gpuplugin.kubelet.podresources", None)
-    with answering(tmp_path / "dra-driver.sock", json.dumps(answer).encode() + b"\n"):
+    with answering(tmp_path / "device-plugin.sock", json.dumps(answer).encode() + b"\n"):
         found = report(tmp_path, ROW)
     assert [row["pod"] for row in found["kubelet"]] == [pod]
     assert any(note.startswith("this Python has no grpcio") for note in found["notes"]) == (pod == "uid p")
@@ -150,4 +151,4 @@ def test_a_terminal_does_not_break_it(
 )
 def test_a_name_has_two_parts(name: str) -> None:
     with pytest.raises(GpushimError, match=r"names no claim; write NAMESPACE/NAME$"):
-        CliRunner().invoke(command_line.command, [f"--explain-claim={name}"], catch_exceptions=False)
+        CliRunner().invoke(dra_cli.command, [f"--explain-claim={name}"], catch_exceptions=False)

@@ -96,7 +96,7 @@ def test_another_driver_is_where_the_one_that_runs_says(
 ) -> None:
     told = contextlib.nullcontext()
     if answer is not None:
-        told = answering(tmp_path / "s/dra-driver.sock", json.dumps(answer).encode() + b"\n")  # type: ignore[assignment]
+        told = answering(tmp_path / "s/device-plugin.sock", json.dumps({"dra": answer}).encode() + b"\n")  # type: ignore[assignment]
     with told:
         assert node_state.rival() == there
         assert (spec.RIVAL.format(there) in present().notes) == bool(there)
@@ -109,7 +109,7 @@ REFUSED = {"namespace": "d", "name": "c", "why": "no\n"}
     ("rows", "why"), [([REFUSED], r"no\n"), ([{**REFUSED, "name": "x"}], ""), ([5], ""), (None, ""), (5, "")]
 )
 def test_why_a_claim_is_refused(running: Newest, tmp_path: Path, rows: object, why: str) -> None:
-    with answering(tmp_path / "s/dra-driver.sock", json.dumps({"refusals": rows}).encode() + b"\n"):
+    with answering(tmp_path / "s/device-plugin.sock", json.dumps({"dra": {"refusals": rows}}).encode() + b"\n"):
         found = present()
     assert node_state.refusal(found, "d", "c") == why  # without another question
 
@@ -119,7 +119,7 @@ def test_a_driver_that_has_let_go_of_the_gpus_is_asked_once(
 ) -> None:
     """Though what it says of others does not count then: it says why it refuses claims, too."""
     asked: list[bytes] = []
-    answer = json.dumps({"rival": "/x", "refusals": [REFUSED]}).encode()
+    answer = json.dumps({"dra": {"rival": "/x", "refusals": [REFUSED]}}).encode()
 
     def exchange(_: str, question: bytes, *__: object) -> bytes:
         asked.append(question)

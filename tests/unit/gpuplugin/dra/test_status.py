@@ -24,11 +24,11 @@ def refusals(*asked: tuple[dict[str, str], Any]) -> dict[str, str]:
 
     async def story() -> dict[str, str]:
         claims: Any = SimpleNamespace(prepare=prepare)
-        one = Status(lambda: now, claims, None, link, None, None, "/none")  # type: ignore[arg-type]
+        one = Status(lambda: now, claims, None, link, None)  # type: ignore[arg-type]
         one.driver = SimpleNamespace(registered=True, refused="")  # type: ignore[assignment]
         for claim, _ in asked:
             await one.prepare([claim])
-        rows = (await one.by_word["status"]())["refusals"]
+        rows = one.asked()["refusals"]
         return {f"{row['namespace']}/{row['name']}": row["why"] for row in rows}
 
     return asyncio.run(story())

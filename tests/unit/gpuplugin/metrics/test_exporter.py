@@ -197,7 +197,7 @@ def test_ready_unless_no_gpu_is_watched(kinds: list[list[str]], held: bool, stat
     nothing: Any = None
 
     async def asked() -> Answer:
-        return await exporter.Exporter(registry, nothing, nothing, lambda: held, about)._answer("/readyz", "", "")
+        return await exporter.Exporter([registry], nothing, nothing, lambda: held, about)._answer("/readyz", "", "")
 
     found = asyncio.run(asked())
     assert (found.status, said in found.body.decode()) == (status, True)

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.metrics import exposition, metrics, readings
 from gpuplugin.metrics.container_memory import Holding
-from gpuplugin.metrics.exposition import State
+from gpuplugin.metrics.exposition import FrontState, State
 from gpuplugin.metrics.meter import Readings
 from gpuplugin.metrics.metrics import GPU, INSTANCE, PLUGIN
 from gpuplugin.settings.resources import GONE, Device
@@ -49,6 +49,7 @@ def device(name: str, of: str, **more: Any) -> Device:
 
 
 def state(**more: Any) -> State:
+    """Return one of a front, by members of both."""
     known = {uuid(0): Readings(OWN, {}, True, 1.5), uuid(1): Readings({}, {uuid(16, "MIG"): ITS}, True, 0.5)}
     found: dict[str, Any] = {
         "resources": [
@@ -60,7 +61,9 @@ def state(**more: Any) -> State:
         "listed": Listed([], []),
         "hostname": "node-1",
     }
-    return State(**{**found, **more})
+    found.update(more)
+    front = {name: found.pop(name) for name in ("resources", "reasons", "looks") if name in found}
+    return State([FrontState(**front)], **found)
 
 
 IDENTITY = {
@@ -238,6 +241,6 @@ def test_a_container_counts_where_it_alone_of_its_pod_has_a_gpu_that_answers() -
     replicas = [device(f"{uuid(0)}::{number}", uuid(0)) for number in range(4)]
     rows = [row("a", replicas[0].id, replicas[1].id), row("b", replicas[2].id)]
     listed = Listed([*rows, {**row("b", replicas[3].id), "container": "side"}], [])
-    found = state(resources=[(RESOURCE, True, replicas)], listed=listed)
-    assert exposition.holdings(found) == [Holding(uuid(0), "ns", "a", "main")]
-    assert exposition.holdings(state(resources=found.resources, listed=listed, readings={uuid(0): Readings()})) == []
+    resources = [(RESOURCE, True, replicas)]
+    assert exposition.holdings(state(resources=resources, listed=listed)) == [Holding(uuid(0), "ns", "a", "main")]
+    assert exposition.holdings(state(resources=resources, listed=listed, readings={uuid(0): Readings()})) == []

@@ -14,10 +14,8 @@ import pytest
 from click.testing import Result
 
 from gpushim.cli import main
-from gpushim.engines.processes import programs
 from gpushim.ground import system
 from gpushim.refresh import plugin_socket
-from unit import ordinary
 from unit.gpushim.cli.commands import apart
 
 FORGED = "x\x1b]0;t\x07\u202e\nok all is well"
@@ -40,10 +38,10 @@ ANSWER: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def answering(folder: Path, data: bytes, name: str = plugin_socket.SOCKET) -> Iterator[None]:
+def answering(folder: Path, data: bytes) -> Iterator[None]:
     """A plugin that answers one question."""
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(folder / name))
+        server.bind(str(folder / plugin_socket.SOCKET))
         server.listen()
 
         def serve() -> None:
@@ -119,44 +117,23 @@ def test_what_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data
 
 
 CLAIM = {**dict.fromkeys(("namespace", "pod", "container", "driver", "device"), "x"), "name": "mine"}
-DRIVERS = json.dumps({"pods": [], "claims": [CLAIM, CLAIM]}).encode() + b"\n"
+BY_CLAIMS = json.dumps({"fronts": ["dra"], "pods": [], "claims": [CLAIM]}).encode() + b"\n"
 
 
 @pytest.mark.parametrize("do", ["release", "take"])
-def test_the_dra_driver_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str) -> None:
-    with answering(tmp_path, DRIVERS, plugin_socket.DRIVERS):
+def test_claims_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str) -> None:
+    with answering(tmp_path, BY_CLAIMS):
         done = run(monkeypatch, tmp_path, do)
     assert done.exit_code == 0
     assert done.stdout.count("claim mine of x") == (do == "release")
 
 
-@pytest.mark.parametrize("state", ["", "not-found", "disabled", "masked", "enabled", "enabled-runtime"])
-def test_the_dra_driver_alone_has_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    """Nobody is advised to start a device plugin that is not to run; one that is to has failed."""
-    with ordinary.folder() as folder, socket.socket(socket.AF_UNIX) as server:
-        (folder / "systemctl").write_text(f"#!/bin/sh\necho $1 $2 >{folder}/asked; echo {state}\n")
-        (folder / "systemctl").chmod(0o755)
-        monkeypatch.setattr(programs, "DIRECTORIES", (str(folder),))
-        server.bind(str(tmp_path / plugin_socket.DRIVERS))
-        server.listen()
+def test_claims_alone_have_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is advised to start a device plugin that is not to run."""
+    with answering(tmp_path, BY_CLAIMS):
         done = run(monkeypatch, tmp_path, "status")
-        assert (folder / "asked").read_text() == "is-enabled gpushim-device-plugin.service\n"
-    assert done.exit_code == 1
-    assert ("systemctl start gpushim-device-plugin, or see" in done.stderr) == state.startswith("enabled")
-    assert "by claims" in done.stderr
+    assert (done.exit_code, "systemctl start" in done.stderr, "by claims" in done.stderr) == (1, False, True)
     assert "see gpushim ps and gpushim-dra-driver --check" in done.stderr
-
-
-def test_both_are_asked_and_the_refusal_of_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = json.dumps({**ANSWER, "claims": [CLAIM]}).encode() + b"\n"
-    with answering(tmp_path, plugins), answering(tmp_path, DRIVERS, plugin_socket.DRIVERS):
-        said = run(monkeypatch, tmp_path, "release").stdout
-    assert (said.count("claim mine of x"), "GPU-1::1" in said) == (1, True)
-    for name in (plugin_socket.SOCKET, plugin_socket.DRIVERS):
-        (tmp_path / name).unlink()
-    with answering(tmp_path, plugins), answering(tmp_path, b'{"error": "not yet"}', plugin_socket.DRIVERS):
-        done = run(monkeypatch, tmp_path, "release")
-    assert (done.exit_code, "not yet" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("do", ["release", "take"])

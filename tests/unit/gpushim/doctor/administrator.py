@@ -26,6 +26,7 @@ from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import programs, running, units
 from gpushim.engines.settings import toml
 from gpushim.ground import system
+from gpushim.refresh import plugin_socket
 from unit.gpushim.doctor import dra_states, nodes
 from unit.gpushim.doctor.engine_states import K3S
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
@@ -200,7 +201,7 @@ def _(self: Administrator) -> None:
 
 @step("gpushim device-plugin take")
 def _(self: Administrator) -> None:
-    if not os.path.exists(f"{self.patient.state}/dra-driver.sock"):
+    if dra_states.asked(self.patient) is None:
         nodes.our_plugin(self.patient, self.held)
     elif sick := dra_states.unhealthy(self.patient):
         if self.on_gpus == [f"end {sick[0]['gpu']}", "release", f"reset {sick[0]['gpu']}"]:
@@ -252,10 +253,10 @@ def _(self: Administrator, words: str) -> None:
     if words == "refresh":
         assert self.patient.refresh()[0] == 0
         self.find_devices()
-        if os.path.exists(f"{self.patient.state}/device-plugin.sock"):
-            nodes.our_plugin(self.patient, self.held)  # it goes by the snapshot that there is now
-        if os.path.exists(f"{self.patient.state}/dra-driver.sock"):
+        if dra_states.asked(self.patient) is not None:
             dra_states.our_driver(self.patient, self.held)
+        elif os.path.exists(f"{self.patient.state}/{plugin_socket.SOCKET}"):
+            nodes.our_plugin(self.patient, self.held)  # it goes by the snapshot that there is now
         return
     done = CliRunner().invoke(main, shlex.split(words))
     assert done.exit_code == 0, (words, done.output, done.exception)

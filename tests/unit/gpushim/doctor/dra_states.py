@@ -39,8 +39,15 @@ def our_driver(patient: Patient, until: contextlib.ExitStack, answer: Any = ANSW
     folder.mkdir(parents=True, exist_ok=True)
     until.enter_context(bound(folder / "gpushim-c0ffee.sock"))
     os.makedirs(patient.state, 0o755, exist_ok=True)
-    data = answer if answer is None or isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n"
-    until.enter_context(answering(Path(patient.state, "dra-driver.sock"), data))
+    if isinstance(answer, dict):
+        answer = json.dumps(whole(answer)).encode() + b"\n"
+    until.enter_context(answering(Path(patient.state, plugin_socket.SOCKET), answer))
+
+
+def whole(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer with what the process says of itself, which has no other front."""
+    common = {name: answer[name] for name in ("version", "released")}
+    return {**common, "fronts": ["dra"], "resources": [], "problem": "", "dra": answer}
 
 
 def plays(patient: Patient, unit: bool = True, **more: Any) -> None:
@@ -49,10 +56,14 @@ def plays(patient: Patient, unit: bool = True, **more: Any) -> None:
         patient.write(UNIT, "")
 
 
+def asked(patient: Patient) -> dict[str, Any] | None:
+    """Return what the driver says of itself; None if there is none."""
+    return plugin_socket.status(patient.state, 5).get("dra")
+
+
 def unhealthy(patient: Patient) -> list[dict[str, str]]:
     """Ask the driver for its unhealthy devices."""
-    data = plugin_socket.exchange(patient.state, plugin_socket.STATUS, 5, plugin_socket.DRIVERS)
-    found: list[dict[str, str]] = json.loads(data).get("unhealthy", [])
+    found: list[dict[str, str]] = (asked(patient) or {}).get("unhealthy", [])
     return found
 
 
@@ -207,7 +218,7 @@ def the_driver_is_older(patient: Patient) -> None:
 @fault("kubernetes-dra-driver", "warning", "cannot be asked")
 def the_driver_has_no_socket_of_its_own(patient: Patient) -> None:
     plays(patient)
-    Path(patient.state, "dra-driver.sock").unlink()
+    Path(patient.state, plugin_socket.SOCKET).unlink()
 
 
 @fault("kubernetes-dra-driver", "warning", "does not answer at")

@@ -29,7 +29,7 @@ def test_claims_alone_are_no_reason_to_miss_the_device_plugin(node: Patient) -> 
 
 def test_both_fronts_are_said(node: Patient) -> None:
     dra_states.plays(node)
-    nodes.plays(node)
+    nodes.plays(node, fronts=["device-plugin", "dra"], dra=dra_states.ANSWER)
     (found,) = node.said("kubernetes-dra-driver")
     assert (
         found.evidence

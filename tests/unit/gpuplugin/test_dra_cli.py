@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpuplugin.dra import command_line, node_state, nvidia_flags
+from gpuplugin import daemon, dra_cli
+from gpuplugin.dra import node_state, nvidia_flags
+from gpuplugin.dra.claims_front import ClaimsFront
 from gpuplugin.dra.link import Place
 from gpuplugin.dra.node_state import FLAGS
 from gpuplugin.settings import flags
 from gpushim.ground.errors import GpushimError
 
-TOP = Path(__file__).parents[4]
+TOP = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("module", ["cluster.dra_in_cluster", "dra.explain_claim"])
+@pytest.mark.parametrize("module", ["cluster.in_cluster", "dra.explain_claim"])
 def test_what_does_not_speak_with_kubelet_needs_no_grpc(module: str) -> None:
     """Nor does --help: grpcio is large, and a node that runs the driver in a pod may not have it."""
-    words = f"import sys, gpuplugin.dra.command_line, gpuplugin.{module}; print('grpc' in sys.modules)"
+    words = f"import sys, gpuplugin.dra_cli, gpuplugin.{module}; print('grpc' in sys.modules)"
     path = ":".join(str(TOP / name) for name in ("plugin", "shim", "vendor"))
     done = subprocess.run(
         [sys.executable, "-c", words], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
@@ -34,21 +36,23 @@ def test_without_grpc_the_driver_that_runs_says_whether_there_is_another(monkeyp
     monkeypatch.delattr("gpuplugin.kubelet.plugins", raising=False)
     monkeypatch.setitem(sys.modules, "gpuplugin.kubelet.plugins", None)
     monkeypatch.setattr(node_state, "rival", lambda: "/x")
-    assert command_line._rival("/k") == "/x"
+    assert dra_cli._rival("/k") == "/x"
 
 
 def test_what_is_no_report_has_no_format() -> None:
-    done = CliRunner().invoke(command_line.command, ["--check", "--format=json"])
+    done = CliRunner().invoke(dra_cli.command, ["--check", "--format=json"])
     assert (done.exit_code, "--format is for --explain-claim" in done.output) == (2, True)
 
 
-class Half:
-    """Takes the node half's place, and what it is made with."""
+class Agent:
+    """Takes the agent's place, and what it is made with: settings, and the one front's node and place."""
 
     made: tuple[Any, ...] = ()
 
-    def __init__(self, *made: Any) -> None:
-        Half.made = made
+    def __init__(self, chosen: Any, sources: Any, fronts: Any) -> None:
+        (one,) = fronts
+        assert one.func is ClaimsFront
+        Agent.made = chosen, *one.args
 
     async def run(self) -> None:
         pass
@@ -60,22 +64,22 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("NODE_NAME", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GPUSHIM_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setattr(command_line, "_half", lambda: (Half, Place))
+    monkeypatch.setattr(daemon, "Agent", Agent)
     (tmp_path / "config.toml").write_text('[device-plugin]\nexclude = ["1"]\ntaint-effect = "NoExecute"\n')
     return tmp_path / "config.toml"
 
 
 def run(*words: str) -> tuple[Any, ...]:
     spelled = flags.spell_flags([*words], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
-    CliRunner().invoke(command_line.command, ["--socket=/x", *spelled], catch_exceptions=False)
-    return Half.made
+    CliRunner().invoke(dra_cli.command, ["--socket=/x", *spelled], catch_exceptions=False)
+    return Agent.made
 
 
 def test_a_node_has_the_hosts_name_if_nobody_says_another(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run()[2] == os.uname().nodename.lower()
-    assert run("--node-name=other")[2] == "other"
+    assert run()[1] == os.uname().nodename.lower()
+    assert run("--node-name=other")[1] == "other"
     monkeypatch.setenv("NODE_NAME", "third")
-    assert run()[2] == "third"
+    assert run()[1] == "third"
 
 
 def test_settings_are_the_plugins(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +120,7 @@ def test_check_says_what_of_nvidias_does_nothing(half: Path, monkeypatch: pytest
 
 
 def test_the_other_half_has_a_user(half: Path) -> None:
-    assert run("--cluster-user=12")[3] == Place("/x", 12)
-    assert run("--cluster-user=root", "--cluster-unit=a.service")[3] == ("/x", 0, "a.service")
+    assert run("--cluster-user=12")[2] == Place("/x", 12)
+    assert run("--cluster-user=root", "--cluster-unit=a.service")[2] == ("/x", 0, "a.service")
     with pytest.raises(GpushimError, match='"no-such-user", and this host has no such user'):
         run("--cluster-user=no-such-user")

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpuplugin.dra.ledger import Ledger
+
+from gpuplugin.dra import status
+from gpuplugin.dra.claims_front import ClaimsFront
+from gpuplugin.dra.link import Place
+from gpuplugin.health.reason import UNTIL, Reason
+from gpuplugin.settings import settings, xids
+from gpuplugin.snapshot.release import PROBLEM
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+HOST = snapshot([gpu(0), gpu(1)])
+
+
+def made(folder: Path) -> ClaimsFront:
+    chosen = settings.resolve({}, {}, {})
+    return ClaimsFront("node-1", Place(str(folder / "s"), 0), lambda: chosen, asyncio.create_task, lambda: None)
+
+
+def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    tries: list[Any] = []
+
+    def begin(_: Ledger, homes: Any) -> None:
+        tries.append(homes)
+        if len(tries) == 1:
+            raise GpushimError("the disk is full")
+
+    monkeypatch.setattr(Ledger, "open", begin)
+    monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
+    one, found = made(tmp_path), snapshot([gpu(0)])
+    with one._once("snapshot"):
+        one._go_by(found)
+    assert (one._slices(), one._offer.problem) == ([[]], "the disk is full")
+    for _ in range(2):
+        one._go_by(found)
+    assert len(tries) == 2
+
+
+def test_what_is_let_go_is_not_offered_before_another_snapshot(half: Any) -> None:
+    half.hold(PROBLEM)
+    assert half._slices() == [[]]
+    half.hold("")
+    assert half._slices() == [[]]
+    half._go_by(snapshot([gpu(0)]))
+    assert [len(row) for row in half._slices()] == [1]
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimsFront:
+    """One with two GPUs."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
+    one: Any = made(tmp_path)
+    one._driver = SimpleNamespace(tell=lambda: None)
+    one._go_by(HOST)
+    return one  # type: ignore[no-any-return]
+
+
+def xid(number: int) -> Reason:
+    ends = xids.verdict(number).ends
+    return Reason("xid", xids.text(number), 1.0, UNTIL[ends], number=number, passes=ends == xids.TIME)
+
+
+def test_what_becomes_unhealthy_and_healthy_is_logged_once(half: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "gpushim"):
+        for reasons in ({}, {uuid(1): [xid(79)]}, {uuid(1): [xid(79)]}, {}, {}):
+            half.judge(reasons, HOST)
+    who = f"{uuid(1)} of gpu.nvidia.com is"
+    assert caplog.messages == [f"{who} unhealthy: {xids.text(79)}", f"{who} healthy again"]
+
+
+def test_what_is_unhealthy_is_told_with_its_cure_and_what_passes_last(half: Any) -> None:
+    half.judge({uuid(0): [xid(94)], uuid(1): [xid(94), xid(79)]}, HOST)
+    found = [*status._unhealthy(half._now())]
+    told = [(row["uuid"], row["cure"], row["until"]) for row in found]
+    assert told == [(uuid(1), "reboot", ""), (uuid(0), "wait", UNTIL[xids.TIME])]
+    assert (found[0]["gpu"], found[0]["why"]) == (uuid(1), f"{xids.text(94)}; {xids.text(79)}")
