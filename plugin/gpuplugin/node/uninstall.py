@@ -103,7 +103,7 @@ def _remove(record: records.Record, shell: str, labels: str) -> None:
     if answer.code != 0:
         raise GpushimError(f"not all that gpushim has written could be removed: {answer.last}")
     os.unlink(records.PATH)  # not before: the next try goes by it
-    own = os.path.dirname(records.PATH)  # kubelet may have made it, for the plugin's book
+    own = os.path.dirname(records.PATH)  # kubelet may have made it, for the plugin's record
     for folder in sorted({*record.folders, own}, reverse=True):
         with contextlib.suppress(OSError):  # others have something there
             os.rmdir(folder)
