@@ -237,8 +237,8 @@ class NodeHalf:
         if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", why)
         self._lacks = why
-        before, self._snapshot = self._snapshot, found
-        if before is None:  # before anything is offered
+        self._snapshot = found
+        if self._watch.state.snapshot is None:  # before anything is offered
             self._file.prepare()
             await self._watch.reconcile()
         names = {one.name: one for one in self._offered}

@@ -143,7 +143,8 @@ class Status:
         now, rows, looks = self._now(), dict[str, Any](), frozenset[Any]()
         with contextlib.suppress(GpushimError):
             record = self._file.current(self._file.read())
-            rows, looks = record["claims"], find_admin_claims(record)
+            rows = {uid: claim for uid, claim in record["claims"].items() if claim["driver"] == OWN_DRIVER}
+            looks = find_admin_claims(record)
         samples = [*self._published(now), *_claimed(rows), *_tainted(now)]
         devices = _devices(now)
         return {

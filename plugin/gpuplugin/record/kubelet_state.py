@@ -49,6 +49,7 @@ class KubeletState(NamedTuple):
         claims: of all drivers, as listed and as in the file.
         claim_uids: of the file; None where it is not seen, as in a pod.
         snapshot: of the host's inventory, by which claims of others are understood; None while there is none.
+        pods: all that it lists, also those that have nothing.
     """
 
     clock: float
@@ -63,6 +64,7 @@ class KubeletState(NamedTuple):
     claims: Collection[kubelet.Claim] = ()
     claim_uids: Collection[str] | None = None
     snapshot: Snapshot | None = None
+    pods: frozenset[str] = frozenset()
 
     @property
     def answers(self) -> bool:
@@ -179,6 +181,7 @@ def read(folder: str, listed: Listed | None, clock: float, snapshot: Snapshot | 
     return KubeletState(
         clock, listed.held() if listed else None, grants=grants, written=written, damage="; ".join(damages),
         claims=[*file_claims, *(listed.claims if listed else ())], claim_uids=uids, snapshot=snapshot,
+        pods=frozenset(listed.pods if listed else ()),
     )  # fmt: skip
 
 

@@ -185,7 +185,7 @@ class KubeletWatch:
             for resource, name, allocation in transitions.list_allocations(record)
             if not allocation["uid"] or not self.state.find_pod(resource, name)
         )
-        subject = unlisted, self.state.holders
+        subject = unlisted, self.state.pods
         if unlisted and (subject != self._repeated[0] or clock - self._repeated[1] >= AGAIN):
             self._repeated = subject, clock
             self._repeat()

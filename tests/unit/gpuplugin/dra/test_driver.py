@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpuplugin.dra.ledger import Ledger
 
 from gpuplugin.control.letting_go import LettingGo
 from gpuplugin.dra import status
@@ -17,6 +16,7 @@ from gpuplugin.dra.status import Status
 from gpuplugin.health.reason import UNTIL, Reason
 from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.podresources import Listed
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.settings import settings, xids
 from gpuplugin.settings.sources import Sources
 from gpuplugin.snapshot.node_snapshot import OutdatedError
@@ -27,16 +27,19 @@ from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 HOST = snapshot([gpu(0), gpu(1)])
 
 
-def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_offered_before_the_record_has_what_kubelet_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     tries: list[Any] = []
 
-    def begin(_: Ledger, homes: Any) -> None:
-        tries.append(homes)
+    async def reconcile(watch: KubeletWatch) -> None:
+        tries.append(watch)
         if len(tries) == 1:
             raise GpushimError("the disk is full")
+        watch.state = watch.state._replace(snapshot=HOST)
 
-    monkeypatch.setattr(Ledger, "open", begin)
+    monkeypatch.setattr(KubeletWatch, "reconcile", reconcile)
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
     half = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
     found = snapshot([gpu(0)])
@@ -73,6 +76,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeHalf:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
     made: Any = NodeHalf(settings.resolve({}, {}, {}), Sources({}, {}), "node-1", Place(str(tmp_path / "s"), 0))
+    made._wake = SimpleNamespace(set=lambda: None)
     asyncio.run(made._take(HOST))
     made.reasons, made._driver = {}, SimpleNamespace(tell=lambda: None)
     made._watchers = SimpleNamespace(problems=lambda _: dict(made.reasons))
