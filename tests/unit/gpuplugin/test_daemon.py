@@ -24,7 +24,7 @@ from gpuplugin.allocation import kubelet_view, offer
 from gpuplugin.health import watch_children
 from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint
-from gpuplugin.record import allocations_file
+from gpuplugin.record import allocations_file, kubelet_watch, transitions
 from gpuplugin.settings import settings
 from gpuplugin.settings.sources import Sources
 from gpuplugin.snapshot import node_requests, node_snapshot
@@ -91,8 +91,10 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(node_snapshot, "read", lambda state, before=None: (host.found, None if host.found else GONE))
     FakeChild.all.clear()
     monkeypatch.setattr(watch_children, "Child", FakeChild)
-    for name in ("ASK", "TICK", "QUIET"):
-        monkeypatch.setattr(kubelet_view, name, 0.1)
+    for module, names in ((kubelet_view, ("ASK", "TICK", "QUIET")), (kubelet_watch, ("TICK", "YOUNG"))):
+        for name in names:
+            monkeypatch.setattr(module, name, 0.1)
+    monkeypatch.setattr(transitions, "QUIET", 0.1)
     monkeypatch.setattr(endpoint, "SETTLED", 0.1)
     return host
 

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from gpuplugin.kubelet import cgroups
-from gpuplugin.record import allocations_file
+from gpuplugin.record import allocations_file, kubelet_watch
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.record_form import CONFIRMED
 from gpuplugin.record.transitions import list_allocations
@@ -53,6 +53,8 @@ def in_kubelets_checkpoint(plugins: Path) -> None:
 def test_what_a_pod_had_whose_process_ends_soon_is_given_to_the_next(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, hangs: bool, known: Callable[[Path], None]
 ) -> None:
+    monkeypatch.setattr(kubelet_watch, "YOUNG", 0.0)  # kubelet has run for a while
+
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
