@@ -1,4 +1,4 @@
-"""The chart's DRA driver in a real cluster: GPUs by claim beside the device plugin, from one book.
+"""The chart's DRA driver in a real cluster: GPUs by claim beside the device plugin, from one record.
 
 One story on one cluster, in the order of the tests. The host's GPUs are simulated; all else is what a cluster has.
 """

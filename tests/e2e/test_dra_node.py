@@ -212,7 +212,7 @@ def test_a_gpu_that_is_lost_is_given_when_it_is_found(one: Driver, host: Host, e
 def test_a_device_that_comes_after_a_boot_is_its_claims(
     one: Driver, host: Host, env: dict[str, str], device: str
 ) -> None:
-    """As an instance that a unit makes at boot, later than this driver starts; and while somebody has the book.
+    """As an instance that a unit makes at boot, later than this driver starts; and while somebody has the record.
 
     Until then nobody gets an instance that has been made in its place: both have the same device nodes.
     """

@@ -67,7 +67,7 @@ class Allocator(NamedTuple):
 def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot) -> Iterator[Allocator]:
     """List the drivers of DRA that give out GPUs of this node, and the claims that have some.
 
-    Of gpushim's own driver the claims count: it goes by the same book.
+    Of gpushim's own driver the claims count: it goes by the same record.
 
     Args:
         plugins: that listen.

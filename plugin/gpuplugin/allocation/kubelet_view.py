@@ -130,7 +130,7 @@ class KubeletView:
         record = file.current(file.read())
         former = divisions.with_former(record, units)
         if (
-            not self._watch.state.clock
+            self._watch.state.snapshot is None  # by which its checkpoint is understood
             or record["unknown"]
             or changing(divisions.list_served(record, former), desired, former)
         ):

@@ -169,7 +169,7 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
             raise GpushimError(f"claim {name} has a device {where}; let the scheduler place the pod", REQUEST)
         request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
         if not LABEL.fullmatch(request):
-            raise ValueError  # which the ledger would keep, however long it is
+            raise ValueError  # which the record would keep, however long it is
         tolerations = tuple(one for one in row.get("tolerations") or () if isinstance(one, dict))
         yield Result(request, str(row["device"]), admin, of_place[place], tolerations)
 

@@ -189,10 +189,10 @@ class ClaimsFront:
         if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", why)
         self._lacks = why
-        if self._snapshot is None:  # before anything is offered
+        self._snapshot = found
+        if self._kubelet.state.snapshot is None:  # before anything is offered
             self._file.prepare()
             await self._kubelet.reconcile()
-        self._snapshot = found
         names = {one.name: one for one in self._offered}
         self._offer = Offer(names, found["policy"]["cdi"]["kind"], snapshot=found)
 

@@ -34,7 +34,7 @@ UNASKED = (
     "whether another driver has this one's name is not known: this Python has no grpcio, and no gpushim-dra-driver "
     "answers"
 )
-GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the book says of whose container
+GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the record says of whose container
 
 
 def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
@@ -139,6 +139,7 @@ def _find_holders(record: Record | None) -> dict[str, str]:
         return {}
     holders = {allocation["device"]: "device plugin" for _, _, allocation in transitions.list_allocations(record)}
     for claim in record["claims"].values():
-        for device in transitions.list_held(claim):
-            holders[device["uuid"]] = f"claim {claim['namespace']}/{claim['name']}"
+        is_ours = claim["driver"] == OWN_DRIVER
+        name = f"claim {claim['namespace']}/{claim['name']}" if is_ours else transitions.describe(claim)
+        holders.update((device["uuid"], name) for device in transitions.list_held(claim))
     return holders

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.dra import node_state
 from gpuplugin.dra.node_state import present
+from gpuplugin.record import transitions
 from gpushim.cdi.generate import output, publish
 from gpushim.cli import show
 from gpushim.containers import kubelet
@@ -94,7 +95,7 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     rows = {
         uid: row
         for uid, row in (node.record["claims"] if node.record else {}).items()
-        if (row["namespace"], row["name"]) == (namespace, name)
+        if (row["namespace"], row["name"]) == (namespace, name) and transitions.is_own(uid, row)
     }
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
     if why := node_state.refusal(node, namespace, name):

@@ -20,6 +20,7 @@ from gpuplugin.processes import counts, instances
 from gpuplugin.record.transitions import find_admin_claims, list_held
 from gpuplugin.settings.resources import Device
 from gpuplugin.snapshot import release
+from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
 from gpushim.ground.errors import GpushimError
 
@@ -131,7 +132,8 @@ class Status:
         now, rows, looks = self._now(), dict[str, Any](), frozenset[Any]()
         with contextlib.suppress(GpushimError):
             record = self._file.current(self._file.read())
-            rows, looks = record["claims"], find_admin_claims(record)
+            rows = {uid: claim for uid, claim in record["claims"].items() if claim["driver"] == OWN_DRIVER}
+            looks = find_admin_claims(record)
         samples = [*self._published(now), *_claimed(rows), *_tainted(now)]
         devices = _devices(now)
         return FrontState(DRIVER, devices, now.reasons, samples, looks, now.node)

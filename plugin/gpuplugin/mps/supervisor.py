@@ -139,7 +139,7 @@ def _wait_for_gpus(
 ) -> bool:
     """Wait until the previous group has restored its GPUs; return False if this group has changed meanwhile.
 
-    Of claims the ledger knows who has what.
+    Of claims the record knows who has what.
     """
     last = ""
     while not of_claims.NAME.fullmatch(group.name):

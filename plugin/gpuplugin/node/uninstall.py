@@ -105,7 +105,7 @@ def _remove_files(record: records.Record, shell: str, labels: str) -> None:
     if answer.code != 0:
         raise GpushimError(f"some of gpushim's files could not be removed: {answer.last}")
     os.unlink(records.PATH)  # last, for the next try reads it
-    record_folder = os.path.dirname(records.PATH)  # kubelet may have made it, for the plugin's book
+    record_folder = os.path.dirname(records.PATH)  # kubelet may have made it, for the plugin's record
     for folder in sorted({*record.folders, record_folder}, reverse=True):
         with contextlib.suppress(OSError):  # others have something there
             os.rmdir(folder)

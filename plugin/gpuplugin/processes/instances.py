@@ -25,7 +25,7 @@ class Instances:
     """The instances, of which this is one as soon as it has joined.
 
     Attributes:
-        number: of this one: the byte that it locks. Those before there was a book lock all bytes.
+        number: of this one: the byte that it locks. Those before there was a record lock all bytes.
     """
 
     def __init__(self) -> None:

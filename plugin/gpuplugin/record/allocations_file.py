@@ -4,7 +4,8 @@ Its first line has all of it, and is replaced; lines after that have what was gr
 kubelet waits. A kill loses nothing that was written. A loss of power is another boot, in which allocations do not
 count; claims outlive one, so that the disk is waited for where there are some. What is damaged says nothing: not that
 a GPU is free.
-Out of scope: what is in it (form.py), what becomes of it (transitions.py), who asks kubelet (kubelet_watch.py).
+Out of scope: what is in it (record_form.py), what becomes of it (transitions.py), who asks kubelet
+(kubelet_watch.py).
 """
 
 from __future__ import annotations

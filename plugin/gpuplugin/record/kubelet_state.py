@@ -40,6 +40,7 @@ class KubeletState(NamedTuple):
         clock: seconds since boot at which it was asked.
         holders: "pod NAMESPACE/NAME" by resource and id; None if it does not answer.
         runs: it listens for plugins.
+        is_new: the record does not have it yet.
         is_young: it has started just now, and may not list all pods.
         complete: it has answered, and no pod of the API server's is missing.
         grants: of the checkpoint, by resource and id with a blank between them; None if it cannot be read.
@@ -49,11 +50,13 @@ class KubeletState(NamedTuple):
         claims: of all drivers, as listed and as in the file.
         claim_uids: of the file; None where it is not seen, as in a pod.
         snapshot: of the host's inventory, by which claims of others are understood; None while there is none.
+        pods: all that it lists, also those that have nothing.
     """
 
     clock: float
     holders: Mapping[str, Mapping[str, str]] | None = None
     runs: bool = False
+    is_new: bool = False
     is_young: bool = False
     complete: bool = False
     grants: Mapping[str, Given] | None = None
@@ -63,6 +66,7 @@ class KubeletState(NamedTuple):
     claims: Collection[kubelet.Claim] = ()
     claim_uids: Collection[str] | None = None
     snapshot: Snapshot | None = None
+    pods: frozenset[str] = frozenset()
 
     @property
     def answers(self) -> bool:
@@ -179,6 +183,7 @@ def read(folder: str, listed: Listed | None, clock: float, snapshot: Snapshot | 
     return KubeletState(
         clock, listed.held() if listed else None, grants=grants, written=written, damage="; ".join(damages),
         claims=[*file_claims, *(listed.claims if listed else ())], claim_uids=uids, snapshot=snapshot,
+        pods=frozenset(listed.pods if listed else ()),
     )  # fmt: skip
 
 

@@ -115,7 +115,8 @@ class KubeletWatch:
         complete = listed is not None and self._complete.says(listed, clock, is_young) and not is_young
         stale = self._repeat is None and not instances.anyone(release.folder())
         state = await asyncio.to_thread(kubelet_state.read, folder, listed, clock, snapshot)
-        state = state._replace(runs=runs, is_young=is_young, complete=complete, is_stale=stale)
+        is_new = runs and not self._knows(record, identity)
+        state = state._replace(runs=runs, is_new=is_new, is_young=is_young, complete=complete, is_stale=stale)
         if not self._heeds():
             state = state._replace(claims=[claim for claim in state.claims if claim.driver == OWN_DRIVER])
         running = await self._find_running(record, state)
@@ -185,7 +186,7 @@ class KubeletWatch:
             for resource, name, allocation in transitions.list_allocations(record)
             if not allocation["uid"] or not self.state.find_pod(resource, name)
         )
-        subject = unlisted, self.state.holders
+        subject = unlisted, self.state.pods
         if unlisted and (subject != self._repeated[0] or clock - self._repeated[1] >= AGAIN):
             self._repeated = subject, clock
             self._repeat()

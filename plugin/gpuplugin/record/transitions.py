@@ -81,6 +81,11 @@ def describe(claim: Claim) -> str:
     return name_claim(claim["namespace"], claim["name"], claim["driver"])
 
 
+def is_own(uid: str, claim: Claim) -> bool:
+    """Return whether a claim was prepared here, or its uid is known; others have their names as keys."""
+    return uid != describe(claim)
+
+
 def owner_of(allocation: Allocation) -> str:
     """Return who has it, for a sentence."""
     pod = allocation["pod"] or (f"{UNNAMED}{allocation['uid']}" if allocation["uid"] else "")
@@ -249,7 +254,7 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
     name = quote(f"{claim['namespace']}/{claim['name']}")
     for device in list_held(claim):
         for other_uid, other in record["claims"].items():
-            if other_uid == uid or (not _is_own(other_uid, other) and describe(other) == describe(claim)):
+            if other_uid == uid or (not is_own(other_uid, other) and describe(other) == describe(claim)):
                 continue
             for had in list_held(other):
                 if _touches(had, device["uuid"], device["gpu"], device["placement"]):
@@ -270,13 +275,8 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
                     f"claim {name} cannot have {device['uuid']} yet: {owner_of(allocation)} has {subject}", REQUEST
                 )
     former = [key for key, other in record["claims"].items() if describe(other) == describe(claim)]
-    claims = {key: other for key, other in record["claims"].items() if key not in former or _is_own(key, other)}
+    claims = {key: other for key, other in record["claims"].items() if key not in former or is_own(key, other)}
     return {**record, "claims": {**claims, uid: claim}}
-
-
-def _is_own(uid: str, claim: Claim) -> bool:
-    """Return whether a claim was prepared here, or its uid is known; others have their names as keys."""
-    return uid != describe(claim)
 
 
 def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
@@ -341,7 +341,7 @@ def move_allocation(
     if allocation["uid"] in running:
         has_started_without = kubelet.runs and kubelet.is_young and kubelet.grants is None
         is_conclusive = kubelet.grants is not None or has_started_without
-        is_forgotten = kubelet.is_young or running[allocation["uid"]] >= GRACE
+        is_forgotten = kubelet.is_new or running[allocation["uid"]] >= GRACE
         return {**allocation, "state": LOST} if is_conclusive and is_forgotten else allocation
     return None if _has_ended(allocation, kubelet) else allocation
 
@@ -363,8 +363,8 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[s
     """
     if kubelet.has_claim(uid, claim):
         return claim if claim["state"] == LOST else {**claim, "state": CONFIRMED}
-    is_own = claim["driver"] == OWN_DRIVER and _is_own(uid, claim)
-    is_conclusive = kubelet.claim_uids is not None if is_own else kubelet.claim_uids is not None or kubelet.answers
+    is_prepared = claim["driver"] == OWN_DRIVER and is_own(uid, claim)
+    is_conclusive = kubelet.claim_uids is not None or (kubelet.answers and not is_prepared)
     if not is_conclusive or claim["since"] > kubelet.clock - QUIET:
         return claim
     if any(pod in running for pod in claim["pods"]):
@@ -372,7 +372,7 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[s
         return claim if is_ending else {**claim, "state": LOST}
     if claim["sharing"]:  # which ends before its GPUs are free (dra/prepare.py)
         return {**claim, "state": LOST}
-    return None if claim["pods"] or kubelet.claim_uids or not is_own else claim
+    return None if claim["pods"] or kubelet.claim_uids or not is_prepared else claim
 
 
 def _adopt(record: Record, kubelet: KubeletState, running: Collection[str], units: Units) -> Record:

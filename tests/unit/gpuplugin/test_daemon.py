@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import grpc.aio
 import pytest
-from gpuplugin.book import book
 
 from gpuplugin import daemon
 from gpuplugin.allocation import kubelet_view, offer, plugin_front
@@ -26,6 +25,7 @@ from gpuplugin.allocation.plugin_front import PluginFront
 from gpuplugin.health import watch_children
 from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint
+from gpuplugin.record import allocations_file, kubelet_watch, transitions
 from gpuplugin.settings import settings
 from gpuplugin.settings.sources import Sources
 from gpuplugin.snapshot import node_requests, node_snapshot
@@ -92,8 +92,10 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(node_snapshot, "read", lambda state, before=None: (host.found, None if host.found else GONE))
     FakeChild.all.clear()
     monkeypatch.setattr(watch_children, "Child", FakeChild)
-    for name in ("ASK", "TICK", "QUIET"):
-        monkeypatch.setattr(kubelet_view, name, 0.1)
+    for module, names in ((kubelet_view, ("ASK", "TICK", "QUIET")), (kubelet_watch, ("TICK", "YOUNG"))):
+        for name in names:
+            monkeypatch.setattr(module, name, 0.1)
+    monkeypatch.setattr(transitions, "QUIET", 0.1)
     monkeypatch.setattr(endpoint, "SETTLED", 0.1)
     return host
 
@@ -299,15 +301,15 @@ def test_who_is_alone_asks_kubelet_rarely_and_beside_a_stranger_again_and_again(
     asyncio.run(run())
 
 
-def test_the_book_has_the_pod_s_name_soon_though_kubelet_is_asked_rarely(top: Path, host: Host) -> None:
-    book, listed = top / "state/device-plugin/book.json", b'"pod-resources"'
+def test_the_record_has_the_pod_s_name_soon_though_kubelet_is_asked_rarely(top: Path, host: Host) -> None:
+    path, listed = top / "state/device-plugin/allocations.json", b'"confirmed"'
 
     async def named(kubelet: Kubelet, one: str) -> bool:
         """Say whether a pod was named before the turn of the other questions had come."""
         before = await calm(kubelet)
         await kubelet.allocate(GPU, one)
         kubelet.held = {GPU: [*kubelet.held.get(GPU, []), one]}
-        await until(lambda: book.read_bytes().count(listed) == len(kubelet.held[GPU]))
+        await until(lambda: path.read_bytes().count(listed) == len(kubelet.held[GPU]))
         return kubelet.asked == before
 
     async def run() -> None:
@@ -373,17 +375,17 @@ def test_settings_are_read_again(top: Path, host: Host) -> None:
     asyncio.run(run())
 
 
-def test_what_waits_is_not_decided_at_each_change_of_the_book(
+def test_what_waits_is_not_decided_at_each_change_of_the_record(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two instances that wait write it by turns."""
-    decided, settled = [], kubelet_view.Questions.settled
+    decided, decide = [], kubelet_view.KubeletView.decide
 
-    async def counted(self: kubelet_view.Questions, *args: Any) -> Any:
+    async def counted(self: kubelet_view.KubeletView, *args: Any) -> Any:
         decided.append(time.monotonic())
-        return await settled(self, *args)
+        return await decide(self, *args)
 
-    monkeypatch.setattr(kubelet_view.Questions, "settled", counted)
+    monkeypatch.setattr(kubelet_view.KubeletView, "decide", counted)
 
     async def run() -> None:
         async with running(top, lambda: sliced(top, 2)) as kubelet:
@@ -391,7 +393,7 @@ def test_what_waits_is_not_decided_at_each_change_of_the_book(
             kubelet.held[GPU] = [uuid(0)]
             os.kill(os.getpid(), signal.SIGHUP)
             await until(lambda: kubelet.lists.get(GPU + ".shared"))
-            began, path = time.monotonic(), Path(book.folder(), "other")
+            began, path = time.monotonic(), Path(allocations_file.folder(), "other")
             for _ in range(40):
                 path.touch()
                 path.unlink()

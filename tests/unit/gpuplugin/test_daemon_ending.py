@@ -9,9 +9,12 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from gpuplugin.book import book, by_device
 
 from gpuplugin.kubelet import cgroups
+from gpuplugin.record import allocations_file, kubelet_watch
+from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.record_form import CONFIRMED
+from gpuplugin.record.transitions import list_allocations
 from gpushim.containers import kubelet as kubelet_files
 from gpushim.paths import lock
 from unit.gpuplugin.kubelet.fake import until
@@ -22,14 +25,14 @@ __all__ = ["host", "top"]
 POD, PATIENCE = "0a1b2c3d-0000-4000-8000-000000000001", 1.0
 
 
-def in_the_book(_plugins: Path) -> None:
-    """Have the book know whose the devices are, as kubelet says a moment after Allocate."""
-    shared = book.Book()
-    with shared.locked() as page:
-        assert page
-        for *_, entry in by_device.entries(page):
-            entry["to"], entry["source"], entry["uid"] = "pod d/p", by_device.LISTED, POD
-        shared.write(page)
+def in_the_record(_plugins: Path) -> None:
+    """Have the record know whose the devices are, as kubelet says a moment after Allocate."""
+    file = AllocationsFile()
+    with file.locked() as record:
+        assert record
+        for *_, allocation in list_allocations(record):
+            allocation["pod"], allocation["state"], allocation["uid"] = "pod d/p", CONFIRMED, POD
+        file.write(record)
 
 
 def in_kubelets_checkpoint(plugins: Path) -> None:
@@ -45,11 +48,13 @@ def in_kubelets_checkpoint(plugins: Path) -> None:
     (plugins / kubelet_files.CHECKPOINT).write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("known", [in_the_book, in_kubelets_checkpoint])
+@pytest.mark.parametrize("known", [in_the_record, in_kubelets_checkpoint])
 @pytest.mark.parametrize("hangs", [False, True])
 def test_what_a_pod_had_whose_process_ends_soon_is_given_to_the_next(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, hangs: bool, known: Callable[[Path], None]
 ) -> None:
+    monkeypatch.setattr(kubelet_watch, "YOUNG", 0.0)  # kubelet has run for a while
+
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
@@ -59,7 +64,7 @@ def test_what_a_pod_had_whose_process_ends_soon_is_given_to_the_next(
 
             def left(uids: Collection[str]) -> frozenset[str]:
                 if uids:
-                    looks.append(not lock.is_held(f"{book.folder()}/{book.LOCK}"))
+                    looks.append(not lock.is_held(f"{allocations_file.folder()}/{allocations_file.LOCK}"))
                 return frozenset(uids) if hangs or len(looks) < 4 else frozenset()
 
             monkeypatch.setattr(cgroups, "running", left)

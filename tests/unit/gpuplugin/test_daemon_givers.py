@@ -8,13 +8,15 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from gpuplugin.book import book, by_device, claimed
 
 from gpuplugin.allocation import allocators
+from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.transitions import grant_claim
 from gpushim.containers import kubelet as files
 from gpushim.ground import system
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.kubelet.registrar import driver
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, top
 
@@ -26,8 +28,6 @@ CLAIMED = {
     "claim_resources": [{"driver_name": "gpu.nvidia.com", "pool_name": "n", "device_name": "gpu-0"}],
 }
 
-DEVICE = {"request": "gpu", "device": "one"}
-
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +37,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def promised(folder: Path, *devices: str) -> None:
     """Write what kubelet keeps of claims."""
-    rows = [{"PoolName": "n", "DeviceName": one, "CDIDeviceIDs": []} for one in devices]
-    state = {"gpu.nvidia.com": {"Devices": rows}}
+    saved = [{"PoolName": "n", "DeviceName": one, "CDIDeviceIDs": []} for one in devices]
+    state = {"gpu.nvidia.com": {"Devices": saved}}
     entry = {"ClaimName": "mine", "Namespace": "ns", "PodUIDs": {"u": {}}, "DriverState": state}
     inner = json.dumps({"ClaimInfoStateList": [entry] if devices else []})
     (folder / "new").write_text(json.dumps({"Data": inner, "Checksum": 0}))
@@ -103,21 +103,19 @@ def test_what_kubelet_has_kept_of_a_claim_counts_as_well(top: Path, host: Host) 
 
 
 @pytest.mark.parametrize(("gives", "sick"), [(uuid(0), uuid(0)), (uuid(16, "MIG"), uuid(1))])
-def test_what_the_book_has_of_a_claim_is_not_offered(top: Path, host: Host, gives: str, sick: str) -> None:
+def test_what_the_record_has_of_a_claim_is_not_offered(top: Path, host: Host, gives: str, sick: str) -> None:
     """Though kubelet says nothing of it; a GPU in MIG mode is offered as a whole."""
     host.has(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)]))
 
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            to, shared = "claim ns/mine of gpu.nvidia.com", book.Book()
-            with shared.locked() as page:
-                claimed.write({"u": {"namespace": "ns", "name": "mine", "devices": [{**DEVICE, "uuid": gives}]}})
-                shared.write(by_device.claim(shared.now(page), {gives: sick}, to, system.clock()))
+            file, claim = AllocationsFile(), rows.claim(rows.claim_device(gives, sick), since=system.clock())
+            with file.locked() as record:
+                file.write(grant_claim(file.current(record), "u", claim))
             await until(lambda: kubelet.lists[GPU][sick] == "Unhealthy")
-            with shared.locked() as page:
-                claimed.write({})
-                shared.write(by_device.unclaimed(shared.now(page), [gives], to))
+            with file.locked() as record:
+                file.write({**file.current(record), "claims": {}})
             await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())

@@ -10,16 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpuplugin.book import checkpoints, claimed
 
 from gpuplugin.allocation import allocators, offer
 from gpuplugin.allocation.allocators import Allocator, Allocators
 from gpuplugin.devices import changes
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
+from gpuplugin.record import kubelet_state
+from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.settings import resources
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
 from unit.gpuplugin.kubelet.registrar import driver
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU = "nvidia.com/gpu"
@@ -65,13 +67,13 @@ def test_a_driver_whose_claim_has_a_gpu_gives_all() -> None:
     assert has.text == "claim ns/c of x.example.com has it, for pod ns/pod"
 
 
-def test_a_claim_is_named_as_the_book_names_it_however_long_that_is() -> None:
+def test_a_claim_is_named_as_the_record_names_it_however_long_that_is() -> None:
     """Else one device has two sentences about one claim, as `_ill` joins them."""
     one = claim()._replace(
         namespace="machine-learning", name="training-7d9f8b6c5d-x2x7q-gpu-claim-for-training-8vz5k"
     )
     (has,) = found([], one)
-    named = checkpoints.named(one.namespace, one.name, one.driver)
+    named = kubelet_state.name_claim(one.namespace, one.name, one.driver)
     units = resources.units(NODE)
     settled = changes.settled({}, {GPU: [units[uuid(0)]]}, {changes.CLAIM: {uuid(0): named}}, units)
     (device,) = settled.listed[GPU]
@@ -91,7 +93,7 @@ def test_a_claim_that_cannot_be_told_may_have_any() -> None:
 
 def alone(folder: str = "") -> Any:
     """What looks at others beside no resource of our own."""
-    registry = SimpleNamespace(served={}, instances=SimpleNamespace(others=bool))
+    registry = SimpleNamespace(served={}, instances=SimpleNamespace(others=bool), file=AllocationsFile())
     settings = SimpleNamespace(values={"other-givers": allocators.REFUSE, "kubelet-dir": folder})
     return Allocators(registry, lambda: settings, list)  # type: ignore[arg-type, return-value]
 
@@ -126,16 +128,15 @@ def test_people_are_told_since_when() -> None:
 
 
 def test_an_administrators_claim_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubelet lists it as any other; gpushim's own driver has noted what it is."""
+    """kubelet lists it as any other; gpushim's own driver has written down what it is."""
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    device = {"request": "r", "device": "gpu-0", "uuid": uuid(0)}
-    (tmp_path / "device-plugin").mkdir()
+    device = {**rows.claim_device(uuid(0)), "device": "gpu-0"}
 
     async def reasons(admin: bool) -> Any:
         of = alone()
         of._listed = [claim()]
-        row = {"namespace": "ns", "name": "c", "devices": [{**device, "admin": admin}]}
-        Path(claimed.path()).write_text(json.dumps({"claims": {"u": row}}))
+        row = rows.claim({**device, "admin": admin}, namespace="ns")  # type: ignore[typeddict-item]
+        rows.save(rows.record(claims={"u": row}))
         return of.added({}, NODE)
 
     assert not asyncio.run(reasons(True))
@@ -174,5 +175,5 @@ def test_claims_that_kubelet_has_kept_tell_of_a_driver_too(folder: Path) -> None
     ],
 )
 def test_other_device_plugins(theirs: dict[str, list[str]], expected: list[set[str] | None]) -> None:
-    rows = [*allocators.plugins(theirs, {GPU: [uuid(0), uuid(1)]}, {uuid(0), uuid(1)})]
-    assert [one.gpus for one in rows] == expected
+    others = [*allocators.plugins(theirs, {GPU: [uuid(0), uuid(1)]}, {uuid(0), uuid(1)})]
+    assert [one.gpus for one in others] == expected

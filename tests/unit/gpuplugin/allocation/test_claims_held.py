@@ -8,57 +8,49 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuplugin.book import claimed
-from gpuplugin.book.book import Book
-from gpuplugin.dra.ledger import Holders, Ledger
 
-from gpuplugin.allocation import kubelet_view
-from gpuplugin.allocation.kubelet_view import Questions
-from gpuplugin.dra.claim import Claim as Mine
-from gpuplugin.dra.claim import Result
-from gpuplugin.kubelet import cgroups
+from gpuplugin.allocation.kubelet_view import KubeletView
+from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.record_form import FORM, GRANTED
+from gpuplugin.record.transitions import QUIET, grant_claim
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, PART, Scene, again, scene, settled, whole
-from unit.gpuplugin.dra.test_ledger import NOTHING
+from unit.gpuplugin.record import rows
+from unit.gpuplugin.record.scene import GPU, ONE, Scene, scene, whole
 from unit.gpuplugin.snapshots import uuid
 
 __all__ = ["scene"]
-HOMES = {ONE: ONE, PART: ONE}
 LISTED = Claim("d", "c", "gpu.nvidia.com", "node", "gpu-0", (f"nvidia.com/gpu={ONE}",))
-OWNS, LOOKS = Result("r", "gpu-0", False), Result("look", "gpu-0", True)
+OWNS: Any = {**rows.claim_device(ONE), "device": "gpu-0"}
+LOOKS: Any = {**OWNS, "request": "look", "admin": True}
 
 
-def keeps(scene: Scene, *uids: str) -> None:
-    """Have kubelet's file have claims, as before their drivers have answered."""
-    entries = [
-        {"ClaimUID": uid, "ClaimName": "c", "Namespace": "d", "PodUIDs": {}, "DriverState": {}} for uid in uids
-    ]
-    data = {"Data": json.dumps({"ClaimInfoStateList": entries}), "Checksum": 1}
-    (scene.top / kubelet.CLAIMS).write_text(json.dumps(data))
-
-
-def prepared(*results: Result, pods: tuple[str, ...] = ()) -> Ledger:
+def prepare(*devices: Any, pods: tuple[str, ...] = ()) -> AllocationsFile:
     """Prepare a claim of an init container, which kubelet (pod-resources) does not list; then the driver is away."""
-    driver = Ledger(Book())
-    driver.open(HOMES)
-    driver.hear(Holders({}, [], True, NOTHING, {}), HOMES)
-    driver.give(Mine("uid", "d", "c", results or (OWNS,), pods), {"gpu-0": ONE}, HOMES, None)
-    return driver
+    file = AllocationsFile()
+    claim = rows.claim(*(devices or (OWNS,)), pods=[*pods], state=GRANTED, since=system.clock())
+    with file.locked() as before:
+        file.write(grant_claim(file.current(before), "uid", claim))
+    return file
+
+
+def undo(file: AllocationsFile) -> None:
+    with file.locked() as before:
+        file.write({**file.current(before), "claims": {}})
 
 
 def is_refused(scene: Scene) -> None:
-    one = scene.started()
-    assert one.look(whole()) == set()
+    plugin = scene.start()
+    assert plugin.look(whole()) == set()
     with pytest.raises(GpushimError, match=r"cannot be (used|given out).* claim d/c of gpu\.nvidia\.com"):
-        one.allocate(ONE)
-    one.end()
+        plugin.allocate(ONE)
+    plugin.end()
 
 
 SEEN: dict[str, Callable[[Scene], object]] = {
-    "kubelet has it": lambda scene: keeps(scene, "other", "uid"),
+    "kubelet has it": lambda scene: scene.write_claims("other", "uid"),
     "kubelet's file is not seen": lambda scene: None,
     "kubelet's file is damaged": lambda scene: (scene.top / kubelet.CLAIMS).write_text("{"),
 }
@@ -67,19 +59,20 @@ SEEN: dict[str, Callable[[Scene], object]] = {
 @pytest.mark.parametrize("sees", SEEN.values(), ids=SEEN)
 def test_while_the_driver_is_away(scene: Scene, sees: Callable[[Scene], object]) -> None:
     """Over restarts of the plugin and of kubelet, and over a boot; until it is undone."""
-    settled(scene, whole()).end()
-    driver = prepared()
+    scene.settle(whole()).end()
+    file = prepare()
     scene.bare = ["a"]
     sees(scene)
     for _ in range(2):
-        scene.passes(kubelet_view.QUIET + 20)
+        scene.now += QUIET + 20
         is_refused(scene)
     scene.kubelet_starts(0)
     is_refused(scene)
-    scene.passes(kubelet_view.QUIET)
+    scene.now += QUIET
     is_refused(scene)
-    driver.forget(["uid"])
-    assert scene.started().look(whole()) == {ONE}
+    undo(file)
+    (scene.top / kubelet.CLAIMS).unlink(missing_ok=True)
+    assert scene.start().look(whole()) == {ONE}
 
 
 @pytest.mark.parametrize("sees", SEEN.values(), ids=SEEN)
@@ -87,124 +80,122 @@ def test_while_the_driver_is_away(scene: Scene, sees: Callable[[Scene], object])
 def test_after_a_boot(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, sees: Callable[[Scene], object], runs: bool
 ) -> None:
-    settled(scene, whole()).end()
-    prepared()
+    scene.settle(whole()).end()
+    prepare()
     sees(scene)
     scene.kubelet_ends()
     monkeypatch.setattr(system, "boot", lambda: "another boot")
     if runs:
         scene.kubelet_starts(30)
-    one = scene.started()
-    assert ONE not in one.look(whole())
+    plugin = scene.start()
+    assert ONE not in plugin.look(whole())
     is_refused(scene)
 
 
 def test_a_plugin_that_has_decided_before(scene: Scene) -> None:
-    one = settled(scene, whole())
-    assert one.look(whole()) == {ONE}
-    prepared()
-    scene.passes(kubelet_view.QUIET + 1)
-    assert one.look(whole()) == set()
+    plugin = scene.settle(whole())
+    assert plugin.look(whole()) == {ONE}
+    prepare()
+    scene.now += QUIET + 1
+    assert plugin.look(whole()) == set()
 
 
 def test_a_claim_that_kubelet_has_had_undone_holds_nothing(scene: Scene) -> None:
     """As where the driver could not write it, and is gone for good; not one that it has given just now."""
-    settled(scene, whole()).end()
-    prepared()
-    keeps(scene, "other")
+    scene.settle(whole()).end()
+    prepare()
+    scene.write_claims("other")
     is_refused(scene)
-    scene.passes(kubelet_view.QUIET + 1)
-    one = scene.started()
-    assert one.look(whole()) == {ONE}
-    one.allocate(ONE)
+    scene.now += QUIET + 1
+    plugin = scene.start()
+    assert plugin.look(whole()) == {ONE}
+    plugin.allocate(ONE)
 
 
-LOST: dict[str, Callable[[Scene], object]] = {
-    "claims.json": lambda scene: Path(claimed.path()).unlink(),
-    "half of claims.json": lambda scene: Path(claimed.path()).write_text("{"),
-    "kubelet's, which begins with an empty one": keeps,
-    "both": lambda scene: [lose(scene) for lose in (keeps, LOST["claims.json"])],
-}
-
-
-@pytest.mark.parametrize("loses", LOST.values(), ids=LOST)
-def test_a_file_that_is_lost_frees_nothing_of_which_a_process_is_left(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, loses: Callable[[Scene], object]
-) -> None:
-    running = {"u"}
-    monkeypatch.setattr(cgroups, "running", lambda uids, *_: frozenset(running.intersection(uids)))
-    settled(scene, whole()).end()
-    prepared(pods=("u",))
-    loses(scene)
-    scene.passes(kubelet_view.QUIET + 1)
+def test_an_empty_file_of_kubelets_frees_nothing_of_which_a_process_is_left(scene: Scene) -> None:
+    """kubelet begins with an empty one where its own is lost."""
+    scene.settle(whole()).end()
+    prepare(pods=("uid-a",))
+    scene.write_claims()
+    scene.processes = {"a"}
+    scene.now += QUIET + 1
     is_refused(scene)
-    running.clear()
-    one = scene.started()
-    assert one.look(whole()) == {ONE}
-    one.allocate(ONE)
+    scene.processes = set()
+    plugin = scene.start()
+    assert plugin.look(whole()) == {ONE}
+    plugin.allocate(ONE)
+
+
+@pytest.mark.parametrize("content", [None, "{"], ids=["lost", "half of it"])
+def test_a_record_that_is_lost_has_what_kubelet_has(scene: Scene, content: str | None) -> None:
+    scene.settle(whole()).end()
+    path = Path(prepare().path)
+    scene.claims = [LISTED]
+    path.unlink() if content is None else path.write_text(content)
+    scene.now += QUIET + 1
+    is_refused(scene)
+    scene.claims = []
+    scene.now += QUIET + 1
+    plugin = scene.start()
+    assert plugin.look(whole()) == {ONE}
+    plugin.allocate(ONE)
 
 
 def test_an_empty_file_of_kubelets_does_not_end_a_claim_whose_pods_nobody_knows(scene: Scene) -> None:
     """As of a version before."""
-    settled(scene, whole()).end()
-    prepared()
-    keeps(scene)
-    scene.passes(kubelet_view.QUIET + 1)
+    scene.settle(whole()).end()
+    prepare()
+    scene.write_claims()
+    scene.now += QUIET + 1
     is_refused(scene)
 
 
 @pytest.mark.parametrize("divided", [True, False])
-def test_an_instance_that_was_made_anew_waits_though_the_book_is_lost(scene: Scene, divided: bool) -> None:
+def test_an_instance_that_was_made_anew_waits(scene: Scene, divided: bool) -> None:
     """Its capability nodes are those of the instance that the claim has."""
     old = uuid(1, "MIG")
-    settled(scene, again(scene, (1, 1), (2, 2))).end()
-    driver = Ledger(Book())
-    driver.places = {old: "1/0"}
-    driver.open({ONE: ONE, old: ONE})
-    driver.hear(Holders({}, [], True, NOTHING, {}), {ONE: ONE, old: ONE})
-    driver.give(Mine("uid", "d", "c", (OWNS,), ("u",)), {"gpu-0": old}, {ONE: ONE, old: ONE}, None)
-    Path(driver.book.path).unlink()
-    scene.passes(kubelet_view.QUIET + 1)
-    desired = again(scene, (3, 1), (4, 2), divided=divided)
+    scene.settle(scene.make_instances((1, 1), (2, 2))).end()
+    file = prepare({**OWNS, **rows.claim_device(old, ONE, "1/0")}, pods=("u",))
+    scene.now += QUIET + 1
+    desired = scene.make_instances((3, 1), (4, 2), is_divided=divided)
     for _ in range(2):
-        assert scene.started().look(desired) == ({uuid(4, "MIG")} if divided else set())
-    driver.forget(["uid"])
-    scene.passes(kubelet_view.QUIET + 1)
-    assert len(scene.started().look(desired)) == (2 if divided else 1)
+        assert scene.start().look(desired) == ({uuid(4, "MIG")} if divided else set())
+    undo(file)
+    scene.now += QUIET + 1
+    assert len(scene.start().look(desired)) == (2 if divided else 1)
 
 
 def test_it_is_no_other_giver(scene: Scene) -> None:
     """Which `other-givers = "serve"` is about."""
-    one = settled(scene, whole())
-    prepared()
-    scene.passes(kubelet_view.QUIET + 1)
-    one.questions = Questions(one.registry, lambda: str(scene.top), lambda: False)
-    assert one.look(whole()) == set()
+    plugin = scene.settle(whole())
+    prepare()
+    scene.now += QUIET + 1
+    plugin.view = KubeletView(plugin.registry, lambda: str(scene.top), lambda: False)
+    assert plugin.look(whole()) == set()
 
 
-@pytest.mark.parametrize("results", [(OWNS, LOOKS), (LOOKS, OWNS)])
-def test_a_claim_that_also_looks_at_what_it_has_has_it(scene: Scene, results: Any) -> None:
-    one = settled(scene, whole())
-    prepared(*results)
+@pytest.mark.parametrize("devices", [(OWNS, LOOKS), (LOOKS, OWNS)])
+def test_a_claim_that_also_looks_at_what_it_has_has_it(scene: Scene, devices: Any) -> None:
+    plugin = scene.settle(whole())
+    prepare(*devices)
     scene.claims = [LISTED]
-    scene.passes(kubelet_view.QUIET + 1)
-    assert one.look(whole()) == set()
+    scene.now += QUIET + 1
+    assert plugin.look(whole()) == set()
 
 
 def test_a_claim_that_only_looks_has_nothing(scene: Scene) -> None:
-    one = settled(scene, whole())
-    prepared(LOOKS)
-    keeps(scene, "uid")
+    plugin = scene.settle(whole())
+    prepare(LOOKS)
+    scene.write_claims("uid")
     scene.claims = [LISTED]
-    scene.passes(kubelet_view.QUIET + 1)
-    assert one.look(whole()) == {ONE}
-    one.allocate(ONE, GPU)
+    scene.now += QUIET + 1
+    assert plugin.look(whole()) == {ONE}
+    plugin.allocate(ONE, GPU)
 
 
-def test_claims_that_a_newer_version_has_written_hold_all(scene: Scene) -> None:
-    one = settled(scene, whole())
-    prepared()
-    path = Path(claimed.path())
-    path.write_text(json.dumps({**json.loads(path.read_text()), "form": claimed.FORM + 1}))
-    with pytest.raises(GpushimError, match=r"claims\.json is written by a newer version of gpushim"):
-        one.look(whole())
+def test_a_record_that_a_newer_version_has_written_holds_all(scene: Scene) -> None:
+    plugin = scene.settle(whole())
+    path = Path(prepare().path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "form": FORM + 1}))
+    with pytest.raises(GpushimError, match=r"allocations\.json is written by a newer version of gpushim"):
+        plugin.look(whole())

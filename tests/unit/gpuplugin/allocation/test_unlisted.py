@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from gpuplugin.book import by_device
-from gpuplugin.book.by_device import LISTED, UNLISTED
 
 from gpuplugin.allocation import kubelet_view
+from gpuplugin.record.kubelet_watch import AGAIN, TICK
+from gpuplugin.record.record_form import CONFIRMED, UNCONFIRMED
+from gpuplugin.record.transitions import QUIET, owner_of
 from gpushim.ground import system
-from unit.gpuplugin.allocation.test_kubelet_view import GPU, ONE, Instance, Scene, parts, scene, settled, whole
+from unit.gpuplugin.record.scene import GPU, ONE, Instance, Scene, parts, scene, whole
 
 __all__ = ["scene"]
 NIC = {"rdma/hca": {"nic-0": "a"}}
-INIT = "the pod with uid u-1"
+INIT = "the pod with uid uid-i"
 
 
-def entries(one: Instance) -> dict[str, tuple[str, str]]:
-    page = one.registry.book.read()
-    assert page
-    return {name: (entry["source"], entry["to"]) for _, name, entry in by_device.entries(page)}
+def states(plugin: Instance) -> dict[str, tuple[str, str]]:
+    return {name: (row["state"], owner_of(row)) for name, row in plugin.allocations.items()}
 
 
-def given(scene: Scene) -> Instance:
+def give(scene: Scene) -> Instance:
     """A plugin that has given a GPU away a while ago; kubelet writes its checkpoint when lists are sent once more."""
-    one = settled(scene, whole())
-    one.allocate(ONE)
-    scene.checkpoint({GPU: [ONE]})
-    one.registry.repeat = Mock(side_effect=scene.writes_all)  # type: ignore[method-assign]
-    scene.passes(kubelet_view.QUIET + 1)
-    return one
+    plugin = scene.settle(whole())
+    plugin.allocate(ONE)
+    scene.checkpoint({GPU: {ONE: "i"}})
+    plugin.view._watch._repeat = Mock(side_effect=scene.write_all)
+    scene.now += QUIET + 1
+    return plugin
 
 
 @pytest.mark.parametrize("usual", [{}, NIC], ids=["with nothing else", "with another device"])
@@ -41,130 +38,127 @@ def given(scene: Scene) -> Instance:
 def test_what_an_init_container_has_is_its_own_until_kubelet_has_written_it_off(
     scene: Scene, usual: dict[str, dict[str, str]], after: list[str]
 ) -> None:
-    one = given(scene)
-    scene.pods, scene.bare, scene.unlisted = usual, ["a"], {GPU: [ONE]}
+    plugin = give(scene)
+    scene.pods, scene.bare, scene.unlisted = usual, ["a"], {GPU: {ONE: "i"}}
     for _ in range(3):
-        asyncio.run(one.questions._note())
-        one.questions._named = None
-        scene.passes(kubelet_view.ASK)
-        assert entries(one) == {ONE: (UNLISTED, INIT)}
-        assert one.look(parts()) == {ONE}
-    one.registry.repeat.assert_called_once_with()  # type: ignore[attr-defined]
+        plugin.follow()
+        scene.now += kubelet_view.ASK
+        assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}
+        assert plugin.look(parts()) == {ONE}
+    plugin.view._watch._repeat.assert_called_once_with()  # type: ignore[union-attr]
     scene.unlisted, scene.bare, scene.pods = {}, after, usual if after else {}
-    scene.passes(kubelet_view.ALONE if after else 0)
-    asyncio.run(one.questions._note())
-    assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
+    scene.now += AGAIN if after else 0
+    plugin.follow()
+    assert plugin.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
 
 
 def test_a_pod_that_has_ended_has_nothing_when_kubelet_was_told_its_list_once_more(scene: Scene) -> None:
-    one = given(scene)
-    scene.pods = {GPU: {ONE: "a"}}
-    asyncio.run(one.questions._note())
-    assert entries(one) == {ONE: (LISTED, "pod default/a")}
-    one.allocate(ONE)  # to another pod, which ends
+    plugin = give(scene)
+    scene.pods = {GPU: {ONE: "i"}}
+    plugin.follow()
+    assert states(plugin) == {ONE: (CONFIRMED, "pod default/i")}
     scene.pods = {}
-    scene.passes(kubelet_view.QUIET + 1)
-    asyncio.run(one.questions._note())
-    assert one.questions._due() <= 0
-    one.registry.repeat.assert_called_once_with()  # type: ignore[attr-defined]
-    one.questions._named = None
-    asyncio.run(one.questions._note())
-    assert entries(one) == {}
+    plugin.allocate(ONE)  # to another pod, which ends
+    scene.now += QUIET + 1
+    plugin.follow()
+    plugin.view._watch._repeat.assert_called_once_with()  # type: ignore[union-attr]
+    plugin.follow()
+    assert states(plugin) == {}
 
 
 def test_what_another_plugin_delays_is_not_in_the_checkpoint_yet(scene: Scene) -> None:
     """kubelet writes it when a container has all that it asks for, and lists no init container."""
-    one = settled(scene, whole())
-    asyncio.run(one.questions._note())
+    plugin = scene.settle(whole())
+    plugin.follow()
     scene.checkpoint({})
-    os.utime(Path(scene.folder) / "kubelet_internal_checkpoint", (0, 0))
-    one.allocate(ONE)
-    one.registry.repeat = Mock()  # type: ignore[method-assign]
+    os.utime(scene.checkpoint_file, (0, 0))
+    plugin.allocate(ONE)
+    plugin.view._watch._repeat = repeat = Mock()
     scene.bare = ["a"]
     for _ in range(3):
-        scene.passes(kubelet_view.QUIET)
-        asyncio.run(one.questions._note(due=True))
-        assert one.look(parts()) == {ONE}
-    one.registry.repeat.assert_called_once_with()
-    scene.checkpoint({GPU: [ONE]})
-    asyncio.run(one.questions._note(due=True))
-    assert entries(one) == {ONE: (UNLISTED, INIT)}
+        scene.now += QUIET
+        plugin.follow(due=True)
+        assert plugin.look(parts()) == {ONE}
+    repeat.assert_called_once_with()
+    scene.checkpoint({GPU: {ONE: "i"}})
+    plugin.follow(due=True)
+    assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}
 
 
 @pytest.mark.parametrize("stale", [True, False], ids=["its checkpoint has it", "it has written it off"])
 def test_a_name_that_comes_again_has_nothing(scene: Scene, stale: bool) -> None:
     """As a StatefulSet's pod that is made anew without a GPU, long before kubelet starts the next time."""
-    one = given(scene)
-    scene.pods = {GPU: {ONE: "web-0"}}
-    asyncio.run(one.questions._note())
-    scene.passes(kubelet_view.ALONE)
-    scene.pods, scene.bare = {}, ["web-0"]
+    plugin = give(scene)
+    scene.pods = {GPU: {ONE: "i"}}
+    plugin.follow()
+    scene.now += kubelet_view.ALONE
+    scene.pods, scene.processes = {}, set()
     for _ in range(2):
-        asyncio.run(one.questions._note(due=True))
-    scene.checkpoint({GPU: [ONE]} if stale else {})
+        plugin.follow(due=True)
+    scene.checkpoint({GPU: {ONE: "i"}} if stale else {})
     scene.kubelet_starts()
-    asyncio.run(one.registry.meet())
-    scene.passes(kubelet_view.QUIET)
-    asyncio.run(one.questions._note(due=True))
-    assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
+    scene.bare = ["web-0"]
+    plugin.meet()
+    scene.now += QUIET
+    plugin.follow(due=True)  # kubelet writes its checkpoint, in which an ended pod is no more
+    scene.write_all()
+    assert plugin.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
 
 
 def test_a_question_before_the_first_decision_hides_nothing_of_the_checkpoint(scene: Scene) -> None:
-    settled(scene, whole()).end()
-    scene.checkpoint({GPU: [ONE]})
+    scene.settle(whole()).end()
+    scene.checkpoint({GPU: {ONE: "i"}})
     scene.bare = ["a"]
-    one = scene.started()
-    asyncio.run(one.questions._note(due=True))
-    one.look(whole())
-    assert entries(one) == {ONE: (UNLISTED, INIT)}
+    plugin = scene.start()
+    plugin.follow(due=True)
+    plugin.look(whole())
+    assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}
 
 
 def test_a_kubelet_without_an_api_server_takes_nothing_from_pods_that_it_does_not_list(scene: Scene) -> None:
     """It lists static pods alone, and keeps its checkpoint."""
-    one = settled(scene, whole())
-    one.allocate(ONE)
+    plugin = scene.settle(whole())
+    plugin.allocate(ONE)
     scene.pods = {GPU: {ONE: "a"}}
-    scene.passes(kubelet_view.TICK + 1)
-    asyncio.run(one.questions._note())
-    scene.checkpoint({GPU: [ONE]})
+    scene.now += TICK + 1
+    plugin.follow()
+    scene.checkpoint({GPU: {ONE: "a"}})
     scene.kubelet_starts()
     scene.bare = ["static-n"]
     for _ in range(3):
-        assert one.look(parts()) == {ONE}
-        scene.passes(600)
-        asyncio.run(one.questions._note())
-    assert entries(one) == {ONE: (UNLISTED, "pod default/a")}
+        assert plugin.look(parts()) == {ONE}
+        scene.now += 600
+        plugin.follow()
+    assert states(plugin) == {ONE: (UNCONFIRMED, "pod default/a")}
     scene.pods = {GPU: {ONE: "a"}}
-    one.questions._named = None
-    asyncio.run(one.questions._note())
-    assert entries(one) == {ONE: (LISTED, "pod default/a")}
+    plugin.follow()
+    assert states(plugin) == {ONE: (CONFIRMED, "pod default/a")}
 
 
-@pytest.mark.parametrize("what", ["damaged", "gone"])
-def test_a_checkpoint_that_cannot_be_read_ends_nothing(scene: Scene, what: str) -> None:
-    one = given(scene)
-    scene.pods, scene.unlisted = {}, {GPU: [ONE]}
-    one.look(parts())
-    path = Path(scene.folder) / "kubelet_internal_checkpoint"
-    path.write_text("{") if what == "damaged" else path.unlink()
-    scene.passes(600)
-    assert one.look(parts()) == {ONE}
-    scene.writes_all()
-    assert one.look(parts()) == {ONE}
+@pytest.mark.parametrize("damage", ["damaged", "gone"])
+def test_a_checkpoint_that_cannot_be_read_ends_nothing(scene: Scene, damage: str) -> None:
+    plugin = give(scene)
+    scene.pods, scene.unlisted = {}, {GPU: {ONE: "i"}}
+    plugin.look(parts())
+    scene.checkpoint_file.write_text("{") if damage == "damaged" else scene.checkpoint_file.unlink()
+    scene.now += 600
+    assert plugin.look(parts()) == {ONE}
+    scene.write_all()
+    assert plugin.look(parts()) == {ONE}
 
 
-@pytest.mark.parametrize("how", ["a new book", "a boot"])
+@pytest.mark.parametrize("cause", ["a new record", "a boot"])
 def test_what_an_init_container_has_is_found_in_the_checkpoint(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, how: str
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     """Before anything is told to kubelet: a claim could have it otherwise."""
-    one = given(scene)
-    one.end()
-    scene.checkpoint({GPU: [ONE]})
-    if how == "a boot":
+    plugin = give(scene)
+    plugin.end()
+    scene.checkpoint({GPU: {ONE: "i"}})
+    if cause == "a boot":
         monkeypatch.setattr(system, "boot", lambda: "another boot")
     else:
-        (scene.top / "state/device-plugin/book.json").unlink()
-    one = scene.started()
-    one.look(whole())
-    assert entries(one) == {ONE: (UNLISTED, INIT)}
+        (scene.top / "state/device-plugin/allocations.json").unlink()
+    plugin = scene.start()
+    plugin.look(whole())
+    assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}

@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no metadata": ({}, "is malformed"),
     "no list": (claim(status={"allocation": {"devices": {"results": 3}}}), "is malformed"),
     "text": (claim(status={"allocation": "x"}), "is malformed"),
-    "a request's name that would fill the ledger": (claim(row(request="x" * (1 << 20))), "is malformed"),
+    "a request's name that would fill the record": (claim(row(request="x" * (1 << 20))), "is malformed"),
     "a request's name that is none": (claim(row(request="a\nb")), "is malformed"),
     "a row without a device": (claim({"driver": OWN_DRIVER, "pool": "n"}), "is malformed"),
 }

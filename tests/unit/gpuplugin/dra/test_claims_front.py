@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpuplugin.dra.ledger import Ledger
 
 from gpuplugin.dra import status
 from gpuplugin.dra.claims_front import ClaimsFront
 from gpuplugin.dra.link import Place
 from gpuplugin.health.reason import UNTIL, Reason
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.settings import settings, xids
 from gpuplugin.snapshot.release import PROBLEM
 from gpushim.ground.errors import GpushimError
@@ -25,23 +25,29 @@ def made(folder: Path) -> ClaimsFront:
     return ClaimsFront("node-1", Place(str(folder / "s"), 0), lambda: chosen, asyncio.create_task, lambda: None)
 
 
-def test_nothing_is_offered_before_the_ledger_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_offered_before_the_record_has_what_kubelet_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     tries: list[Any] = []
 
-    def begin(_: Ledger, homes: Any) -> None:
-        tries.append(homes)
+    async def reconcile(watch: KubeletWatch) -> None:
+        tries.append(watch)
         if len(tries) == 1:
             raise GpushimError("the disk is full")
+        watch.state = watch.state._replace(snapshot=HOST)
 
-    monkeypatch.setattr(Ledger, "open", begin)
+    async def look() -> None:
+        with front._once("snapshot"):
+            await front._go_by(host)
+
+    monkeypatch.setattr(KubeletWatch, "reconcile", reconcile)
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
-    one, found = made(tmp_path), snapshot([gpu(0)])
-    with one._once("snapshot"):
-        one._go_by(found)
-    assert (one._slices(), one._offer.problem) == ([[]], "the disk is full")
+    front, host = made(tmp_path), snapshot([gpu(0)])
+    asyncio.run(look())
+    assert (front._slices(), front._offer.problem) == ([[]], "the disk is full")
     for _ in range(2):
-        one._go_by(found)
+        asyncio.run(look())
     assert len(tries) == 2
 
 
@@ -50,7 +56,7 @@ def test_what_is_let_go_is_not_offered_before_another_snapshot(half: Any) -> Non
     assert half._slices() == [[]]
     half.hold("")
     assert half._slices() == [[]]
-    half._go_by(snapshot([gpu(0)]))
+    asyncio.run(half._go_by(snapshot([gpu(0)])))
     assert [len(row) for row in half._slices()] == [1]
 
 
@@ -61,7 +67,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimsFront:
     monkeypatch.setattr("gpuplugin.dra.spec.missing", lambda *_: (frozenset(), ""))
     one: Any = made(tmp_path)
     one._driver = SimpleNamespace(tell=lambda: None)
-    one._go_by(HOST)
+    asyncio.run(one._go_by(HOST))
     return one  # type: ignore[no-any-return]
 
 

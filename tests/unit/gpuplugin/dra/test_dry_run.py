@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuplugin.book import by_device, claimed
-from gpuplugin.book.book import Book
 
 from gpuplugin.dra import dry_run
 from gpuplugin.health.health import Health
@@ -17,6 +15,7 @@ from gpuplugin.snapshot import node_snapshot, release
 from gpushim.containers.kubelet import PODS_SOCKET
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, GpushimError
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 from unit.gpushim.doctor.nodes import bound
 
@@ -32,24 +31,19 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_has_what(capsys: pytest.CaptureFixture[str]) -> None:
-    shared = Book()
-    shared.prepare()
-    with shared.locked() as before:
-        page = shared.now(before)
-        entry = by_device.noted_entry(by_device.PLUGIN, "pod d/p", uuid(0), ("nvidia.com/gpu", ""), "allocate", 1.0)
-        page["gpus"] = {uuid(0): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(0)}": entry}}}
-        for number, name in ((1, "claim d/theirs of other.org"), (2, "claim d/ours of gpu.nvidia.com")):
-            page = by_device.claim(page, {uuid(number): uuid(number)}, name, 1.0)
-        shared.write(page)
-        device = {"request": "r", "device": f"gpu-{uuid(2)}", "uuid": uuid(2), "admin": False}
-        claimed.write({"u": {"namespace": "d", "name": "ours", "devices": [device]}})
+    claims = {
+        "claim d/theirs of other.org": rows.claim(rows.claim_device(uuid(1)), name="theirs", driver="other.org"),
+        "u": rows.claim(rows.claim_device(uuid(2)), name="ours"),
+    }
+    given = {f"nvidia.com/gpu {uuid(0)}": rows.allocation(pod="pod d/p")}
+    rows.save(rows.record(allocations=given, claims=claims, boot=system.boot()))
     dry_run.tell(settings.resolve({}, {}, {}), lambda _: "")
     lines = capsys.readouterr().out.splitlines()
     assert any("2 of 3 can be given out" in line for line in lines)  # but for claims that only look
-    rows = {line.split()[0]: line for line in lines if line.startswith("gpu-")}
-    assert "pod d/p has it" in rows[uuid(0).lower()]
+    devices = {line.split()[0]: line for line in lines if line.startswith("gpu-")}
+    assert "pod d/p has it" in devices[uuid(0).lower()]
     for number, words in enumerate(("device plugin", "claim d/theirs of other.org", "claim d/ours")):
-        assert words in rows[uuid(number).lower()]
+        assert words in devices[uuid(number).lower()]
 
 
 def test_a_gpu_that_a_claim_has_left_as_it_is_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,8 +53,8 @@ def test_a_gpu_that_a_claim_has_left_as_it_is_not_to_be(tmp_path: Path, capsys: 
     dry_run.tell(settings.resolve({}, {}, {}), lambda _: "")
     said = capsys.readouterr().out
     assert "2 of 3 can be given out" in said
-    rows = [line for line in said.splitlines() if "has not ended yet" in line]
-    assert [row.split()[0] for row in rows] == [uuid(1).lower()]
+    lines = [line for line in said.splitlines() if "has not ended yet" in line]
+    assert [line.split()[0] for line in lines] == [uuid(1).lower()]
 
 
 def test_another_driver_is_named() -> None:
@@ -69,10 +63,7 @@ def test_another_driver_is_named() -> None:
 
 
 def test_what_is_held_is_no_less_given_out(capsys: pytest.CaptureFixture[str]) -> None:
-    Book().prepare()
-    claimed.write(
-        {"u": {"namespace": "d", "name": "c", "devices": [{"request": "r", "device": "x", "uuid": uuid(1)}]}}
-    )
+    rows.save(rows.record(claims={"u": rows.claim(rows.claim_device(uuid(1)))}))
     assert "can be given out, in 1 ResourceSlices; 1 of these held" in said(capsys)
 
 
@@ -114,8 +105,8 @@ def test_what_is_unhealthy(
     sick(1)
     found = said(capsys, taint_effect=effect)
     assert f"{counted} of 3 can be given out" in found
-    rows = [line for line in found.splitlines() if line.startswith(f"{uuid(1).lower()}  1 ")]
-    assert ["XID 79" in line for line in rows] == [row]
+    lines = [line for line in found.splitlines() if line.startswith(f"{uuid(1).lower()}  1 ")]
+    assert ["XID 79" in line for line in lines] == [row]
     assert (f"note: {uuid(1)} can be given out, as taint-effect is None: XID 79" in found) == note
 
 

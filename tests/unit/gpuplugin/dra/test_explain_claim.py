@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from gpuplugin.book import by_device
-from gpuplugin.book.page import fresh
 
 from gpuplugin import dra_cli
 from gpuplugin.dra import explain_claim
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.dra.offered import devices
+from gpuplugin.record import transitions
 from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import Claim
 from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 from unit.gpushim.doctor.nodes import answering
 
 HOST = snapshot([gpu(0), gpu(1)])
-ROW = {"request": "r", "device": uuid(0).lower(), "uuid": uuid(0), "admin": False}
+ROW: dict[str, Any] = {**rows.claim_device()}
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +32,13 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "saved", lambda _: {"devices": [{"name": uuid(0)}]})
 
 
-def node(*rows: dict[str, Any], **more: Any) -> NodeState:
-    page = by_device.claim(fresh("b", ""), {uuid(0): uuid(0)}, "claim d/c of gpu.nvidia.com", 5.0)
-    claims = {"u": {"namespace": "d", "name": "c", "devices": [*rows]}} if rows else {}
-    return NodeState(HOST, devices(HOST), {uuid(0): "0", uuid(1): "1"}, {}, claims, page, [])._replace(**more)
+def node(*held: Any, since: float = 5.0, **more: Any) -> NodeState:
+    record = rows.record(claims={"u": rows.claim(*held, since=since)} if held else {})
+    return NodeState(HOST, devices(HOST), {uuid(0): "0", uuid(1): "1"}, {}, record, [])._replace(**more)
 
 
-def report(kubelet_dir: Path, *rows: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return explain_claim.report("d", "c", node(*rows, **more), str(kubelet_dir))
+def report(kubelet_dir: Path, *held: Any, **more: Any) -> dict[str, Any]:
+    return explain_claim.report("d", "c", node(*held, **more), str(kubelet_dir))
 
 
 def test_what_a_claim_has(tmp_path: Path) -> None:
@@ -57,7 +56,7 @@ def test_what_a_claim_has(tmp_path: Path) -> None:
         ({}, {"watched": False}, "health", "not known"),
         ({}, {"offered": []}, "health", "this node does not offer it now"),
         ({"uuid": uuid(1)}, {}, "cdi", f"nvidia.com/gpu={uuid(1)} (not in /spec.json)"),
-        ({"uuid": uuid(1)}, {}, "since", ""),
+        ({}, {"since": 0.0}, "since", ""),
         ({"admin": True}, {}, "use", "only looks"),
         ({"strategy": "MPS", "threads": 50}, {}, "use", "strategy: MPS, threads: 50"),
     ],
@@ -79,9 +78,12 @@ def state(folder: Path, driver: str) -> None:
     (folder / "dra_manager_state").write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": [entry]})}))
 
 
-def test_what_kubelet_has_of_another_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_kubelet_has_of_another_driver(tmp_path: Path, recorded: bool) -> None:
     state(tmp_path, "other.example.com")
-    found = report(tmp_path)
+    claim = rows.claim(rows.claim_device(), driver="other.example.com")
+    found = report(tmp_path, record=rows.record(claims={transitions.describe(claim): claim} if recorded else {}))
+    assert not found["claims"]
     assert [*found["kubelet"][0].values()] == ["uid p", "", "other.example.com", "gpu-0", "x/y=z"]
     assert "gpushim's driver has given it nothing: kubelet has it of another" in found["notes"]
 

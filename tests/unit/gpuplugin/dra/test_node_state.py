@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpuplugin.book import book, claimed
-from gpuplugin.book.book import Book
-from gpuplugin.book.by_device import PLUGIN, noted_entry
-from gpuplugin.book.page import fresh
 
 from gpuplugin.dra import node_state, spec
 from gpuplugin.dra.newest import Newest
 from gpuplugin.dra.node_state import NodeState
 from gpuplugin.health.health import Health
+from gpuplugin.record import allocations_file
+from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.record_form import FORM
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_snapshot, release
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.refresh import plugin_socket
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 from unit.gpushim.doctor.nodes import answering
 
@@ -43,7 +43,7 @@ def taints(found: NodeState) -> dict[str, list[dict[str, str]]]:
     """Return what the driver taints, as --check lists it."""
     settings_ = settings.resolve({}, {}, {})
     reasons, _ = node_state.reasons(settings_, HOST)
-    return node_state.tainted(settings_, HOST, reasons, found.page)[0]
+    return node_state.tainted(settings_, HOST, reasons, found.record)[0]
 
 
 def watch() -> Health:
@@ -68,7 +68,7 @@ def test_without_a_driver_nothing_is_given_and_little_known() -> None:
     found = present()
     for words in (NO_DRIVER, "whether GPUs are healthy is not known"):
         assert any(note.startswith(words) for note in found.notes)
-    assert (found.why, found.claims, found.watched) == ({}, {}, False)
+    assert (found.why, found.record, found.watched) == ({}, None, False)
 
 
 def test_a_driver_that_has_ended(running: Newest) -> None:
@@ -106,10 +106,10 @@ REFUSED = {"namespace": "d", "name": "c", "why": "no\n"}
 
 
 @pytest.mark.parametrize(
-    ("rows", "why"), [([REFUSED], r"no\n"), ([{**REFUSED, "name": "x"}], ""), ([5], ""), (None, ""), (5, "")]
+    ("refusals", "why"), [([REFUSED], r"no\n"), ([{**REFUSED, "name": "x"}], ""), ([5], ""), (None, ""), (5, "")]
 )
-def test_why_a_claim_is_refused(running: Newest, tmp_path: Path, rows: object, why: str) -> None:
-    with answering(tmp_path / "s/device-plugin.sock", json.dumps({"dra": {"refusals": rows}}).encode() + b"\n"):
+def test_why_a_claim_is_refused(running: Newest, tmp_path: Path, refusals: object, why: str) -> None:
+    with answering(tmp_path / "s/device-plugin.sock", json.dumps({"dra": {"refusals": refusals}}).encode() + b"\n"):
         found = present()
     assert node_state.refusal(found, "d", "c") == why  # without another question
 
@@ -137,21 +137,16 @@ def test_health_and_holders(running: Newest) -> None:
     health = watch()
     health.heard({"xid": 79, "gpu": uuid(0)}, system.clock())
     health.save(at_once=True)
-    shared = Book()
-    shared.prepare()
-    with shared.locked() as before:
-        page = shared.now(before)
-        entry = noted_entry(PLUGIN, "pod d/p", uuid(1), ("nvidia.com/gpu", ""), "allocate", 1.0)
-        page["gpus"] = {uuid(1): {"divisions": {}, "entries": {f"nvidia.com/gpu {uuid(1)}": entry}}}
-        shared.write(page)
-        claimed.write({"u": {"namespace": "d", "name": "c", "devices": []}})
+    given = {f"nvidia.com/gpu {uuid(1)}": rows.allocation(uuid(1), pod="pod d/p")}
+    rows.save(rows.record(allocations=given, claims={"u": rows.claim()}, boot=system.boot()))
     found = present()
     assert {key: [one["key"] for one in row] for key, row in taints(found).items()} == {
         uuid(0): ["gpu.nvidia.com/xid"],
         uuid(1): ["gpu.nvidia.com/device-plugin"],
     }
-    assert ([*found.why], node_state.pods(found.page)) == ([uuid(0)], {uuid(1): "pod d/p has it"})
-    assert (found.notes, found.watched, [*found.claims]) == ([], True, ["u"])
+    assert ([*found.why], node_state.describe_pods(found.record)) == ([uuid(0)], {uuid(1): "pod d/p has it"})
+    assert found.record
+    assert (found.notes, found.watched, [*found.record["claims"]]) == ([], True, ["u"])
 
 
 def test_what_a_claim_that_is_over_still_owes(running: Newest, tmp_path: Path) -> None:
@@ -177,24 +172,25 @@ def test_gpus_that_are_let_go(running: Newest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("text", "words"),
     [
-        ("book.json", "x", "book.json is damaged: who has which GPU by the device plugin"),
-        ("book.json", json.dumps(fresh("another", "")), "nobody has written"),
-        ("book.json", json.dumps(fresh(system.boot() or "", "it was lost")), "all that was given out: it was lost"),
-        ("claims.json", "x", "claims.json is damaged: which claims had GPUs is not"),
-        ("claims.json", '{"claims": {"u": {}}}', "claims.json has claims that are not understood"),
+        ("x", "allocations.json is damaged: who has which GPU is not known"),
+        (json.dumps(rows.record(claims={"u": {}})), "allocations.json is damaged"),  # type: ignore[typeddict-item]
+        (json.dumps({"form": FORM + 1}), "allocations.json is written by a newer version of gpushim"),
+        (json.dumps(rows.record(boot="another")), "nobody has written"),
+        (json.dumps(rows.record(boot=system.boot(), unknown="it was lost")), "all that was given out: it was lost"),
     ],
 )
-def test_who_has_what_may_not_be_known(name: str, text: str, words: str) -> None:
+def test_who_has_what_may_not_be_known(text: str, words: str) -> None:
     watch()
-    Book().prepare()
-    Path(claimed.path()).with_name(name).write_text(text + "\n")
+    file = AllocationsFile()
+    file.prepare()
+    Path(file.path).write_text(text + "\n")
     assert any(words in note for note in present().notes)
 
 
 def test_who_is_not_root_sees_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    Book().prepare()
+    AllocationsFile().prepare()
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(GpushimError, match=f"^{book.folder()} is root's; run this as root$"):
+    with pytest.raises(GpushimError, match=f"^{allocations_file.folder()} is root's; run this as root$"):
         present()

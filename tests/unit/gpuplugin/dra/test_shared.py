@@ -15,7 +15,9 @@ from gpuplugin.dra import shared
 from gpuplugin.dra.claim import Claim
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.mps import of_claims
+from gpuplugin.record.allocations_file import AllocationsFile
 from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 UID = "12345678-1234-4234-8234-123456789012"
@@ -29,21 +31,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return found
 
 
-@pytest.fixture
-def rows() -> dict[str, Any]:
-    """What the ledger has."""
-    return {}
+def prepare_claim() -> None:
+    """Have the record have the claim, which shares nothing, or nothing any more."""
+    rows.save(rows.record(claims={UID: rows.claim()}))
 
 
 @pytest.fixture
-def sharing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: dict[str, Any]) -> Sharing:
+def sharing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sharing:
     """Of a node where no claim shares anything, and one that is over has left a group."""
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
-    monkeypatch.setattr(of_claims, "shared", dict)
     monkeypatch.setattr("gpuplugin.mps.mps.Units.need", lambda *_: None)
     (tmp_path / "mps").mkdir()
-    ledger: Any = SimpleNamespace(claims=lambda: rows, unshare=lambda _: None)
-    return Sharing(ledger, lambda _: pytest.fail("nothing is started"), lambda: snapshot([gpu(0)]))
+    return Sharing(AllocationsFile(), lambda _: pytest.fail("nothing is started"), lambda: snapshot([gpu(0)]))
 
 
 def left_behind(state: Path) -> None:
@@ -61,11 +60,11 @@ def left_behind(state: Path) -> None:
     ],
 )
 def test_a_gpu_that_waits_too_long_for_its_former_state_is_tainted(
-    tmp_path: Path, sharing: Sharing, clock: SimpleNamespace, rows: dict[str, Any], file: str, content: dict[str, Any]
+    tmp_path: Path, sharing: Sharing, clock: SimpleNamespace, file: str, content: dict[str, Any]
 ) -> None:
-    """As long as the ledger has its claim, nobody else gets it."""
+    """As long as the record has its claim, nobody else gets it."""
     place = tmp_path / f"mps/claim-{UID}-0" / file
-    rows[UID] = {}
+    prepare_claim()
     place.parent.mkdir()
     place.write_text(json.dumps(content))
     asyncio.run(sharing.look())
@@ -99,16 +98,10 @@ def test_no_moment_is_between_the_end_and_the_taint(tmp_path: Path, sharing: Sha
         sharing.check([], [uuid(0)])
 
 
-def test_a_claim_that_lives_owes_nothing(
-    tmp_path: Path,
-    sharing: Sharing,
-    clock: SimpleNamespace,
-    rows: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_claim_that_lives_owes_nothing(tmp_path: Path, sharing: Sharing, clock: SimpleNamespace) -> None:
     left_behind(tmp_path)
-    rows[UID] = {"sharing": []}
-    monkeypatch.setattr(of_claims, "shared", lambda: rows)
+    group = MpsGroup(f"claim-{UID}-0", (MpsGpu(uuid(0), 0, 0),), None, 50, False)
+    rows.save(rows.record(claims={UID: rows.claim(sharing=[of_claims.describe(group)])}))
     for _ in range(2):
         asyncio.run(sharing.look())
         clock.now += LATE

@@ -3,12 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpuplugin.book.by_device import DRIVER, PLUGIN, noted_entry
-from gpuplugin.book.page import fresh
 
 from gpuplugin.dra import taints
 from gpuplugin.dra.offered import EFFECTS, Offered
 from gpuplugin.health.reason import Reason
+from gpuplugin.record.record_form import STATES
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU, SLICE = uuid(0), uuid(16, "MIG")
@@ -18,8 +18,8 @@ XID = Reason("xid", "XID 79", 1.0, "never", number=79)
 UNWATCHED = Reason("unwatched", "nobody has asked it yet", 1.0, "soon")
 
 
-def found(reasons: dict[str, Any], host: Any, page: Any = None, effect: str = "NoSchedule") -> dict[str, Any]:
-    return taints.taints(reasons, host, page, effect)
+def found(reasons: dict[str, Any], host: Any, record: Any = None, effect: str = "NoSchedule") -> dict[str, Any]:
+    return taints.taints(reasons, host, record, effect)
 
 
 def test_a_well_node_has_none() -> None:
@@ -56,28 +56,19 @@ def test_what_cannot_be_listed_is_not_scheduled_whatever_else_is_wrong_with_it(e
     assert row[1:] == [{"key": KEY + "problem", "effect": "NoSchedule"}]
 
 
-def book(giver: str, name: str) -> Any:
-    page = fresh("b", "")
-    entry = noted_entry(giver, "pod d/p", name, ("", "gpu"), "allocate", 1.0)
-    page["gpus"] = {GPU: {"divisions": {}, "entries": {f"gpu {name}": entry}}}
-    return page
-
-
-def test_what_the_device_plugin_gave_is_not_scheduled_whatever_the_effect() -> None:
+@pytest.mark.parametrize("state", STATES)
+def test_what_the_device_plugin_gave_is_not_scheduled_whatever_the_effect(state: str) -> None:
     host = snapshot([gpu(0), gpu(1)], [mig(0, 0)])
-    rows = found({}, host, book(PLUGIN, GPU), "None")
-    (row,) = rows[GPU]
-    assert rows == {GPU: [row], uuid(0, "MIG"): [row]}
+    record = rows.record(allocations={f"gpu {GPU}": rows.allocation(state=state)})
+    tainted = found({}, host, record, "None")
+    (row,) = tainted[GPU]
+    assert tainted == {GPU: [row], uuid(0, "MIG"): [row]}
     assert row == {"key": KEY + "device-plugin", "value": "allocated", "effect": "NoSchedule"}
 
 
-def test_what_another_device_plugin_gave_is_not_scheduled_either() -> None:
-    host = snapshot([gpu(0), gpu(1)], [mig(0, 0)])
-    assert taints.taints({}, host, None, "None", {GPU}) == found({}, host, book(PLUGIN, GPU), "None")
-
-
 def test_what_claims_have_is_not_tainted() -> None:
-    assert found({}, snapshot([gpu(0)]), book(DRIVER, GPU)) == {}
+    record = rows.record(claims={"u": rows.claim(rows.claim_device(GPU))})
+    assert found({}, snapshot([gpu(0)]), record) == {}
 
 
 def test_health_has_a_sentence_as_long_as_kubelet_reads() -> None:

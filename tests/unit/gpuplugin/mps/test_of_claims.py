@@ -1,4 +1,4 @@
-"""Groups of claims, as the file of claims has them: what is written is read, by other versions too."""
+"""Groups of claims, as the record has them: what is written is read, by other versions too."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuplugin.book import claimed
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.mps import of_claims
 from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.record import rows
 
 UID = "12345678-1234-4234-8234-123456789012"
 NAME = f"claim-{UID}-0"
@@ -32,7 +32,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("one", GROUPS.values(), ids=GROUPS)
 def test_what_is_written_is_read(one: MpsGroup) -> None:
-    row = json.loads(json.dumps({of_claims.KEY: [{**of_claims.describe(one), "later": 1}]}))
+    row = json.loads(json.dumps({"sharing": [{**of_claims.describe(one), "later": 1}]}))
     assert of_claims.groups_of(row) == [one]
 
 
@@ -57,23 +57,21 @@ def test_limits_and_who_is_alone() -> None:
 )
 def test_what_is_not_understood_is_no_group(odd: Any) -> None:
     one = group("GPU-1")
-    assert of_claims.groups_of({of_claims.KEY: [odd, of_claims.describe(one)]}) == [one]
-    assert of_claims.groups_of({of_claims.KEY: odd}) == []
+    assert of_claims.groups_of({"sharing": [odd, of_claims.describe(one)]}) == [one]
+    assert of_claims.groups_of({"sharing": odd}) == []
 
 
 def test_a_group_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     assert of_claims.find(NAME) is None
-    path = Path(claimed.path())
-    path.parent.mkdir()
-    row = {"namespace": "d", "name": "c", "devices": []}
-    claimed.write({UID: {**row, of_claims.KEY: [of_claims.describe(group("GPU-1"))]}, "other": row})
+    shares = rows.claim(sharing=[of_claims.describe(group("GPU-1"))])
+    file = rows.save(rows.record(claims={UID: shares, "other": rows.claim()}))
     before = of_claims.version()
     assert of_claims.find(NAME) == group("GPU-1")
     assert [*of_claims.shared()] == [UID]
-    claimed.write({UID: row})
+    rows.save(rows.record(claims={UID: rows.claim()}))
     assert (of_claims.find(NAME), of_claims.version() == before) == (None, False)
-    path.write_text("{")
+    Path(file.path).write_text("{")
     with pytest.raises(GpushimError, match="is damaged: what claims share is not known"):
         of_claims.find(NAME)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.record import record_form
+from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.record_form import CONFIRMED
 from gpushim.containers.kubelet import OWN_DRIVER
 from unit.gpuplugin.snapshots import uuid
@@ -36,7 +37,7 @@ def allocation(device: str = ONE, sharing: tuple[str, str] = WHOLE, **more: Any)
         "state": CONFIRMED,
         "since": 5.0,
     }
-    result: Allocation = {**row, **more}
+    result: Allocation = row | more
     return result
 
 
@@ -51,7 +52,7 @@ def claim(*devices: ClaimDevice, **more: Any) -> Claim:
         "state": CONFIRMED,
         "since": 5.0,
     }
-    result: Claim = {**row, **more}
+    result: Claim = row | more
     return result
 
 
@@ -75,5 +76,14 @@ def record(
     """Return a record of GPU ONE, and what else is said."""
     empty: Any = record_form.fresh("boot")
     row = {"divisions": divisions or {ONE: division()}, "allocations": allocations or {}}
-    result: Record = {**empty, "gpus": {ONE: row}, "claims": claims or {}, **more}
+    result: Record = empty | {"gpus": {ONE: row}, "claims": claims or {}, **more}
     return result
+
+
+def save(row: Record) -> AllocationsFile:
+    """Write a record; return its file."""
+    file = AllocationsFile()
+    file.prepare()
+    with file.locked():
+        file.write(row)
+    return file

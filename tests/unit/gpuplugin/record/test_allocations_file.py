@@ -21,6 +21,7 @@ from gpuplugin.record.record_form import fresh
 from gpuplugin.record.transitions import Request
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from gpushim.paths import replace as files
 from unit.gpuplugin.record.rows import GPU, ONE, TWO, WHOLE, allocation, claim, claim_device, division, record
 
 KEY = f"{GPU} {ONE}"
@@ -150,7 +151,7 @@ def test_the_disk_is_waited_for_where_there_are_claims(
     path: Path, monkeypatch: pytest.MonkeyPatch, claims: Any
 ) -> None:
     """They outlive a loss of power, which is a boot: kubelet does not ask for them again."""
-    replace = Mock(wraps=allocations_file.replace)
+    replace = Mock(wraps=files.replace)
     monkeypatch.setattr(allocations_file, "replace", replace)
     write(record(claims=claims))
     assert replace.call_args.kwargs["durable"] is bool(claims)

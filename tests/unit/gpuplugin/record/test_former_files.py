@@ -47,10 +47,10 @@ def write(folder: Path, book: Any, claims: Any = None, line: Any = None) -> None
         (folder / "claims.json").write_text(json.dumps({"form": 1, "claims": claims}))
 
 
-def book(boot: str = "", **entries: Any) -> dict[str, Any]:
+def book(entries: Any = None) -> dict[str, Any]:
     return {
-        "form": 1, "boot": boot or system.boot(), "turn": 3, "unknown": "", "kubelet": ["k", 1.0],
-        "gpus": {ONE: {"divisions": DIVISIONS, "entries": entries}},
+        "form": 1, "boot": system.boot(), "turn": 3, "unknown": "", "kubelet": ["k", 1.0],
+        "gpus": {ONE: {"divisions": DIVISIONS, "entries": entries or {}}},
     }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def read(folder: Path) -> Any:
 def test_pods_claims_and_divisions(folder: Path) -> None:
     entries = {f"{GPU} {ONE}": ENTRY, f"claim {TWO}": CLAIMED}
     claims = {"u": {"namespace": "d", "name": "c", "devices": DEVICES, "pods": ["u-c"]}}
-    write(folder, book(**entries), claims, {ONE: {f"{GPU} later": {**ENTRY, "to": "", "uid": ""}}})
+    write(folder, book(entries), claims, {ONE: {f"{GPU} later": {**ENTRY, "to": "", "uid": ""}}})
     record = read(folder)
     assert {key: (row["pod"], row["uid"]) for key, row in record["gpus"][ONE]["allocations"].items()} == {
         f"{GPU} {ONE}": ("pod d/a", "u-a"),
@@ -78,7 +78,7 @@ def test_pods_claims_and_divisions(folder: Path) -> None:
 
 
 def test_what_is_there_is_newer_as_after_the_version_before_was_installed_once_more(folder: Path) -> None:
-    write(folder, book(**{f"{GPU} {ONE}": ENTRY}))
+    write(folder, book({f"{GPU} {ONE}": ENTRY}))
     assert read(folder)["gpus"][ONE]["allocations"]
     write(folder, book())
     assert not read(folder)["gpus"][ONE]["allocations"]

@@ -35,7 +35,7 @@ UNITS = {ONE: Device(ONE, ONE, "0", 0)}
 
 def kubelet(**more: Any) -> KubeletState:
     """Return a kubelet that answers, has nothing, and has just written its checkpoint."""
-    state = KubeletState(NOW, {}, True, False, True, {}, NOW, claim_uids=frozenset())
+    state = KubeletState(NOW, {}, runs=True, complete=True, grants={}, written=NOW, claim_uids=frozenset())
     return state._replace(**more)
 
 
@@ -45,6 +45,7 @@ def promises(uid: str = "u-a", key: str = KEY) -> dict[str, Given]:
 
 
 LISTS: dict[str, Any] = {"holders": {GPU: {ONE: "pod d/a"}}}
+STARTED: dict[str, Any] = {"grants": None, "is_new": True, "is_young": True}
 AWAY: dict[str, Any] = {"holders": None, "runs": False, "complete": False}
 # What kubelet has, whether a process of the pod is left, and the states after that; "" is released.
 CASES: dict[str, tuple[dict[str, Any], bool, str]] = {
@@ -54,7 +55,11 @@ CASES: dict[str, tuple[dict[str, Any], bool, str]] = {
     "a kubelet that is away, and has it": ({**AWAY, "grants": promises()}, False, "as it was"),
     "a kubelet that is away, and has forgotten it": (AWAY, True, LOST),
     "a kubelet that is away without its checkpoint": ({**AWAY, "grants": None}, True, "as it was"),
-    "a kubelet that has started without its checkpoint": ({"grants": None, "is_young": True}, True, LOST),
+    "a kubelet that has started without its checkpoint": (
+        {"grants": None, "is_new": True, "is_young": True},
+        True,
+        LOST,
+    ),
     "deleted by force, a process hangs": ({}, True, LOST),
     "ended": ({}, False, ""),
     "ended, while kubelet is away": (AWAY, False, ""),
