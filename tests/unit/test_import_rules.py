@@ -10,7 +10,7 @@ from page_rooms import PACKAGES, graph, imports, modules, purpose, room, rooms
 
 TESTS = Path(__file__).parents[1]
 # Test modules whose common parts are not moved yet.
-SHARED = ("test_daemon", "allocation.test_kubelet_view", "dra.test_ledger")
+SHARED = ("test_daemon",)
 
 
 def test_every_room_says_what_it_is_for() -> None:
