@@ -24,6 +24,7 @@ from fakehost import Host
 DAEMON = "gpushim-dra-driver"
 ALONE: Values = {"image": IMAGE, "plugin": {"enabled": False}, "dra": {"enabled": True}}  # no device plugin beside it
 AWAY = {"gpushim-test/away": "true"}  # what no node has
+FRONTS = "--selector=app.kubernetes.io/component in (device-plugin, dra-driver)"
 
 
 def install(cluster: Cluster, values: Values, patch: dict[str, Any] | None = None) -> None:
@@ -50,13 +51,22 @@ def change(cluster: Cluster, spec: dict[str, Any]) -> None:
 
 
 def driver(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Return the DaemonSet's pods by name."""
-    return cluster.pods("--selector=app.kubernetes.io/component=dra-driver", namespace=NAMESPACE)
+    """Return the pods that serve claims, by name, beside the device plugin or alone."""
+    return cluster.pods(FRONTS, namespace=NAMESPACE)
 
 
-def log(cluster: Cluster, container: str = "node", pod: str = f"daemonset/{DAEMON}") -> str:
-    """Return what a driver's container has said."""
-    return cluster.kubectl("logs", pod, f"--namespace={NAMESPACE}", f"--container={container}", check=False)
+def node(pod: dict[str, Any]) -> str:
+    """Return the name of the container with the half on the node."""
+    (name,) = (box["name"] for box in pod["spec"]["containers"] if box["name"] != "cluster")
+    return str(name)
+
+
+def log(cluster: Cluster, container: str = "node", pod: str = "") -> str:
+    """Return what a container of the driver has said: node for the half there, or cluster."""
+    pods = {pod: cluster.pods(namespace=NAMESPACE)[pod]} if pod else driver(cluster)
+    boxes = {name: node(one) if container == "node" else container for name, one in pods.items()}
+    words = ("logs", f"--namespace={NAMESPACE}")
+    return "".join(cluster.kubectl(*words, name, f"--container={box}", check=False) for name, box in boxes.items())
 
 
 def becomes(cluster: Cluster, condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:

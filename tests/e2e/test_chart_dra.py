@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from e2e import charts, helm
-from e2e.charts import CLAIMS, LABELLER, NODE, PLUGIN, TWO, containers
+from e2e.charts import CLAIMS, FEATURE, LABELLER, NODE, PLUGIN, TWO, containers
 from e2e.helm import Values
-from gpuplugin import dra_cli
-from gpuplugin.dra import nvidia_flags
+from gpuplugin.cli import command
 from gpuplugin.settings import flags
 from gpushim.containers.kubelet import OWN_DRIVER
 
@@ -33,73 +34,87 @@ def test_objects(values: Values, wanted: set[str]) -> None:
     assert set(charts.objects(values)) == wanted
 
 
-@pytest.mark.parametrize("container", ["node", "cluster"])
-def test_both_halves_understand_their_arguments(container: str) -> None:
+def given(container: dict[str, Any]) -> dict[str, Any]:
+    """Return what a container's program is told."""
+    (program,) = container["command"]
+    assert program.endswith("/gpushim-device-plugin")
+    return dict(command().make_context("x", flags.spell_flags(container["args"])).params)
+
+
+@pytest.mark.parametrize(
+    ("name", "box", "fronts"), [(PLUGIN, "device-plugin", "device-plugin,dra"), (DRIVER, "node", "dra")]
+)
+def test_both_halves_understand_their_arguments(name: str, box: str, fronts: str) -> None:
     """And they meet at one socket, in a volume of both, where the one lets the user of the other in."""
-    found = containers(charts.objects({"dra": {"enabled": True, "taintEffect": "NoExecute"}})[DRIVER])
-    given = dra_cli.command.make_context("x", [*found[container]["args"]]).params
-    assert given["cluster"] is (container == "cluster")
-    mounted = {row["mountPath"]: row["name"] for row in found[container]["volumeMounts"]}
-    assert mounted[given["socket"].rpartition("/")[0]] == "halves"
-    if container == "node":
-        assert int(given["user"]) == found["cluster"]["securityContext"]["runAsUser"]
-        assert given["taint_effect"] == ("NoExecute",)
+    found = containers(charts.objects({"dra": {"enabled": True, "taintEffect": "NoExecute"}})[name])
+    for half in (box, "cluster"):
+        mounted = {row["mountPath"]: row["name"] for row in found[half]["volumeMounts"]}
+        assert mounted[given(found[half])["socket"].rpartition("/")[0]] == "halves"
+        assert given(found[half])["cluster"] is (half == "cluster")
+    told = given(found[box])
+    assert int(told["user"]) == found["cluster"]["securityContext"]["runAsUser"]
+    assert (told["taint_effect"], told["fronts"], told["kubeconfig"]) == (("NoExecute",), (fronts,), ("",))
 
 
-def test_settings_of_the_plugin_reach_the_driver() -> None:
-    """And its profiles, by the node's label, which the half that has the token follows."""
-    given = {"exclude": ["0", "1"], "allocation-policy": "packed", "disable-healthchecks": "79", "gds": True}
+def test_each_node_has_one_of_them() -> None:
+    """Of those with the label the one for claims alone; without the device plugin that is for all nodes."""
+    key = "gpushim/by-claims"
+    for values, wanted in (
+        (CLAIMS, {PLUGIN: ["NotIn"], DRIVER: ["In"]}),
+        ({**CLAIMS, "plugin": {"enabled": False}}, {DRIVER: []}),
+        ({}, {PLUGIN: []}),
+    ):
+        rendered = charts.objects(values)
+        assert {name for name in (PLUGIN, DRIVER) if name in rendered} == {*wanted}
+        for name, operators in wanted.items():
+            text = rendered[name]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+            (term,) = text["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+            rows = [row for row in term["matchExpressions"] if row["key"] == key]
+            assert [row["operator"] for row in rows] == operators
+            assert all(row["values"] == ["true"] for row in rows)
+
+
+def test_settings_reach_claims_and_the_half_with_the_token_follows_the_label() -> None:
+    chosen = {"exclude": ["0", "1"], "allocation-policy": "packed", "disable-healthchecks": "79", "gds": True}
     variables = [{"name": "DP_ENABLE_HEALTHCHECKS", "value": "13"}]
-    rendered = charts.objects({**CLAIMS, **TWO, "settings": given, "env": variables})
+    rendered = charts.objects({**CLAIMS, **TWO, "settings": chosen, "env": variables})
     found = containers(rendered[DRIVER])
-    words = flags.spell_flags(found["node"]["args"], (*nvidia_flags.OURS, *nvidia_flags.NVIDIA))
-    params = dra_cli.command.make_context("x", words).params
-    settings = {
-        key.replace("_", "-"): value[0] for key, value in params.items() if isinstance(value, tuple) and value
-    }
+    told = {key: value[0] for key, value in given(found["node"]).items() if isinstance(value, tuple) and value}
     folder = "/run/gpushim-cluster"
-    assert settings == {
-        "kubelet-dir": "/var/lib/kubelet",
-        "kubeconfig": "",
-        "exclude": "0,1",
-        "shared-devices-allocation-policy": "packed",
-        "disable-healthchecks": "79",
-        "config-file": "/profiles/config.yaml",
-        "profile-file": f"{folder}/profile",
-    }
+    assert (told["exclude"], told["shared_devices_allocation_policy"]) == ("0,1", "packed")
+    assert (told["disable_healthchecks"], told["config_file"]) == ("79", "/profiles/config.yaml")
+    assert told["profile_file"] == f"{folder}/profile"
     assert variables[0] in found["node"]["env"]
     assert variables[0] not in found["cluster"]["env"]
     assert f"--profile-file={folder}/profile" in found["cluster"]["args"]
     writable = {name for name, one in found.items() for row in one["volumeMounts"]
                 if row["mountPath"] == folder and not row.get("readOnly")}  # fmt: skip
     assert writable - {"profile"} == {"cluster"}
-    nodes = [
-        row for row in rendered["ClusterRole gpushim-gpushim-dra-driver"]["rules"] if row["resources"] == ["nodes"]
-    ]
-    assert nodes[0]["verbs"] == ["get", "list", "watch"]
+    accounts = {row["name"] for row in rendered["ClusterRoleBinding gpushim-gpushim-nodes"]["subjects"]}
+    for name in (PLUGIN, DRIVER):
+        assert {rendered[name]["spec"]["template"]["spec"]["serviceAccountName"]} == accounts
+
+
+def test_labels_are_the_device_plugins_to_post() -> None:
+    rendered = charts.objects({**CLAIMS, **FEATURE})
+    for name, posts in ((PLUGIN, True), (DRIVER, False)):
+        assert given(containers(rendered[name])["cluster"])["node_feature"] is posts
 
 
 @pytest.mark.parametrize(
     ("address", "port"), [(":9401", 9401), ("[::]:9401", 9401), ("", None), ("unix:/run/gpushim/m", None)]
 )
 def test_metrics_and_probes_are_as_the_device_plugins(address: str, port: int | None) -> None:
-    """Each at the address of its own pod; a socket on the node would be one for both."""
     values = {**CLAIMS, "settings": {"metrics": address}, "metricsToken": {"secret": "scrape"} if port else None}
     found = charts.objects(values)
     mine, theirs = (containers(found[name])[box] for name, box in ((DRIVER, "node"), (PLUGIN, "device-plugin")))
     for key in ("ports", "livenessProbe", "readinessProbe"):
         assert mine.get(key) == theirs.get(key)
-    given = dra_cli.command.make_context("x", [*mine["args"]]).params
-    assert given["metrics"] == (address if port else "")
+    assert given(mine)["metrics"] == given(theirs)["metrics"]
     if port:
         assert mine["ports"] == [{"name": "metrics", "containerPort": port}]
         mounted = {row["mountPath"]: row["name"] for row in mine["volumeMounts"]}
-        assert mounted[given["token"].rpartition("/")[0]] == "metrics-token"
-        volumes = [
-            {row["name"]: row for row in found[name]["spec"]["template"]["spec"]["volumes"]}
-            for name in (DRIVER, PLUGIN)
-        ]
-        assert volumes[0]["metrics-token"] == volumes[1]["metrics-token"]
+        assert mounted[given(mine)["metrics_token_file"][0].rpartition("/")[0]] == "metrics-token"
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "NetworkPolicy"])

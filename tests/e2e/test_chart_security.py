@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from e2e import charts
 from e2e.charts import ALL, CLAIMS, containers
+from e2e.helm import Values
 
 OWN = 61017  # of nobody else on the node, whose processes the pod sees: 65532 is what many images have
+AGENT = {  # what the half on the node sees in any case
+    "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
+    "!/run/gpushim=/run/gpushim",
+    "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
+    "/etc/gpushim=/etc/gpushim",
+    "/etc/cdi=/etc/cdi",
+    "/host/sys/fs/cgroup=/sys/fs/cgroup",
+}
 # Of each container: its user, whether it is privileged, and what of the node it sees, with ! where it may write.
 SECURITY = {
     "gpushim-node install": (None, True, {"!/host=/"}),
@@ -17,39 +28,35 @@ SECURITY = {
     "gpushim-uninstall uninstall": (None, True, {"!/host=/"}),
     "gpushim-uninstall unlabel": (OWN, False, set()),
     "gpushim-uninstall done": (OWN, False, set()),
-    "gpushim-device-plugin profile": (65532, False, set()),
-    "gpushim-device-plugin cluster": (65532, False, set()),
+    "gpushim-device-plugin profile": (OWN, False, set()),
+    "gpushim-device-plugin cluster": (OWN, False, set()),
     "gpushim-device-plugin device-plugin": (
         0,
         False,
         {
+            *AGENT,
             "!/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins",
-            "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
             "/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
-            "!/run/gpushim=/run/gpushim",
-            "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
-            "/etc/gpushim=/etc/gpushim",
-            "/etc/cdi=/etc/cdi",
             "/var/run/cdi=/var/run/cdi",
-            "/host/sys/fs/cgroup=/sys/fs/cgroup",
         },
+    ),
+}
+OF_CLAIMS = {
+    *("!/var/lib/kubelet/plugins=/var/lib/kubelet/plugins", "!/var/run/cdi=/var/run/cdi"),
+    "!/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
+}
+WITH_CLAIMS = {
+    "gpushim-device-plugin cluster": (OWN, False, set()),
+    "gpushim-device-plugin device-plugin": (
+        0,
+        False,
+        {*AGENT, *OF_CLAIMS, "!/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins"},
     ),
     "gpushim-dra-driver cluster": (OWN, False, set()),
     "gpushim-dra-driver node": (
         0,
         False,
-        {
-            "!/var/lib/kubelet/plugins=/var/lib/kubelet/plugins",
-            "!/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
-            "/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins",
-            "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
-            "!/run/gpushim=/run/gpushim",
-            "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
-            "/etc/gpushim=/etc/gpushim",
-            "/etc/cdi=/etc/cdi",
-            "!/var/run/cdi=/var/run/cdi",
-            "/host/sys/fs/cgroup=/sys/fs/cgroup",
-        },
+        {*AGENT, *OF_CLAIMS, "/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins"},
     ),
 }
 DROPPED = {
@@ -60,14 +67,21 @@ DROPPED = {
 }
 
 
-def daemon_sets() -> Iterator[dict[str, Any]]:
-    for values in (ALL, CLAIMS, {"uninstall": True}):
+def daemon_sets(*chosen: Values) -> Iterator[dict[str, Any]]:
+    for values in chosen or (ALL, CLAIMS, {"uninstall": True}):
         yield from (each for each in charts.objects(values).values() if each["kind"] == "DaemonSet")
 
 
-def test_what_containers_may() -> None:
+@pytest.mark.parametrize(
+    ("chosen", "wanted"),
+    [
+        ((ALL, {"uninstall": True}), SECURITY),
+        ((CLAIMS,), {**{name: row for name, row in SECURITY.items() if "gpushim-node " in name}, **WITH_CLAIMS}),
+    ],
+)
+def test_what_containers_may(chosen: tuple[Values, ...], wanted: dict[str, Any]) -> None:
     found = {}
-    for each in daemon_sets():
+    for each in daemon_sets(*chosen):
         pod = each["spec"]["template"]["spec"]
         places = {row["name"]: row["hostPath"]["path"] for row in pod["volumes"] if "hostPath" in row}
         for name, container in containers(each).items():
@@ -80,7 +94,7 @@ def test_what_containers_may() -> None:
             nobody = {"runAsNonRoot": True, "runAsGroup": user} if user else {}
             assert rights == ({"readOnlyRootFilesystem": True} if privileged else {**DROPPED, **nobody}), name
             found[f"{each['metadata']['name']} {name}"] = (user, privileged, seen)
-    assert found == SECURITY
+    assert found == wanted
 
 
 def test_the_token_is_where_the_api_server_is_asked() -> None:
@@ -101,5 +115,6 @@ def test_the_token_is_where_the_api_server_is_asked() -> None:
 
 def test_who_has_the_drivers_token_changes_nothing_in_what_root_shares_with_it() -> None:
     """In that directory root makes its socket."""
-    driver = charts.objects(CLAIMS)["DaemonSet gpushim-dra-driver"]
-    assert all(row.get("readOnly") for row in containers(driver)["cluster"]["volumeMounts"])
+    for name in ("DaemonSet gpushim-device-plugin", "DaemonSet gpushim-dra-driver"):
+        agent = charts.objects(CLAIMS)[name]
+        assert all(row.get("readOnly") for row in containers(agent)["cluster"]["volumeMounts"])

@@ -21,7 +21,7 @@ from e2e import claims, workload
 from e2e.allocated import built
 from e2e.controlplane import served
 from e2e.deployed import BIG, GPU, IMAGE, SMALL, serves
-from e2e.dradeployed import becomes, install, log
+from e2e.dradeployed import FRONTS, becomes, install, log
 from e2e.helm import NAMESPACE, Values
 from e2e.plane import Cluster
 from e2e.reach import Pods
@@ -32,7 +32,6 @@ STEPS = int(os.environ.get("GPUSHIM_DRA_WALK_STEPS", "25"))
 SEED = os.environ.get("GPUSHIM_DRA_WALK_SEED") or str(time.time_ns())
 PODS = 5  # at most
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
-FRONTS = ("device-plugin", "dra-driver")
 VALUES: Values = {"image": IMAGE, "settings": {"mig-strategy": "mixed"}, "dra": {"enabled": True}}
 REFUSED = ("cannot have", "UnexpectedAdmissionError", "Allocate failed", "FailedPrepareDynamicResources")
 
@@ -93,8 +92,8 @@ class Walk:
             "kubelet again": self.again,
             "kubelet goes": lambda: self.cluster.node.stop(signal.SIGKILL),
             "GPU lost or found": self.lose,
-            "a front again": self.front,
-            "both fronts again": lambda: self.restart(*FRONTS),
+            "the fronts again": self.restart,
+            "the fronts again, another": self.restart,
         }
         if self.made:
             found.update(
@@ -144,15 +143,9 @@ class Walk:
         self.cluster.node.stop(signal.SIGKILL)
         self.cluster.node.start()
 
-    def front(self) -> str:
-        """Kill a front, whose DaemonSet makes another."""
-        front = self.chance.choice(FRONTS)
-        self.restart(front)
-        return front
-
-    def restart(self, *fronts: str) -> None:
-        selector = f"--selector=app.kubernetes.io/component in ({', '.join(fronts)})"
-        words = ("delete", "pod", selector, f"--namespace={NAMESPACE}", "--force", "--grace-period=0")
+    def restart(self) -> None:
+        """Kill both fronts, whose DaemonSet makes another pod."""
+        words = ("delete", "pod", FRONTS, f"--namespace={NAMESPACE}", "--force", "--grace-period=0")
         self.cluster.kubectl(*words)
 
     def lose(self) -> str:

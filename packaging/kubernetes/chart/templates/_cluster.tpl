@@ -1,9 +1,11 @@
-{{- /* A container that talks to the API server, of a list: context, its name (cluster, or profile, which ends). */ -}}
+{{- /* A container that talks to the API server, of a list: context, its name (cluster, or profile, which ends), the
+component that it is beside. */ -}}
 {{- define "gpushim.inCluster" -}}
 {{- $top := index . 0 -}}
 {{- $name := index . 1 -}}
 {{- $follows := include "gpushim.followsLabel" $top -}}
-{{- $feature := and (include "gpushim.nodeFeature" $top) (eq $name "cluster") -}}
+{{- $feature := and (include "gpushim.nodeFeature" $top) (eq $name "cluster") (eq (index . 2) "device-plugin") -}}
+{{- $claims := and ($top.Values.dra | default dict).enabled (eq $name "cluster") -}}
 - name: {{ $name }}
   {{- include "gpushim.container" $top | nindent 2 }}
   command: [/usr/bin/gpushim-device-plugin]
@@ -14,6 +16,9 @@
   {{- end }}
   {{- if $follows }}
   - --profile-file=/run/gpushim-cluster/profile
+  {{- end }}
+  {{- if $claims }}
+  - --socket={{ include "gpushim.halves" $top }}/cluster.sock
   {{- end }}
   {{- if $feature }}
   - --node-feature
@@ -28,13 +33,17 @@
   {{- end }}
   - {name: NVIDIA_VISIBLE_DEVICES, value: void}
   securityContext:
-    {{- include "gpushim.nobody" (list $top 65532) | nindent 4 }}
+    {{- include "gpushim.nobody" (list $top (include "gpushim.ownUser" $top)) | nindent 4 }}
   resources:
     {{- toYaml ($top.Values.resources | default dict) | nindent 4 }}
   volumeMounts:
   {{- include "gpushim.tokenMount" $top | nindent 2 }}
   {{- if $follows }}
   - {name: cluster, mountPath: /run/gpushim-cluster}
+  {{- end }}
+  {{- if $claims }}
+  # It connects to the socket there, which needs no right to write.
+  - {name: halves, mountPath: {{ include "gpushim.halves" $top }}, readOnly: true}
   {{- end }}
   {{- if $feature }}
   - {name: labels, mountPath: /run/gpushim-labels, readOnly: true}

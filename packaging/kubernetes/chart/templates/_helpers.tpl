@@ -124,8 +124,8 @@ runAsGroup: {{ index . 1 }}
 {{- end -}}
 
 {{- /* Of a list: context, component. As a JSON object: that of the values, and in each of its terms the labels of
-node-feature-discovery, for those that give out GPUs that of gpushim-node, and for the device plugin beside the DRA
-driver that it goes without nodes which an administrator has labelled so. */ -}}
+node-feature-discovery, for those that give out GPUs that of gpushim-node, and where both ways are there that the device plugin goes
+without nodes which an administrator has labelled so, and claims alone are for these. */ -}}
 {{- define "gpushim.affinity" -}}
 {{- $top := index . 0 -}}
 {{- $all := deepCopy ($top.Values.affinity | default dict) -}}
@@ -141,9 +141,9 @@ driver that it goes without nodes which an administrator has labelled so. */ -}}
   {{- $ways = append $ways (list (include "gpushim.installedLabel" $top)) -}}
 {{- end -}}
 {{- $operator := dict -}}
-{{- if and (eq (index . 1) "device-plugin") ($top.Values.dra | default dict).enabled -}}
+{{- if and (has (index . 1) (list "device-plugin" "dra-driver")) (include "gpushim.hasPlugin" $top) ($top.Values.dra | default dict).enabled -}}
   {{- $ways = append $ways (list "gpushim/by-claims") -}}
-  {{- $operator = dict "gpushim/by-claims" "NotIn" -}}
+  {{- $operator = dict "gpushim/by-claims" (ternary "NotIn" "In" (eq (index . 1) "device-plugin")) -}}
 {{- end -}}
 {{- range $keys := $ways -}}
   {{- $before := $terms -}}

@@ -9,7 +9,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{- /* The user of containers in gpushim-node's pod, which sees the node's processes: of nobody else there. */ -}}
+{{- /* The user of containers with a token: of nobody else on the node, whose processes gpushim-node's pod sees. */ -}}
 {{- define "gpushim.ownUser" -}}61017{{- end -}}
 
 {{- /* The container that does it, of a list: context, its name (label, or unlabel, which ends). */ -}}

@@ -46,7 +46,7 @@ true
 
 {{- /* "true" if a container talks to the API server. */ -}}
 {{- define "gpushim.cluster" -}}
-{{- if or (include "gpushim.followsLabel" .) (include "gpushim.nodeFeature" .) }}true{{ end -}}
+{{- if or (include "gpushim.followsLabel" .) (include "gpushim.nodeFeature" .) (.Values.dra | default dict).enabled }}true{{ end -}}
 {{- end -}}
 
 {{- define "gpushim.serviceAccount" -}}
@@ -54,5 +54,5 @@ true
 {{- if not (or $account.create $account.name) -}}
   {{- fail "serviceAccount.create is false, and no name is there; write yours into serviceAccount.name" -}}
 {{- end -}}
-{{- $account.name | default (printf "%s-device-plugin" (include "gpushim.fullname" .)) -}}
+{{- $account.name | default (printf "%s-%s" (include "gpushim.fullname" .) (ternary "dra-driver" "device-plugin" (eq (toString (.Values.dra | default dict).enabled) "true"))) -}}
 {{- end -}}
