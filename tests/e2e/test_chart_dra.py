@@ -9,7 +9,7 @@ import pytest
 from e2e import charts, helm
 from e2e.charts import CLAIMS, FEATURE, LABELLER, NODE, PLUGIN, TWO, containers
 from e2e.helm import Values
-from gpuplugin.cli import command
+from gpuplugin.cli import build_command
 from gpuplugin.settings import flags
 from gpushim.containers.kubelet import OWN_DRIVER
 
@@ -38,7 +38,7 @@ def given(container: dict[str, Any]) -> dict[str, Any]:
     """Return what a container's program is told."""
     (program,) = container["command"]
     assert program.endswith("/gpushim-device-plugin")
-    return dict(command().make_context("x", flags.spell_flags(container["args"])).params)
+    return dict(build_command().make_context("x", flags.spell_flags(container["args"])).params)
 
 
 @pytest.mark.parametrize(
