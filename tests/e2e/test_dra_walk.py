@@ -28,6 +28,7 @@ from e2e.reach import Pods
 from fakehost import Host
 from gpuplugin.allocation.kubelet_view import QUIET
 
+RECORD = "/var/lib/gpushim/device-plugin/allocations.json"
 STEPS = int(os.environ.get("GPUSHIM_DRA_WALK_STEPS", "25"))
 SEED = os.environ.get("GPUSHIM_DRA_WALK_SEED") or str(time.time_ns())
 PODS = 5  # at most
@@ -248,14 +249,14 @@ def test_what_a_pod_has_stays_its_own_with_another_kubelet_and_no_api_server(clu
     """
     workload.create(cluster, "owner", {GPU: 1}, runtime="")
     workload.running(cluster, "owner")
-    becomes(cluster, lambda: claims.taints(cluster), "the GPU is given out")
+    becomes(cluster, lambda: "pod default/owner" in cluster.run(f"cat {RECORD}"), "whose it is, is known")
     before = claims.taints(cluster)
     cluster.node.stop(signal.SIGKILL)
     cluster.server.stop(signal.SIGKILL)
     cluster.node.start()
     time.sleep(2 * QUIET + 3)  # it is young for so long; what nobody has who is listed would be free then
     assert "owner" not in cluster.node.everybody()
-    assert "pod default/owner" in cluster.run("cat /var/lib/gpushim/device-plugin/allocations.json")
+    assert "pod default/owner" in cluster.run(f"cat {RECORD}")
     cluster.server.start()
     served(cluster.place, cluster.work)
     becomes(cluster, lambda: claims.taints(cluster) == before, "slices are there again, and have it")
