@@ -191,7 +191,7 @@ def test_podman_restores_a_container_that_it_made_again(podman: Machine, way: st
         for verb in (
             "checkpoint",
             "restore",
-        ):  # CRIU gives up now and then where a machine is busy: twice, with its log
+        ):  # CRIU gives up now and then on a busy machine
             again = f"{{ tail -n 15 {LOGS} >&2; sleep 1; podman container {verb} c; }}"
             podman.run(f"podman container {verb} c || {again} || {{ tail -n 15 {LOGS} >&2; exit 1; }}")
         after = [podman.run(f"podman exec c {line}").stdout for line in ("nvidia-smi -L", "cat /proc/version")]
