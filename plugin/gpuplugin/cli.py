@@ -30,7 +30,15 @@ PROGRAM = "gpushim-device-plugin"
 CLUSTER = ("cluster", "node_feature", "once")  # flags that are not settings
 
 
-def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str | None, **flags: Any) -> None:
+def run(
+    check: bool,
+    explain: tuple[str, ...],
+    labels: bool,
+    form: str,
+    mps: str | None,
+    serves: str | None,
+    **flags: Any,
+) -> None:
     """Register this node's GPUs with kubelet, and allocate them to containers.
 
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
@@ -51,6 +59,8 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         supervisor.supervise(mps, sources.read)
         return
     settings = sources.read()
+    if serves is not None:
+        sys.exit(serves not in settings.values["fronts"])
     if explain:
         from gpuplugin import preview as explaining  # imports much that the daemon does not need
 
@@ -83,7 +93,8 @@ def _run_cluster_half(
         if setting.key in in_cluster.FILES
     }
     profile, labels = (value.value if value else "" for value in map(settings.get, in_cluster.FILES))
-    environment = {**os.environ, "NODE_NAME": meeting.node} if meeting.node else os.environ
+    name = meeting.node_name if meeting.socket else meeting.node
+    environment = {**os.environ, "NODE_NAME": name}
     in_cluster.run(environment, profile, labels if node_feature else "", once, meeting.socket)
 
 
@@ -125,6 +136,11 @@ def build_command() -> click.Command:
             type=click.Choice(["table", "json"]),
             default="table",
             help="Output of --explain and --labels.",
+        ),
+        click.Option(
+            ["--serves"],
+            type=click.Choice([halves.PLUGIN, halves.CLAIMS]),
+            help="Exit with 0 if the setting fronts has this, else with 1; a unit of systemd's is started by it.",
         ),
         click.Option(
             ["--mps"],

@@ -102,7 +102,7 @@ def test_its_service_is_started_at_boot_and_systemd_understands_it(there: Machin
     name = "gpushim-device-plugin.service"
     wanted = there.run(f"readlink /etc/systemd/system/multi-user.target.wants/{name}").stdout
     assert wanted.endswith(f"/systemd/system/{name}\n")
-    claiming = "gpushim-dra-driver.service"  # which is off until it is enabled
+    claiming = "gpushim-dra-driver-cluster.service"  # which that one starts
     assert there.run("find /etc/systemd/system -name 'gpushim-dra-driver*'").stdout == ""
     for unit in (name, claiming) if there.run("command -v systemd-analyze", check=False).stdout else ():
         assert there.run(f"systemd-analyze verify --man=no /usr/lib/systemd/system/{unit} 2>&1").stdout == ""

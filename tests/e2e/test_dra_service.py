@@ -1,4 +1,4 @@
-"""The DRA driver's units, confined by a real systemd: two halves, of which one is not root and knows what root reads.
+"""The units that serve claims, confined by a real systemd: of two halves one is not root, and knows what root reads.
 
 The machine is that of test_refresh_service.py. Out of scope: kubelet, and an API server (test_dra_kubeconfig.py).
 """
@@ -19,7 +19,7 @@ from e2e.cgroupunits import SERVICE, TARGET
 from e2e.trymachine import UNITS, tried
 
 NODE, CLUSTER, KEEP = (
-    "gpushim-dra-driver.service",
+    "gpushim-device-plugin.service",
     "gpushim-dra-driver-cluster.service",
     "gpushim-refresh-keep.service",
 )
@@ -57,6 +57,10 @@ systemctl kill --signal=KILL CLUSTER
 wait_for '[ $(pid CLUSTER) != 0 ] && [ $(pid CLUSTER) != $before ]' && echo the other: $(systemctl is-active NODE)
 systemctl reload NODE
 wait_for 'grep -q "settings were read again" /mnt/log' && echo read again
+before=$(pid NODE)
+sed -i 's/"device-plugin", "dra"/"device-plugin"/' /etc/gpushim/config.toml
+wait_for '[ $(pid NODE) != 0 ] && [ $(pid NODE) != $before ]'
+wait_for '! systemctl is-active --quiet CLUSTER' && echo without claims: $(systemctl is-active NODE)
 systemctl stop NODE
 wait_for '! systemctl is-active --quiet KEEP' && wait_for '! systemctl is-active --quiet CLUSTER'
 echo stopped: $(systemctl show NODE --property Result --value) $(ls -d /run/gpushim-dra 2>/dev/null)
@@ -73,6 +77,7 @@ keep: active
 again: active active
 the other: active
 read again
+without claims: active
 stopped: success
 """
 KUBECONFIG = {
@@ -91,14 +96,16 @@ def machine() -> Iterator[Path]:
         top.chmod(0o755)
         host = fakehost.build(str(top / "host"), 1, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
         config = f'[driver]\nroot = "{host.root}"\n[device-plugin]\nkubeconfig = "{top}/secret/kubeconfig"\n'
-        (top / "config.toml").write_text(config + f'kubelet-dir = "{top}/kubelet"\n')
-        for folder in ("bin", *(f"units/{unit}.d" for unit in (NODE, CLUSTER, KEEP)), "kubelet/plugins_registry"):
+        config += f'kubelet-dir = "{top}/kubelet"\nfronts = ["device-plugin", "dra"]\n'
+        (top / "config.toml").write_text(config)
+        kubelet = ("kubelet/plugins_registry", "kubelet/device-plugins")
+        for folder in ("bin", *(f"units/{unit}.d" for unit in (NODE, CLUSTER, KEEP)), *kubelet):
             (top / folder).mkdir(parents=True)
         (top / "secret").mkdir(mode=0o700)
         for file, text in (("kubeconfig", json.dumps(KUBECONFIG)), ("ca", "none")):
             (top / "secret" / file).write_text(text)
             (top / "secret" / file).chmod(0o600)
-        for program in ("gpushim", "gpushim-dra-driver"):
+        for program in ("gpushim", "gpushim-device-plugin"):
             (top / "bin" / program).symlink_to(trees.TOP / "bin" / program)
         for unit in (NODE, CLUSTER, KEEP):
             (top / f"units/{unit}.d/test.conf").write_text(DROP_IN)

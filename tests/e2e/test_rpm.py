@@ -250,19 +250,17 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
     booting = "gpushim-refresh-boot.service"  # not before the next boot
     started = [line for unit in both.split() for line in (f"--quiet is-enabled {unit}", f"--no-block start {unit}")]
     services = "gpushim-refresh.service gpushim-refresh-again.service gpushim-refresh-asked.service"
-    served, claiming = "gpushim-device-plugin.service", "gpushim-dra-driver.service"
+    served = "gpushim-device-plugin.service"
     enabled = ["daemon-reload", f"--quiet is-enabled {served}", f"--no-block start {served}"]
     assert said[0] == [
         *(f"--no-reload preset {both} {booting}", "daemon-reload", *started),
         *(f"--no-reload preset {served}", *enabled),
     ]
     restarted = [
-        line
-        for names in (watching, f"{served} {claiming}")
-        for line in ("daemon-reload", f"--no-block try-restart {names}")
+        line for names in (watching, served) for line in ("daemon-reload", f"--no-block try-restart {names}")
     ]
     assert said[1] == [*restarted, "daemon-reload", "daemon-reload"]
     assert said[2] == [
-        *(f"--no-reload --now disable {served} {claiming}", "stop gpushim-mps@*.service", "daemon-reload"),
+        *(f"--no-reload --now disable {served}", "stop gpushim-mps@*.service", "daemon-reload"),
         *(f"--no-reload --now disable {both} {booting}", f"stop {services}", "daemon-reload"),
     ]

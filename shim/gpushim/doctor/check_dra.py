@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from gpushim.doctor import Finding, Host
 
 SECONDS = 5.0  # for the driver's answer
-UNIT = "gpushim-dra-driver"
+UNIT, HALF = "gpushim-device-plugin", "gpushim-dra-driver-cluster"  # the half at the API server
+FRONTS = 'fronts = ["device-plugin", "dra"]'
 POD_AGAIN = "delete the DRA driver's pod on this node with kubectl: its daemon set makes another"
 ANOTHER = f"another driver named {OWN_DRIVER} runs on this node"
 REMOVE = (
@@ -99,9 +100,11 @@ def _listening_socket(host: Host, is_ours: bool) -> str:
 
 
 def _start_fix(host: Host) -> str:
-    if host.unit(f"{UNIT}.service"):
-        return f"see with `journalctl -u {UNIT}` why it does not run; then systemctl restart {UNIT}"
-    return pods("dra-driver")
+    if not host.unit(f"{UNIT}.service"):
+        return pods("device-plugin")
+    if "dra" not in host.settings["device-plugin"]["fronts"]:
+        return f"{setting(host, 'device-plugin', FRONTS)}; then systemctl restart {UNIT}"
+    return f"see with `journalctl -u {UNIT}` why it does not run; then systemctl restart {UNIT}"
 
 
 def _restart_fix(host: Host) -> str:
@@ -192,7 +195,7 @@ def _spec_fix(host: Host) -> str:
 def _log_fix(host: Host) -> str:
     """Return where the log of the half that asks the API server is."""
     if host.unit(f"{UNIT}.service"):
-        return f"see with `journalctl -u '{UNIT}*'` why, and mend that; then systemctl restart {UNIT}"
+        return f"see with `journalctl -u {UNIT} -u {HALF}` why, and mend that; then systemctl restart {UNIT}"
     return f"see in the log of its pod's container cluster why, and mend that; then {POD_AGAIN}"
 
 

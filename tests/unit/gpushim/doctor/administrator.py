@@ -20,6 +20,7 @@ import tomlkit
 from click.testing import CliRunner
 
 from gpushim.cli import main
+from gpushim.containers.kubelet import CLAIMS
 from gpushim.engines import podman
 from gpushim.engines.containerd import process
 from gpushim.engines.docker import dockerd
@@ -93,6 +94,11 @@ class Administrator:
         """Have the driver say that all is well, if that is what its devices need (reason.CURES)."""
         if all(row["cure"] in cures for row in dra_states.unhealthy(self.patient)):
             dra_states.our_driver(self.patient, self.held)
+
+    def serves_claims(self) -> bool:
+        """Say whether the node's plugin is to serve claims."""
+        kept = ((self.patient.top / path).exists() for path in (dra_states.PLUGINS, f"{nodes.KUBELET}/{CLAIMS}"))
+        return any(kept)
 
     def restart(self, unit: str) -> None:
         """Start an engine again: it reads its settings, and was started later than all that is there."""
@@ -265,14 +271,14 @@ def _(self: Administrator, words: str) -> None:
 @step("systemctl restart gpushim-device-plugin")
 def _(self: Administrator) -> None:
     """It listens, says that all is well, and kubelet knows what the host has."""
+    if self.serves_claims():
+        dra_states.our_driver(self.patient, self.held)
+        return
     nodes.our_plugin(self.patient, self.held)
     nodes.checkpoint(self.patient)
 
 
-@step(
-    r"systemctl restart gpushim-dra-driver|delete the DRA driver's pod on this node with kubectl: .*"
-    r"|remove one of them from this node: .*"
-)
+@step(r"delete the DRA driver's pod on this node with kubectl: .*|remove one of them from this node: .*")
 def _(self: Administrator) -> None:
     """It listens, and says that all is well."""
     for path in (self.patient.top / dra_states.PLUGINS).glob("dra*"):
@@ -280,19 +286,14 @@ def _(self: Administrator) -> None:
     dra_states.our_driver(self.patient, self.held)
 
 
-@step(r"see with `journalctl -u '?gpushim-dra-driver\*?'?` why(?: it does not run|, and mend that)")
+@step(r"see with `journalctl -u gpushim-device-plugin -u gpushim-dra-driver-cluster` why, and mend that")
 def _(self: Administrator) -> None:
-    assert self.patient.host.unit("gpushim-dra-driver.service")
+    assert self.patient.host.unit("gpushim-device-plugin.service")
 
 
 @step(r"see in the log of its pod's container cluster why, and mend that")
 def _(self: Administrator) -> None:
-    assert not self.patient.host.unit("gpushim-dra-driver.service")
-
-
-@step(r"see why the daemon set gpushim-dra-driver has no pod on this node that is Ready .*")
-def _(self: Administrator) -> None:
-    dra_states.our_driver(self.patient, self.held)
+    assert not self.patient.host.unit("gpushim-device-plugin.service")
 
 
 @step(r"delete its pods with kubectl, and the claim if it was not made for one of them: .*")
@@ -438,6 +439,9 @@ def _(self: Administrator) -> None:
 
 @step(r"see why the daemon set gpushim-device-plugin has no pod on this node that is Ready .*")
 def _(self: Administrator) -> None:
+    if self.serves_claims():
+        dra_states.our_driver(self.patient, self.held)
+        return
     assert self.patient.host.by_node
     self.held.enter_context(self.patient.listening())
 

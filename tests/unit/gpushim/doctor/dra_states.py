@@ -18,7 +18,7 @@ from unit.gpushim.doctor.patient import Patient
 
 STATES: list[State] = []
 fault = into(STATES)
-PLUGINS, UNIT = f"{KUBELET}/plugins/{OWN_DRIVER}", "usr/lib/systemd/system/gpushim-dra-driver.service"
+PLUGINS, UNIT = f"{KUBELET}/plugins/{OWN_DRIVER}", "usr/lib/systemd/system/gpushim-device-plugin.service"
 ANSWER: dict[str, Any] = {
     "version": gpushim.__version__,
     "registered": True,
@@ -96,6 +96,14 @@ def claims_without_their_unit(patient: Patient) -> None:
     patient.write(UNIT, "")
     (patient.top / PLUGINS).mkdir(parents=True)
     bound(patient.top / PLUGINS / "gpushim-dead.sock").close()
+    configure(patient, "device-plugin", 'fronts = ["dra"]')
+
+
+@fault("kubernetes-dra-driver", "broken", "and no gpushim-dra-driver runs: kubelet cannot end their pods")
+def claims_that_the_settings_do_not_serve(patient: Patient) -> None:
+    claimed(patient, first(patient))
+    patient.write(UNIT, "")
+    (patient.top / PLUGINS).mkdir(parents=True)
 
 
 @fault("kubernetes-dra-driver", "broken", "another driver named gpu.nvidia.com runs on this node, at /x")
