@@ -11,6 +11,7 @@ of Allocate stands beside it. Rows:
     registered      from posix_spawn to the kubelet's having the list
     CPU at rest     of all threads (schedstat), of the children that watch, of those that have ended; in a second row
                     where a GPU is not in /sys, so that a refresh comes every 30 s, and of what does it in a third
+                    and both again with both fronts, whose driver no kubelet registers
     memory          resident, and what of it is this process' alone (Private_* of smaps_rollup); no child runs then
     Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas), written to a record on the disk
                     of $TMPDIR: in process, through gRPC
@@ -178,6 +179,9 @@ async def outside(work: Path, python: str, rounds: int, rest: float) -> dict[str
     starts = [(await serving(work, python, host, [], nothing))["time"] for _ in range(rounds)]
     rows = {"registered": f"{min(starts):.0f} ms"}
     rows.update(await serving(work, python, host, [], lambda _, pid: resting(pid, rest)))
+    fronts = ["--fronts=device-plugin,dra", f"--socket={work}/socket"]
+    both_rows = await serving(work, python, host, fronts, lambda _, pid: resting(pid, rest))
+    rows.update({f"{name}, both fronts": text for name, text in both_rows.items() if name != "time"})
     host = scenes.settings(work, "unbound", 8, scenes.RUNC, bound=7)
     with kept(host) as keeping:
         rows.update(await serving(work, python, host, [], lambda _, pid: refreshing(pid, keeping)))
