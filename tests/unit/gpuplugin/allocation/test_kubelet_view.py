@@ -424,3 +424,15 @@ def test_a_listed_pod_is_confirmed_with_its_uid(scene: Scene) -> None:
     plugin.follow()
     (allocation,) = plugin.allocations.values()
     assert (allocation["state"], allocation["pod"], allocation["uid"]) == (CONFIRMED, "pod default/a", "uid-a")
+
+
+@pytest.mark.parametrize("number", ["131071", "9" * 19, "9" * 5000], ids=len)
+def test_an_id_of_another_plugin_with_any_number_damages_no_record(scene: Scene, number: str) -> None:
+    plugin = scene.settle(parts())
+    scene.pods = {GPU: {f"{ONE}::{number}": "a"}}
+    scene.now += QUIET
+    plugin.look(parts())
+    again = scene.start()
+    assert again.look(parts()) == {f"{ONE}::0", f"{ONE}::1", f"{ONE}::{number}"}
+    assert again.record["unknown"] == ""
+    assert not again.registry.file.damaged
