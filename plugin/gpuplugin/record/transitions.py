@@ -364,7 +364,7 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[s
     if kubelet.has_claim(uid, claim):
         return claim if claim["state"] == LOST else {**claim, "state": CONFIRMED}
     is_prepared = claim["driver"] == OWN_DRIVER and is_own(uid, claim)
-    is_conclusive = kubelet.claim_uids is not None or (kubelet.answers and not is_prepared)
+    is_conclusive = kubelet.claim_uids is not None or (kubelet.complete and not is_prepared)
     if not is_conclusive or claim["since"] > kubelet.clock - QUIET:
         return claim
     if any(pod in running for pod in claim["pods"]):

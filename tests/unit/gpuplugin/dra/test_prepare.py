@@ -435,6 +435,7 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
         node.claims["a"], node.listed = ("gpu-0",), [("theirs", "gpu-0")]
         assert "claim d/theirs has it" in await node.prepare("a")
         node.listed.clear()
+        node.pods = ["pod d/agent"]
         await node.later(YOUNG + 2 * moments.EACH)
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
 

@@ -138,7 +138,7 @@ def test_a_claim(row: dict[str, Any], state: dict[str, Any], runs: bool, after: 
 def test_a_claim_of_another_driver_ends_with_kubelets_list() -> None:
     key = "claim d/c of other"
     row = claim(claim_device(), driver="other", since=0.0)
-    assert transitions.move_claim(key, row, kubelet(claim_uids=None, is_young=True), {}) == row
+    assert transitions.move_claim(key, row, kubelet(claim_uids=None, complete=False), {}) == row
     assert transitions.move_claim(key, row, kubelet(claim_uids=None), {}) is None
 
 
