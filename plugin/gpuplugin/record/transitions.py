@@ -402,7 +402,7 @@ def _adopt(record: Record, kubelet: KubeletState, running: Collection[str], unit
     return {
         **record,
         "gpus": gpus,
-        "claims": {**kubelet.unrecorded_claims(record["claims"], units), **record["claims"]},
+        "claims": {**record["claims"], **kubelet.unrecorded_claims(record["claims"], units)},
     }
 
 

@@ -164,6 +164,19 @@ def test_what_kubelet_has_and_nobody_wrote_down_is_recorded_with_what_excludes_o
     assert (foreign["pods"], foreign["devices"][0]["gpu"]) == (["u-c"], ONE)
 
 
+def test_another_drivers_claim_of_the_name_of_one_that_hangs_has_its_gpu_too() -> None:
+    key = "claim d/c of other"
+    before = record(claims={key: claim(claim_device(), driver="other", state=LOST)})
+    listed = LISTED._replace(driver="other", device="two", cdi=(f"nvidia.com/gpu={TWO}",))
+    state = kubelet(claims=[listed], claim_uids=None, snapshot=snapshot([gpu(0), gpu(1)]))
+    units = {**UNITS, TWO: Device(TWO, TWO, "1", 1)}
+    after = transitions.reconcile(before, state, {"u-c": 60.0}, units)
+    assert {device["uuid"] for device in after["claims"][key]["devices"]} == {ONE, TWO}
+    assert after["claims"][key]["pods"] == ["u-c"]
+    assert transitions.reconcile(after, state, {}, units) == after
+    assert not transitions.reconcile(after, kubelet(), {}, units)["claims"]
+
+
 def test_what_is_unknown_is_known_when_kubelet_has_told_all() -> None:
     before = record(unknown="it was damaged")
     assert transitions.reconcile(before, kubelet(is_young=True), {}, UNITS)["unknown"]
