@@ -286,6 +286,31 @@ def test_a_claim_that_is_prepared_while_it_is_taken_back_stays(node: Node, monke
     asyncio.run(story())
 
 
+def test_a_claim_that_another_instance_prepares_while_it_is_taken_back_here_stays(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two in a rolling update; its pod has no process yet."""
+    other = Claims(node.file, node.driver._watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
+
+    async def prepare_there(_: object) -> None:
+        node.now += 1
+        await other.prepare([{"uid": "a", "namespace": "d", "name": "a"}])
+
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        await node.prepare("a")
+        node.now += 1
+        with monkeypatch.context() as patch:
+            patch.setattr(node.driver._sharing, "end", prepare_there)
+            await node.unprepare("a")
+        assert node.recorded == ["a"]
+        node.now += 1
+        await node.unprepare("a")
+        assert not node.recorded
+
+    asyncio.run(story())
+
+
 def test_a_pod_of_the_device_plugin_has_its_gpu_while_a_process_of_it_is_left(node: Node) -> None:
     given(node)
     node.checkpoint({uuid(0): "u-1"})
