@@ -311,6 +311,18 @@ def test_a_claim_that_another_instance_prepares_while_it_is_taken_back_here_stay
     asyncio.run(story())
 
 
+def test_what_kubelet_lists_counts_when_the_record_was_removed_meanwhile(node: Node) -> None:
+    async def story() -> None:
+        node.claims, node.pods = {"a": ("gpu-0",), "b": ("gpu-0",)}, ["pod d/agent"]
+        await node.prepare("a")
+        node.listed = [("a", "gpu-0")]
+        await node.later(YOUNG + 2 * moments.EACH)
+        Path(node.file.path).unlink()
+        assert "claim d/a has it" in await node.prepare("b")
+
+    asyncio.run(story())
+
+
 def test_a_pod_of_the_device_plugin_has_its_gpu_while_a_process_of_it_is_left(node: Node) -> None:
     given(node)
     node.checkpoint({uuid(0): "u-1"})
