@@ -289,7 +289,11 @@ def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
     uids |= {
         pod for uid, claim in record["claims"].items() if not kubelet.has_claim(uid, claim) for pod in claim["pods"]
     }
-    keys = {f"{resource} {name}" for resource, name, _ in list_allocations(record)}
+    keys = {
+        f"{resource} {name}"
+        for resource, name, allocation in list_allocations(record)
+        if allocation["uid"] or kubelet.find_pod(resource, name)
+    }
     return frozenset(uids) | {grant.uid for key, grant in (kubelet.grants or {}).items() if key not in keys}
 
 
@@ -334,7 +338,7 @@ def move_allocation(
             "uid": uid if uid and is_newer else allocation["uid"] if same or not allocation["pod"] else "",
             "state": CONFIRMED,
         }
-    if uid and is_newer and not (kubelet.is_stale and kubelet.complete and uid not in running):
+    if uid and is_newer and not _is_outdated(uid, kubelet, running):
         pod = allocation["pod"] if allocation["uid"] in ("", uid) else ""
         state = UNCONFIRMED if kubelet.answers or allocation["state"] != CONFIRMED else CONFIRMED
         return {**allocation, "pod": pod, "uid": uid, "state": state}
@@ -344,6 +348,11 @@ def move_allocation(
         is_forgotten = kubelet.is_new or running[allocation["uid"]] >= GRACE
         return {**allocation, "state": LOST} if is_conclusive and is_forgotten else allocation
     return None if _has_ended(allocation, kubelet) else allocation
+
+
+def _is_outdated(uid: str, kubelet: KubeletState, running: Collection[str]) -> bool:
+    """Return whether a pod that kubelet does not list is in its checkpoint since nobody has that written again."""
+    return kubelet.is_stale and kubelet.complete and uid not in running
 
 
 def _has_ended(allocation: Allocation, kubelet: KubeletState) -> bool:
@@ -388,6 +397,8 @@ def _adopt(record: Record, kubelet: KubeletState, running: Collection[str], unit
         home = gpu_uuids.get(unit.gpu, "") if unit else ""
         gpu: Gpu = gpus.get(home, {"divisions": {}, "allocations": {}})
         if not unit or not home or key in gpu["allocations"] or (unit.problem == GONE and uid not in running):
+            continue
+        if not pod and _is_outdated(uid, kubelet, running):
             continue
         allocation: Allocation = {
             "device": unit.uuid,

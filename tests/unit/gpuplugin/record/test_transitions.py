@@ -177,6 +177,18 @@ def test_another_drivers_claim_of_the_name_of_one_that_hangs_has_its_gpu_too() -
     assert not transitions.reconcile(after, kubelet(), {}, units)["claims"]
 
 
+def test_what_a_checkpoint_has_that_nobody_has_written_since_is_not_recorded_anew() -> None:
+    """As where the DRA driver has taken the place of the device plugin."""
+    before = record(allocations={KEY: allocation(uid="")})
+    state = kubelet(grants=promises(), is_stale=True)
+    assert transitions.find_suspects(before, state) == {"u-a"}
+    assert transitions.reconcile(before, state, {"u-a": 60.0}, UNITS)["gpus"][ONE]["allocations"]
+    after = transitions.reconcile(before, state, {}, UNITS)
+    assert not after["gpus"][ONE]["allocations"]
+    assert transitions.reconcile(after, state, {"u-a": 60.0}, UNITS)["gpus"][ONE]["allocations"]
+    assert transitions.reconcile(after, state._replace(complete=False), {}, UNITS)["gpus"][ONE]["allocations"]
+
+
 def test_what_is_unknown_is_known_when_kubelet_has_told_all() -> None:
     before = record(unknown="it was damaged")
     assert transitions.reconcile(before, kubelet(is_young=True), {}, UNITS)["unknown"]
