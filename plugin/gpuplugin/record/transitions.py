@@ -252,9 +252,11 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
         GpushimError: somebody else has one of them, all of it or a part.
     """
     name = quote(f"{claim['namespace']}/{claim['name']}")
+    adopted = record["claims"].get(describe(claim))  # what is lost is of pods that are over, and names come again
+    former = describe(claim) if adopted and adopted["state"] != LOST else ""
     for device in list_held(claim):
         for other_uid, other in record["claims"].items():
-            if other_uid == uid or (not is_own(other_uid, other) and describe(other) == describe(claim)):
+            if other_uid in (uid, former):
                 continue
             for had in list_held(other):
                 if _touches(had, device["uuid"], device["gpu"], device["placement"]):
@@ -274,8 +276,7 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
                 raise GpushimError(
                     f"claim {name} cannot have {device['uuid']} yet: {owner_of(allocation)} has {subject}", REQUEST
                 )
-    former = [key for key, other in record["claims"].items() if describe(other) == describe(claim)]
-    claims = {key: other for key, other in record["claims"].items() if key not in former or is_own(key, other)}
+    claims = {key: other for key, other in record["claims"].items() if key != former}
     return {**record, "claims": {**claims, uid: claim}}
 
 

@@ -292,6 +292,14 @@ def test_a_claim_gets_nothing_that_somebody_has(before: Any, device: Any, senten
     assert sentence in str(caught.value)
 
 
+def test_a_lost_claim_whose_uid_nobody_knows_is_not_one_of_its_name_that_was_made_anew() -> None:
+    key = "claim d/c of gpu.nvidia.com"
+    before = record(claims={key: claim(claim_device(), state=LOST)})
+    with pytest.raises(GpushimError, match="claim d/c has it"):
+        transitions.grant_claim(before, "u", claim(claim_device()))
+    assert {*transitions.grant_claim(before, "u", claim(claim_device(TWO)))["claims"]} == {key, "u"}
+
+
 def test_a_claim_that_is_prepared_again_has_what_it_gets_now() -> None:
     before = record(claims={"u": claim(claim_device()), "claim d/c of gpu.nvidia.com": claim(claim_device())})
     after = transitions.grant_claim(before, "u", claim(claim_device(TWO)))
