@@ -99,7 +99,7 @@ class Claims:
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         self._pods: dict[str, frozenset[str]] = {}  # names of pods whose uids are recorded, by uid of the claim
-        self._over: dict[str, float] = {}  # uids of what kubelet has undone, and time.monotonic() of that
+        self._over: dict[str, float] = {}  # uids of what kubelet has undone, and seconds since boot of that
         self._warned: dict[str, str] = {}  # sentences of lost claims, by uid
         self._prepared: set[str] = set()  # uids that were given something while the API server is asked
 
@@ -172,7 +172,7 @@ class Claims:
         }
         self._prepared.add(claim.uid)
         self._over.pop(claim.uid, None)
-        await self._watch.reconcile(ask=not self._watch.is_complete)
+        await self._watch.reconcile(ask=not self._watch.is_complete or self._file.read() is None)
         try:
             self._write_grant(claim, row)
         except GpushimError:
@@ -193,7 +193,7 @@ class Claims:
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what is not free yet, or cannot be written now, is released later."""
         for claim in claims:
-            self._over.setdefault(claim["uid"], time.monotonic())
+            self._over[claim["uid"]] = system.clock()
         try:
             await self._release()
         except GpushimError as error:
@@ -225,7 +225,7 @@ class Claims:
         running = await cgroups.find_running(frozenset(pod for claim in claims.values() for pod in claim["pods"]))
         over = claims.keys() & self._find_over(self._read()).keys()  # without what was prepared again meanwhile
         ending = {uid for uid in over if not running.isdisjoint(claims[uid]["pods"])}
-        lost = {uid for uid in ending if time.monotonic() - self._over.get(uid, 0.0) >= transitions.GRACE}
+        lost = {uid for uid in ending if system.clock() - self._over.get(uid, 0.0) >= transitions.GRACE}
         for uid in lost:
             self._warn(uid, transitions.describe_ending(claims[uid]))
         self._lose(lost)
@@ -241,7 +241,12 @@ class Claims:
             self._over.pop(uid, None)
 
     def _find_over(self, record: Record) -> dict[str, record_form.Claim]:
-        return {uid: claim for uid, claim in record["claims"].items() if uid in self._over or claim["state"] == LOST}
+        """Return claims that are over; what another instance has prepared since is not."""
+        return {
+            uid: claim
+            for uid, claim in record["claims"].items()
+            if claim["state"] == LOST or claim["since"] <= self._over.get(uid, -1.0)
+        }
 
     def _warn(self, uid: str, sentence: str) -> None:
         if self._warned.get(uid) != sentence:
@@ -335,7 +340,7 @@ class Claims:
         if uid not in self._prepared and (body is None or not is_here(claim, body, self._node)):
             name = quote(f"{claim['namespace']}/{claim['name']}")
             logger.info("claim %s is gone from this node: its GPUs are taken back", name)
-            self._over[uid] = time.monotonic()
+            self._over[uid] = system.clock()
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

@@ -98,10 +98,11 @@ class AllocationsFile:
                 f"{top} cannot be trusted: it must be a directory that only root can write to; remove it", FAILED
             )
         if former_files.exist(top):
-            with self.locked():
+            with self.locked() as before:
                 former = former_files.read(top, self.boot)
                 if former:
-                    self.write(former)
+                    former = self.current(former)
+                    self.write(former_files.add(former, self.current(before)) if before else former)
                 former_files.remove(top)
 
     def read(self) -> Record | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import CLAIM, OTHERS, is_instance
 from gpuplugin.record import transitions
+from gpuplugin.record.record_form import MOST
 from gpuplugin.record.transitions import list_allocations, list_held, owner_of
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device, Share
@@ -169,9 +170,15 @@ def _list_parts(desired: Devices) -> dict[str, dict[str, Part]]:
             if resource not in parts:
                 share = asdict(device.share) if device.share else None
                 parts[resource] = {"count": 0, "numbered": "::" in device.id, "share": share}
-            number = device.id.partition("::")[2]
-            parts[resource]["count"] = max(parts[resource]["count"], int(number) + 1 if number.isdecimal() else 1)
+            parts[resource]["count"] = max(parts[resource]["count"], _count(device.id))
     return by_uuid
+
+
+def _count(name: str) -> int:
+    """Return how many devices there are up to this id; another plugin's may have any number."""
+    number = name.partition("::")[2]
+    is_number = number.isdecimal() and len(number) < len(str(MOST))
+    return int(number) + 1 if is_number else 1
 
 
 def _enlarge(parts: dict[str, Part], last: Mapping[str, Part]) -> None:

@@ -1,7 +1,8 @@
 """Take over what the version before kept in two files, book.json and claims.json: once, until 2027-12.
 
-Their locks are not needed: an instance of that version that still runs keeps this one from leading. A file that says
-nothing is left to kubelet's checkpoint, as a damaged record is.
+Their locks are not needed: an instance of that version that still runs, as in a rolling update, writes again what it
+knows, and that is added to the record. A file that says nothing is left to kubelet's checkpoint, as a damaged record
+is.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ def read(folder: str, boot: str) -> Record | None:
         return record_form.parse(_convert(book, claims), [], boot)
     except _UNLIKE:
         return None
+
+
+def add(former: Record, record: Record) -> Record:
+    """Return what the files have with what the record had; kubelet tells what has ended of either."""
+    gpus = dict(record["gpus"])
+    for uuid, gpu in former["gpus"].items():
+        later = gpus[uuid]["allocations"] if uuid in gpus else {}
+        gpus[uuid] = {**gpu, "allocations": {**gpu["allocations"], **later}}
+    claims = {**former["claims"], **record["claims"]}
+    return {**former, "unknown": former["unknown"] or record["unknown"], "gpus": gpus, "claims": claims}
 
 
 def remove(folder: str) -> None:

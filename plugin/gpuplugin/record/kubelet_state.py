@@ -116,17 +116,27 @@ class KubeletState(NamedTuple):
         )
 
     def unrecorded_claims(self, recorded: Mapping[str, Claim], units: Units) -> dict[str, Claim]:
-        """Return claims that have, or may have, devices of this host, and are not recorded, as a record has them."""
+        """Return claims that have, or may have, devices of this host that are not recorded, as a record has them.
+
+        Names come again: one that is recorded by its name, and whose pods hang, keeps its devices beside these.
+        """
         if self.snapshot is None or not self.claims:
             return {}
-        names = {(claim["driver"], claim["namespace"], claim["name"]) for claim in recorded.values()}
+        names = {
+            (claim["driver"], claim["namespace"], claim["name"], device["device"])
+            for claim in recorded.values()
+            for device in claim["devices"]
+        }
         devices: dict[str, dict[str, ClaimDevice]] = defaultdict(dict)
         pods: dict[str, set[str]] = defaultdict(set)
         claims: dict[str, Claim] = {}
         for entry in self.claims:
-            if (entry.driver, entry.namespace, entry.name) in names:
+            if entry.uid in recorded or (entry.driver, entry.namespace, entry.name, entry.device) in names:
                 continue
             key, uuids = name_claim(entry.namespace, entry.name, entry.driver), kubelet.which(entry, self.snapshot)
+            if key in recorded and uuids != frozenset():
+                devices[key].update((device["uuid"], device) for device in recorded[key]["devices"])
+                pods[key].update(recorded[key]["pods"])
             for uuid in units if uuids is None else uuids & units.keys():
                 devices[key][uuid] = describe_device(uuid, units, entry.device)
             pods[key] |= entry.uids

@@ -252,9 +252,11 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
         GpushimError: somebody else has one of them, all of it or a part.
     """
     name = quote(f"{claim['namespace']}/{claim['name']}")
+    adopted = record["claims"].get(describe(claim))  # what is lost is of pods that are over, and names come again
+    former = describe(claim) if adopted and adopted["state"] != LOST else ""
     for device in list_held(claim):
         for other_uid, other in record["claims"].items():
-            if other_uid == uid or (not is_own(other_uid, other) and describe(other) == describe(claim)):
+            if other_uid in (uid, former):
                 continue
             for had in list_held(other):
                 if _touches(had, device["uuid"], device["gpu"], device["placement"]):
@@ -274,8 +276,7 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
                 raise GpushimError(
                     f"claim {name} cannot have {device['uuid']} yet: {owner_of(allocation)} has {subject}", REQUEST
                 )
-    former = [key for key, other in record["claims"].items() if describe(other) == describe(claim)]
-    claims = {key: other for key, other in record["claims"].items() if key not in former or is_own(key, other)}
+    claims = {key: other for key, other in record["claims"].items() if key != former}
     return {**record, "claims": {**claims, uid: claim}}
 
 
@@ -289,7 +290,11 @@ def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
     uids |= {
         pod for uid, claim in record["claims"].items() if not kubelet.has_claim(uid, claim) for pod in claim["pods"]
     }
-    keys = {f"{resource} {name}" for resource, name, _ in list_allocations(record)}
+    keys = {
+        f"{resource} {name}"
+        for resource, name, allocation in list_allocations(record)
+        if allocation["uid"] or kubelet.find_pod(resource, name)
+    }
     return frozenset(uids) | {grant.uid for key, grant in (kubelet.grants or {}).items() if key not in keys}
 
 
@@ -334,7 +339,7 @@ def move_allocation(
             "uid": uid if uid and is_newer else allocation["uid"] if same or not allocation["pod"] else "",
             "state": CONFIRMED,
         }
-    if uid and is_newer and not (kubelet.is_stale and kubelet.complete and uid not in running):
+    if uid and is_newer and not _is_outdated(uid, kubelet, running):
         pod = allocation["pod"] if allocation["uid"] in ("", uid) else ""
         state = UNCONFIRMED if kubelet.answers or allocation["state"] != CONFIRMED else CONFIRMED
         return {**allocation, "pod": pod, "uid": uid, "state": state}
@@ -344,6 +349,11 @@ def move_allocation(
         is_forgotten = kubelet.is_new or running[allocation["uid"]] >= GRACE
         return {**allocation, "state": LOST} if is_conclusive and is_forgotten else allocation
     return None if _has_ended(allocation, kubelet) else allocation
+
+
+def _is_outdated(uid: str, kubelet: KubeletState, running: Collection[str]) -> bool:
+    """Return whether a pod that kubelet does not list is in its checkpoint since nobody has that written again."""
+    return kubelet.is_stale and kubelet.complete and uid not in running
 
 
 def _has_ended(allocation: Allocation, kubelet: KubeletState) -> bool:
@@ -364,7 +374,7 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[s
     if kubelet.has_claim(uid, claim):
         return claim if claim["state"] == LOST else {**claim, "state": CONFIRMED}
     is_prepared = claim["driver"] == OWN_DRIVER and is_own(uid, claim)
-    is_conclusive = kubelet.claim_uids is not None or (kubelet.answers and not is_prepared)
+    is_conclusive = kubelet.claim_uids is not None or (kubelet.complete and not is_prepared)
     if not is_conclusive or claim["since"] > kubelet.clock - QUIET:
         return claim
     if any(pod in running for pod in claim["pods"]):
@@ -389,6 +399,8 @@ def _adopt(record: Record, kubelet: KubeletState, running: Collection[str], unit
         gpu: Gpu = gpus.get(home, {"divisions": {}, "allocations": {}})
         if not unit or not home or key in gpu["allocations"] or (unit.problem == GONE and uid not in running):
             continue
+        if not pod and _is_outdated(uid, kubelet, running):
+            continue
         allocation: Allocation = {
             "device": unit.uuid,
             "placement": unit.place,
@@ -402,7 +414,7 @@ def _adopt(record: Record, kubelet: KubeletState, running: Collection[str], unit
     return {
         **record,
         "gpus": gpus,
-        "claims": {**kubelet.unrecorded_claims(record["claims"], units), **record["claims"]},
+        "claims": {**record["claims"], **kubelet.unrecorded_claims(record["claims"], units)},
     }
 
 

@@ -134,9 +134,11 @@ def test_a_record_that_is_lost_has_what_kubelet_has(scene: Scene, content: str |
     path.unlink() if content is None else path.write_text(content)
     scene.now += QUIET + 1
     is_refused(scene)
-    scene.claims = []
-    scene.now += QUIET + 1
+    scene.claims, scene.bare = [], ["agent"]
     plugin = scene.start()
+    plugin.look(whole())
+    scene.now += QUIET + 1
+    plugin.look(whole())
     assert plugin.look(whole()) == {ONE}
     plugin.allocate(ONE)
 

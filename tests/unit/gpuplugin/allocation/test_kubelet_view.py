@@ -349,6 +349,7 @@ def test_what_is_given_during_a_question_is_asked_for_again(scene: Scene, monkey
 def test_a_foreign_claim_counts_as_long_as_kubelet_lists_it(scene: Scene) -> None:
     plugin, stale = scene.settle(whole()), scene.start()
     stale.look(whole())
+    scene.bare = ["agent"]
     scene.claims = [Claim("default", "c", "gpu.nvidia.com", "node", "gpu-0", ())]
     plugin.look(parts())
     with pytest.raises(GpushimError, match=r"claim default/c of gpu\.nvidia\.com has"):
@@ -360,8 +361,23 @@ def test_a_foreign_claim_counts_as_long_as_kubelet_lists_it(scene: Scene) -> Non
     stale.allocate(ONE)
 
 
+def test_a_kubelet_without_an_api_server_takes_nothing_from_a_foreign_claim(scene: Scene) -> None:
+    plugin = scene.settle(whole())
+    scene.bare = ["agent"]
+    scene.claims = [Claim("default", "c", "other.example", "node", "gpu-0", (f"nvidia.com/gpu={ONE}",))]
+    plugin.look(whole())
+    scene.kubelet_starts()
+    scene.bare, scene.claims = ["etcd-n"], []  # static pods alone, for as long as the API server is away
+    for _ in range(3):
+        scene.now += 2 * QUIET
+        plugin.look(whole())
+    with pytest.raises(GpushimError, match=r"claim default/c of other\.example has"):
+        plugin.allocate(ONE)
+
+
 def test_a_claim_does_not_count_where_other_givers_are_served(scene: Scene) -> None:
     scene.kubelet_starts()
+    scene.bare = ["agent"]
     scene.claims = [Claim("default", "c", "other.example", "node", "gpu-0", (f"nvidia.com/gpu={ONE}",))]
     plugin = scene.start()
     assert plugin.look(whole()) == set()
@@ -424,3 +440,15 @@ def test_a_listed_pod_is_confirmed_with_its_uid(scene: Scene) -> None:
     plugin.follow()
     (allocation,) = plugin.allocations.values()
     assert (allocation["state"], allocation["pod"], allocation["uid"]) == (CONFIRMED, "pod default/a", "uid-a")
+
+
+@pytest.mark.parametrize("number", ["131071", "9" * 19, "9" * 5000], ids=len)
+def test_an_id_of_another_plugin_with_any_number_damages_no_record(scene: Scene, number: str) -> None:
+    plugin = scene.settle(parts())
+    scene.pods = {GPU: {f"{ONE}::{number}": "a"}}
+    scene.now += QUIET
+    plugin.look(parts())
+    again = scene.start()
+    assert again.look(parts()) == {f"{ONE}::0", f"{ONE}::1", f"{ONE}::{number}"}
+    assert again.record["unknown"] == ""
+    assert not again.registry.file.damaged

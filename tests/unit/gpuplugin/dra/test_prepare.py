@@ -286,6 +286,43 @@ def test_a_claim_that_is_prepared_while_it_is_taken_back_stays(node: Node, monke
     asyncio.run(story())
 
 
+def test_a_claim_that_another_instance_prepares_while_it_is_taken_back_here_stays(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two in a rolling update; its pod has no process yet."""
+    other = Claims(node.file, node.driver._watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
+
+    async def prepare_there(_: object) -> None:
+        node.now += 1
+        await other.prepare([{"uid": "a", "namespace": "d", "name": "a"}])
+
+    async def story() -> None:
+        node.claims["a"] = ("gpu-0",)
+        await node.prepare("a")
+        node.now += 1
+        with monkeypatch.context() as patch:
+            patch.setattr(node.driver._sharing, "end", prepare_there)
+            await node.unprepare("a")
+        assert node.recorded == ["a"]
+        node.now += 1
+        await node.unprepare("a")
+        assert not node.recorded
+
+    asyncio.run(story())
+
+
+def test_what_kubelet_lists_counts_when_the_record_was_removed_meanwhile(node: Node) -> None:
+    async def story() -> None:
+        node.claims, node.pods = {"a": ("gpu-0",), "b": ("gpu-0",)}, ["pod d/agent"]
+        await node.prepare("a")
+        node.listed = [("a", "gpu-0")]
+        await node.later(YOUNG + 2 * moments.EACH)
+        Path(node.file.path).unlink()
+        assert "claim d/a has it" in await node.prepare("b")
+
+    asyncio.run(story())
+
+
 def test_a_pod_of_the_device_plugin_has_its_gpu_while_a_process_of_it_is_left(node: Node) -> None:
     given(node)
     node.checkpoint({uuid(0): "u-1"})
@@ -435,6 +472,7 @@ def test_a_claim_of_the_driver_before_has_its_gpu(node: Node) -> None:
         node.claims["a"], node.listed = ("gpu-0",), [("theirs", "gpu-0")]
         assert "claim d/theirs has it" in await node.prepare("a")
         node.listed.clear()
+        node.pods = ["pod d/agent"]
         await node.later(YOUNG + 2 * moments.EACH)
         assert (await node.prepare("a"))[0]["device_name"] == "gpu-0"
 

@@ -77,11 +77,16 @@ def test_pods_claims_and_divisions(folder: Path) -> None:
     assert (claim["pods"], record["generation"], record["kubelet"]) == (["u-c"], 3, ["k", 1.0])
 
 
-def test_what_is_there_is_newer_as_after_the_version_before_was_installed_once_more(folder: Path) -> None:
-    write(folder, book({f"{GPU} {ONE}": ENTRY}))
-    assert read(folder)["gpus"][ONE]["allocations"]
-    write(folder, book())
-    assert not read(folder)["gpus"][ONE]["allocations"]
+def test_an_instance_of_the_version_before_that_still_runs_takes_nothing_from_the_record(folder: Path) -> None:
+    """It writes its files again, of what it knows: in a rolling update, or when it was installed once more."""
+    write(folder, book({f"{GPU} {ONE}": ENTRY}), {"u": {"namespace": "d", "name": "c", "devices": DEVICES}})
+    first = read(folder)
+    write(folder, book({f"{GPU} later": ENTRY}), {"v": {"namespace": "d", "name": "v", "devices": DEVICES}})
+    after = read(folder)
+    assert {*after["gpus"][ONE]["allocations"]} == {f"{GPU} {ONE}", f"{GPU} later"}
+    assert {*after["claims"]} == {"u", "v"}
+    write(folder, {**book(), "boot": "before", "gpus": {}})
+    assert (read(folder)["gpus"], first["boot"]) == (after["gpus"], after["boot"])
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"form": 1}', '{"boot": 1}\n'])

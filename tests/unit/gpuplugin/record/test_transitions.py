@@ -138,7 +138,7 @@ def test_a_claim(row: dict[str, Any], state: dict[str, Any], runs: bool, after: 
 def test_a_claim_of_another_driver_ends_with_kubelets_list() -> None:
     key = "claim d/c of other"
     row = claim(claim_device(), driver="other", since=0.0)
-    assert transitions.move_claim(key, row, kubelet(claim_uids=None, is_young=True), {}) == row
+    assert transitions.move_claim(key, row, kubelet(claim_uids=None, complete=False), {}) == row
     assert transitions.move_claim(key, row, kubelet(claim_uids=None), {}) is None
 
 
@@ -162,6 +162,31 @@ def test_what_kubelet_has_and_nobody_wrote_down_is_recorded_with_what_excludes_o
     assert (row["sharing"], row["pod"], row["uid"]) == (["time-slicing", GPU], "pod d/b", "u-b")
     (foreign,) = after["claims"].values()
     assert (foreign["pods"], foreign["devices"][0]["gpu"]) == (["u-c"], ONE)
+
+
+def test_another_drivers_claim_of_the_name_of_one_that_hangs_has_its_gpu_too() -> None:
+    key = "claim d/c of other"
+    before = record(claims={key: claim(claim_device(), driver="other", state=LOST)})
+    listed = LISTED._replace(driver="other", device="two", cdi=(f"nvidia.com/gpu={TWO}",))
+    state = kubelet(claims=[listed], claim_uids=None, snapshot=snapshot([gpu(0), gpu(1)]))
+    units = {**UNITS, TWO: Device(TWO, TWO, "1", 1)}
+    after = transitions.reconcile(before, state, {"u-c": 60.0}, units)
+    assert {device["uuid"] for device in after["claims"][key]["devices"]} == {ONE, TWO}
+    assert after["claims"][key]["pods"] == ["u-c"]
+    assert transitions.reconcile(after, state, {}, units) == after
+    assert not transitions.reconcile(after, kubelet(), {}, units)["claims"]
+
+
+def test_what_a_checkpoint_has_that_nobody_has_written_since_is_not_recorded_anew() -> None:
+    """As where the DRA driver has taken the place of the device plugin."""
+    before = record(allocations={KEY: allocation(uid="")})
+    state = kubelet(grants=promises(), is_stale=True)
+    assert transitions.find_suspects(before, state) == {"u-a"}
+    assert transitions.reconcile(before, state, {"u-a": 60.0}, UNITS)["gpus"][ONE]["allocations"]
+    after = transitions.reconcile(before, state, {}, UNITS)
+    assert not after["gpus"][ONE]["allocations"]
+    assert transitions.reconcile(after, state, {"u-a": 60.0}, UNITS)["gpus"][ONE]["allocations"]
+    assert transitions.reconcile(after, state._replace(complete=False), {}, UNITS)["gpus"][ONE]["allocations"]
 
 
 def test_what_is_unknown_is_known_when_kubelet_has_told_all() -> None:
@@ -265,6 +290,14 @@ def test_a_claim_gets_nothing_that_somebody_has(before: Any, device: Any, senten
     with pytest.raises(GpushimError) as caught:
         transitions.grant_claim(before, "u", claim(device))
     assert sentence in str(caught.value)
+
+
+def test_a_lost_claim_whose_uid_nobody_knows_is_not_one_of_its_name_that_was_made_anew() -> None:
+    key = "claim d/c of gpu.nvidia.com"
+    before = record(claims={key: claim(claim_device(), state=LOST)})
+    with pytest.raises(GpushimError, match="claim d/c has it"):
+        transitions.grant_claim(before, "u", claim(claim_device()))
+    assert {*transitions.grant_claim(before, "u", claim(claim_device(TWO)))["claims"]} == {key, "u"}
 
 
 def test_a_claim_that_is_prepared_again_has_what_it_gets_now() -> None:
