@@ -301,14 +301,14 @@ def _choose_delivery(settings: Settings, snapshot: Snapshot) -> Delivery:
 
 
 def _list_channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
-    wanted_channels: list[int] = values["imex-channels"]
-    missing = [channel for channel in wanted_channels if f"{ensure.IMEX_CHANNEL}{channel}" not in nodes]
+    channels: list[int] = values["imex-channels"]
+    missing = [channel for channel in channels if f"{ensure.IMEX_CHANNEL}{channel}" not in nodes]
     if missing and values["imex-required"]:
         raise GpushimError(
             f"imex-required is true, and this host has no IMEX channel {missing[0]}; nvidia-modprobe makes it",
             INVENTORY,
         )
-    return [channel for channel in wanted_channels if channel not in missing]
+    return [channel for channel in channels if channel not in missing]
 
 
 def _note_daemon(device: Device, daemons: Mapping[str, str], unrestored: Mapping[str, str]) -> Device:
