@@ -310,15 +310,14 @@ class Claims:
                 self._file.write({**record, "claims": {**record["claims"], uid: {**claim, "pods": pods}}})
 
     async def _fetch(self, uid: str, claim: record_form.Claim) -> Mapping[str, Any] | None:
-        """Return a recorded claim as the API server has it; None if it is gone.
+        """Return a recorded claim as the API server has it; None if it is gone, also where another has its name.
 
         Raises:
             GpushimError: there is no answer.
             asyncio.TimeoutError: not soon.
         """
         request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
-        body = await asyncio.wait_for(self._link.claim(request), SOON)
-        return body if body is not None and body["metadata"].get("uid") == uid else None
+        return await asyncio.wait_for(self._link.claim(request), SOON)
 
     async def _doubt(self, uid: str, claim: record_form.Claim) -> None:
         """Lose what no pod has if the claim is gone, or has nothing here any more: names come again.
@@ -327,9 +326,8 @@ class Claims:
             GpushimError: there is no answer, or the record cannot be written.
         """
         self._prepared.discard(uid)
-        request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
         try:
-            body = await asyncio.wait_for(self._link.claim(request), SOON)
+            body = await self._fetch(uid, claim)
         except asyncio.TimeoutError:
             return
         if uid not in self._prepared and (body is None or not is_here(claim, body, self._node)):

@@ -137,15 +137,7 @@ def grant(
         home = gpu_of.get(request.uuid, "")
         gpu: Gpu = record["gpus"].get(home, {"divisions": {}, "allocations": {}})
         _check_division(gpu, request)
-        before = gpu["allocations"].get(f"{request.resource} {request.id}")
-        if before and (before["uid"] in running or (before["state"] == LOST and not before["uid"])):
-            raise GpushimError(
-                f"{request.uuid} cannot be given out: {changes.ending(owner_of(before))}", REQUEST
-            )  # of what kubelet has it does not ask for more
-        conflict = _find_conflict(record, home, request)
-        if conflict:
-            sentence = f"{request.uuid} cannot be given out as {_name_sharing(request.sharing)}: {conflict}"
-            raise GpushimError(sentence, REQUEST)
+        _check_free(record, home, request, running)
         rows.setdefault(home, {})[f"{request.resource} {request.id}"] = {
             "device": request.uuid,
             "placement": gpu["divisions"][request.uuid]["placement"],
@@ -159,6 +151,17 @@ def grant(
     for home, row in rows.items():
         gpus[home] = {**gpus[home], "allocations": {**gpus[home]["allocations"], **row}}
     return {**record, "gpus": gpus}, rows
+
+
+def _check_free(record: Record, home: str, request: Request, running: Collection[str]) -> None:
+    before = record["gpus"][home]["allocations"].get(f"{request.resource} {request.id}")
+    # kubelet asks again only for what it takes for free, so that a former owner that lives on is one that it forgot.
+    if before and (before["uid"] in running or (before["state"] == LOST and not before["uid"])):
+        raise GpushimError(f"{request.uuid} cannot be given out: {changes.ending(owner_of(before))}", REQUEST)
+    conflict = _find_conflict(record, home, request)
+    if conflict:
+        sentence = f"{request.uuid} cannot be given out as {_name_sharing(request.sharing)}: {conflict}"
+        raise GpushimError(sentence, REQUEST)
 
 
 def _check_division(gpu: Gpu, request: Request) -> None:
@@ -251,32 +254,45 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
     Raises:
         GpushimError: somebody else has one of them, all of it or a part.
     """
-    name = quote(f"{claim['namespace']}/{claim['name']}")
+    others = {
+        key: other
+        for key, other in record["claims"].items()
+        if key != uid and (is_own(key, other) or describe(other) != describe(claim))
+    }
     for device in list_held(claim):
-        for other_uid, other in record["claims"].items():
-            if other_uid == uid or (not is_own(other_uid, other) and describe(other) == describe(claim)):
-                continue
-            for had in list_held(other):
-                if _touches(had, device["uuid"], device["gpu"], device["placement"]):
-                    subject = "it" if had["uuid"] == device["uuid"] else had["uuid"]
-                    whose = quote(f"{other['namespace']}/{other['name']}")
-                    raise GpushimError(
-                        f"claim {name} cannot have {device['uuid']} yet: claim {whose} has {subject}, and gives it "
-                        "back within a minute of its deletion, when no process of its pods is left",
-                        REQUEST,
-                    )
-        gpu = record["gpus"].get(device["gpu"])
-        for allocation in gpu["allocations"].values() if gpu else ():
-            placement = allocation["placement"].partition("/")[0]
-            is_same_place = bool(placement) and placement == device["placement"].partition("/")[0]
-            if is_same_place or overlap(allocation["device"], device["uuid"]):
-                subject = "it" if allocation["device"] == device["uuid"] else allocation["device"]
-                raise GpushimError(
-                    f"claim {name} cannot have {device['uuid']} yet: {owner_of(allocation)} has {subject}", REQUEST
-                )
+        owner = _find_claim_owner(others, device) or _find_pod_owner(record, device)
+        if owner:
+            name = quote(f"{claim['namespace']}/{claim['name']}")
+            raise GpushimError(f"claim {name} cannot have {device['uuid']} yet: {owner}", REQUEST)
     former = [key for key, other in record["claims"].items() if describe(other) == describe(claim)]
     claims = {key: other for key, other in record["claims"].items() if key not in former or is_own(key, other)}
     return {**record, "claims": {**claims, uid: claim}}
+
+
+def _find_claim_owner(claims: Mapping[str, Claim], device: ClaimDevice) -> str:
+    """Return which of these claims has a device or a part of it, a clause; "" if none has."""
+    for claim in claims.values():
+        for had in list_held(claim):
+            if _touches(had, device["uuid"], device["gpu"], device["placement"]):
+                subject = "it" if had["uuid"] == device["uuid"] else had["uuid"]
+                name = quote(f"{claim['namespace']}/{claim['name']}")
+                return (
+                    f"claim {name} has {subject}, and gives it back within a minute of its deletion, when no process "
+                    "of its pods is left"
+                )
+    return ""
+
+
+def _find_pod_owner(record: Record, device: ClaimDevice) -> str:
+    """Return which pod has a claim's device or a part of it by the device plugin, a clause; "" if none has."""
+    gpu = record["gpus"].get(device["gpu"])
+    for allocation in gpu["allocations"].values() if gpu else ():
+        placement = allocation["placement"].partition("/")[0]
+        is_same_place = bool(placement) and placement == device["placement"].partition("/")[0]
+        if is_same_place or overlap(allocation["device"], device["uuid"]):
+            subject = "it" if allocation["device"] == device["uuid"] else allocation["device"]
+            return f"{owner_of(allocation)} has {subject}"
+    return ""
 
 
 def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:
