@@ -264,8 +264,8 @@ def _nvlink_groups(gpus: Sequence[Gpu]) -> dict[int, str]:
     for gpu in gpus:
         for peer, _, links in gpu["peers"]:
             if links and peer in groups:
-                joined = groups[gpu["index"]] | groups[peer]
-                groups.update(dict.fromkeys(joined, joined))
+                union = groups[gpu["index"]] | groups[peer]
+                groups.update(dict.fromkeys(union, union))
     names = {gpu["index"]: gpu["uuid"] or gpu["pci"] for gpu in gpus}  # indices change
     return {
         index: f"nvlink-{min(names[member] for member in group)}" if len(group) > 1 else ""

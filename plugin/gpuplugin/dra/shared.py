@@ -214,11 +214,11 @@ def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) ->
         uuids: of the devices of its results, by name.
     """
     of_gpu = {gpu.uuid: group.name for group in groups for gpu in group.gpus}
-    names_of_results, told_pairs = [], set()
+    names_of_results, pairs = [], set()
     for result in claim.results:
         name = "" if result.admin else of_gpu.get(uuids[result.device], "")
-        fresh = bool(name) and (result.request, name) not in told_pairs
-        told_pairs.add((result.request, name))
+        fresh = bool(name) and (result.request, name) not in pairs
+        pairs.add((result.request, name))
         names_of_results.append([f"{KIND}={name}"] if fresh else [])
     return names_of_results
 
