@@ -17,7 +17,7 @@ from gpuplugin.devices import changes, division, preferred
 from gpuplugin.health import reason
 from gpuplugin.kubelet.v1beta1 import check, write_device
 from gpuplugin.mps import mps
-from gpuplugin.record.transitions import Request
+from gpuplugin.record.grants import Request
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device
 from gpushim.containers.kubelet import KUBELET_SOCKET, plugins

@@ -16,7 +16,7 @@ from gpuplugin.kubelet import cgroups
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.processes import tasks
 from gpuplugin.processes.instances import METRICS, Instances
-from gpuplugin.record import kubelet_state, transitions
+from gpuplugin.record import grants, kubelet_state, transitions
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpushim.containers.kubelet import USUAL
 from gpushim.ground import system
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from gpuplugin.allocation.allocation import Delivery
+    from gpuplugin.record.grants import Request
     from gpuplugin.record.record_form import Record
-    from gpuplugin.record.transitions import Request
     from gpuplugin.settings.resources import Device
     from gpuplugin.settings.settings import Settings
 
@@ -126,7 +126,7 @@ class Registry:
                     )
                 record = self._with_uids(record, keys)
                 running = cgroups.running(transitions.uids_of(record, keys))
-                self.file.add(*transitions.grant(record, requests, system.clock(), running))
+                self.file.add(*grants.grant(record, requests, system.clock(), running))
         except GpushimError:  # kubelet takes for free what is not
             self.doubt()
             raise

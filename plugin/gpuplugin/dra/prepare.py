@@ -19,7 +19,7 @@ from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
 from gpuplugin.processes import tasks
-from gpuplugin.record import transitions
+from gpuplugin.record import grants, transitions
 from gpuplugin.record.kubelet_state import describe_device
 from gpuplugin.record.record_form import GRANTED, LOST
 from gpuplugin.settings import resources
@@ -188,7 +188,7 @@ class Claims:
                     f"{claim} gets a GPU when it does",
                     FAILED,
                 )
-            self._file.write(transitions.grant_claim(record, claim.uid, row))
+            self._file.write(grants.grant_claim(record, claim.uid, row))
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what is not free yet, or cannot be written now, is released later."""
