@@ -45,7 +45,7 @@ from bench import scenes  # noqa: E402
 from bench.processes import memory, scheduled  # noqa: E402
 
 from gpuplugin.allocation import offer  # noqa: E402
-from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
+from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, MOUNTS, Delivery  # noqa: E402
 from gpuplugin.allocation.registry import Registry  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
 from gpuplugin.kubelet.v1beta1 import write_list  # noqa: E402
@@ -119,8 +119,8 @@ def both(found: list[float]) -> str:
 
 def resource(devices: list[resources.Device], registry: Registry | None = None) -> offer.Resource:
     """Return a resource with these devices, told by three strategies at once; a record is begun for them."""
-    ways = Ways(ways=[MOUNTS, CRI, ANNOTATIONS])
-    found = offer.Resource(GPU, settings.resolve({}, {}, {}, ""), ways, *([registry.grant] if registry else []))
+    delivery = Delivery(strategies=[MOUNTS, CRI, ANNOTATIONS])
+    found = offer.Resource(GPU, settings.resolve({}, {}, {}, ""), delivery, *([registry.grant] if registry else []))
     found.have(devices, {})
     return found
 

@@ -55,7 +55,7 @@ def print_check(settings: Settings, list_allocators: ListAllocators) -> None:
     if not offers:
         show.say("nothing is registered: this host has no GPU to give out")
     name_kind = "index" if delivery.by_index else "UUID"
-    show.say(f"Containers get their devices by {', '.join(delivery.ways)}; devices are named by {name_kind}.")
+    show.say(f"Containers get their devices by {', '.join(delivery.strategies)}; devices are named by {name_kind}.")
     show.say(summarize(AllocationsFile()))
     if delivery.features or delivery.imex:
         extras = [*delivery.features, *(f"IMEX channel {channel}" for channel in delivery.imex)]

@@ -22,10 +22,7 @@ PRONOUNS = {
 }
 LIMIT = 3.0  # percent of the names that a room binds
 # Rooms, and files, that were not gone through yet.
-NOT_YET = (
-    "gpushim/cli/explain.py",
-    *(f"gpuplugin/{name}" for name in ("allocation", "dra")),
-)
+NOT_YET = ("gpushim/cli/explain.py",)
 
 
 def modules() -> dict[str, Path]:

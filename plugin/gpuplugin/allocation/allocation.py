@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import RequestsPolicy
 
 ENVVAR, MOUNTS, ANNOTATIONS, CRI = "envvar", "volume-mounts", "cdi-annotations", "cdi-cri"
-WAYS = (ENVVAR, MOUNTS, ANNOTATIONS, CRI)
+STRATEGIES = (ENVVAR, MOUNTS, ANNOTATIONS, CRI)
 BY_CDI = {ANNOTATIONS, CRI}
 MPS_PIPES = "/run/gpushim/mps"  # in containers
 NOTHING = (
@@ -38,11 +38,11 @@ ANNOTATION = "gpushim-device-plugin_"
 
 
 @dataclass(frozen=True)
-class Ways:
+class Delivery:
     """How containers are told their devices.
 
     Attributes:
-        ways: some of WAYS.
+        strategies: some of STRATEGIES.
         by_index: devices are named by index, not by UUID.
         kind: CDI kind of this host's devices.
         annotation_prefix: of the annotation's key.
@@ -54,7 +54,7 @@ class Ways:
         limits: the driver keeps limits of GPU memory.
     """
 
-    ways: Sequence[str] = (ENVVAR,)
+    strategies: Sequence[str] = (ENVVAR,)
     by_index: bool = False
     kind: str = "nvidia.com/gpu"
     annotation_prefix: str = "cdi.k8s.io/"
@@ -66,7 +66,7 @@ class Ways:
 
 
 def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> list[Device]:
-    """Find the devices of a request; two replicas of one are one.
+    """Return the devices of a request; two replicas of one are one.
 
     Args:
         ids: as kubelet sent them.
@@ -76,11 +76,11 @@ def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> l
     Raises:
         GpushimError: one is unknown, cannot be used, or comes twice.
     """
-    found: dict[str, Device] = {}
+    chosen: dict[str, Device] = {}
     for name, times in Counter(ids).items():
         device = devices.get(name)
         if device is None:
-            raise GpushimError(f"{resource} has no device {quote(name)}; it has {_listed(devices)}", REQUEST)
+            raise GpushimError(f"{resource} has no device {quote(name)}; it has {_name_some(devices)}", REQUEST)
         if times > 1:
             raise GpushimError(
                 f"kubelet asks for {quote(name)} of {resource} {times} times; ask for it once", REQUEST
@@ -88,23 +88,24 @@ def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> l
         if device.problem:
             well = {key: one for key, one in devices.items() if not one.problem}
             raise GpushimError(
-                f"{quote(name)} of {resource} cannot be used: {device.problem}; these can: {_listed(well)}", REQUEST
+                f"{quote(name)} of {resource} cannot be used: {device.problem}; these can: {_name_some(well)}",
+                REQUEST,
             )
-        found.setdefault(device.uuid, device)
+        chosen.setdefault(device.uuid, device)
     _check_shares([devices[name] for name in ids], resource)
-    return list(found.values())
+    return list(chosen.values())
 
 
 def _check_shares(chosen: Sequence[Device], resource: str) -> None:
     """Hold a request against the groups that its devices are of."""
     number = len(chosen)
-    if number > 1 and any(one.share and one.share.single for one in chosen):
+    if number > 1 and any(device.share and device.share.single for device in chosen):
         raise GpushimError(
             f"a container asks for {number} of {resource}, which is shared, and failRequestsGreaterThanOne is "
             "true: more of it is not more of a GPU; ask for 1",
             REQUEST,
         )
-    times = Counter(one.uuid for one in chosen if one.share and one.share.distinct)
+    times = Counter(device.uuid for device in chosen if device.share and device.share.distinct)
     twice = next((uuid for uuid in times if times[uuid] > 1), "")
     if twice:
         raise GpushimError(
@@ -113,7 +114,7 @@ def _check_shares(chosen: Sequence[Device], resource: str) -> None:
             "ask for less, or wait until others end",
             REQUEST,
         )
-    daemons = {one.share.group if one.share else "" for one in chosen}
+    daemons = {device.share.group if device.share else "" for device in chosen}
     if len(daemons) > 1:
         raise GpushimError(
             f"a container asks for {number} of {resource}, and those that kubelet has chosen are not all of one MPS "
@@ -122,99 +123,101 @@ def _check_shares(chosen: Sequence[Device], resource: str) -> None:
         )
 
 
-def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]:
-    """Say what a container gets.
+def answer(devices: Sequence[Device], resource: str, delivery: Delivery) -> dict[str, Any]:
+    """Return what a container gets.
 
     Args:
         devices: as `check` returned them.
         resource: name of the resource.
-        by: how it is told.
+        delivery: how it is told.
 
     Returns:
         a ContainerAllocateResponse.
     """
-    names = [device.index if by.by_index else device.uuid for device in devices]
-    found: dict[str, Any] = {"envs": {f"NVIDIA_{name.upper()}": "enabled" for name in by.features}}
+    names = [device.index if delivery.by_index else device.uuid for device in devices]
+    response: dict[str, Any] = {"envs": {f"NVIDIA_{name.upper()}": "enabled" for name in delivery.features}}
     mounts = []
-    plain = [way for way in by.ways if way not in BY_CDI]
+    plain = [strategy for strategy in delivery.strategies if strategy not in BY_CDI]
     if MOUNTS in plain:
-        channels = [f"imex/{channel}" for channel in by.imex]
-        found["envs"][DEVICES] = DEVICE_LIST
+        channels = [f"imex/{channel}" for channel in delivery.imex]
+        response["envs"][DEVICES] = DEVICE_LIST
         mounts += [
             {"container_path": f"{DEVICE_LIST}/{name}", "host_path": "/dev/null"} for name in [*names, *channels]
         ]
     elif plain:
-        found["envs"][DEVICES] = ",".join(names)
-        if by.imex:
-            found["envs"]["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, by.imex))
+        response["envs"][DEVICES] = ",".join(names)
+        if delivery.imex:
+            response["envs"]["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, delivery.imex))
     shares = [device.share for device in devices if device.share and device.share.group]
     if shares:
-        mounts += _mps(devices, shares[0], found["envs"])
+        mounts += _mount_mps(devices, shares[0], response["envs"])
     if mounts:
-        found["mounts"] = mounts
-    if plain and by.control is not None:
-        found["devices"] = _nodes(devices, by, by.control)
-    if names and not BY_CDI.isdisjoint(by.ways):  # without a name, an annotation would be an error
-        qualified = cdi_names(devices, by)
-        if CRI in by.ways:
-            found["cdi_devices"] = [{"name": name} for name in qualified]
-        if ANNOTATIONS in by.ways:
-            key = by.annotation_prefix + ANNOTATION + resource.partition("/")[2]
-            found["annotations"] = {key: ",".join(qualified)}
-    return found
+        response["mounts"] = mounts
+    if plain and delivery.control is not None:
+        response["devices"] = _list_nodes(devices, delivery, delivery.control)
+    if names and not BY_CDI.isdisjoint(delivery.strategies):  # without a name, an annotation would be an error
+        qualified = cdi_names(devices, delivery)
+        if CRI in delivery.strategies:
+            response["cdi_devices"] = [{"name": name} for name in qualified]
+        if ANNOTATIONS in delivery.strategies:
+            key = delivery.annotation_prefix + ANNOTATION + resource.partition("/")[2]
+            response["annotations"] = {key: ",".join(qualified)}
+    return response
 
 
-def _mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[dict[str, Any]]:
+def _mount_mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[dict[str, Any]]:
     """Name the daemon of MPS in the variables; return the mounts by which it is reached.
 
     Pipes can be opened on a read-only mount, but none made or removed. Limits go by UUID: an index is the
     container's, and one entry of a GPU that the process does not see drops all of them.
     """
-    pipes, place = f"{MPS_PIPES}/{share.group}/pipe", mps.Folders(system.state_dir(), share.group)
+    pipes, folders = f"{MPS_PIPES}/{share.group}/pipe", mps.Folders(system.state_dir(), share.group)
     envs["CUDA_MPS_PIPE_DIRECTORY"] = pipes
     if share.sliced:
         if share.memory:
-            limits = (f"{one.uuid}={one.share.memory}M" for one in devices if one.share)
+            limits = (f"{device.uuid}={device.share.memory}M" for device in devices if device.share)
             envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
         if share.threads:
             envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.threads)
     return [
-        {"container_path": pipes, "host_path": place.pipe, "read_only": True},
-        {"container_path": "/dev/shm", "host_path": place.shm},
+        {"container_path": pipes, "host_path": folders.pipe, "read_only": True},
+        {"container_path": "/dev/shm", "host_path": folders.shm},
     ]
 
 
-def cdi_names(devices: Sequence[Device], by: Ways) -> list[str]:
-    """List the qualified CDI names of what a container with these devices gets."""
-    names = [cdi_name(device.index if by.by_index else device.uuid) for device in devices]
-    channels = [f"{CDI_CHANNEL}-{channel}" for channel in by.imex]
-    return [f"{by.kind}={name}" for name in (*names, *channels, *by.features)]
+def cdi_names(devices: Sequence[Device], delivery: Delivery) -> list[str]:
+    """Return the qualified CDI names of what a container with these devices gets."""
+    names = [cdi_name(device.index if delivery.by_index else device.uuid) for device in devices]
+    channels = [f"{CDI_CHANNEL}-{channel}" for channel in delivery.imex]
+    return [f"{delivery.kind}={name}" for name in (*names, *channels, *delivery.features)]
 
 
-def _nodes(devices: Sequence[Device], by: Ways, control: Sequence[str]) -> list[dict[str, str]]:
-    """List DeviceSpecs."""
-    own = [path for device in devices for path in device.nodes]
-    paths = dict.fromkeys([*own, *(f"{IMEX_CHANNEL}{channel}" for channel in by.imex), *control])
-    root = by.dev_root.rstrip("/")
+def _list_nodes(devices: Sequence[Device], delivery: Delivery, control: Sequence[str]) -> list[dict[str, str]]:
+    """Return DeviceSpecs."""
+    device_paths = [path for device in devices for path in device.nodes]
+    paths = dict.fromkeys([*device_paths, *(f"{IMEX_CHANNEL}{channel}" for channel in delivery.imex), *control])
+    root = delivery.dev_root.rstrip("/")
     return [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
 
 
-def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
-    """Say what a container does not get that asks for two resources.
+def clash(delivery: Delivery, resources: Mapping[str, Sequence[Device]]) -> list[str]:
+    """Return what a container does not get that asks for two resources, in sentences.
 
     Args:
-        by: how it is told.
+        delivery: how it is told.
         resources: the devices of all that there are, by name.
     """
-    by_mps = [name for name, devices in resources.items() if any(one.share and one.share.group for one in devices)]
+    mps_names = [
+        name for name, devices in resources.items() if any(device.share and device.share.group for device in devices)
+    ]
     if len(resources) < 2:
         return []
     notes = [
         f"a container that asks for {name} and for another resource can use the devices of one alone: a process has "
         "one MPS daemon"
-        for name in by_mps
+        for name in mps_names
     ]
-    if {*by.ways} - {ENVVAR}:
+    if {*delivery.strategies} - {ENVVAR}:
         return notes
     return [
         *notes,
@@ -223,30 +226,30 @@ def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
     ]
 
 
-def unheard(by: Ways, requests: RequestsPolicy) -> list[str]:
-    """Say where gpushim-runtime's policy forbids the way in which containers are told.
+def unheard(delivery: Delivery, requests: RequestsPolicy) -> list[str]:
+    """Return where gpushim-runtime's policy forbids the way in which containers are told, in sentences.
 
     Args:
-        by: how they are told.
+        delivery: how they are told.
         requests: of the policy.
     """
-    closed = not requests["accept-env-when-unprivileged"]
-    if MOUNTS in by.ways:
+    is_closed = not requests["accept-env-when-unprivileged"]
+    if MOUNTS in delivery.strategies:
         if requests["accept-volume-mounts"]:
-            by_variable = closed and by.features and BY_CDI.isdisjoint(by.ways)
-            return [f"{', '.join(by.features)} is passed in a variable, {NOTHING}; choose cdi-cri"] * bool(
+            by_variable = is_closed and delivery.features and BY_CDI.isdisjoint(delivery.strategies)
+            return [f"{', '.join(delivery.features)} is passed in a variable, {NOTHING}; choose cdi-cri"] * bool(
                 by_variable
             )
         return [
             f"device-list-strategy has {MOUNTS}, and gpushim-runtime refuses such containers while "
             "accept-volume-mounts under [requests] of config.toml is false; make it true"
         ]
-    if ENVVAR not in by.ways or not closed:
+    if ENVVAR not in delivery.strategies or not is_closed:
         return []
     return [f"device-list-strategy has {ENVVAR}, {NOTHING}; choose volume-mounts"]
 
 
-def _listed(devices: Mapping[str, Device]) -> str:
+def _name_some(devices: Mapping[str, Device]) -> str:
     names = list(devices)
-    more = len(names) - bounds.LISTED
-    return (", ".join(names[: bounds.LISTED]) + (f" and {more} more" if more > 0 else "")) or "none"
+    excess = len(names) - bounds.LISTED
+    return (", ".join(names[: bounds.LISTED]) + (f" and {excess} more" if excess > 0 else "")) or "none"

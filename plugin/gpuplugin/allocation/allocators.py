@@ -64,53 +64,53 @@ class Allocator(NamedTuple):
     by: bool = False
 
 
-def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot) -> Iterator[Allocator]:
+def drivers(plugins: Iterable[Plugin], claims: Iterable[Claim], snapshot: Snapshot) -> Iterator[Allocator]:
     """List the drivers of DRA that give out GPUs of this node, and the claims that have some.
 
     Of gpushim's own driver the claims count: it goes by the same record.
 
     Args:
         plugins: that listen.
-        held: claims that have or may have some, as `relevant` lists them.
+        claims: claims that have or may have some, as `relevant` lists them.
         snapshot: what the node has.
     """
     gave = {*kubelet.DRIVERS}
-    for claim in held:
+    for claim in claims:
         gpus = kubelet.which(claim, snapshot)
         gave.add(claim.driver)
-        who = kubelet_state.name_claim(claim.namespace, claim.name, claim.driver)
+        name = kubelet_state.name_claim(claim.namespace, claim.name, claim.driver)
         pod = f", for pod {claim.namespace}/{claim.pod}" if claim.pod else ""
-        has = f"{who} {'has it' if gpus else 'may have it'}{pod}"
-        yield Allocator(visible(has), "when kubelet lists that claim no more", gpus)
-    for one in plugins:
-        if one.kind == DRIVER and one.name in gave and not is_ours(one):
-            text = f"the DRA driver {quote(one.name)}, which listens at {one.path}, gives out this node's GPUs, too"
-            yield Allocator(text, GONE, None, by=True)
+        clause = f"{name} {'has it' if gpus else 'may have it'}{pod}"
+        yield Allocator(visible(clause), "when kubelet lists that claim no more", gpus)
+    for plugin in plugins:
+        if plugin.kind == DRIVER and plugin.name in gave and not is_ours(plugin):
+            subject = f"the DRA driver {quote(plugin.name)}, which listens at {plugin.path},"
+            yield Allocator(f"{subject} gives out this node's GPUs, too", GONE, None, by=True)
 
 
-def relevant(held: Iterable[Claim], snapshot: Snapshot) -> list[Claim]:
+def relevant(claims: Iterable[Claim], snapshot: Snapshot) -> list[Claim]:
     """List the claims, of those of all drivers, that have or may have GPUs of this node."""
-    return [one for one in held if kubelet.which(one, snapshot) != frozenset()][:CLAIMS]
+    return [claim for claim in claims if kubelet.which(claim, snapshot) != frozenset()][:CLAIMS]
 
 
-def plugins(theirs: Ids, ours: Ids, known: Collection[str]) -> Iterator[Allocator]:
+def plugins(allocatable: Ids, registered: Ids, uuids: Collection[str]) -> Iterator[Allocator]:
     """List the device plugins that give out the same GPUs, by what kubelet would give out.
 
     Args:
-        theirs: ids that kubelet has, of resources of all plugins but ours under other names.
-        ours: ids that it was told by us.
-        known: UUIDs of GPUs and MIG instances of this node.
+        allocatable: ids that kubelet has, of resources of all plugins but ours under other names.
+        registered: ids that it was told by us.
+        uuids: UUIDs of GPUs and MIG instances of this node.
     """
-    for resource, ids in sorted(theirs.items()):
-        strange = {*ids} - {*ours.get(resource, ())}
-        named = frozenset(uuid for one in strange for uuid in _UUID.findall(one)) & {*known}
-        if named or (strange and resource in ours):
+    for resource, ids in sorted(allocatable.items()):
+        foreign_ids = {*ids} - {*registered.get(resource, ())}
+        foreign_uuids = frozenset(uuid for name in foreign_ids for uuid in _UUID.findall(name)) & {*uuids}
+        if foreign_uuids or (foreign_ids and resource in registered):
             text = f"another device plugin gives out this node's GPUs, too, as {quote(resource)}"
-            yield Allocator(text, "when kubelet has no such device of it", named or None, by=True)
+            yield Allocator(text, "when kubelet has no such device of it", foreign_uuids or None, by=True)
 
 
 async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
-    """Say once who else gives out this node's GPUs now; takes seconds at most.
+    """Return who else gives out this node's GPUs now, once; takes seconds at most.
 
     Args:
         kubelet_dir: kubelet's directory.
@@ -119,20 +119,20 @@ async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
     Returns:
         clauses; none of who cannot be asked.
     """
-    there = await Plugins().look(kubelet_dir)
+    listeners = await Plugins().look(kubelet_dir)
     listed = await podresources.listed(kubelet_dir) if podresources.answers(kubelet_dir) else None
-    held = listed.claims if listed else []
+    claims = listed.claims if listed else []
     with contextlib.suppress(OSError, ValueError):
-        held = held + await asyncio.to_thread(kubelet.claims, kubelet_dir)
-    theirs = {} if listed is None else await podresources.allocatable(kubelet_dir) or {}
-    known = [one["uuid"] for one in (*snapshot["gpus"], *snapshot["mig"])]
-    rows = {name: ids for name, ids in theirs.items() if not _served(kubelet_dir, name)}
-    held = relevant(held, snapshot)
-    return [one.text for one in (*drivers(there, held, snapshot), *plugins(rows, {}, known)) if one.by]
+        claims = claims + await asyncio.to_thread(kubelet.claims, kubelet_dir)
+    allocatable = {} if listed is None else await podresources.allocatable(kubelet_dir) or {}
+    uuids = [entry["uuid"] for entry in (*snapshot["gpus"], *snapshot["mig"])]
+    rows = {name: ids for name, ids in allocatable.items() if not _is_served_here(kubelet_dir, name)}
+    claims = relevant(claims, snapshot)
+    return [entry.text for entry in (*drivers(listeners, claims, snapshot), *plugins(rows, {}, uuids)) if entry.by]
 
 
-def _served(kubelet_dir: str, resource: str) -> bool:
-    """Say whether an instance of this plugin serves a resource."""
+def _is_served_here(kubelet_dir: str, resource: str) -> bool:
+    """Return whether an instance of this plugin serves a resource."""
     path = f"{kubelet.plugins(kubelet_dir)}/{sockets.PREFIX}{resource[len(PREFIX) :]}{sockets.SUFFIX}"
     return resource.startswith(PREFIX) and is_believed(path)
 
@@ -153,15 +153,15 @@ class Allocators:
     def __init__(self, registry: Registry, settings: Callable[[], Settings], changed: Callable[[], object]) -> None:
         self._registry, self._settings, self._changed = registry, settings, changed
         self._plugins = Plugins()
-        self._there: list[Plugin] = []
+        self._listeners: list[Plugin] = []
         self._saved: object = None  # identity of kubelet's file of claims
         self._saved_claims: list[Claim] = []  # of that file
         self._listed: list[Claim] = []  # by kubelet itself
         self._heard = False  # whether it has answered
         self._beside: list[Allocator] = []  # plugins
         self._doubtful: list[Allocator] = []  # that one look alone has seen
-        self._for: object = None  # what `_found` was made of
-        self._found: list[Allocator] = []
+        self._basis: object = None  # what `_allocators` was made of
+        self._allocators: list[Allocator] = []
         self._since: dict[str, float] = {}  # by text; seconds since boot
         self._wake, self._looked = asyncio.Event(), asyncio.Event()
         self.state: dict[str, Any] = {"claims": [], "givers": []}
@@ -191,37 +191,37 @@ class Allocators:
             whether it may be a device plugin's, which may have the same resource.
         """
         kubelet_dir, registry = self.folders()
-        ours = kubelet.plugins(kubelet_dir)
-        places = [path.rpartition("/") for path in paths]
-        found = any(folder == ours and sockets.is_foreign(name) for folder, _, name in places)
-        for folder, _, name in places:
-            if found or folder == registry or (folder == kubelet_dir and name in (kubelet.CLAIMS, REGISTRY)):
+        plugin_folder = kubelet.plugins(kubelet_dir)
+        parts = [path.rpartition("/") for path in paths]
+        is_plugin = any(folder == plugin_folder and sockets.is_foreign(name) for folder, _, name in parts)
+        for folder, _, name in parts:
+            if is_plugin or folder == registry or (folder == kubelet_dir and name in (kubelet.CLAIMS, REGISTRY)):
                 self._wake.set()
-        return found
+        return is_plugin
 
     async def _look(self) -> None:
         """Find out who there is; takes seconds at most, whatever they do."""
-        before = (self._there, self._claims(), self._beside)
+        before = (self._listeners, self._claims(), self._beside)
         folder = str(self._settings().values["kubelet-dir"])
-        there = await self._plugins.look(folder)
-        if not await self._hear(folder, there):  # what a driver that has ended gave last is not known
-            there += [one for one in self._there if one.kind == DRIVER and one not in there]
-        self._there = there
-        found = await self._compare(folder) if any(one.kind != DRIVER for one in there) else []
-        self._beside = [one for one in found if one in self._doubtful or one in self._beside]
-        self._doubtful = [one for one in found if one not in self._beside]
-        if before != (self._there, self._claims(), self._beside):
+        listeners = await self._plugins.look(folder)
+        if not await self._hear(folder, listeners):  # what a driver that has ended gave last is not known
+            listeners += [entry for entry in self._listeners if entry.kind == DRIVER and entry not in listeners]
+        self._listeners = listeners
+        allocators = await self._compare(folder) if any(entry.kind != DRIVER for entry in listeners) else []
+        self._beside = [entry for entry in allocators if entry in self._doubtful or entry in self._beside]
+        self._doubtful = [entry for entry in allocators if entry not in self._beside]
+        if before != (self._listeners, self._claims(), self._beside):
             self._changed()
 
-    async def _hear(self, folder: str, there: Iterable[Plugin]) -> bool:
+    async def _hear(self, folder: str, listeners: Iterable[Plugin]) -> bool:
         """Ask which claims there are, where there may be some; False if nobody answers."""
-        saved = sockets.identity(f"{folder}/{kubelet.CLAIMS}")
-        if saved != self._saved:
+        identity = sockets.identity(f"{folder}/{kubelet.CLAIMS}")
+        if identity != self._saved:
             with contextlib.suppress(OSError, ValueError):  # then what it was last may still be so; it is read again
                 self._saved_claims = await asyncio.to_thread(kubelet.claims, folder)
-                self._saved = saved
-        drives = any(one.kind == DRIVER for one in (*self._there, *there))
-        if self._heard and not (self._saved_claims or self._listed or drives):
+                self._saved = identity
+        has_driver = any(plugin.kind == DRIVER for plugin in (*self._listeners, *listeners))
+        if self._heard and not (self._saved_claims or self._listed or has_driver):
             return True
         listed = await podresources.listed(folder) if podresources.answers(folder) else None
         if listed is not None:
@@ -233,28 +233,29 @@ class Allocators:
 
         Without an administrator's, which look at what others have: kubelet does not tell them from others.
         """
-        listed = {one[:5] for one in self._listed}
-        looks = frozenset[Any]()
+        listed = {claim[:5] for claim in self._listed}
+        admin_claims = frozenset[Any]()
         with contextlib.suppress(GpushimError):
             file = self._registry.file
-            looks = find_admin_claims(file.current(file.read()))
-        both = self._listed + [one for one in self._saved_claims if one[:5] not in listed]
+            admin_claims = find_admin_claims(file.current(file.read()))
+        claims = self._listed + [claim for claim in self._saved_claims if claim[:5] not in listed]
         return [
-            one
-            for one in both
-            if one.driver not in kubelet.DRIVERS or (one.namespace, one.name, one.device) not in looks
+            claim
+            for claim in claims
+            if claim.driver not in kubelet.DRIVERS or (claim.namespace, claim.name, claim.device) not in admin_claims
         ]
 
     async def _compare(self, folder: str) -> list[Allocator]:
         """Hold what kubelet has against what it was told."""
-        theirs = await podresources.allocatable(folder) or {}
+        allocatable = await podresources.allocatable(folder) or {}
         served = self._registry.served
-        ours = {name: {*one.resource.devices} for name, one in served.items() if one.endpoint.settled}
+        registered = {name: {*entry.resource.devices} for name, entry in served.items() if entry.endpoint.settled}
         if self._registry.instances.others():  # of this plugin, as during an update
-            ours = {}
-        known = frozenset(one.uuid for row in served.values() for one in row.resource.devices.values())
-        own = {name for name in theirs if name in served or _served(folder, name)} - {*ours}
-        return [*plugins({name: ids for name, ids in theirs.items() if name not in own}, ours, known)]
+            registered = {}
+        uuids = frozenset(entry.uuid for row in served.values() for entry in row.resource.devices.values())
+        unsettled = {name for name in allocatable if name in served or _is_served_here(folder, name)} - {*registered}
+        rows = {name: ids for name, ids in allocatable.items() if name not in unsettled}
+        return [*plugins(rows, registered, uuids)]
 
     def added(self, reasons: Mapping[str, list[Reason]], snapshot: Snapshot) -> dict[str, list[Reason]]:
         """Add to the reasons for which GPUs and MIG instances are not given out that others may give them out.
@@ -263,21 +264,29 @@ class Allocators:
             reasons: by UUID.
             snapshot: what the node has.
         """
-        of = (snapshot["gpus"], snapshot["mig"], self._there, self._claims(), self._beside)
-        if of != self._for:
-            self._for, now = of, system.clock()
-            held = relevant(self._claims(), snapshot)
-            self._found = [*drivers(self._there, held, snapshot), *self._beside]
-            self.state = {"claims": [*map(_claim_row, held)], "givers": [one.text for one in self._found if one.by]}
-            self._since = {one.text: self._since.get(one.text, now) for one in self._found}
-        found = {uuid: [*row] for uuid, row in reasons.items()}
-        serve = self._settings().values["other-givers"] == SERVE
-        self._note([f"{one.text}; it is served all the same" for one in self._found if one.by] if serve else [])
-        for one in self._found if not serve else ():
-            why = Reason("giver", f"{one.text}; {INSTEAD}" if one.by else one.text, self._since[one.text], one.until)
-            for uuid in _all(snapshot, one.gpus):
-                found.setdefault(uuid, []).append(why)
-        return found
+        basis = (snapshot["gpus"], snapshot["mig"], self._listeners, self._claims(), self._beside)
+        if basis != self._basis:
+            self._basis, clock = basis, system.clock()
+            claims = relevant(self._claims(), snapshot)
+            self._allocators = [*drivers(self._listeners, claims, snapshot), *self._beside]
+            self.state = {
+                "claims": [*map(_claim_row, claims)],
+                "givers": [allocator.text for allocator in self._allocators if allocator.by],
+            }
+            self._since = {allocator.text: self._since.get(allocator.text, clock) for allocator in self._allocators}
+        merged = {uuid: [*row] for uuid, row in reasons.items()}
+        if self._settings().values["other-givers"] == SERVE:
+            self._note(
+                [f"{allocator.text}; it is served all the same" for allocator in self._allocators if allocator.by]
+            )
+            return merged
+        self._note([])
+        for allocator in self._allocators:
+            text = f"{allocator.text}; {INSTEAD}" if allocator.by else allocator.text
+            reason = Reason("giver", text, self._since[allocator.text], allocator.until)
+            for uuid in _list_uuids(snapshot, allocator.gpus):
+                merged.setdefault(uuid, []).append(reason)
+        return merged
 
     def _note(self, notes: list[str]) -> None:
         for note in notes:
@@ -291,12 +300,12 @@ def _claim_row(claim: Claim) -> dict[str, str]:
     return {key: getattr(claim, key) for key in keys}
 
 
-def _all(snapshot: Snapshot, gpus: Which) -> Iterator[str]:
+def _list_uuids(snapshot: Snapshot, gpus: Which) -> Iterator[str]:
     """List the UUIDs of what is meant, MIG instances of a GPU with it."""
-    for gpu in (one for one in snapshot["gpus"] if one["uuid"]):
-        whole = gpus is None or gpu["uuid"] in gpus
-        if whole:
+    for gpu in (gpu for gpu in snapshot["gpus"] if gpu["uuid"]):
+        is_whole = gpus is None or gpu["uuid"] in gpus
+        if is_whole:
             yield gpu["uuid"]
         for mig in snapshot["mig"]:
-            if mig["gpu"] == gpu["index"] and (whole or (gpus is not None and mig["uuid"] in gpus)):
+            if mig["gpu"] == gpu["index"] and (is_whole or (gpus is not None and mig["uuid"] in gpus)):
                 yield mig["uuid"]

@@ -44,47 +44,47 @@ def check(snapshot: Snapshot, names: Sequence[str]) -> None:
             f"devices: make it true in {system.config_path()} and run gpushim refresh, {OTHERWISE}",
             CONFIG,
         )
-    other, name = _other(path, policy["kind"], {*names}, policy["spec-dirs"])
-    if other:
+    foreign_path, name = _find_foreign(path, policy["kind"], {*names}, policy["spec-dirs"])
+    if foreign_path:
         raise GpushimError(
-            f"{other} has the CDI device {name} too, so that engines do not use gpushim's {path}: disable what "
-            f"writes it (such as nvidia-cdi-refresh), remove it and run gpushim refresh, {OTHERWISE}",
+            f"{foreign_path} has the CDI device {name} too, so that engines do not use gpushim's {path}: disable "
+            f"what writes it (such as nvidia-cdi-refresh), remove it and run gpushim refresh, {OTHERWISE}",
             INVENTORY,
         )
     spec = publish.saved(path) or {"kind": "", "devices": ()}
-    there = {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
-    missing = [name for name in names if name not in there]
+    spec_names = {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
+    missing = [name for name in names if name not in spec_names]
     if missing:
-        raise _missing(missing[0], path, snapshot)
+        raise _describe_missing(missing[0], path, snapshot)
 
 
-def _other(path: str, kind: str, names: set[str], directories: Sequence[str]) -> tuple[str, str]:
+def _find_foreign(path: str, kind: str, names: set[str], directories: Sequence[str]) -> tuple[str, str]:
     """Return another spec that has one of the names in gpushim's place, and the name; or "" and ""."""
-    own, file = os.path.split(path)
-    folders = [*directories] if _places([own]) <= _places(directories) else [*directories, own]
-    rank = max(place for place, folder in enumerate(folders) if _places([folder]) == _places([own]))
-    for other, priority, document in specs.load(folders, [kind])[0]:
-        folder, base = os.path.split(other)
-        both = names & {f"{kind}={device['name']}" for device in document["devices"]}
-        if both and priority >= rank and not (base == file and _places([folder]) == _places([own])):
-            return other, min(both)
+    own_folder, file = os.path.split(path)
+    folders = [*directories] if _resolve([own_folder]) <= _resolve(directories) else [*directories, own_folder]
+    rank = max(number for number, folder in enumerate(folders) if _resolve([folder]) == _resolve([own_folder]))
+    for foreign_path, priority, document in specs.load(folders, [kind])[0]:
+        folder, base = os.path.split(foreign_path)
+        shared_names = names & {f"{kind}={device['name']}" for device in document["devices"]}
+        if shared_names and priority >= rank and not (base == file and _resolve([folder]) == _resolve([own_folder])):
+            return foreign_path, min(shared_names)
     return "", ""
 
 
-def _places(folders: Sequence[str]) -> set[str]:
+def _resolve(folders: Sequence[str]) -> set[str]:
     return {os.path.realpath(folder) for folder in folders}
 
 
-def _missing(name: str, path: str, snapshot: Snapshot) -> GpushimError:
+def _describe_missing(name: str, path: str, snapshot: Snapshot) -> GpushimError:
     policy = snapshot["policy"]["cdi"]
     form, value, _ = (selection.parse([name], [policy["kind"]]) or [("", None, "")])[0]
     strategy = _STRATEGIES.get(form)
     if strategy and strategy not in policy["device-names"]:
-        other = "uuid" if strategy == "index" else "index"
-        instead = f"or let device-id-strategy be {other}" if other in policy["device-names"] else OTHERWISE
+        alternative = "uuid" if strategy == "index" else "index"
+        remedy = f"or let device-id-strategy be {alternative}" if alternative in policy["device-names"] else OTHERWISE
         return GpushimError(
             f"{path} does not name devices by {strategy}, as in {name}: add {strategy} to device-names under [cdi] "
-            f"in {system.config_path()} and run gpushim refresh, {instead}",
+            f"in {system.config_path()} and run gpushim refresh, {remedy}",
             CONFIG,
         )
     if form == selection.FEATURE and not snapshot["features"].get(str(value)):

@@ -140,11 +140,11 @@ class KubeletView:
             former = divisions.with_former(record, units)
             owners = divisions.find_owners(record)
             foreign = {uuid for uuid, owner in owners.items() if instances.lives(owner)}
-            settled, last = divisions.decide(record, desired, former, foreign)
-            record = divisions.divide(record, desired, last, settled, former, instances.number)
+            decision, last = divisions.decide(record, desired, former, foreign)
+            record = divisions.divide(record, desired, last, decision, former, instances.number)
             if record != before or file.stuck:
                 file.write(record)
-        return settled.listed
+        return decision.listed
 
     def folders(self) -> tuple[str, ...]:
         """Return the directories in which files tell what to look at again."""
@@ -160,8 +160,8 @@ class KubeletView:
             record = file.read()
             is_damaged = record is None
             if record is not None and record is not self._holders[0]:
-                held = frozenset(transitions.claims_by_uuid(record).items()), transitions.find_lost(record)
-                self._holders = record, (held, record["unknown"])
+                claims = frozenset(transitions.claims_by_uuid(record).items()), transitions.find_lost(record)
+                self._holders = record, (claims, record["unknown"])
         return is_damaged, file.stuck, file.changes, self._holders[1], trust.identity(f"{system.state_dir()}/{name}")
 
     def folder(self) -> str:

@@ -61,5 +61,5 @@ def _mount(uuid: str, size: int) -> dict[str, Any]:
     except OSError as error:
         raise GpushimError(f"{path}, a limit of GPU memory, cannot be written: {error.strerror}", INVENTORY) from None
     # CRI-O has one mount for each place: no pod can name this one, and have a volume of its own there instead.
-    inside = f"{system.STATE_DIR}{LIMITS}{secrets.token_hex(8)}"
-    return {"container_path": inside, "host_path": path, "read_only": True}
+    container_path = f"{system.STATE_DIR}{LIMITS}{secrets.token_hex(8)}"
+    return {"container_path": container_path, "host_path": path, "read_only": True}

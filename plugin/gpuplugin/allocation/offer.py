@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import allocation, memory_limits
-from gpuplugin.allocation.allocation import Ways
+from gpuplugin.allocation.allocation import Delivery
 from gpuplugin.devices import changes, division, preferred
 from gpuplugin.health import reason
 from gpuplugin.kubelet.v1beta1 import check, write_device
 from gpuplugin.mps import mps
-from gpuplugin.record.transitions import Request
+from gpuplugin.record.grants import Request
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device
 from gpushim.containers.kubelet import KUBELET_SOCKET, plugins
@@ -43,7 +43,7 @@ class Resource:
     Args:
         name: such as nvidia.com/gpu.
         settings: in force.
-        ways: how containers are told.
+        delivery: how containers are told.
         grant: writes down what a container gets, before it is told; raises GpushimError if it cannot have that.
 
     Attributes:
@@ -56,7 +56,7 @@ class Resource:
         self,
         name: str,
         settings: Settings,
-        ways: Ways,
+        delivery: Delivery,
         grant: Callable[[list[Request]], None] = lambda requests: None,
     ) -> None:
         self.name, self._grant = name, grant
@@ -69,11 +69,11 @@ class Resource:
         self.allocated: deque[tuple[float, Sequence[str]]] = deque(maxlen=REMEMBERED)
         self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
-        self.obey(settings, ways)
+        self.obey(settings, delivery)
 
-    def obey(self, settings: Settings, ways: Ways) -> None:
+    def obey(self, settings: Settings, delivery: Delivery) -> None:
         """Go by other settings from now on; `have` follows."""
-        self._settings, self._ways = settings, ways
+        self._settings, self._delivery = settings, delivery
 
     def have(self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -> None:
         """Take over what the host has; what it had and has not is kept, and cannot be used.
@@ -83,16 +83,16 @@ class Resource:
         Raises:
             GpushimError: that is more than kubelet reads, until what it had is dropped; nothing new is taken over.
         """
-        now = {device.id: device for device in devices}
-        gone = {key: replace(one, problem=GONE) for key, one in self._had.items() if key not in now}
-        if gone.keys() - self.gone:
+        present = {device.id: device for device in devices}
+        missing = {key: replace(device, problem=GONE) for key, device in self._had.items() if key not in present}
+        if missing.keys() - self.gone:
             self._left = time.monotonic()
         try:
-            check(self.name, [(one.id, one.numa) for one in (*now.values(), *gone.values())])
+            check(self.name, [(device.id, device.numa) for device in (*present.values(), *missing.values())])
         except GpushimError:
-            self._take({key: gone.get(key, one) for key, one in self._had.items()})
+            self._take({key: missing.get(key, device) for key, device in self._had.items()})
             raise
-        self._take({**now, **gone})
+        self._take({**present, **missing})
         share = next((device.share for device in devices if device.share), None)
         policy = (share and share.policy) or self._settings.values["allocation-policy"]
         self._choose = preferred.allowed(devices, weights, policy == "packed")
@@ -100,7 +100,10 @@ class Resource:
     def fail(self, problem: str) -> None:
         """Take note that no device can be used for now, and nobody can say which of them the host still has."""
         self._take(
-            {key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self._had.items()}
+            {
+                key: device if device.problem == GONE else replace(device, problem=problem)
+                for key, device in self._had.items()
+            }
         )
 
     def mark_unhealthy(self, problems: Mapping[str, str]) -> None:
@@ -110,41 +113,45 @@ class Resource:
             problems: by UUID of a GPU or MIG instance; of all its replicas, therefore.
         """
         before, self._ailing = self._ailing, problems
-        other = [uuid for uuid in {*before, *problems} if before.get(uuid) != problems.get(uuid)]
-        self._renew([key for uuid in other for key in self._of.get(uuid, ())])
+        changed = [uuid for uuid in {*before, *problems} if before.get(uuid) != problems.get(uuid)]
+        self._renew([key for uuid in changed for key in self._of.get(uuid, ())])
 
     def _take(self, had: dict[str, Device]) -> None:
         """Have these devices, and no others."""
         before, self._had, self._of = self._had, had, {}
-        for key, one in had.items():
-            self._of.setdefault(one.uuid, []).append(key)
-        self._renew([key for key, one in had.items() if before.get(key) != one])
+        for key, device in had.items():
+            self._of.setdefault(device.uuid, []).append(key)
+        self._renew([key for key, device in had.items() if before.get(key) != device])
         self.devices = {key: self.devices[key] for key in had}
         self.listed = {key: self.listed[key] for key in had}
-        self.since = {uuid: then for uuid, then in self.since.items() if uuid in self._of}
+        self.since = {uuid: clock for uuid, clock in self.since.items() if uuid in self._of}
 
     def _renew(self, keys: Collection[str]) -> None:
         """Make these devices again, and say once of each GPU or MIG instance if it has become unusable, or usable."""
         ailing, uuids = self._ailing, dict.fromkeys(self._had[key].uuid for key in keys)
-        before = _problems(one for one in self.devices.values() if one.uuid in uuids)
-        made = {key: self._had[key] for key in keys}
-        made.update((key, _ill(one, ailing[one.uuid])) for key, one in [*made.items()] if one.uuid in ailing)
-        self.devices = {**self.devices, **made}
-        now = _problems(self.devices[key] for one in uuids for key in self._of[one])
-        for uuid, problem in now.items():
+        before = _problems(device for device in self.devices.values() if device.uuid in uuids)
+        renewed = {key: self._had[key] for key in keys}
+        renewed.update(
+            (key, _add_problem(device, ailing[device.uuid]))
+            for key, device in [*renewed.items()]
+            if device.uuid in ailing
+        )
+        self.devices = {**self.devices, **renewed}
+        problems = _problems(self.devices[key] for uuid in uuids for key in self._of[uuid])
+        for uuid, problem in problems.items():
             if problem:
                 self.since.setdefault(uuid, system.clock())
             else:
                 self.since.pop(uuid, None)
-        reason.log(before, now, dict.fromkeys(now, self.name))
+        reason.log(before, problems, dict.fromkeys(problems, self.name))
         self.listed = {
             **self.listed,
-            **{key: write_device(key, not one.problem, one.numa) for key, one in made.items()},
+            **{key: write_device(key, not device.problem, device.numa) for key, device in renewed.items()},
         }
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
-        self._take({key: one for key, one in self._had.items() if key not in ids})
+        self._take({key: device for key, device in self._had.items() if key not in ids})
 
     @property
     def gone(self) -> set[str]:
@@ -168,13 +175,15 @@ class Resource:
             GpushimError: a device of it cannot be given.
         """
         ids = request["devices_ids"]
-        found = allocation.check(ids, self.name, self.devices)
-        answer = allocation.answer(found, self.name, self._ways)
+        usable = allocation.check(ids, self.name, self.devices)
+        answer = allocation.answer(usable, self.name, self._delivery)
         chosen = [(name, self.devices[name]) for name in ids]
-        limits = memory_limits.mounts([device for _, device in chosen]) if self._ways.limits else []
+        limits = memory_limits.mounts([device for _, device in chosen]) if self._delivery.limits else []
         if limits:
             answer["mounts"] = [*answer.get("mounts", ()), *limits]
-        self._grant([Request(one.uuid, self.name, name, changes.way(self.name, one)) for name, one in chosen])
+        self._grant(
+            [Request(device.uuid, self.name, name, changes.way(self.name, device)) for name, device in chosen]
+        )
         self._answered = time.monotonic()
         self.allocated.append((time.time(), ids))
         return answer
@@ -189,13 +198,13 @@ class Resource:
 
 def _problems(devices: Iterable[Device]) -> dict[str, str]:
     """Return the problem of each GPU or MIG instance: that of the first of its devices which the host has."""
-    found: dict[str, str] = {}
-    for one in sorted(devices, key=lambda one: one.problem == GONE):
-        found.setdefault(one.uuid, one.problem)
-    return found
+    problems: dict[str, str] = {}
+    for device in sorted(devices, key=lambda device: device.problem == GONE):
+        problems.setdefault(device.uuid, device.problem)
+    return problems
 
 
-def _ill(device: Device, problem: str) -> Device:
+def _add_problem(device: Device, problem: str) -> Device:
     """Add a problem to a device, unless it has the device's own in it; what the host does not have has no other."""
     if device.problem == GONE:
         return device
@@ -204,8 +213,8 @@ def _ill(device: Device, problem: str) -> Device:
     return replace(device, problem=f"{device.problem}; {problem}")
 
 
-def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[dict[str, list[Device]], Ways]:
-    """List the resources of a node as the settings have them, and say how containers are told.
+def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[dict[str, list[Device]], Delivery]:
+    """Return the resources of a node as the settings have them, and how containers are told.
 
     Args:
         snapshot: of its inventory.
@@ -218,32 +227,40 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     if settings.checks.checks and (snapshot["platform"], snapshot["source"]) == ("native", "proc"):
-        why = next((note for note in snapshot["notes"] if UNASKED in note), f"NVML cannot be used: {UNASKED}")
-        raise GpushimError(f"the GPUs' health is not known: {why}", INVENTORY)
-    there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
-    found = division.divide(there, snapshot, settings.sharing, notes)
-    groups = division.mps_groups(snapshot, settings)
-    daemons = {one.name: mps.unready_reason(system.state_dir(), one) for one in groups}
-    owed = mps.unrestored(system.state_dir(), groups)
-    found = {name: [_served(device, daemons, owed) for device in devices] for name, devices in found.items()}
-    ways = _ways(settings, snapshot)
-    notes += allocation.clash(ways, found)
-    if not ways.limits and any(one.share and one.share.memory for devices in found.values() for one in devices):
+        sentence = next((note for note in snapshot["notes"] if UNASKED in note), f"NVML cannot be used: {UNASKED}")
+        raise GpushimError(f"the GPUs' health is not known: {sentence}", INVENTORY)
+    devices_by_name = _divide(snapshot, settings, notes)
+    all_devices = [device for devices in devices_by_name.values() for device in devices]
+    delivery = _choose_delivery(settings, snapshot)
+    notes += allocation.clash(delivery, devices_by_name)
+    if not delivery.limits and any(device.share and device.share.memory for device in all_devices):
         notes.append(memory_limits.missing(snapshot))
-    notes += allocation.unheard(ways, snapshot["policy"]["requests"])
+    notes += allocation.unheard(delivery, snapshot["policy"]["requests"])
     notes += [
         f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
         for channel in settings.values["imex-channels"]
-        if channel not in ways.imex
+        if channel not in delivery.imex
     ]
-    for name, devices in found.items():
-        check(name, [(one.id, one.numa) for one in devices])
-    _check_cdi(snapshot, found, ways)
-    return found, ways
+    for name, devices in devices_by_name.items():
+        check(name, [(device.id, device.numa) for device in devices])
+    _check_cdi(snapshot, all_devices, delivery)
+    return devices_by_name, delivery
+
+
+def _divide(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[str, list[Device]]:
+    """Return the devices of each resource; a device whose MPS daemon does not run has that for its problem."""
+    units = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
+    groups = division.mps_groups(snapshot, settings)
+    daemons = {group.name: mps.unready_reason(system.state_dir(), group) for group in groups}
+    unrestored = mps.unrestored(system.state_dir(), groups)
+    return {
+        name: [_note_daemon(device, daemons, unrestored) for device in devices]
+        for name, devices in division.divide(units, snapshot, settings.sharing, notes).items()
+    }
 
 
 def absent(settings: Settings) -> list[str]:
-    """Say that kubelet is not there, or elsewhere; one that starts makes its socket then."""
+    """Return a note where kubelet is not there, or elsewhere; one that starts makes its socket then."""
     path = f"{plugins(str(settings.values['kubelet-dir']))}/{KUBELET_SOCKET}"
     try:
         os.stat(path)
@@ -257,47 +274,46 @@ def absent(settings: Settings) -> list[str]:
     return []
 
 
-def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], ways: Ways) -> None:
+def _check_cdi(snapshot: Snapshot, devices: Sequence[Device], delivery: Delivery) -> None:
     """Refuse to tell devices by CDI where engines would not find them."""
-    if allocation.BY_CDI.isdisjoint(ways.ways):
+    if allocation.BY_CDI.isdisjoint(delivery.strategies):
         return
     from gpuplugin.allocation import cdi  # which needs much of gpushim
 
-    well = [device for devices in found.values() for device in devices if not device.problem]
-    cdi.check(snapshot, allocation.cdi_names(well, ways))
+    cdi.check(snapshot, allocation.cdi_names([device for device in devices if not device.problem], delivery))
 
 
-def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
-    """Say how containers are told their devices."""
+def _choose_delivery(settings: Settings, snapshot: Snapshot) -> Delivery:
+    """Return how containers are told their devices."""
     values, nodes = settings.values, snapshot["nodes"]
     control = [path for path in ensure.CONTROL_NODES if path in nodes] if values["pass-device-specs"] else None
-    return Ways(
-        ways=values["device-list-strategy"],
+    return Delivery(
+        strategies=values["device-list-strategy"],
         by_index=values["device-id-strategy"] == "index",
         kind=snapshot["policy"]["cdi"]["kind"],
         annotation_prefix=values["cdi-annotation-prefix"],
         features=[name for name in FEATURES if values.get(name)],
-        imex=_channels(values, nodes),
+        imex=_list_channels(values, nodes),
         control=control,
         dev_root=snapshot["driver"]["dev-root"],
         limits=not memory_limits.missing(snapshot),
     )
 
 
-def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
-    asked: list[int] = values["imex-channels"]
-    missing = [one for one in asked if f"{ensure.IMEX_CHANNEL}{one}" not in nodes]
+def _list_channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
+    channels: list[int] = values["imex-channels"]
+    missing = [channel for channel in channels if f"{ensure.IMEX_CHANNEL}{channel}" not in nodes]
     if missing and values["imex-required"]:
         raise GpushimError(
             f"imex-required is true, and this host has no IMEX channel {missing[0]}; nvidia-modprobe makes it",
             INVENTORY,
         )
-    return [one for one in asked if one not in missing]
+    return [channel for channel in channels if channel not in missing]
 
 
-def _served(device: Device, daemons: Mapping[str, str], owed: Mapping[str, str]) -> Device:
+def _note_daemon(device: Device, daemons: Mapping[str, str], unrestored: Mapping[str, str]) -> Device:
     """Take note of a device whose daemon of MPS does not run, or that is as a group that is over has left it."""
-    why = daemons.get(device.share.group, "") if device.share else ""
-    if device.uuid in owed:
-        why = why or mps.unfinished(owed[device.uuid])
-    return replace(device, problem=why) if why and not device.problem else device
+    problem = daemons.get(device.share.group, "") if device.share else ""
+    if device.uuid in unrestored:
+        problem = problem or mps.unfinished(unrestored[device.uuid])
+    return replace(device, problem=problem) if problem and not device.problem else device

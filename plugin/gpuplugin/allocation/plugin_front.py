@@ -75,8 +75,8 @@ class PluginFront:
     async def begin(self) -> None:
         """Begin to ask kubelet and others who give out GPUs, and wait for their first answers, but not for long."""
         self._allocators = Allocators(self._registry, self._settings, self._wake)
-        for one in (self._view, self._allocators):
-            self._start(one.keep())
+        for part in (self._view, self._allocators):
+            self._start(part.keep())
         await self._allocators.first()
 
     async def stop(self) -> None:
@@ -124,12 +124,12 @@ class PluginFront:
         self._labels.look(snapshot, settings)
         if not self._held and self._units.look(snapshot, settings):
             self._seen = None
-        if news == self._seen and (left := self._again - time.monotonic()) > 0:  # or two that wait wake each other
-            return min(left, moments.until())  # inotify may not tell of a change
+        if news == self._seen and (rest := self._again - time.monotonic()) > 0:  # or two that wait wake each other
+            return min(rest, moments.until())  # inotify may not tell of a change
         return await self._go_by(snapshot, news)
 
     async def _go_by(self, snapshot: Snapshot, news: object) -> float:
-        """Tell kubelet what a snapshot has; returns seconds after which to look again.
+        """Have kubelet told what a snapshot has; return seconds after which to look again.
 
         Raises:
             GpushimError: as for `fail`.
@@ -152,7 +152,7 @@ class PluginFront:
         return max(self._pause if waits else moments.until(), CALM * (time.thread_time() - begun))
 
     async def _offer(self, snapshot: Snapshot, notes: list[str]) -> bool:
-        """Tell kubelet what a snapshot has.
+        """Have kubelet told what a snapshot has.
 
         Returns:
             whether something is kept as it was, since a pod has it.
@@ -161,17 +161,17 @@ class PluginFront:
             GpushimError: its devices cannot be given out.
         """
         settings = self._settings()
-        found, ways = offered(snapshot, settings, notes)
+        desired, delivery = offered(snapshot, settings, notes)
         notes += absent(settings)
-        notes += ["no device is given out: this host has no GPU, or exclude leaves all of them out"] * (not found)
+        notes += ["no device is given out: this host has no GPU, or exclude leaves all of them out"] * (not desired)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-        now = await self._view.decide(found, snapshot)
+        decided = await self._view.decide(desired, snapshot)
         if settings is self._settings():  # else they were read again meanwhile
-            self._registry.offer(now, ways, settings, weights, self._folder)
-        return now != found
+            self._registry.offer(decided, delivery, settings, weights, self._folder)
+        return decided != desired
 
     def judge(self, reasons: Mapping[str, list[Reason]], snapshot: Snapshot) -> None:
-        """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
+        """Have kubelet told at once what is wrong with GPUs; their replicas and MIG instances are sick with them."""
         self._reasons = self._allocators.added(reasons, snapshot)
         self._registry.mark_unhealthy(reason.texts(self._reasons, snapshot))
 
@@ -211,5 +211,5 @@ class PluginFront:
         return self._registry.gpus()
 
     def serves(self, metrics: bool) -> None:
-        """Let another instance know whether figures of GPUs are told here."""
+        """Note for other instances whether figures of GPUs are told here."""
         self._registry.serves(metrics)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def resource(served: Served) -> dict[str, Any]:
     """Copy the data of a resource that `resources` needs; quick, for it runs where kubelet's calls do."""
-    own = served.resource
-    devices, allocated = (*own.devices.values(),), (*own.allocated,)
-    fields = {"name": own.name, "told": served.endpoint.listed, "devices": devices, "allocated": allocated}
-    return {**fields, "since": {**own.since}}
+    resource = served.resource
+    devices, allocated = (*resource.devices.values(),), (*resource.allocated,)
+    fields = {"name": resource.name, "told": served.endpoint.listed, "devices": devices, "allocated": allocated}
+    return {**fields, "since": {**resource.since}}
 
 
 def resources(copies: Iterable[Mapping[str, Any]], reasons: Reasons, holders: Sequence[Holder] | None) -> Any:
@@ -52,7 +52,7 @@ def _held_ids(name: str, holders: Sequence[Holder] | None) -> set[str] | None:
 
 
 def _devices(
-    devices: Iterable[Device], since: Mapping[str, float], reasons: Reasons, held: set[str] | None
+    devices: Iterable[Device], since: Mapping[str, float], reasons: Reasons, held_ids: set[str] | None
 ) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     boot = time.time() - system.clock()
@@ -63,7 +63,7 @@ def _devices(
                 "uuid": device.uuid,
                 "index": device.index,
                 "replicas": 0,
-                "held": None if held is None else 0,
+                "held": None if held_ids is None else 0,
                 "healthy": not device.problem,
                 "problem": device.problem,
                 "since": boot + since[device.uuid] if device.uuid in since else None,
@@ -73,6 +73,6 @@ def _devices(
                 ],
             }
         row["replicas"] += 1
-        if held is not None:
-            row["held"] += device.id in held
+        if held_ids is not None:
+            row["held"] += device.id in held_ids
     return [*rows.values()]

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 async def remind(registry: Registry, kubelet_dir: str) -> None:
     """Register again what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
     served = registry.served
-    registered = {name: one.resource.well for name, one in served.items() if one.endpoint.settled}
+    registered = {name: entry.resource.well for name, entry in served.items() if entry.endpoint.settled}
     has = await podresources.allocatable(kubelet_dir) if any(registered.values()) else None
     if has is None:
         return
-    for name, well in registered.items():
-        one = served.get(name)
-        if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
+    for name, usable_ids in registered.items():
+        entry = served.get(name)
+        if entry and entry.endpoint.settled and usable_ids and usable_ids.isdisjoint(has.get(name, ())):
             logger.warning("kubelet has lost its devices of %s; sending them again", name)
-            one.endpoint.forgotten()
+            entry.endpoint.forgotten()
 
 
 async def drop(registry: Registry, kubelet_dir: str, quiet: float) -> None:
@@ -36,19 +36,19 @@ async def drop(registry: Registry, kubelet_dir: str, quiet: float) -> None:
     """
     served = registry.served
     ripe = {
-        name: one.resource.gone
-        for name, one in served.items()
-        if one.resource.gone and one.endpoint.listed and one.resource.idle > quiet
+        name: entry.resource.gone
+        for name, entry in served.items()
+        if entry.resource.gone and entry.endpoint.listed and entry.resource.idle > quiet
     }
     answer = await podresources.listed(kubelet_dir) if ripe else None
     if answer is None:
         return
-    held = answer.held()
-    for name, gone in ripe.items():
-        one = served.get(name)
-        if one and one.resource.idle > quiet:
-            one.resource.drop(gone & one.resource.gone - held.get(name, {}).keys())
-            if one.resource.devices:
-                one.tell()
+    holders = answer.held()
+    for name, missing in ripe.items():
+        entry = served.get(name)
+        if entry and entry.resource.idle > quiet:
+            entry.resource.drop(missing & entry.resource.gone - holders.get(name, {}).keys())
+            if entry.resource.devices:
+                entry.tell()
             else:
                 registry.retire(name)

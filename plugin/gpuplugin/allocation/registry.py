@@ -16,7 +16,7 @@ from gpuplugin.kubelet import cgroups
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.processes import tasks
 from gpuplugin.processes.instances import METRICS, Instances
-from gpuplugin.record import kubelet_state, transitions
+from gpuplugin.record import grants, kubelet_state, transitions
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpushim.containers.kubelet import USUAL
 from gpushim.ground import system
@@ -25,9 +25,9 @@ from gpushim.ground.errors import FAILED, GpushimError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
-    from gpuplugin.allocation.allocation import Ways
+    from gpuplugin.allocation.allocation import Delivery
+    from gpuplugin.record.grants import Request
     from gpuplugin.record.record_form import Record
-    from gpuplugin.record.transitions import Request
     from gpuplugin.settings.resources import Device
     from gpuplugin.settings.settings import Settings
 
@@ -43,7 +43,7 @@ class Served:
     task: asyncio.Task[Any]
 
     def tell(self) -> None:
-        """Tell kubelet what there is."""
+        """Send kubelet what there is."""
         self.endpoint.offer(self.resource.listed.values())
 
 
@@ -81,32 +81,32 @@ class Registry:
 
     def offer(
         self,
-        found: Mapping[str, list[Device]],
-        ways: Ways,
+        devices_by_name: Mapping[str, list[Device]],
+        delivery: Delivery,
         settings: Settings,
         weights: Mapping[tuple[int, int], int],
         folder: str,
     ) -> None:
-        """Tell kubelet what there is now; resources that are no more keep their devices, which cannot be used.
+        """Send kubelet what there is now; resources that are no more keep their devices, which cannot be used.
 
         Args:
-            found: devices by resource.
-            ways: how containers are told.
+            devices_by_name: devices by resource.
+            delivery: how containers are told.
             settings: in force.
             weights: nearness of GPUs.
             folder: kubelet's directory of device plugins.
         """
         self._offered = True
-        for name in [*found, *(name for name in self.served if name not in found)]:
+        for name in [*devices_by_name, *(name for name in self.served if name not in devices_by_name)]:
             if name in self.served and self.served[name].endpoint.folder != folder:  # kubelet has come up elsewhere
                 self.retire(name)
-            one = self.served.get(name) or self._serve(name, Resource(name, settings, ways, self.grant), folder)
-            one.resource.obey(settings, ways)
-            row = found.get(name, [])
+            entry = self.served.get(name) or self._serve(name, Resource(name, settings, delivery, self.grant), folder)
+            entry.resource.obey(settings, delivery)
+            row = devices_by_name.get(name, [])
             if self._held:  # not after `have`, which would say each time that a device is well, or ails otherwise
                 row = [replace(device, problem=self._held) for device in row]
-            one.resource.have(row, weights)
-            one.tell()
+            entry.resource.have(row, weights)
+            entry.tell()
         self.news()
 
     def grant(self, requests: Sequence[Request]) -> None:
@@ -126,7 +126,7 @@ class Registry:
                     )
                 record = self._with_uids(record, keys)
                 running = cgroups.running(transitions.uids_of(record, keys))
-                self.file.add(*transitions.grant(record, requests, system.clock(), running))
+                self.file.add(*grants.grant(record, requests, system.clock(), running))
         except GpushimError:  # kubelet takes for free what is not
             self.doubt()
             raise
@@ -149,23 +149,23 @@ class Registry:
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.mark_unhealthy(self._problems)
         self.instances.serve(name)
-        others = partial(self.instances.others, name)
+        has_others = partial(self.instances.others, name)
         wait = partial(self._wait_for_end, name)
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, lambda: self.meet(), wait)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, has_others, lambda: self.meet(), wait)
         endpoint.watched = lambda: self.watched
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]
 
     def repeat(self) -> None:
         """Have kubelet write its checkpoint, which has what all plugins gave."""
-        for one in [one for one in self.served.values() if one.endpoint.listed][:1]:
-            one.endpoint.repeat()
+        for entry in [entry for entry in self.served.values() if entry.endpoint.listed][:1]:
+            entry.endpoint.repeat()
 
     def fail(self, problem: str) -> None:
         """Give nothing out until the next `offer`."""
-        for one in self.served.values():
-            one.resource.fail(self._held or problem)
-            one.tell()
+        for entry in self.served.values():
+            entry.resource.fail(self._held or problem)
+            entry.tell()
 
     def hold(self, problem: str) -> None:
         """Give nothing out, whatever is offered, until it is called with ""; another `offer` follows that."""
@@ -177,53 +177,53 @@ class Registry:
         """Go by what is wrong with GPUs and MIG instances beside what the snapshot says; kubelet is told at once."""
         if problems != self._problems:
             self._problems = problems
-            for one in self.served.values():
-                one.resource.mark_unhealthy(problems)
-                one.tell()
+            for entry in self.served.values():
+                entry.resource.mark_unhealthy(problems)
+                entry.tell()
 
     def unready(self) -> str:
-        """Say what kubelet has from no instance of ours, or ""; before the first `offer`, that it is not known."""
-        missing = [name for name, one in self.served.items() if not one.endpoint.served]
+        """Return what kubelet has from no instance of ours, or ""; before the first `offer`, that it is not known."""
+        missing = [name for name, entry in self.served.items() if not entry.endpoint.served]
         if not self._offered:
             missing = ["no resource is known yet"]
         return f"not registered at kubelet: {', '.join(missing)}" if missing else ""
 
     def gpus(self) -> bool:
-        """Say that figures of GPUs are the device plugin's to tell."""
+        """Return that figures of GPUs are the device plugin's to tell."""
         return True
 
     def state(self) -> dict[str, Any]:
         """Return the resources for metrics (gpuplugin.metrics.exposition.State)."""
         rows = self.served.items()
-        found = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in rows]
-        looks: Collection[tuple[str, str, str]] = ()
+        resources = [(name, entry.endpoint.listed, (*entry.resource.devices.values(),)) for name, entry in rows]
+        admin_claims: Collection[tuple[str, str, str]] = ()
         with contextlib.suppress(GpushimError):
-            looks = transitions.find_admin_claims(self.file.current(self.file.read()))
-        return {"resources": found, "looks": looks}
+            admin_claims = transitions.find_admin_claims(self.file.current(self.file.read()))
+        return {"resources": resources, "looks": admin_claims}
 
     def serves(self, metrics: bool) -> None:
-        """Let the DRA driver of this node know whether figures of GPUs are told here."""
+        """Note for the DRA driver of this node whether figures of GPUs are told here."""
         (self.instances.serve if metrics else self.instances.cease)(METRICS)
 
     def changed(self) -> None:
         """Have kubelet's socket and ours looked at again."""
-        for one in self.served.values():
-            one.endpoint.changed.set()
+        for entry in self.served.values():
+            entry.endpoint.changed.set()
 
     def forgotten(self) -> None:
         """Register all again; kubelet has the devices all the while."""
-        for one in self.served.values():
-            one.endpoint.forgotten()
+        for entry in self.served.values():
+            entry.endpoint.forgotten()
 
     def retire(self, name: str) -> None:
         """Register a resource no more."""
-        one = self.served.pop(name)
-        one.task.cancel()
+        entry = self.served.pop(name)
+        entry.task.cancel()
         self.instances.cease(name)
-        one.endpoint.leave()
-        self._start(one.endpoint.stop())
+        entry.endpoint.leave()
+        self._start(entry.endpoint.stop())
 
     async def stop(self) -> None:
         """Serve no more."""
-        await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
+        await asyncio.gather(*(entry.endpoint.stop() for entry in self.served.values()))
         self.instances.leave()

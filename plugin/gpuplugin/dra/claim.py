@@ -59,53 +59,58 @@ class Claim(NamedTuple):
         return quote(f"{self.namespace}/{self.name}")
 
 
-def allocated(asked: Mapping[str, str], found: Mapping[str, Any], node: str) -> Claim:
+def allocated(request: Mapping[str, str], body: Mapping[str, Any], node: str) -> Claim:
     """Return what a claim is to get.
 
     Args:
-        asked: "namespace", "name" and "uid", as kubelet has them.
-        found: the ResourceClaim.
+        request: "namespace", "name" and "uid", as kubelet has them.
+        body: the ResourceClaim.
         node: name of this node, which is its pool.
 
     Raises:
         GpushimError: it is another claim, has no allocation, or one that is not for this node.
     """
-    name = quote(f"{asked['namespace']}/{asked['name']}")
+    name = quote(f"{request['namespace']}/{request['name']}")
     try:
-        if found["metadata"]["uid"] != asked["uid"]:
+        if body["metadata"]["uid"] != request["uid"]:
             raise GpushimError(f"claim {name} is not the one that this pod was made for; delete the pod", REQUEST)
-        results = tuple(_results((found.get("status") or {}).get("allocation"), name, node))
+        results = tuple(_results((body.get("status") or {}).get("allocation"), name, node))
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise GpushimError(f"claim {name} is malformed; make it and its pod again", REQUEST) from None
     if not results:
         raise GpushimError(f"claim {name} has no device of {OWN_DRIVER} on node {node}", REQUEST)
-    return Claim(asked["uid"], asked["namespace"], asked["name"], results, reserved_for(found))
+    return Claim(request["uid"], request["namespace"], request["name"], results, reserved_for(body))
 
 
-def reserved_for(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the uids of the pods that a claim is reserved for.
+def reserved_for(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the uids of the pods that a claim is reserved for; of a malformed body, those that can be read.
 
     Args:
-        found: the ResourceClaim.
+        body: the ResourceClaim.
     """
-    rows = (found.get("status") or {}).get("reservedFor") or ()
-    uids = [row.get("uid") for row in rows[:MOST_PODS] if row.get("resource") == "pods"]
+    status = body.get("status") if isinstance(body, dict) else None
+    rows = status.get("reservedFor") if isinstance(status, dict) else None
+    pods = [row for row in rows[:MOST_PODS] if isinstance(row, dict)] if isinstance(rows, list) else []
+    uids = [row.get("uid") for row in pods if row.get("resource") == "pods"]
     return tuple(sorted({uid for uid in uids if isinstance(uid, str) and UID.fullmatch(uid)}))
 
 
-def is_here(row: Mapping[str, Any], found: Mapping[str, Any], node: str) -> bool:
-    """Say whether a claim still has something here that it once got; what is not understood has.
+def is_here(row: Mapping[str, Any], body: Mapping[str, Any], node: str) -> bool:
+    """Return whether a claim still has something here that it once got; what is not understood has.
 
     Args:
         row: of the record.
-        found: the ResourceClaim.
+        body: the ResourceClaim.
         node: as for `allocated`.
     """
-    names = {one["device"] for one in row["devices"]}
+    names = {result["device"] for result in row["devices"]}
     try:
-        allocation = (found.get("status") or {}).get("allocation") or {"devices": {"results": []}}
+        allocation = (body.get("status") or {}).get("allocation") or {"devices": {"results": []}}
         results = allocation["devices"]["results"]
-        return any((one["driver"], one["pool"]) == (OWN_DRIVER, node) and one["device"] in names for one in results)
+        return any(
+            (result["driver"], result["pool"]) == (OWN_DRIVER, node) and result["device"] in names
+            for result in results
+        )
     except (KeyError, TypeError, AttributeError):
         return True
 
@@ -122,56 +127,58 @@ def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
     Raises:
         GpushimError: its configs cannot be followed here.
     """
-    mine: dict[int, list[Result]] = {}  # by their configs
-    for one in claim.results:
-        if not one.admin and (one.config.strategy == MPS or one.config.interval in INTERVALS[1:]):
-            mine.setdefault(one.config.place, []).append(one)
-    found: list[MpsGroup] = []
+    by_config: dict[int, list[Result]] = {}  # by their configs
+    for result in claim.results:
+        if not result.admin and (result.config.strategy == MPS or result.config.interval in INTERVALS[1:]):
+            by_config.setdefault(result.config.place, []).append(result)
+    groups: list[MpsGroup] = []
     daemons: dict[str, str] = {}  # by request
-    for results in mine.values():
-        limits = configs.limits(results[0].config, [uuids[one.device] for one in results])
+    for results in by_config.values():
+        limits = configs.limits(results[0].config, [uuids[result.device] for result in results])
         divided = uuids[results[0].device].startswith("MIG-")
-        for each in [[one] for one in results] if divided else [results]:  # a process can use one MIG instance
-            name = f"claim-{claim.uid}-{len(found)}"
-            found.append(_group(name, each[0].config, [uuids[one.device] for one in each], limits))
-            if any(daemons.setdefault(one.request, name) != name for one in each):
+        for members in (
+            [[result] for result in results] if divided else [results]
+        ):  # a process can use one MIG instance
+            name = f"claim-{claim.uid}-{len(groups)}"
+            groups.append(_group(name, members[0].config, [uuids[result.device] for result in members], limits))
+            if any(daemons.setdefault(result.request, name) != name for result in members):
                 raise GpushimError(
-                    f'claim {claim} has several MPS daemons in the request "{quote(each[0].request)}", and a process '
-                    "can use one, of the GPUs of one config or of one MIG instance; make it several requests",
+                    f'claim {claim} has several MPS daemons in the request "{quote(members[0].request)}", and a '
+                    "process can use one, of the GPUs of one config or of one MIG instance; make it several requests",
                     REQUEST,
                 )
-    if found and not of_claims.NAME.fullmatch(found[0].name):
+    if groups and not of_claims.NAME.fullmatch(groups[0].name):
         raise GpushimError(f"claim {claim} is malformed; make it and its pod again", REQUEST)
-    return found
+    return groups
 
 
 def _group(name: str, config: Config, uuids: Sequence[str], limits: Mapping[str, int]) -> MpsGroup:
-    gpus = tuple(MpsGpu(uuid, place, 0) for place, uuid in enumerate(uuids))
-    each = tuple(limits.get(uuid) for uuid in uuids)
+    gpus = tuple(MpsGpu(uuid, number, 0) for number, uuid in enumerate(uuids))
+    amounts = tuple(limits.get(uuid) for uuid in uuids)
     interval = INTERVALS.index(config.interval) if config.interval else 0
-    return MpsGroup(name, gpus, None, config.threads or 100, False, each if any(each) else (), interval)
+    return MpsGroup(name, gpus, None, config.threads or 100, False, amounts if any(amounts) else (), interval)
 
 
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:
     if not allocation:
         raise GpushimError(f"claim {name} is not allocated; the scheduler does that when a pod is to run", REQUEST)
     try:
-        of_place = configs.chosen(allocation, OWN_DRIVER, _types(allocation))
+        config_of = configs.chosen(allocation, OWN_DRIVER, _types(allocation))
     except GpushimError as error:
         rows = [row["device"] for row in allocation["devices"]["results"][:MOST] if row["driver"] == OWN_DRIVER]
         names = ", ".join(quote(str(name)) for name in rows[:LISTED]) + (", ..." if len(rows) > LISTED else "")
         raise GpushimError(f"{error}; the claim has {names}", REQUEST) from None
-    for place, row in enumerate(allocation["devices"]["results"][:MOST]):
+    for number, row in enumerate(allocation["devices"]["results"][:MOST]):
         if row["driver"] != OWN_DRIVER:
             continue
         if row["pool"] != node:
-            where = f"on {quote(str(row['pool']))}, but its pod is on {node}"
-            raise GpushimError(f"claim {name} has a device {where}; let the scheduler place the pod", REQUEST)
+            location = f"on {quote(str(row['pool']))}, but its pod is on {node}"
+            raise GpushimError(f"claim {name} has a device {location}; let the scheduler place the pod", REQUEST)
         request, admin = str(row["request"]).partition("/")[0], row.get("adminAccess") is True
         if not LABEL.fullmatch(request):
             raise ValueError  # which the record would keep, however long it is
-        tolerations = tuple(one for one in row.get("tolerations") or () if isinstance(one, dict))
-        yield Result(request, str(row["device"]), admin, of_place[place], tolerations)
+        tolerations = tuple(toleration for toleration in row.get("tolerations") or () if isinstance(toleration, dict))
+        yield Result(request, str(row["device"]), admin, config_of[number], tolerations)
 
 
 def _types(allocation: Mapping[str, Any]) -> dict[str, str]:

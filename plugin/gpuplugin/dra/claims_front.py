@@ -51,7 +51,7 @@ class ClaimsFront:
 
     Args:
         node: this node's name.
-        place: where it meets the other half.
+        meeting: where it meets the other half.
         settings: returns those in force.
         start: starts a task, and sees to what it ends with.
         wake: has all looked at again.
@@ -62,14 +62,14 @@ class ClaimsFront:
     def __init__(
         self,
         node: str,
-        place: Place,
+        meeting: Place,
         settings: Callable[[], Settings],
         start: Callable[[Any], asyncio.Task[Any]],
         wake: Callable[[], None],
     ) -> None:
         self._node, self._settings, self._start, self._wake = node, settings, start, wake
         self._file, self._newest = AllocationsFile(), Newest()
-        self._kubeconfig, self._link = Kubeconfig(), Link(place, start, wake)
+        self._kubeconfig, self._link = Kubeconfig(), Link(meeting, start, wake)
         self._snapshot: Snapshot | None = None  # of which all that is offered is
         self._anew = False  # the settings have changed since it was taken
         self._offered: list[Offered] = []
@@ -165,53 +165,53 @@ class ClaimsFront:
         if time.monotonic() - self._asked < OTHERS:
             return
         self._asked = time.monotonic()
-        found = await plugins.find_rival(self._plugins, str(self._settings().values["kubelet-dir"]), OWN_DRIVER)
-        if found and found != self._rival:
-            logger.error("%s", spec.RIVAL.format(found))
+        path = await plugins.find_rival(self._plugins, str(self._settings().values["kubelet-dir"]), OWN_DRIVER)
+        if path and path != self._rival:
+            logger.error("%s", spec.RIVAL.format(path))
             await self._driver.stop()
-        self._rival = found
+        self._rival = path
 
-    async def _go_by(self, found: Snapshot) -> None:
+    async def _go_by(self, snapshot: Snapshot) -> None:
         """Offer what a snapshot has.
 
         Raises:
             GpushimError: this host cannot serve GPUs, or the record cannot be written.
         """
-        if found["error"]:
-            self._offer = self._offer._replace(problem=found["error"]["sentence"])
-        elif found is not self._snapshot or self._offer.problem or self._lacks or self._anew:
-            await self._take(found)
-            self.judge(self._reasons, found)
+        if snapshot["error"]:
+            self._offer = self._offer._replace(problem=snapshot["error"]["sentence"])
+        elif snapshot is not self._snapshot or self._offer.problem or self._lacks or self._anew:
+            await self._take(snapshot)
+            self.judge(self._reasons, snapshot)
 
-    async def _take(self, found: Snapshot) -> None:
-        devices, lacks, why = spec.devices(found, self._settings().values)
-        self._offered, self._anew = [one for one in devices if one.uuid not in lacks], False
-        if why and why == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
-            self._warn("spec", why)
-        self._lacks = why
-        self._snapshot = found
+    async def _take(self, snapshot: Snapshot) -> None:
+        devices, lacks, sentence = spec.devices(snapshot, self._settings().values)
+        self._offered, self._anew = [device for device in devices if device.uuid not in lacks], False
+        if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
+            self._warn("spec", sentence)
+        self._lacks = sentence
+        self._snapshot = snapshot
         if self._kubelet.state.snapshot is None:  # before anything is offered
             self._file.prepare()
             await self._kubelet.reconcile()
-        names = {one.name: one for one in self._offered}
-        self._offer = Offer(names, found["policy"]["cdi"]["kind"], snapshot=found)
+        names = {device.name: device for device in self._offered}
+        self._offer = Offer(names, snapshot["policy"]["cdi"]["kind"], snapshot=snapshot)
 
-    def judge(self, reasons: Mapping[str, list[Reason]], found: Snapshot) -> None:
+    def judge(self, reasons: Mapping[str, list[Reason]], snapshot: Snapshot) -> None:
         """Have kubelet told what is unhealthy, and slices looked at again."""
         self._reasons = reasons
         sick = taints.of_health(self._reasons, str(self._settings().values["taint-effect"]))
-        self._offer = self._offer._replace(sick=sick, sentences=reason.texts(self._reasons, found))
-        why = {
+        self._offer = self._offer._replace(sick=sick, sentences=reason.texts(self._reasons, snapshot))
+        sentences = {
             **self._find_lost(),
             **self._sharing.problems,
-            **taints.problems(found),
-            **reason.texts(self._reasons, found),
+            **taints.problems(snapshot),
+            **reason.texts(self._reasons, snapshot),
         }
-        if why != self._why:
-            self._why = why
+        if sentences != self._why:
+            self._why = sentences
             self._driver.tell()
             self._wake()
-        self._unwell = taints.log(self._unwell, self._offered, why)
+        self._unwell = taints.log(self._unwell, self._offered, sentences)
 
     def _read_record(self) -> Record | None:
         with contextlib.suppress(GpushimError):
@@ -223,10 +223,11 @@ class ClaimsFront:
         return transitions.find_lost_claims(record) if record else {}
 
     def _slices(self) -> list[list[dict[str, Any]]]:
-        if (found := self._taints()) is None:
+        if (taints_by_uuid := self._taints()) is None:
             return [[]]
         return offered.slices(
-            self._offered, {one.name: found[one.uuid] for one in self._offered if one.uuid in found}
+            self._offered,
+            {device.name: taints_by_uuid[device.uuid] for device in self._offered if device.uuid in taints_by_uuid},
         )
 
     def _taints(self) -> dict[str, list[dict[str, str]]] | None:
@@ -234,8 +235,8 @@ class ClaimsFront:
         if self._offer.problem or self._snapshot is None:
             return None
         effect, record = str(self._settings().values["taint-effect"]), self._read_record()
-        owed = {**self._find_lost(), **self._sharing.owed}
-        return taints.taints(self._reasons, self._snapshot, record, effect, owed)
+        unfinished = {**self._find_lost(), **self._sharing.owed}
+        return taints.taints(self._reasons, self._snapshot, record, effect, unfinished)
 
     def _now(self) -> Now:
         state = self._offered, self._why, self._reasons, self._offer.problem, self._lacks, self._desired
@@ -243,8 +244,8 @@ class ClaimsFront:
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem
-        why = dict.fromkeys((one.uuid for one in self._offered), problem) if problem else self._why
-        return taints.health(self._offered, self._node, why)
+        sentences = dict.fromkeys((device.uuid for device in self._offered), problem) if problem else self._why
+        return taints.health(self._offered, self._node, sentences)
 
     def _warn(self, part: str, sentence: str) -> None:
         if self._logged.get(part) != sentence:

@@ -84,27 +84,27 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
     Raises:
         GpushimError: a config of this driver is wrong, or names a request that got a device of another type.
     """
-    found = allocation.get("devices") or {}
-    rows = [_row(row, place, driver) for place, row in enumerate(_rows(found, "config")) if _is_of(row, driver)]
+    devices = allocation.get("devices") or {}
+    rows = [_row(row, number, driver) for number, row in enumerate(_rows(devices, "config")) if _is_of(row, driver)]
     return {
-        place: _best(str(result.get("request")), str(result.get("device")), rows, types)
-        for place, result in enumerate(_rows(found, "results"))
+        number: _best(str(result.get("request")), str(result.get("device")), rows, types)
+        for number, result in enumerate(_rows(devices, "results"))
         if result.get("driver") == driver
     }
 
 
 def of_others(rows: Sequence[Mapping[str, Any]], driver: str) -> list[str]:
-    """Say which configs are for other drivers, and whether this one may be meant: to them they are nothing wrong.
+    """Return notes of configs for other drivers, and whether this one may be meant: to them they are nothing wrong.
 
     Args:
         rows: of an allocation.
         driver: the name of this one.
     """
-    found = [row["opaque"].get("driver") for row in rows if isinstance(row.get("opaque"), dict)]
-    others = dict.fromkeys(one for one in found if isinstance(one, str) and one != driver)
+    names = [row["opaque"].get("driver") for row in rows if isinstance(row.get("opaque"), dict)]
+    foreign_names = dict.fromkeys(name for name in names if isinstance(name, str) and name != driver)
     return [
-        f"a config is for the driver {quote(one)}, which is not this one{suggest(one, (driver,), ALIKE)}"
-        for one in [*others][:LISTED]
+        f"a config is for the driver {quote(name)}, which is not this one{suggest(name, (driver,), ALIKE)}"
+        for name in [*foreign_names][:LISTED]
     ]
 
 
@@ -121,14 +121,14 @@ def limits(config: Config, uuids: Sequence[str]) -> dict[str, int]:
     Raises:
         GpushimError: the config names a device that is not among them; it would limit nothing.
     """
-    found = dict.fromkeys(uuids, config.memory) if config.memory else {}
+    amounts = dict.fromkeys(uuids, config.memory) if config.memory else {}
     for key, memory in config.per_device:
-        named = [*uuids[int(key) :][:1]] if key.isdecimal() else [one for one in uuids if one == key]
-        if not named:
+        matches = [*uuids[int(key) :][:1]] if key.isdecimal() else [uuid for uuid in uuids if uuid == key]
+        if not matches:
             fix = f"write a UUID of {', '.join(uuids[:LISTED])}, or an index below {len(uuids)}"
             raise _unknown("the claim's config", f"sharing.mpsConfig.{_LIMITS}", key, fix)
-        found[named[0]] = memory
-    return {uuid: mebibytes(memory) or 0 for uuid, memory in found.items()}
+        amounts[matches[0]] = memory
+    return {uuid: mebibytes(memory) or 0 for uuid, memory in amounts.items()}
 
 
 def mebibytes(text: str) -> int | None:
@@ -185,108 +185,110 @@ def _is_of(row: Mapping[str, Any], driver: str) -> bool:
     return isinstance(opaque, dict) and opaque.get("driver") == driver
 
 
-def _row(row: Mapping[str, Any], place: int, driver: str) -> Row:
+def _row(row: Mapping[str, Any], number: int, driver: str) -> Row:
     """Read a config of this driver."""
     of_claim = row.get("source") != "FromClass"
-    named = row.get("requests") or []
-    requests = tuple(map(str, named)) if isinstance(named, list) else (str(named),)
-    whose = "the claim's" if of_claim else "the device class's"
+    value = row.get("requests") or []
+    requests = tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+    owner = "the claim's" if of_claim else "the device class's"
     parameters = row["opaque"].get("parameters")
     kind = parameters.get("kind") if isinstance(parameters, dict) else None
-    what = kind if isinstance(kind, str) and kind in {**KINDS, **UNSUPPORTED} else f"config for {quote(driver)}"
-    where = f"{whose} {what}" + (f' of the request "{quote(requests[0])}"' if requests else "")
-    _check_size(parameters, where)
+    title = kind if isinstance(kind, str) and kind in {**KINDS, **UNSUPPORTED} else f"config for {quote(driver)}"
+    subject = f"{owner} {title}" + (f' of the request "{quote(requests[0])}"' if requests else "")
+    _check_size(parameters, subject)
     if isinstance(kind, str) and kind in UNSUPPORTED:
-        raise GpushimError(f"{where} is not supported by gpushim: {UNSUPPORTED[kind]}; omit it", REQUEST)
+        raise GpushimError(f"{subject} is not supported by gpushim: {UNSUPPORTED[kind]}; omit it", REQUEST)
     if not isinstance(parameters, dict):
-        raise _wrong(where, "parameters", parameters, "an object")
-    type_ = KINDS[_one_of(kind, where, "kind", (*KINDS,))]
-    _one_of(parameters.get("apiVersion"), where, "apiVersion", (API,))
-    fields = _object(parameters, where, "parameters", ("apiVersion", "kind", "sharing"))
-    config = replace(_config(fields.get("sharing"), where, type_), place=place)
-    return Row(of_claim, requests, where, type_, config)
+        raise _wrong(subject, "parameters", parameters, "an object")
+    type_ = KINDS[_one_of(kind, subject, "kind", (*KINDS,))]
+    _one_of(parameters.get("apiVersion"), subject, "apiVersion", (API,))
+    fields = _object(parameters, subject, "parameters", ("apiVersion", "kind", "sharing"))
+    config = replace(_config(fields.get("sharing"), subject, type_), place=number)
+    return Row(of_claim, requests, subject, type_, config)
 
 
-def _check_size(parameters: Any, where: str) -> None:
+def _check_size(parameters: Any, subject: str) -> None:
     try:
         size = len(json.dumps(parameters, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass"))
     except RecursionError:
         size = CLAIM_CONFIG + 1
     if size > CLAIM_CONFIG:
-        raise GpushimError(f"{where} has more than {CLAIM_CONFIG >> 10} KiB; shorten it", REQUEST)
+        raise GpushimError(f"{subject} has more than {CLAIM_CONFIG >> 10} KiB; shorten it", REQUEST)
 
 
-def _config(sharing: Any, where: str, type_: str) -> Config:
+def _config(sharing: Any, subject: str, type_: str) -> Config:
     """Read the field sharing."""
     if sharing is None:
         return Config()
     by_time = ("timeSlicingConfig",) if type_ == "gpu" else ()  # the driver has no time slices for MIG instances
-    fields = _object(sharing, where, "sharing", ("strategy", *by_time, "mpsConfig"))
-    strategy = _one_of(fields.get("strategy"), where, "sharing.strategy", STRATEGIES)
-    other = "mpsConfig" if strategy == TIME_SLICING else "timeSlicingConfig"
-    if fields.get(other) is not None:
+    fields = _object(sharing, subject, "sharing", ("strategy", *by_time, "mpsConfig"))
+    strategy = _one_of(fields.get("strategy"), subject, "sharing.strategy", STRATEGIES)
+    unfit = "mpsConfig" if strategy == TIME_SLICING else "timeSlicingConfig"
+    if fields.get(unfit) is not None:
         raise GpushimError(
-            f"{where}: sharing.{other} does not go with the strategy {strategy}; omit it, or write the strategy "
+            f"{subject}: sharing.{unfit} does not go with the strategy {strategy}; omit it, or write the strategy "
             f"{MPS if strategy == TIME_SLICING else TIME_SLICING}",
             REQUEST,
         )
     if strategy == MPS:
-        return _mps(fields.get("mpsConfig"), where)
-    slicing = _object(fields.get("timeSlicingConfig"), where, "sharing.timeSlicingConfig", ("interval",))
+        return _mps(fields.get("mpsConfig"), subject)
+    slicing = _object(fields.get("timeSlicingConfig"), subject, "sharing.timeSlicingConfig", ("interval",))
     interval = slicing.get("interval")
     if interval is not None:
-        _one_of(interval, where, "sharing.timeSlicingConfig.interval", INTERVALS)
+        _one_of(interval, subject, "sharing.timeSlicingConfig.interval", INTERVALS)
     return Config(strategy, (interval or INTERVALS[0]) if by_time else "")
 
 
-def _mps(found: Any, where: str) -> Config:
+def _mps(mps_config: Any, subject: str) -> Config:
     name = "sharing.mpsConfig"
-    fields = _object(found, where, name, ("defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", _LIMITS))
+    fields = _object(
+        mps_config, subject, name, ("defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", _LIMITS)
+    )
     threads = fields.get("defaultActiveThreadPercentage")
     if threads is not None and not (type(threads) is int and 1 <= threads <= 100):
-        raise _wrong(where, f"{name}.defaultActiveThreadPercentage", threads, "a whole number between 1 and 100")
+        raise _wrong(subject, f"{name}.defaultActiveThreadPercentage", threads, "a whole number between 1 and 100")
     memory = fields.get("defaultPinnedDeviceMemoryLimit")
     if memory is not None:
-        memory = _amount(memory, where, f"{name}.defaultPinnedDeviceMemoryLimit")
-    limits = _object(fields.get(_LIMITS), where, f"{name}.{_LIMITS}", _DEVICE.fullmatch)
-    per_device = {key: _amount(value, where, f'{name}.{_LIMITS}["{quote(key)}"]') for key, value in limits.items()}
+        memory = _amount(memory, subject, f"{name}.defaultPinnedDeviceMemoryLimit")
+    limits = _object(fields.get(_LIMITS), subject, f"{name}.{_LIMITS}", _DEVICE.fullmatch)
+    per_device = {key: _amount(value, subject, f'{name}.{_LIMITS}["{quote(key)}"]') for key, value in limits.items()}
     return Config(MPS, "", threads, memory or "", (*sorted(per_device.items()),))
 
 
-def _amount(value: Any, where: str, name: str) -> str:
+def _amount(value: Any, subject: str, name: str) -> str:
     text = str(value) if type(value) is int else value  # YAML has it as a number, which Kubernetes takes, too
     if not isinstance(text, str) or mebibytes(text) is None:
-        raise _wrong(where, name, value, _AN_AMOUNT)
+        raise _wrong(subject, name, value, _AN_AMOUNT)
     return text
 
 
-def _object(value: Any, where: str, name: str, known: tuple[str, ...] | Callable[[str], Any]) -> dict[str, Any]:
+def _object(value: Any, subject: str, name: str, allowed: tuple[str, ...] | Callable[[str], Any]) -> dict[str, Any]:
     """Return the fields of an object, none where there is none, if each of them is known."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _wrong(where, name, value, "an object")
+        raise _wrong(subject, name, value, "an object")
     for key in map(str, value):
-        if key in known if isinstance(known, tuple) else known(key):
+        if key in allowed if isinstance(allowed, tuple) else allowed(key):
             continue
-        if not isinstance(known, tuple):
+        if not isinstance(allowed, tuple):
             fix = "write a UUID, or an index among the claim's devices"
         else:
-            near = find_meant(key, known)
-            fix = f"is {near} meant?" if near else f"it may have {', '.join(known)}"
-        raise _unknown(where, name, key, fix)
+            meant_key = find_meant(key, allowed)
+            fix = f"is {meant_key} meant?" if meant_key else f"it may have {', '.join(allowed)}"
+        raise _unknown(subject, name, key, fix)
     return value
 
 
-def _one_of(value: Any, where: str, name: str, known: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise _wrong(where, name, value, " or ".join(filter(None, (", ".join(known[:-1]), known[-1]))))
+def _one_of(value: Any, subject: str, name: str, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise _wrong(subject, name, value, " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1]))))
     return value
 
 
-def _wrong(where: str, name: str, value: Any, form: str) -> GpushimError:
-    return GpushimError(f"{where}: {name} is {show(value)}; write {form}", REQUEST)
+def _wrong(subject: str, name: str, value: Any, form: str) -> GpushimError:
+    return GpushimError(f"{subject}: {name} is {show(value)}; write {form}", REQUEST)
 
 
-def _unknown(where: str, name: str, key: str, fix: str) -> GpushimError:
-    return GpushimError(f'{where}: "{quote(key)}" is unknown in {name}; {fix}', REQUEST)
+def _unknown(subject: str, name: str, key: str, fix: str) -> GpushimError:
+    return GpushimError(f'{subject}: "{quote(key)}" is unknown in {name}; {fix}', REQUEST)

@@ -37,13 +37,13 @@ UNASKED = (
 GIVEN = "a container has it by a device plugin"  # or its GPU, whatever the record says of whose container
 
 
-def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
+def tell(settings: Settings, find_rival: Callable[[str], str | None]) -> None:
     """Print it.
 
     Args:
         settings: in force.
-        rival: returns where another giver's driver of this name listens, by kubelet's directory; "" if none does,
-            None if that is not known.
+        find_rival: returns where another giver's driver of this name listens, by kubelet's directory; "" if none
+            does, None if that is not known.
 
     Raises:
         GpushimError: nothing would be offered.
@@ -53,21 +53,21 @@ def tell(settings: Settings, rival: Callable[[str], str | None]) -> None:
     snapshot = node_snapshot.current()
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-    devices, lacks, why = spec.devices(snapshot, values)
+    devices, lacks, lack = spec.devices(snapshot, values)
     record = _read_record()
     problems, notes = _problems(devices, settings, snapshot, record)
     _note([*node_state.excluded(settings, snapshot), *notes])
     if not devices:
         show.say("nothing is offered: this host has no GPU to give out to claims")
-    indices = {uuid: one.index for uuid, one in resources.units(snapshot).items()}
+    indices = {uuid: unit.index for uuid, unit in resources.units(snapshot).items()}
     problems.update(dict.fromkeys(lacks, "the CDI spec does not have it"))
     _list(devices, indices, problems, _find_holders(record), lacks)
     show.say(summarize(AllocationsFile()))
-    if there := rival(kubelet_dir):
-        raise GpushimError(spec.RIVAL.format(there), FAILED)
-    _note([UNASKED] * (there is None))
-    if why:
-        raise GpushimError(why, FAILED)
+    if path := find_rival(kubelet_dir):
+        raise GpushimError(spec.RIVAL.format(path), FAILED)
+    _note([UNASKED] * (path is None))
+    if lack:
+        raise GpushimError(lack, FAILED)
     if not os.environ.get(node_snapshot.POD):  # whose halves share a token; the host's files are not seen there
         Kubeconfig().look(str(values["kubeconfig"]))
 
@@ -91,34 +91,36 @@ def _missing(kubelet_dir: str) -> Iterator[str]:
 def _problems(
     devices: Sequence[Offered], settings: Settings, snapshot: Snapshot, record: Record | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Say why devices have taints that keep them from claims, by UUID; and what is unhealthy beside."""
+    """Return why devices have taints that keep them from claims, by UUID; and notes of what is unhealthy beside."""
     reasons, doubt = node_state.reasons(settings, snapshot)
-    found, why = node_state.tainted(settings, snapshot, reasons, record)
-    tainted = {uuid for uuid, row in found.items() if any(one["effect"] != offered.NONE for one in row)}
-    left = [one.uuid for one in devices if one.uuid in found.keys() - tainted]
-    beside = [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {why[uuid]}" for uuid in left]
+    taints, sentences = node_state.tainted(settings, snapshot, reasons, record)
+    tainted = {uuid for uuid, row in taints.items() if any(taint["effect"] != offered.NONE for taint in row)}
+    mild = [device.uuid for device in devices if device.uuid in taints.keys() - tainted]
+    mild_notes = [f"{uuid} can be given out, as taint-effect is {offered.NONE}: {sentences[uuid]}" for uuid in mild]
     pods = node_state.describe_pods(record)
-    problems = {uuid: "; ".join(some[uuid] for some in (why, pods) if uuid in some) or GIVEN for uuid in tainted}
-    return problems, [*filter(None, [doubt]), *beside]
+    problems = {
+        uuid: "; ".join(texts[uuid] for texts in (sentences, pods) if uuid in texts) or GIVEN for uuid in tainted
+    }
+    return problems, [*filter(None, [doubt]), *mild_notes]
 
 
 def _list(
     devices: Sequence[Offered],
     indices: Mapping[str, str],
-    why: Mapping[str, str],
-    held: Mapping[str, str],
+    problems: Mapping[str, str],
+    holders: Mapping[str, str],
     lacks: Collection[str],
 ) -> None:
-    slices = offered.slices([one for one in devices if one.uuid not in lacks], {})
-    well = [one for one in devices if one.uuid not in why]
-    taken = sum(one.uuid in held for one in well)
-    busy = f"; {taken} of these held" * bool(taken)
-    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices{busy}")
+    slices = offered.slices([device for device in devices if device.uuid not in lacks], {})
+    well = [device for device in devices if device.uuid not in problems]
+    held_count = sum(device.uuid in holders for device in well)
+    clause = f"; {held_count} of these held" * bool(held_count)
+    show.say(f"{OWN_DRIVER}: {len(well)} of {len(devices)} can be given out, in {len(slices)} ResourceSlices{clause}")
     rows = []
-    for one in devices:
-        product, profile = (one.body["attributes"][key]["string"] for key in ("productName", "profile"))
-        more = (found.get(one.uuid, "") for found in (held, why))
-        rows.append([one.name, indices.get(one.uuid, ""), product, profile, *more])
+    for device in devices:
+        product, profile = (device.body["attributes"][key]["string"] for key in ("productName", "profile"))
+        cells = (texts.get(device.uuid, "") for texts in (holders, problems))
+        rows.append([device.name, indices.get(device.uuid, ""), product, profile, *cells])
     show.table(COLUMNS, rows)
     show.say()
 

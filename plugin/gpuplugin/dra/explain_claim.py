@@ -54,20 +54,20 @@ def tell(name: str, settings: Settings, form: str) -> None:
     if not NAME.fullmatch(name):
         raise GpushimError(f"{quote(name)} names no claim; write NAMESPACE/NAME", REQUEST)
     namespace, _, claim = name.partition("/")
-    found = report(namespace, claim, present(settings), str(settings.values["kubelet-dir"]))
+    findings = report(namespace, claim, present(settings), str(settings.values["kubelet-dir"]))
     if form == "json":
-        show.emit(form, found)
+        show.emit(form, findings)
         return
-    for note in found["notes"]:
+    for note in findings["notes"]:
         show.say(f"note: {note}")
-    for one in found["claims"]:
-        show.say(f"Claim {name}, uid {one['uid']}, has here:")
-        show.table(DEVICES, [[*row.values()] for row in one["devices"]])
+    for claim_row in findings["claims"]:
+        show.say(f"Claim {name}, uid {claim_row['uid']}, has here:")
+        show.table(DEVICES, [[*row.values()] for row in claim_row["devices"]])
         show.say()
-    if found["kubelet"]:
+    if findings["kubelet"]:
         show.say("kubelet has for it:")
         show.table(
-            ("POD", "CONTAINER", "DRIVER", "DEVICE", "CDI NAMES"), [[*row.values()] for row in found["kubelet"]]
+            ("POD", "CONTAINER", "DRIVER", "DEVICE", "CDI NAMES"), [[*row.values()] for row in findings["kubelet"]]
         )
         show.say()
     show.text(f"Its selectors and configs: {kubectl(namespace, claim)}")  # in one line, to be pasted
@@ -98,11 +98,11 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
         if (row["namespace"], row["name"]) == (namespace, name) and transitions.is_own(uid, row)
     }
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
-    if why := node_state.refusal(node, namespace, name):
-        notes.append(f"its driver refuses it: {why}")
-    if why and not rows and not listed:
+    if refusal := node_state.refusal(node, namespace, name):
+        notes.append(f"its driver refuses it: {refusal}")
+    if refusal and not rows and not listed:
         raise GpushimError(
-            f"claim {namespace}/{name} has nothing on this node: its driver refuses it: {why}", REQUEST
+            f"claim {namespace}/{name} has nothing on this node: its driver refuses it: {refusal}", REQUEST
         )
     if not rows and not listed:
         raise GpushimError(
@@ -113,7 +113,7 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     if not rows:
         notes.append("gpushim's driver has given it nothing: kubelet has it of another")
     claims = [{"uid": uid, "devices": [*_devices(row, node)]} for uid, row in rows.items()]
-    return {"notes": notes, "claims": claims, "kubelet": [_row(one) for one in listed]}
+    return {"notes": notes, "claims": claims, "kubelet": [_row(entry) for entry in listed]}
 
 
 def kubectl(namespace: str, name: str) -> str:
@@ -122,29 +122,29 @@ def kubectl(namespace: str, name: str) -> str:
 
 
 def _devices(row: record_form.Claim, node: NodeState) -> Iterator[dict[str, str]]:
-    """Say what is known of each device of a claim."""
+    """Yield what is known of each device of a claim."""
     policy = node.snapshot["policy"]
     path = output.path_of(policy)
-    there = {one["name"] for one in (publish.saved(path) or {"devices": ()})["devices"]}
-    here = {one.uuid for one in node.offered}
-    for one in row["devices"]:
-        uuid = one["uuid"]
-        missing = "" if uuid in there else f" (not in {path})"
+    spec_names = {device["name"] for device in (publish.saved(path) or {"devices": ()})["devices"]}
+    offered_uuids = {device.uuid for device in node.offered}
+    for device in row["devices"]:
+        uuid = device["uuid"]
+        missing = "" if uuid in spec_names else f" (not in {path})"
         well = "healthy" if node.watched else "not known"
-        health = node.why.get(uuid, "") or (well if uuid in here else "this node does not offer it now")
+        health = node.why.get(uuid, "") or (well if uuid in offered_uuids else "this node does not offer it now")
         yield {
-            "request": one["request"],
-            "device": one["device"],
+            "request": device["request"],
+            "device": device["device"],
             "index": node.indices.get(uuid, ""),
             "since": _describe_since(row),
             "cdi": f"{policy['cdi']['kind']}={uuid}{missing}",
-            "use": ", ".join(_use(one)),
+            "use": ", ".join(_use(device)),
             "health": health,
         }
 
 
 def _use(device: Mapping[str, Any]) -> Iterator[str]:
-    """Say how a claim uses a device: what else the record has of it."""
+    """Yield how a claim uses a device: what else the record has of it."""
     if device.get("admin"):
         yield "only looks"
     yield from (f"{key}: {value}" for key, value in device.items() if key not in KNOWN)
@@ -158,31 +158,31 @@ def _describe_since(claim: record_form.Claim) -> str:
 
 def _listed(namespace: str, name: str, kubelet_dir: str, notes: list[str]) -> Sequence[Claim]:
     """List what kubelet has for a claim: as it says, without grpcio to the driver; else as its file does."""
-    why = "kubelet does not say which containers have it"
+    sentence = "kubelet does not say which containers have it"
     try:
         from gpuplugin.kubelet import podresources
     except ImportError:
         claims = node_state.listed()
-        why = "this Python has no grpcio, and the driver does not say which containers have it"
+        sentence = "this Python has no grpcio, and the driver does not say which containers have it"
     else:
-        found = asyncio.run(podresources.listed(kubelet_dir))
-        claims = found.claims if found else None
+        listed = asyncio.run(podresources.listed(kubelet_dir))
+        claims = listed.claims if listed else None
     if claims is None:
         claims = []
-        notes.append(f"{why}: see gpushim ps; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods")
+        notes.append(f"{sentence}: see gpushim ps; {kubelet_dir}/{kubelet.CLAIMS} has uids of pods")
         try:
             claims = kubelet.claims(kubelet_dir)
         except (OSError, ValueError) as error:
             notes.append(f"{kubelet_dir}/{kubelet.CLAIMS} cannot be used: {error}")
-    return [one for one in claims if (one.namespace, one.name) == (namespace, name)]
+    return [claim for claim in claims if (claim.namespace, claim.name) == (namespace, name)]
 
 
-def _row(one: Claim) -> dict[str, str]:
-    pod = f"{one.namespace}/{one.pod}" if one.pod else f"uid {', '.join(sorted(one.uids))}"
+def _row(claim: Claim) -> dict[str, str]:
+    pod = f"{claim.namespace}/{claim.pod}" if claim.pod else f"uid {', '.join(sorted(claim.uids))}"
     return {
         "pod": pod,
-        "container": one.container,
-        "driver": one.driver,
-        "device": one.device,
-        "cdi": ", ".join(one.cdi),
+        "container": claim.container,
+        "driver": claim.driver,
+        "device": claim.device,
+        "cdi": ", ".join(claim.cdi),
     }

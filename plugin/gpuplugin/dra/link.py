@@ -132,27 +132,27 @@ class Link:
             self._api = line
             self._send(line)
 
-    async def claim(self, asked: Mapping[str, str]) -> dict[str, Any] | None:
+    async def claim(self, request: Mapping[str, str]) -> dict[str, Any] | None:
         """Return a claim as the API server has it; None if it does not have it any more.
 
         Args:
-            asked: "namespace", "name" and "uid".
+            request: "namespace", "name" and "uid".
 
         Raises:
             GpushimError: there is no answer.
         """
         self._number += 1
-        mine, found = self._number, asyncio.get_running_loop().create_future()
-        line = _line({"claim": mine, **{key: asked[key] for key in ("namespace", "name", "uid")}})
-        self._asked[mine] = found, line
+        number, future = self._number, asyncio.get_running_loop().create_future()
+        line = _line({"claim": number, **{key: request[key] for key in ("namespace", "name", "uid")}})
+        self._asked[number] = future, line
         self._send(line)
         try:
-            answer = await asyncio.wait_for(found, ANSWER)
+            answer = await asyncio.wait_for(future, ANSWER)
         except asyncio.TimeoutError:
-            there = "does not answer" if self.connected else "is not there"
-            raise GpushimError(f"the container beside this one, which asks the API server, {there}", FAILED) from None
+            state = "does not answer" if self.connected else "is not there"
+            raise GpushimError(f"the container beside this one, which asks the API server, {state}", FAILED) from None
         finally:
-            del self._asked[mine]
+            del self._asked[number]
         if "error" in answer:
             raise GpushimError(_sentence(answer["error"]), FAILED)
         return None if answer.get("absent") else answer.get("object")
@@ -168,7 +168,7 @@ class Link:
             self._client.transport.abort()
 
     async def _accept(self, listening: socket.socket) -> None:
-        """Let clients in, one in PAUSE seconds at most."""
+        """Admit clients, one in PAUSE seconds at most."""
         while True:
             try:
                 connected, _ = await asyncio.get_running_loop().sock_accept(listening)
@@ -181,8 +181,8 @@ class Link:
         """Serve a client if it is the other half."""
         if not sockets.is_user(connected, self._user) or (self._unit and not is_of_unit(connected, self._unit)):
             connected.close()
-            where = f"of {self._unit}" if self._unit else f"user {self._user}'s"
-            self._warn(f"a process that is not {where} connects to {self.path}, and is sent away")
+            owner = f"of {self._unit}" if self._unit else f"user {self._user}'s"
+            self._warn(f"a process that is not {owner} connects to {self.path}, and is sent away")
             return
         reader = asyncio.StreamReader(limit=CLAIM_LINE)
         protocol = asyncio.StreamReaderProtocol(reader, self._met)
@@ -217,9 +217,9 @@ class Link:
         self._logged.add(sentence)
 
     def _heard(self, news: dict[str, Any], size: int) -> None:
-        found = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
-        if found and not found[0].done():
-            found[0].set_result(news)
+        question = self._asked.get(news["claim"]) if isinstance(news.get("claim"), int) else None
+        if question and not question[0].done():
+            question[0].set_result(news)
         published = _published(news.get("published")) if size < PUBLISHED else None
         if published is not None and published != self.published:
             self.published = published
@@ -234,11 +234,11 @@ def _parsed(line: bytes) -> dict[str, Any]:
     """
     try:
         # Not of bytes, which json would read in UTF-16, too.
-        found = None if deeper(line, CLAIM_DEPTH) else json.loads(line.decode())
+        answer = None if deeper(line, CLAIM_DEPTH) else json.loads(line.decode())
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        answer = None
+    if isinstance(answer, dict):
+        return answer
     answered = _CLAIM.match(line)
     if not answered:
         raise ValueError
@@ -250,8 +250,8 @@ def _published(news: Any) -> dict[str, Any] | None:
     if not isinstance(news, dict):
         return None
     generation = news.get("generation")
-    known = type(generation) is int and 0 <= generation < GENERATIONS
-    return {"generation": generation if known else 0, "problem": _sentence(news.get("problem") or "")}
+    is_number = type(generation) is int and 0 <= generation < GENERATIONS
+    return {"generation": generation if is_number else 0, "problem": _sentence(news.get("problem") or "")}
 
 
 def _sentence(news: Any) -> str:

@@ -37,7 +37,7 @@ class Newest:
             replace(self._path, str(self._instances.number).encode(), 0o600, durable=False)
 
     def is_it(self) -> bool:
-        """Say whether none that came later lives."""
+        """Return whether none that came later lives."""
         try:
             with open(self._path, "rb") as file:
                 number = int(file.read(32))
@@ -51,7 +51,7 @@ class Newest:
 
 
 def runs(folder: str) -> bool:
-    """Say to who is none of them whether there is one now.
+    """Return to who is none of them whether there is one now.
 
     Args:
         folder: as for `Newest.join`.

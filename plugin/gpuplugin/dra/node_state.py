@@ -83,15 +83,15 @@ def present(settings: Settings) -> NodeState:
     status = _status()
     problem = _problem(status)
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]
-    found, unwatched = reasons(settings, snapshot)
+    reasons_by_uuid, unwatched = reasons(settings, snapshot)
     notes += [unwatched] * bool(unwatched)
     record = _read_record(notes)
-    _, why = tainted(settings, snapshot, found, record)
+    _, sentences = tainted(settings, snapshot, reasons_by_uuid, record)
     return NodeState(
         snapshot,
-        [one for one in devices if one.uuid not in lacks],
-        {uuid: one.index for uuid, one in resources.units(snapshot).items()},
-        why,
+        [device for device in devices if device.uuid not in lacks],
+        {uuid: unit.index for uuid, unit in resources.units(snapshot).items()},
+        sentences,
         record,
         notes,
         os.path.lexists(f"{release.folder()}/{HEALTH}") and not problem,
@@ -99,17 +99,17 @@ def present(settings: Settings) -> NodeState:
     )
 
 
-def unseen(given: Collection[str]) -> list[str]:
-    """Say which flags of the driver that runs are not known here, as others may count there.
+def unseen(flags: Collection[str]) -> list[str]:
+    """Return which flags of the driver that runs are not known here, in a sentence, as others may count there.
 
     Args:
-        given: names of those that this command has.
+        flags: names of those that this command has.
     """
-    left = [f"--{flag}" for flag in FLAGS if flag not in given]
+    unknown = [f"--{flag}" for flag in FLAGS if flag not in flags]
     return [
-        f"settings are those of config.toml and variables here; of the driver that runs {', '.join(left)} are not "
+        f"settings are those of config.toml and variables here; of the driver that runs {', '.join(unknown)} are not "
         "seen: gpushim-dra-driver --explain-claim takes such flags, too"
-    ] * bool(left)
+    ] * bool(unknown)
 
 
 def tainted(
@@ -123,35 +123,37 @@ def tainted(
         reasons: why devices are unhealthy, by UUID.
         record: who has what.
     """
-    owed, why = _owed(), dict[str, list[str]]()
-    for some in (reason.texts(reasons, snapshot), taints.problems(snapshot), owed):
-        for uuid, text in some.items():
-            row = why.setdefault(uuid, [])
-            row += [] if any(text in one for one in row) else [text]
-    found = taints.taints(reasons, snapshot, record, str(settings.values["taint-effect"]), owed=owed)
-    return found, {uuid: "; ".join(row) for uuid, row in why.items()}
+    unfinished, sentences = _owed(), dict[str, list[str]]()
+    for texts in (reason.texts(reasons, snapshot), taints.problems(snapshot), unfinished):
+        for uuid, text in texts.items():
+            row = sentences.setdefault(uuid, [])
+            row += [] if any(text in sentence for sentence in row) else [text]
+    taints_by_uuid = taints.taints(
+        reasons, snapshot, record, str(settings.values["taint-effect"]), unfinished=unfinished
+    )
+    return taints_by_uuid, {uuid: "; ".join(row) for uuid, row in sentences.items()}
 
 
 def excluded(settings: Settings, snapshot: Snapshot) -> list[str]:
-    """Say what `exclude` leaves out of this host, and what it names in vain."""
+    """Return what `exclude` leaves out of this host, and what it names in vain, in sentences."""
     texts = settings.values["exclude"]
     return [*filter(None, [resources.left_out(snapshot, texts)]), *resources.absent(snapshot, texts)]
 
 
 def _closed(folder: str) -> str:
-    """Say that this user may not look into a directory, or ""."""
+    """Return that this user may not look into a directory, or ""."""
     closed = os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK)
     return f"{folder} is root's; run this as root" if closed else ""
 
 
 def _problem(status: Mapping[str, Any]) -> str:
-    """Say why nothing is given out, "" if something may be."""
+    """Return why nothing is given out, "" if something may be."""
     if not trust.ours(release.folder()) or not newest.runs(release.folder()):
         return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
     if os.path.lexists(release.Release().path):
         return release.PROBLEM
-    there = _rival(status)
-    return spec.RIVAL.format(there) if there else ""
+    path = _rival(status)
+    return spec.RIVAL.format(path) if path else ""
 
 
 def rival() -> str | None:
@@ -164,8 +166,8 @@ def rival() -> str | None:
 
 
 def _status() -> Mapping[str, Any]:
-    found = plugin_socket.status(system.state_dir(), SECONDS).get("dra")
-    return found if isinstance(found, dict) else {}
+    status = plugin_socket.status(system.state_dir(), SECONDS).get("dra")
+    return status if isinstance(status, dict) else {}
 
 
 def _rival(status: Mapping[str, Any]) -> str | None:
@@ -174,7 +176,7 @@ def _rival(status: Mapping[str, Any]) -> str | None:
 
 
 def refusal(node: NodeState, namespace: str, name: str) -> str:
-    """Say why the driver that runs refused a claim just now; "" if it did not, or does not say.
+    """Return why the driver that runs refused a claim just now; "" if it did not, or does not say.
 
     Args:
         node: what counts here.
@@ -200,7 +202,7 @@ def listed() -> list[Claim] | None:
 
 
 def _owed() -> dict[str, str]:
-    """Say what is still as a claim that is over had it, by UUID, as far as this user may read that."""
+    """Return what is still as a claim that is over had it, by UUID, as far as this user may read that."""
     state = system.state_dir()
     claims = of_claims.claims_by_group(state)
     return {uuid: mps.unfinished(name) for uuid, name in mps.unrestored(state, ()).items() if name in claims}
@@ -217,7 +219,7 @@ def describe_pods(record: Record | None) -> dict[str, str]:
 
 
 def reasons(settings: Settings, snapshot: Snapshot) -> tuple[dict[str, list[Reason]], str]:
-    """Say why devices are unhealthy, by UUID, as who watches them, or did last, has written; or why nobody knows it.
+    """Return why devices are unhealthy, by UUID, as who watches them, or did last, wrote it; or why nobody knows it.
 
     Args:
         settings: in force.

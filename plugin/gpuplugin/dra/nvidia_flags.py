@@ -24,9 +24,9 @@ _LOGS = "[log] of config.toml applies"
 _FEW = "there are too few requests to limit them"
 
 
-def _without(flag: str, note: str, default: str = "", *more: str) -> Setting:
+def _without(flag: str, note: str, default: str = "", *variables: str) -> Setting:
     """Return one that does nothing here; `more` are variables beside that of the flag's name."""
-    return Setting("", (flag,), (flag.upper().replace("-", "_"), *more), note=note, default=default)
+    return Setting("", (flag,), (flag.upper().replace("-", "_"), *variables), note=note, default=default)
 
 
 NVIDIA = (
@@ -84,20 +84,22 @@ def ours(
     Raises:
         GpushimError: a value is wrong, or two contradict each other.
     """
-    found = {flag: value for flag, value in flags.items() if any(flag in setting.flags for setting in OURS)}
+    values = {flag: value for flag, value in flags.items() if any(flag in setting.flags for setting in OURS)}
     first: dict[str, plugin_settings.SettingValue] = {}
     notes = []
     for setting in NVIDIA:
-        given = plugin_settings.read_flag(setting, flags) or plugin_settings.read_variable(setting, environment)
-        if given and not setting.key and given.value != setting.default:
-            notes.append(f"{given.origin} is accepted without effect: {setting.note}")
-        elif given and setting.key:
-            before = first.setdefault(setting.key, given)
-            if before.value != given.value:
+        setting_value = plugin_settings.read_flag(setting, flags) or plugin_settings.read_variable(
+            setting, environment
+        )
+        if setting_value and not setting.key and setting_value.value != setting.default:
+            notes.append(f"{setting_value.origin} is accepted without effect: {setting.note}")
+        elif setting_value and setting.key:
+            before = first.setdefault(setting.key, setting_value)
+            if before.value != setting_value.value:
                 raise GpushimError(
-                    f"{before.origin} and {given.origin} are not in one directory, {quote(before.value)} and "
-                    f"{quote(given.value)}; kubelet has both in its own",
+                    f"{before.origin} and {setting_value.origin} are not in one directory, {quote(before.value)} and "
+                    f"{quote(setting_value.value)}; kubelet has both in its own",
                     CONFIG,
                 )
-            found.setdefault(setting.key, (given.value,))
-    return found, notes
+            values.setdefault(setting.key, (setting_value.value,))
+    return values, notes

@@ -98,12 +98,12 @@ def devices(
     gpus, migs = resources.included(snapshot, exclude, [])
     groups = _nvlink_groups(snapshot["gpus"])
     common = {gpu["index"]: _of_gpu(gpu, snapshot, groups[gpu["index"]], resolve) for gpu in gpus}
-    found: dict[str, Offered] = {}
-    for one in _ordered(gpus, [mig for mig in migs if not resources.is_partial(mig["profile"])], spread):
-        device = _instance(one, common[one["gpu"]]) if "gpu" in one else _whole(one, common[one["index"]])
+    by_name: dict[str, Offered] = {}
+    for item in _ordered(gpus, [mig for mig in migs if not resources.is_partial(mig["profile"])], spread):
+        device = _instance(item, common[item["gpu"]]) if "gpu" in item else _whole(item, common[item["index"]])
         if device.uuid:
-            found.setdefault(device.name, device)  # a slice with one name twice is refused
-    return [*found.values()]
+            by_name.setdefault(device.name, device)  # a slice with one name twice is refused
+    return [*by_name.values()]
 
 
 def of_class(name: str) -> str:
@@ -126,8 +126,8 @@ def slices(offered: Sequence[Offered], taints: Mapping[str, Sequence[dict[str, A
     Returns:
         the devices of each slice; one slice without any if there are none, which says that the driver is up.
     """
-    bodies = [_tainted(one.body, taints.get(one.name, ())) for one in offered]
-    return [bodies[at : at + IN_SLICE] for at in range(0, len(bodies), IN_SLICE)] or [[]]
+    bodies = [_tainted(device.body, taints.get(device.name, ())) for device in offered]
+    return [bodies[start : start + IN_SLICE] for start in range(0, len(bodies), IN_SLICE)] or [[]]
 
 
 def pcie_root(address: str, sys: str, resolve: Callable[[str], str]) -> str:
@@ -143,33 +143,33 @@ def pcie_root(address: str, sys: str, resolve: Callable[[str], str]) -> str:
 
 
 def _tainted(body: dict[str, Any], taints: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    most = [*taints]
-    if len(most) > TAINTS:
-        most = sorted(most, key=lambda taint: EFFECTS.index(taint["effect"]))[:TAINTS]
-    return {**body, "taints": most} if most else body
+    strongest = [*taints]
+    if len(strongest) > TAINTS:
+        strongest = sorted(strongest, key=lambda taint: EFFECTS.index(taint["effect"]))[:TAINTS]
+    return {**body, "taints": strongest} if strongest else body
 
 
 def _of_gpu(gpu: Gpu, snapshot: Snapshot, group: str, resolve: Callable[[str], str]) -> dict[str, Any]:
     """Return the attributes of a GPU, which its MIG instances have, too."""
-    own = _text(gpu["uuid"] or gpu["pci"])
+    uuid = _text(gpu["uuid"] or gpu["pci"])
     driver, arch = snapshot["driver"], _version(gpu["arch"])
     address = sysfs_name(gpu["pci"].lower())
-    known = bool(_ADDRESS.fullmatch(address))
+    is_known = bool(_ADDRESS.fullmatch(address))
     mounts = dict.fromkeys((snapshot["inputs"].get("sys", "/sys"), "/sys"))  # the driver root's may not be seen here
-    roots = (pcie_root(address, sys, resolve) for sys in mounts if known)
+    roots = (pcie_root(address, sys, resolve) for sys in mounts if is_known)
     texts = {
         "type": GPU,
-        "uuid": own,
-        "parentUUID": own,
+        "uuid": uuid,
+        "parentUUID": uuid,
         "productName": _text(gpu["model"]),
         "brand": _text(_BRANDS.get(gpu["brand"], gpu["brand"])),
         "architecture": _architecture(arch),
         "addressingMode": gpu["addressing"] or UNKNOWN,
-        STANDARD + "pciBusID": address if known else UNKNOWN,
-        STANDARD + "pcieRoot": next(filter(None, roots), own),
+        STANDARD + "pciBusID": address if is_known else UNKNOWN,
+        STANDARD + "pcieRoot": next(filter(None, roots), uuid),
         "profile": NO_PROFILE,
-        "nvlinkGroup": _text(group) if group else own,
-        "fabricClique": _text(gpu["fabric"]) if gpu["fabric"] else own,
+        "nvlinkGroup": _text(group) if group else uuid,
+        "fabricClique": _text(gpu["fabric"]) if gpu["fabric"] else uuid,
     }
     versions = {
         "cudaComputeCapability": arch,
@@ -189,9 +189,13 @@ def _whole(gpu: Gpu, attributes: dict[str, Any]) -> Offered:
 
 
 def _instance(mig: MigInstance, parent: dict[str, Any]) -> Offered:
-    own = {"type": MIG, "uuid": _text(mig["uuid"]), "profile": _text(mig["profile"])}
-    own["nvlinkGroup"] = parent["uuid"]["string"]  # instances have no NVLinks
-    attributes = {**parent, **{name: {"string": value} for name, value in own.items()}, "migEnabled": {"bool": True}}
+    texts = {"type": MIG, "uuid": _text(mig["uuid"]), "profile": _text(mig["profile"])}
+    texts["nvlinkGroup"] = parent["uuid"]["string"]  # instances have no NVLinks
+    attributes = {
+        **parent,
+        **{name: {"string": value} for name, value in texts.items()},
+        "migEnabled": {"bool": True},
+    }
     return _offered(MIG, mig["uuid"], attributes, mig["memory"], mig["attributes"], mig["placement"])
 
 
@@ -206,7 +210,9 @@ def _offered(
     capacity = {"memory": _quantity(memory << 20, 1024, "Ki Mi Gi Ti Pi Ei")}
     capacity.update((name, _quantity(counted.get(key, 0), 1000, "k M G T P E")) for name, key in COUNTED.items())
     first, count = placement or (0, 0)
-    capacity.update((f"memorySlice{one}", str(int(first <= one < first + count))) for one in range(MEMORY_SLICES))
+    capacity.update(
+        (f"memorySlice{number}", str(int(first <= number < first + count))) for number in range(MEMORY_SLICES)
+    )
     name = _name(kind, uuid)
     body = {"name": name, "attributes": attributes}
     return Offered(name, uuid, {**body, "capacity": {key: {"value": value} for key, value in capacity.items()}})
@@ -231,8 +237,8 @@ def _version(text: str) -> str:
 
     What has no number is 0.0.0, which is lower than any that a selector asks for.
     """
-    found = _VERSION.match(text.strip())
-    return ".".join(str(int(part or 0)) for part in (found.groups() if found else ("0", "0", "0")))
+    match = _VERSION.match(text.strip())
+    return ".".join(str(int(part or 0)) for part in (match.groups() if match else ("0", "0", "0")))
 
 
 def _architecture(arch: str) -> str:
@@ -256,13 +262,13 @@ def _nvlink_groups(gpus: Sequence[Gpu]) -> dict[int, str]:
     """Name, by index, the groups of GPUs that NVLinks join, also over others; "" where there are none."""
     groups = {gpu["index"]: {gpu["index"]} for gpu in gpus}
     for gpu in gpus:
-        for other, _, links in gpu["peers"]:
-            if links and other in groups:
-                both = groups[gpu["index"]] | groups[other]
-                groups.update(dict.fromkeys(both, both))
+        for peer, _, links in gpu["peers"]:
+            if links and peer in groups:
+                union = groups[gpu["index"]] | groups[peer]
+                groups.update(dict.fromkeys(union, union))
     names = {gpu["index"]: gpu["uuid"] or gpu["pci"] for gpu in gpus}  # indices change
     return {
-        index: f"nvlink-{min(names[one] for one in group)}" if len(group) > 1 else ""
+        index: f"nvlink-{min(names[member] for member in group)}" if len(group) > 1 else ""
         for index, group in groups.items()
     }
 
@@ -274,10 +280,10 @@ def _ordered(gpus: Sequence[Gpu], migs: Sequence[MigInstance], spread: bool) -> 
     """
     near = _neighbours(gpus)
     of_gpu = {gpu["index"]: sorted((mig for mig in migs if mig["gpu"] == gpu["index"]), key=_size) for gpu in near}
-    divided = sorted(filter(None, of_gpu.values()), key=lambda some: _size(some[-1])[:2])
-    in_turn = (one for turn in zip_longest(*divided) for one in turn if one is not None)
-    whole = (gpu for gpu in near if not gpu["mig"] and not of_gpu[gpu["index"]])
-    return chain(whole, in_turn if spread else chain.from_iterable(divided))
+    divided = sorted(filter(None, of_gpu.values()), key=lambda migs_of_gpu: _size(migs_of_gpu[-1])[:2])
+    in_turn = (mig for turn in zip_longest(*divided) for mig in turn if mig is not None)
+    whole_gpus = (gpu for gpu in near if not gpu["mig"] and not of_gpu[gpu["index"]])
+    return chain(whole_gpus, in_turn if spread else chain.from_iterable(divided))
 
 
 def _size(mig: MigInstance) -> tuple[int, int, int, int]:
@@ -288,17 +294,17 @@ def _neighbours(gpus: Sequence[Gpu]) -> list[Gpu]:
     """Put near GPUs beside each other: pairs grow into rows, the nearest first, joined where their ends are near."""
     weights = nearness({gpu["index"]: gpu["peers"] for gpu in gpus})
     by_address = sorted(gpus, key=lambda gpu: (gpu["pci"], gpu["uuid"]))
-    known = {place: (gpu["index"], gpu["numa"]) for place, gpu in enumerate(by_address)}
-    rows = {place: [place] for place in known}
+    keys = {number: (gpu["index"], gpu["numa"]) for number, gpu in enumerate(by_address)}
+    rows = {number: [number] for number in keys}
 
     def near(pair: tuple[int, int]) -> int:
-        return weight(weights, known[pair[0]], known[pair[1]])
+        return weight(weights, keys[pair[0]], keys[pair[1]])
 
-    for one, other in sorted(combinations(known, 2), key=near, reverse=True):  # stable: of equals, by address
-        if rows[one] is rows[other]:
+    for number_a, number_b in sorted(combinations(keys, 2), key=near, reverse=True):  # stable: of equals, by address
+        if rows[number_a] is rows[number_b]:
             continue
-        first, second = sorted((rows[one], rows[other]), key=min)
+        first, second = sorted((rows[number_a], rows[number_b]), key=min)
         ends = product((first, first[::-1]), (second, second[::-1]))
-        left, right = max(ends, key=lambda ends: near((ends[0][-1], ends[1][0])))
-        rows.update(dict.fromkeys(left + right, left + right))
-    return [by_address[place] for place in (rows[0] if rows else ())]
+        first_row, second_row = max(ends, key=lambda ends: near((ends[0][-1], ends[1][0])))
+        rows.update(dict.fromkeys(first_row + second_row, first_row + second_row))
+    return [by_address[number] for number in (rows[0] if rows else ())]

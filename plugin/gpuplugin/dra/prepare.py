@@ -19,7 +19,7 @@ from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
 from gpuplugin.processes import tasks
-from gpuplugin.record import transitions
+from gpuplugin.record import grants, transitions
 from gpuplugin.record.kubelet_state import describe_device
 from gpuplugin.record.record_form import GRANTED, LOST
 from gpuplugin.settings import resources
@@ -136,9 +136,9 @@ class Claims:
                 "request_names": [result.request],
                 "pool_name": self._node,
                 "device_name": result.device,
-                "cdi_device_ids": [f"{offer.kind}={uuids[result.device]}", *more],
+                "cdi_device_ids": [f"{offer.kind}={uuids[result.device]}", *more_names],
             }
-            for result, more in zip(claim.results, names(claim, shared, uuids))
+            for result, more_names in zip(claim.results, names(claim, shared, uuids))
         ]
 
     async def _grant(self, claim: Claim, offer: Offer, uuids: Mapping[str, str], shared: Sequence[MpsGroup]) -> None:
@@ -188,7 +188,7 @@ class Claims:
                     f"{claim} gets a GPU when it does",
                     FAILED,
                 )
-            self._file.write(transitions.grant_claim(record, claim.uid, row))
+            self._file.write(grants.grant_claim(record, claim.uid, row))
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what is not free yet, or cannot be written now, is released later."""
@@ -266,22 +266,22 @@ class Claims:
         if self._offer().snapshot is None or not (record["claims"] or any(transitions.list_allocations(record))):
             return
         await self._watch.reconcile()
-        state, claims, now = self._watch.state, self._read()["claims"], time.monotonic()
+        state, claims, clock = self._watch.state, self._read()["claims"], time.monotonic()
         self._prepared &= claims.keys()
         self._warned = {uid: sentence for uid, sentence in self._warned.items() if uid in claims}
-        self._asked = {uid: then for uid, then in self._asked.items() if uid in claims}
+        self._asked = {uid: asked_at for uid, asked_at in self._asked.items() if uid in claims}
         if state.holders is None:
             return
         self._unlisted = {
-            uid: self._unlisted.get(uid, now) for uid, claim in claims.items() if not state.has_claim(uid, claim)
+            uid: self._unlisted.get(uid, clock) for uid, claim in claims.items() if not state.has_claim(uid, claim)
         }
         due = [
             uid
             for uid, since in self._unlisted.items()
-            if now - since >= ENDED and now - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
+            if clock - since >= ENDED and clock - self._asked.get(uid, -SUSPECTED) >= SUSPECTED
             if claims[uid]["state"] != LOST and uid not in self._over
         ]
-        self._asked.update(dict.fromkeys(due, now))
+        self._asked.update(dict.fromkeys(due, clock))
         await asyncio.gather(*(self._doubt(uid, claims[uid]) for uid in due))
         await self._join(claims)
 
@@ -315,15 +315,14 @@ class Claims:
                 self._file.write({**record, "claims": {**record["claims"], uid: {**claim, "pods": pods}}})
 
     async def _fetch(self, uid: str, claim: record_form.Claim) -> Mapping[str, Any] | None:
-        """Return a recorded claim as the API server has it; None if it is gone.
+        """Return a recorded claim as the API server has it; None if it is gone, also where another has its name.
 
         Raises:
             GpushimError: there is no answer.
             asyncio.TimeoutError: not soon.
         """
         request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
-        body = await asyncio.wait_for(self._link.claim(request), SOON)
-        return body if body is not None and body["metadata"].get("uid") == uid else None
+        return await asyncio.wait_for(self._link.claim(request), SOON)
 
     async def _doubt(self, uid: str, claim: record_form.Claim) -> None:
         """Lose what no pod has if the claim is gone, or has nothing here any more: names come again.
@@ -332,9 +331,8 @@ class Claims:
             GpushimError: there is no answer, or the record cannot be written.
         """
         self._prepared.discard(uid)
-        request = {"namespace": claim["namespace"], "name": claim["name"], "uid": uid}
         try:
-            body = await asyncio.wait_for(self._link.claim(request), SOON)
+            body = await self._fetch(uid, claim)
         except asyncio.TimeoutError:
             return
         if uid not in self._prepared and (body is None or not is_here(claim, body, self._node)):
@@ -350,18 +348,18 @@ def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:
         GpushimError: the node does not have one, no CDI spec names it since it does not answer, or it is unhealthy
             and the claim does not tolerate that.
     """
-    gone = next((one.device for one in claim.results if one.device not in offer.devices), "")
-    if gone:
-        raise GpushimError(f"this node no longer has {quote(gone)}, of claim {claim}", REQUEST)
-    uuids = {one.device: offer.devices[one.device].uuid for one in claim.results}
+    missing = next((result.device for result in claim.results if result.device not in offer.devices), "")
+    if missing:
+        raise GpushimError(f"this node no longer has {quote(missing)}, of claim {claim}", REQUEST)
+    uuids = {result.device: offer.devices[result.device].uuid for result in claim.results}
     sick = taints.problems(offer.snapshot) if offer.snapshot else {}
     for name, uuid in uuids.items():
-        if why := sick.get(uuid):
-            raise GpushimError(f"{name} of claim {claim} cannot be used: {why}", INVENTORY)
-    for one in claim.results:
-        uuid = uuids[one.device]
-        if not one.admin and taints.untolerated(one.tolerations, offer.sick.get(uuid, ())):
+        if problem := sick.get(uuid):
+            raise GpushimError(f"{name} of claim {claim} cannot be used: {problem}", INVENTORY)
+    for result in claim.results:
+        uuid = uuids[result.device]
+        if not result.admin and taints.untolerated(result.tolerations, offer.sick.get(uuid, ())):
             raise GpushimError(
-                f"{one.device} of claim {claim} is unhealthy: {offer.sentences.get(uuid, '')}", INVENTORY
+                f"{result.device} of claim {claim} is unhealthy: {offer.sentences.get(uuid, '')}", INVENTORY
             )
     return uuids

@@ -46,13 +46,16 @@ class Sharing:
     Args:
         file: the record, which has claims and their groups.
         start: starts a task.
-        known: returns the snapshot; None while nothing can be given.
+        snapshot: returns the snapshot; None while nothing can be given.
     """
 
     def __init__(
-        self, file: AllocationsFile, start: Callable[[Any], asyncio.Task[Any]], known: Callable[[], Snapshot | None]
+        self,
+        file: AllocationsFile,
+        start: Callable[[Any], asyncio.Task[Any]],
+        snapshot: Callable[[], Snapshot | None],
     ) -> None:
-        self._file, self._known, self._units = file, known, mps.Units(start)
+        self._file, self._known, self._units = file, snapshot, mps.Units(start)
         self._begins: set[str] = set()  # uids of claims that are being prepared
         self._over: dict[str, float] = {}  # time.monotonic() since when groups are of no claim, by name
         self._why: dict[str, str] = {}  # why what claims share is not there, by UUID
@@ -64,12 +67,16 @@ class Sharing:
         As long as the record has the claim nobody else gets it, and it has END to become that. Then it is owed from
         the first moment on, and for an instance that begins.
         """
-        state, now, rows = system.state_dir(), time.monotonic(), {}
-        left = of_claims.claims_by_group(state).items()
+        state, clock, rows = system.state_dir(), time.monotonic(), {}
+        groups_left = of_claims.claims_by_group(state).items()
         with contextlib.suppress(GpushimError):  # while it cannot be read, no claim is known
-            rows = self._claims() if left else {}
-        late = [name for name, uid in left if uid not in rows or now - self._over.get(name, now) > END]
-        return {uuid: mps.unfinished(name) for name in late for uuid in mps.unreleased(mps.Folders(state, name))}
+            rows = self._claims() if groups_left else {}
+        late_groups = [
+            name for name, uid in groups_left if uid not in rows or clock - self._over.get(name, clock) > END
+        ]
+        return {
+            uuid: mps.unfinished(name) for name in late_groups for uuid in mps.unreleased(mps.Folders(state, name))
+        }
 
     def _claims(self) -> dict[str, Row]:
         return self._file.current(self._file.read())["claims"]
@@ -101,9 +108,9 @@ class Sharing:
         Raises:
             GpushimError: it is so.
         """
-        owed = self.owed
-        for uuid in sorted(owed.keys() & uuids):
-            raise GpushimError(owed[uuid], INVENTORY)
+        unfinished = self.owed
+        for uuid in sorted(unfinished.keys() & uuids):
+            raise GpushimError(unfinished[uuid], INVENTORY)
         if snapshot := self._known():
             need_programs(groups, snapshot)
 
@@ -123,10 +130,10 @@ class Sharing:
         for path in problems:
             _remove(path)  # of an attempt before
         try:
-            while why := _why(groups):
+            while problem := _why(groups):
                 if time.monotonic() > late or any(map(os.path.lexists, problems)):
-                    why = "; ".join(filter(None, (why, mps.no_starter())))
-                    raise GpushimError(f"claim {claim} waits for what its containers share: {why}", INVENTORY)
+                    problem = "; ".join(filter(None, (problem, mps.no_starter())))
+                    raise GpushimError(f"claim {claim} waits for what its containers share: {problem}", INVENTORY)
                 self._units.need(group.name for group in groups)
                 await asyncio.sleep(POLL)
             if groups:
@@ -164,21 +171,24 @@ class Sharing:
             return
         state, folder = system.state_dir(), output.default_directory()
         names = os.listdir(folder) if os.path.isdir(folder) else []  # before the record, where a claim is first
-        files, left = {found[1] for found in map(_FILE.fullmatch, names) if found}, of_claims.claims_by_group(state)
-        there = {uid: of_claims.groups_of(row) for uid, row in of_claims.shared().items()}
-        known = {group.name for groups in there.values() for group in groups}
-        over = [name for name, uid in left.items() if name not in known and there.get(uid) != []]
+        files, groups_left = (
+            {match[1] for match in map(_FILE.fullmatch, names) if match},
+            of_claims.claims_by_group(state),
+        )
+        groups_by_uid = {uid: of_claims.groups_of(row) for uid, row in of_claims.shared().items()}
+        known_names = {group.name for groups in groups_by_uid.values() for group in groups}
+        over = [name for name, uid in groups_left.items() if name not in known_names and groups_by_uid.get(uid) != []]
         self._units.need(over)
         self._over = {name: self._over.get(name, time.monotonic()) for name in over}
         problems: dict[str, str] = {}
-        for uid in files - there.keys():
+        for uid in files - groups_by_uid.keys():
             _remove(_path(uid))
-        for uid, groups in there.items():
+        for uid, groups in groups_by_uid.items():
             if uid in self._begins or not groups:  # not understood: of another version
                 continue
-            if why := _why(groups):
+            if problem := _why(groups):
                 self._units.need(group.name for group in groups)
-                problems.update((gpu.uuid, why) for group in groups for gpu in group.gpus)
+                problems.update((gpu.uuid, problem) for group in groups for gpu in group.gpus)
                 _remove(_path(uid))
             else:
                 _write(_path(uid), groups)
@@ -204,13 +214,13 @@ def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) ->
         uuids: of the devices of its results, by name.
     """
     of_gpu = {gpu.uuid: group.name for group in groups for gpu in group.gpus}
-    found, seen = [], set()
-    for one in claim.results:
-        name = "" if one.admin else of_gpu.get(uuids[one.device], "")
-        fresh = bool(name) and (one.request, name) not in seen
-        seen.add((one.request, name))
-        found.append([f"{KIND}={name}"] if fresh else [])
-    return found
+    names_of_results, pairs = [], set()
+    for result in claim.results:
+        name = "" if result.admin else of_gpu.get(uuids[result.device], "")
+        fresh = bool(name) and (result.request, name) not in pairs
+        pairs.add((result.request, name))
+        names_of_results.append([f"{KIND}={name}"] if fresh else [])
+    return names_of_results
 
 
 def spec(groups: Sequence[MpsGroup]) -> dict[str, Any]:
@@ -220,26 +230,26 @@ def spec(groups: Sequence[MpsGroup]) -> dict[str, Any]:
         groups: of the claim.
     """
     devices = [{"name": group.name, "containerEdits": _edits(group)} for group in groups]
-    found: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": devices}
-    found["cdiVersion"], _ = versions.required(found)
-    return found
+    document: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": devices}
+    document["cdiVersion"], _ = versions.required(document)
+    return document
 
 
 def _edits(group: MpsGroup) -> dict[str, Any]:
     if group.interval:  # it has nothing else, and a device without edits is an error
         return {"env": [f"GPUSHIM_TIME_SLICE={time_slice.VALUES[group.interval]}"]}
-    place, pipes = mps.Folders(system.state_dir(), group.name), f"{IN_CONTAINER}/{group.name}/pipe"
+    folders, pipes = mps.Folders(system.state_dir(), group.name), f"{IN_CONTAINER}/{group.name}/pipe"
     return {
         "env": [f"CUDA_MPS_PIPE_DIRECTORY={pipes}"],
         "mounts": [
-            {"hostPath": place.pipe, "containerPath": pipes, "options": ["ro", *_OPTIONS]},
-            {"hostPath": place.shm, "containerPath": "/dev/shm", "options": ["rw", *_OPTIONS]},
+            {"hostPath": folders.pipe, "containerPath": pipes, "options": ["ro", *_OPTIONS]},
+            {"hostPath": folders.shm, "containerPath": "/dev/shm", "options": ["rw", *_OPTIONS]},
         ],
     }
 
 
 def _why(groups: Sequence[MpsGroup]) -> str:
-    """Say why groups do not serve now; "" if they do."""
+    """Return why groups do not serve now; "" if they do."""
     return next(filter(None, (mps.unready_reason(system.state_dir(), group) for group in groups)), "")
 
 

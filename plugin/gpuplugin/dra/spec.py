@@ -38,8 +38,8 @@ def devices(snapshot: Snapshot, values: Mapping[str, Any]) -> tuple[list[Offered
     Raises:
         GpushimError: an entry of `exclude` names no device.
     """
-    found = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
-    return found, *missing(snapshot, [one.uuid for one in found])
+    offered_devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
+    return offered_devices, *missing(snapshot, [device.uuid for device in offered_devices])
 
 
 def missing(snapshot: Snapshot, uuids: Collection[str]) -> tuple[frozenset[str], str]:
@@ -53,8 +53,8 @@ def missing(snapshot: Snapshot, uuids: Collection[str]) -> tuple[frozenset[str],
         UUIDs, and a sentence, which is "" if there are none.
     """
     sick = {gpu["index"]: gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
-    of_them = {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in sick}
+    sick_migs = {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in sick}
     path = output.path_of(snapshot["policy"])
-    there = {device["name"] for device in (publish.saved(path) or {"devices": ()})["devices"]}
-    found = frozenset(uuids) - there - {*sick.values()} - of_them
-    return found, WHY.format(path=path, uuid=min(found)) if found else ""
+    spec_names = {device["name"] for device in (publish.saved(path) or {"devices": ()})["devices"]}
+    lacking = frozenset(uuids) - spec_names - {*sick.values()} - sick_migs
+    return lacking, WHY.format(path=path, uuid=min(lacking)) if lacking else ""

@@ -96,116 +96,120 @@ class Status:
         # Since when, and why, by namespace and name: one that is made again under a name is another claim.
         self._refused: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
 
-    async def prepare(self, asked: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
+    async def prepare(self, claims: Asked) -> Mapping[str, list[dict[str, Any]] | str]:
         """Prepare claims, as `Claims.prepare`, and count them."""
         began = time.perf_counter()
-        found = await self._claims.prepare(asked)
-        for one in asked:
-            self._note(one, found.get(one["uid"]))
-        for answer in found.values():
-            took = time.perf_counter() - began
-            counts.took(counts.PREPARES, took, "error" if isinstance(answer, str) else "ok")
-        return found
+        answers = await self._claims.prepare(claims)
+        for claim in claims:
+            self._note(claim, answers.get(claim["uid"]))
+        for answer in answers.values():
+            seconds = time.perf_counter() - began
+            counts.took(counts.PREPARES, seconds, "error" if isinstance(answer, str) else "ok")
+        return answers
 
-    async def unprepare(self, asked: Asked) -> None:
+    async def unprepare(self, claims: Asked) -> None:
         """Take claims back, as `Claims.unprepare`, and count them; an error is one that is taken back later."""
         began = time.perf_counter()
-        await self._claims.unprepare(asked)
-        for one in asked:
-            took = time.perf_counter() - began
-            counts.took(counts.UNPREPARES, took, "error" if self._claims.is_owed(one["uid"]) else "ok")
+        await self._claims.unprepare(claims)
+        for claim in claims:
+            seconds = time.perf_counter() - began
+            counts.took(counts.UNPREPARES, seconds, "error" if self._claims.is_owed(claim["uid"]) else "ok")
 
     def _note(self, claim: Mapping[str, str], answer: object) -> None:
         """Keep for a while why a claim was refused, the last ones; kubelet asks again and again."""
-        now, name = time.monotonic(), (claim["namespace"], claim["name"])
-        rows = {each: row for each, row in self._refused.items() if each != name and now - row[0] < RECENT}
+        clock, name = time.monotonic(), (claim["namespace"], claim["name"])
+        rows = {key: row for key, row in self._refused.items() if key != name and clock - row[0] < RECENT}
         if isinstance(answer, str):
-            rows[name] = now, {"namespace": name[0], "name": name[1], "why": answer}
+            rows[name] = clock, {"namespace": name[0], "name": name[1], "why": answer}
         self._refused = dict([*rows.items()][-LISTED:])
 
     def gpus(self) -> bool:
-        """Say whether figures of GPUs are to be told here."""
+        """Return whether figures of GPUs are to be told here."""
         return not instances.anyone(release.folder(), instances.METRICS)
 
     def state(self) -> FrontState:
         """Return what its metrics tell."""
-        now, rows, looks = self._now(), dict[str, Any](), frozenset[Any]()
+        moment, rows, admin_claims = self._now(), dict[str, Any](), frozenset[Any]()
         with contextlib.suppress(GpushimError):
             record = self._file.current(self._file.read())
             rows = {uid: claim for uid, claim in record["claims"].items() if claim["driver"] == OWN_DRIVER}
-            looks = find_admin_claims(record)
-        samples = [*self._published(now), *_claimed(rows), *_tainted(now)]
-        devices = _devices(now)
-        return FrontState(DRIVER, devices, now.reasons, samples, looks, now.node)
+            admin_claims = find_admin_claims(record)
+        samples = [*self._published(moment), *_claimed(rows), *_tainted(moment)]
+        devices = _devices(moment)
+        return FrontState(DRIVER, devices, moment.reasons, samples, admin_claims, moment.node)
 
-    def _published(self, now: Now) -> Iterator[Sample]:
-        published, host = self._link.published, {"Hostname": now.node}
+    def _published(self, moment: Now) -> Iterator[Sample]:
+        published, host = self._link.published, {"Hostname": moment.node}
         generation = published.get("generation", 0)
-        well = now.slices is not None and bool(generation) and not published.get("problem")
+        is_published = moment.slices is not None and bool(generation) and not published.get("problem")
         yield "registered", host, self.driver.registered
-        yield "published", host, well
-        yield "slices", {}, len(now.slices or ())
+        yield "published", host, is_published
+        yield "slices", {}, len(moment.slices or ())
         yield "pool_generation", {}, generation
 
     def asked(self) -> dict[str, Any]:
         """Return what root is told who asks (gpushim doctor)."""
-        now, published = self._now(), self._link.published
+        moment, published = self._now(), self._link.published
         return {
             "registered": self.driver.registered,
             "refused": self.driver.refused,
-            "rival": now.rival,
-            "released": now.problem == release.PROBLEM,
-            "problem": now.problem,
-            "lacks": now.lacks,
-            "devices": len(now.offered),
-            "unhealthy": [*_unhealthy(now)],
+            "rival": moment.rival,
+            "released": moment.problem == release.PROBLEM,
+            "problem": moment.problem,
+            "lacks": moment.lacks,
+            "devices": len(moment.offered),
+            "unhealthy": [*_unhealthy(moment)],
             "refusals": [row for since, row in self._refused.values() if time.monotonic() - since < RECENT],
-            "publishes": now.slices is not None,
+            "publishes": moment.slices is not None,
             "published": published,
         }
 
     def unready(self) -> str:
-        """Say why the driver cannot do its part, or ""."""
+        """Return why the driver cannot do its part, or ""."""
         rival, refused, published = self._now().rival, self.driver.refused, self._link.published
         if rival:
             return RIVAL.format(rival)
         if not self.driver.registered:
             return f"kubelet has not registered the driver{refused and ': '}{refused}"
         if not published.get("generation") and self._newest.is_it():  # what fails later is the API server's
-            why = published.get("problem") or "the container beside this one has not said that they are"
-            return f"its ResourceSlices are not published: {why}"
+            problem = published.get("problem") or "the container beside this one has not said that they are"
+            return f"its ResourceSlices are not published: {problem}"
         return ""
 
 
-def _unhealthy(now: Now) -> Iterator[dict[str, Any]]:
+def _unhealthy(moment: Now) -> Iterator[dict[str, Any]]:
     """List devices that are not well by their health, each with its cure, the gravest first."""
-    rows = [(one, why, reason.cure(why)) for one in now.offered if (why := now.reasons.get(one.uuid))]
-    for one, why, cure in sorted(rows, key=lambda row: reason.CURES.index(row[2])):
-        gpu = one.body["attributes"]["parentUUID"]["string"]
-        until = why[-1].until if cure == "wait" else ""
-        yield {"uuid": one.uuid, "gpu": gpu, "why": now.why.get(one.uuid, ""), "cure": cure, "until": until}
+    rows = [
+        (device, reasons, reason.cure(reasons))
+        for device in moment.offered
+        if (reasons := moment.reasons.get(device.uuid))
+    ]
+    for device, reasons, cure in sorted(rows, key=lambda row: reason.CURES.index(row[2])):
+        gpu = device.body["attributes"]["parentUUID"]["string"]
+        until = reasons[-1].until if cure == "wait" else ""
+        yield {"uuid": device.uuid, "gpu": gpu, "why": moment.why.get(device.uuid, ""), "cure": cure, "until": until}
 
 
-def _devices(now: Now) -> list[tuple[str, None, list[Device]]]:
+def _devices(moment: Now) -> list[tuple[str, None, list[Device]]]:
     """List devices by their DeviceClass, as metrics have those of the device plugin by resource."""
-    found: dict[str, list[Device]] = {name: [] for name in CLASSES.values()}
-    for one in now.offered:
-        device = Device(one.name, one.uuid, "", 0, problem=now.problem or now.why.get(one.uuid, ""))
-        found[of_class(one.name)].append(device)
-    return [(name, None, row) for name, row in found.items()]
+    by_class: dict[str, list[Device]] = {name: [] for name in CLASSES.values()}
+    for device in moment.offered:
+        problem = moment.problem or moment.why.get(device.uuid, "")
+        by_class[of_class(device.name)].append(Device(device.name, device.uuid, "", 0, problem=problem))
+    return [(name, None, row) for name, row in by_class.items()]
 
 
 def _claimed(rows: Mapping[str, Claim]) -> Iterator[Sample]:
-    found = Counter(dict.fromkeys(CLASSES.values(), 0))
+    counter = Counter(dict.fromkeys(CLASSES.values(), 0))
     for row in rows.values():
-        found.update(of_class(device["device"]) for device in list_held(row))
+        counter.update(of_class(device["device"]) for device in list_held(row))
     yield "claims", {}, len(rows)
-    for name, number in found.items():
+    for name, number in counter.items():
         yield "claimed_devices", {"resource": name}, number
 
 
-def _tainted(now: Now) -> Iterator[Sample]:
-    rows = (one for row in now.taints().values() for one in row)
-    found = Counter((one["key"].rpartition("/")[2], one["effect"]) for one in rows)
-    for (key, effect), number in found.items():
+def _tainted(moment: Now) -> Iterator[Sample]:
+    rows = (taint for row in moment.taints().values() for taint in row)
+    counter = Counter((taint["key"].rpartition("/")[2], taint["effect"]) for taint in rows)
+    for (key, effect), number in counter.items():
         yield "tainted_devices", {"reason": key, "effect": effect}, number

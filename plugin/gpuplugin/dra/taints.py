@@ -33,7 +33,7 @@ def taints(
     snapshot: Snapshot,
     record: Record | None,
     effect: str,
-    owed: Collection[str] = (),
+    unfinished: Collection[str] = (),
 ) -> dict[str, list[dict[str, str]]]:
     """Return the taints of GPUs and MIG instances, by UUID; at most one of each key.
 
@@ -42,25 +42,25 @@ def taints(
         snapshot: of the host's inventory.
         record: of who has what, None where it is not known.
         effect: one of offered.EFFECTS; NO_SCHEDULE at most for a GPU whose health is unknown, as it is not watched.
-        owed: UUIDs of what is still as a claim that is over had it.
+        unfinished: UUIDs of what is still as a claim that is over had it.
     """
-    found = {uuid: [*row] for uuid, row in of_health(reasons, effect).items()}
-    for uuid in {*problems(snapshot), *owed}:  # also beside a reason, whose effect may be none
-        found.setdefault(uuid, []).append(_taint(PROBLEM, "", NO_SCHEDULE))
+    by_uuid = {uuid: [*row] for uuid, row in of_health(reasons, effect).items()}
+    for uuid in {*problems(snapshot), *unfinished}:  # also beside a reason, whose effect may be none
+        by_uuid.setdefault(uuid, []).append(_taint(PROBLEM, "", NO_SCHEDULE))
     for uuid in _find_allocated(record, snapshot):
-        found.setdefault(uuid, []).append(_taint(PLUGIN, "allocated", NO_SCHEDULE))
-    return found
+        by_uuid.setdefault(uuid, []).append(_taint(PLUGIN, "allocated", NO_SCHEDULE))
+    return by_uuid
 
 
 def of_health(reasons: Mapping[str, Sequence[Reason]], effect: str) -> dict[str, list[dict[str, str]]]:
     """Return the taints of GPUs and MIG instances that are unhealthy; as `taints`."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    by_uuid: dict[str, dict[str, dict[str, str]]] = {}
     for uuid, row in reasons.items():
-        for one in row:
-            mild = one.kind == "unwatched" and effect == NO_EXECUTE
-            taint = _taint(one.kind, str(one.number) if one.number else "", NO_SCHEDULE if mild else effect)
-            found.setdefault(uuid, {}).setdefault(one.kind, taint)
-    return {uuid: [*row.values()] for uuid, row in found.items()}
+        for cause in row:
+            mild = cause.kind == "unwatched" and effect == NO_EXECUTE
+            taint = _taint(cause.kind, str(cause.number) if cause.number else "", NO_SCHEDULE if mild else effect)
+            by_uuid.setdefault(uuid, {}).setdefault(cause.kind, taint)
+    return {uuid: [*row.values()] for uuid, row in by_uuid.items()}
 
 
 def _taint(kind: str, value: str, effect: str) -> dict[str, str]:
@@ -96,48 +96,48 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
 def problems(snapshot: Snapshot) -> dict[str, str]:
     """Return what the snapshot says is wrong with GPUs, and so with their MIG instances, by UUID."""
     sick = {gpu["index"]: gpu["problem"] for gpu in snapshot["gpus"] if gpu["problem"]}
-    found = {gpu["uuid"]: sick[gpu["index"]] for gpu in snapshot["gpus"] if gpu["index"] in sick}
-    return {**found, **{mig["uuid"]: sick[mig["gpu"]] for mig in snapshot["mig"] if mig["gpu"] in sick}}
+    sentences = {gpu["uuid"]: sick[gpu["index"]] for gpu in snapshot["gpus"] if gpu["index"] in sick}
+    return {**sentences, **{mig["uuid"]: sick[mig["gpu"]] for mig in snapshot["mig"] if mig["gpu"] in sick}}
 
 
 def _find_allocated(record: Record | None, snapshot: Snapshot) -> Iterable[str]:
     """Return the UUIDs of what containers have by the device plugin, with the MIG instances of such a GPU."""
-    held = {allocation["device"] for _, _, allocation in list_allocations(record)} if record else set()
-    gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["uuid"] in held}
-    return sorted(held | {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in gpus})
+    held_uuids = {allocation["device"] for _, _, allocation in list_allocations(record)} if record else set()
+    gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["uuid"] in held_uuids}
+    return sorted(held_uuids | {mig["uuid"] for mig in snapshot["mig"] if mig["gpu"] in gpus})
 
 
-def log(before: Mapping[str, str], offered: Iterable[Offered], why: Mapping[str, str]) -> dict[str, str]:
+def log(before: Mapping[str, str], offered: Iterable[Offered], sentences: Mapping[str, str]) -> dict[str, str]:
     """Log what has become unhealthy, and what is healthy again.
 
     Args:
         before: what this returned last.
         offered: the devices.
-        why: sentences by UUID of those that are not well.
+        sentences: sentences by UUID of those that are not well.
     """
-    classes = {one.uuid: of_class(one.name) for one in offered}
-    now = {uuid: why.get(uuid, "") for uuid in classes}
-    reason.log(before, now, classes, HEALTH)
-    return now
+    classes = {device.uuid: of_class(device.name) for device in offered}
+    problems = {uuid: sentences.get(uuid, "") for uuid in classes}
+    reason.log(before, problems, classes, HEALTH)
+    return problems
 
 
-def health(offered: Iterable[Offered], pool: str, why: Mapping[str, str]) -> list[dict[str, Any]]:
+def health(offered: Iterable[Offered], pool: str, sentences: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return DeviceHealth messages.
 
     Args:
         offered: the devices.
         pool: their pool.
-        why: sentences by UUID of those that are not well.
+        sentences: sentences by UUID of those that are not well.
     """
     from gpuplugin.kubelet.dra import HEALTHY, UNHEALTHY  # with grpcio, which commands do without
 
     return [
         {
-            "device": {"pool_name": pool, "device_name": one.name},
-            "health": UNHEALTHY if one.uuid in why else HEALTHY,
+            "device": {"pool_name": pool, "device_name": device.name},
+            "health": UNHEALTHY if device.uuid in sentences else HEALTHY,
             "last_updated_time": int(time.time()),
             "health_check_timeout_seconds": TIMEOUT,
-            "message": why.get(one.uuid, "").encode()[:LENGTH].decode(errors="ignore"),
+            "message": sentences.get(device.uuid, "").encode()[:LENGTH].decode(errors="ignore"),
         }
-        for one in offered
+        for device in offered
     ]

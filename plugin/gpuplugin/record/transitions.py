@@ -1,4 +1,4 @@
-"""What becomes of an allocation and a claim, and the rule that no device is given out twice. Pure.
+"""What becomes of an allocation and a claim. Pure.
 
     from                     by                                                          to
     -                        Allocate, Prepare                                           granted
@@ -15,39 +15,31 @@
 A start of kubelet changes nothing by itself: what its checkpoint has is confirmed, what it has forgotten is lost. An
 init container's device is not listed, but in the checkpoint, and so is a static pod's. A pod that is deleted by force
 is in neither, and lost until its last process has ended. Where kubelet cannot be asked, everything stays as it is.
-Out of scope: the file (allocations_file.py), what kubelet has (kubelet_state.py), who asks (kubelet_watch.py).
+Out of scope: what is granted (grants.py), the file (allocations_file.py), what kubelet has (kubelet_state.py), who
+asks (kubelet_watch.py).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gpuplugin.devices import changes
-from gpuplugin.devices.changes import UNNAMED, UNTOLD, is_instance, overlap, way_of
+from gpuplugin.devices.changes import UNNAMED, is_instance, way_of
 from gpuplugin.record.kubelet_state import name_claim
-from gpuplugin.record.record_form import CONFIRMED, GRANTED, LOST, UNCONFIRMED
+from gpuplugin.record.record_form import CONFIRMED, LOST, UNCONFIRMED
 from gpuplugin.settings.resources import GONE
 from gpushim.containers.kubelet import OWN_DRIVER
-from gpushim.ground.errors import REQUEST, GpushimError, quote
+from gpushim.ground.errors import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from gpuplugin.devices.changes import Units
     from gpuplugin.record.kubelet_state import KubeletState
-    from gpuplugin.record.record_form import Allocation, Claim, ClaimDevice, Gpu, Grants, Record
+    from gpuplugin.record.record_form import Allocation, Claim, ClaimDevice, Gpu, Record
 
 GRACE = 5.0  # seconds in which the processes of a pod that kubelet has ended may be left, and nothing is wrong
 QUIET = 10.0  # seconds after a grant in which kubelet may not have it yet
-
-
-class Request(NamedTuple):
-    """A device that a container is to get, and the way in which it is given out, as `changes.way` has it."""
-
-    uuid: str
-    resource: str
-    id: str
-    sharing: tuple[str, str]
 
 
 def list_allocations(record: Record) -> Iterator[tuple[str, str, Allocation]]:
@@ -117,107 +109,6 @@ def describe_ending(claim: Claim) -> str:
     return changes.ending(f"claim {name}" + (f" of {UNNAMED}{claim['pods'][0]}" if claim["pods"] else ""))
 
 
-def grant(
-    record: Record, requests: Sequence[Request], clock: float, running: Collection[str]
-) -> tuple[Record, Grants]:
-    """Return the record with what a container gets of the device plugin, and that by itself.
-
-    Args:
-        record: of this boot.
-        requests: what the container gets.
-        clock: seconds since boot.
-        running: uids of pods of which a process is left, of `uids_of`.
-
-    Raises:
-        GpushimError: somebody has it, or it is in another division.
-    """
-    gpu_of = {uuid: gpu for gpu, row in record["gpus"].items() for uuid in row["divisions"]}
-    rows: dict[str, dict[str, Allocation]] = {}
-    for request in requests:
-        home = gpu_of.get(request.uuid, "")
-        gpu: Gpu = record["gpus"].get(home, {"divisions": {}, "allocations": {}})
-        _check_division(gpu, request)
-        before = gpu["allocations"].get(f"{request.resource} {request.id}")
-        if before and (before["uid"] in running or (before["state"] == LOST and not before["uid"])):
-            raise GpushimError(
-                f"{request.uuid} cannot be given out: {changes.ending(owner_of(before))}", REQUEST
-            )  # of what kubelet has it does not ask for more
-        conflict = _find_conflict(record, home, request)
-        if conflict:
-            sentence = f"{request.uuid} cannot be given out as {_name_sharing(request.sharing)}: {conflict}"
-            raise GpushimError(sentence, REQUEST)
-        rows.setdefault(home, {})[f"{request.resource} {request.id}"] = {
-            "device": request.uuid,
-            "placement": gpu["divisions"][request.uuid]["placement"],
-            "sharing": [*request.sharing],
-            "pod": "",
-            "uid": "",
-            "state": GRANTED,
-            "since": clock,
-        }
-    gpus = dict(record["gpus"])
-    for home, row in rows.items():
-        gpus[home] = {**gpus[home], "allocations": {**gpus[home]["allocations"], **row}}
-    return {**record, "gpus": gpus}, rows
-
-
-def _check_division(gpu: Gpu, request: Request) -> None:
-    parts = gpu["divisions"][request.uuid]["parts"] if gpu["divisions"] else {}
-    ways = {
-        way_of(
-            resource, part["numbered"], (part["share"] or {}).get("kind", ""), (part["share"] or {}).get("group", "")
-        )
-        for resource, part in parts.items()
-    }
-    if request.sharing not in ways:
-        last = " and ".join(sorted(map(_name_sharing, ways))) or "nothing"
-        raise GpushimError(
-            f"{request.uuid} is not given out as {_name_sharing(request.sharing)} now, but as {last}", REQUEST
-        )
-
-
-def _find_conflict(record: Record, home: str, request: Request) -> str:
-    """Return who has what a request excludes, a clause; "" if nobody has."""
-    gpu = record["gpus"][home]
-    placement = gpu["divisions"][request.uuid]["placement"]
-    for key, allocation in gpu["allocations"].items():
-        had = allocation["device"]
-        is_same_place = bool(placement) and allocation["placement"] == placement and had != request.uuid
-        if is_same_place or (overlap(had, request.uuid) and not _is_shared_alike(key, allocation, request)):
-            sharing = allocation["sharing"][0], allocation["sharing"][1]
-            return f"{owner_of(allocation)} has {had} as {_name_sharing(sharing)}"
-    for claim in record["claims"].values():
-        for device in list_held(claim):
-            if _touches(device, request.uuid, home, placement):
-                return f"{describe(claim)} has {device['uuid']}"
-    return ""
-
-
-def _is_shared_alike(key: str, allocation: Allocation, request: Request) -> bool:
-    """Return whether an allocation of the same GPU is of the same device, given out in the same way."""
-    if allocation["device"] != request.uuid:
-        return False
-    resource, _, name = key.partition(" ")
-    if allocation["sharing"][0] == UNTOLD:
-        return resource == request.resource and ("::" in name) == ("::" in request.id)
-    return tuple(allocation["sharing"]) == request.sharing
-
-
-def _touches(device: ClaimDevice, uuid: str, gpu: str, placement: str) -> bool:
-    """Return whether a claim's device is this one or a part of it, or has, or had, its GPU instance."""
-    if device["uuid"] == uuid:
-        return True
-    if device["gpu"] != gpu:
-        return device["uuid"] == gpu
-    is_same_place = bool(placement) and device["placement"].partition("/")[0] == placement.partition("/")[0]
-    return overlap(device["uuid"], uuid) or is_same_place
-
-
-def _name_sharing(sharing: tuple[str, str]) -> str:
-    kind, name = sharing
-    return f"{name} ({kind})" if kind else name
-
-
 def with_uids(record: Record, kubelet: KubeletState) -> Record:
     """Return the record with the pods of kubelet's checkpoint for allocations whose pod is not known yet."""
     gpus: dict[str, Gpu] = {}
@@ -238,46 +129,6 @@ def uids_of(record: Record, keys: Collection[tuple[str, str]]) -> frozenset[str]
         for resource, name, allocation in list_allocations(record)
         if allocation["uid"] and (resource, name) in keys
     )
-
-
-def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
-    """Return the record with what a claim gets instead of what it had.
-
-    Args:
-        record: of this boot.
-        uid: of the claim.
-        claim: with its devices.
-
-    Raises:
-        GpushimError: somebody else has one of them, all of it or a part.
-    """
-    name = quote(f"{claim['namespace']}/{claim['name']}")
-    adopted = record["claims"].get(describe(claim))  # what is lost is of pods that are over, and names come again
-    former = describe(claim) if adopted and adopted["state"] != LOST else ""
-    for device in list_held(claim):
-        for other_uid, other in record["claims"].items():
-            if other_uid in (uid, former):
-                continue
-            for had in list_held(other):
-                if _touches(had, device["uuid"], device["gpu"], device["placement"]):
-                    subject = "it" if had["uuid"] == device["uuid"] else had["uuid"]
-                    whose = quote(f"{other['namespace']}/{other['name']}")
-                    raise GpushimError(
-                        f"claim {name} cannot have {device['uuid']} yet: claim {whose} has {subject}, and gives it "
-                        "back within a minute of its deletion, when no process of its pods is left",
-                        REQUEST,
-                    )
-        gpu = record["gpus"].get(device["gpu"])
-        for allocation in gpu["allocations"].values() if gpu else ():
-            placement = allocation["placement"].partition("/")[0]
-            is_same_place = bool(placement) and placement == device["placement"].partition("/")[0]
-            if is_same_place or overlap(allocation["device"], device["uuid"]):
-                subject = "it" if allocation["device"] == device["uuid"] else allocation["device"]
-                raise GpushimError(
-                    f"claim {name} cannot have {device['uuid']} yet: {owner_of(allocation)} has {subject}", REQUEST
-                )
-    claims = {key: other for key, other in record["claims"].items() if key != former}
-    return {**record, "claims": {**claims, uid: claim}}
 
 
 def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from gpuplugin.allocation import allocators
 from gpuplugin.record.allocations_file import AllocationsFile
-from gpuplugin.record.transitions import grant_claim
+from gpuplugin.record.grants import grant_claim
 from gpushim.containers import kubelet as files
 from gpushim.ground import system
 from unit.gpuplugin.kubelet.fake import until

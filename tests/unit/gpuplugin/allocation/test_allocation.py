@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.allocation import allocation
-from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, ENVVAR, MOUNTS, Ways
+from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, ENVVAR, MOUNTS, Delivery
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import Device, Share
 from gpushim.ground.errors import GpushimError
@@ -33,7 +33,7 @@ TWO = (uuid(0), uuid(2, "MIG"))
 def told(**by: Any) -> dict[str, Any]:
     """What a container with a GPU and a MIG instance gets."""
     found = resources.find(HOST, "mixed", [], [])
-    return allocation.answer([found[GPU][0], found["nvidia.com/mig-1g.5gb"][0]], GPU, Ways(**by))
+    return allocation.answer([found[GPU][0], found["nvidia.com/mig-1g.5gb"][0]], GPU, Delivery(**by))
 
 
 MIG = uuid(32, "MIG")
@@ -48,30 +48,30 @@ ANNOTATED = {"cdi.k8s.io/gpushim-device-plugin_gpu": f"{GPU}={uuid(0)},{GPU}={MI
         ({}, {"envs": {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)},{MIG}"}}),
         ({"by_index": True}, {"envs": {"NVIDIA_VISIBLE_DEVICES": "0,2:0"}}),
         (
-            {"ways": [MOUNTS], "by_index": True},
+            {"strategies": [MOUNTS], "by_index": True},
             {
                 "envs": {"NVIDIA_VISIBLE_DEVICES": LIST},
                 "mounts": [{"container_path": f"{LIST}/{name}", "host_path": "/dev/null"} for name in ("0", "2:0")],
             },
         ),
         (
-            {"ways": [CRI], "by_index": True, "kind": "example.com/gpu"},
+            {"strategies": [CRI], "by_index": True, "kind": "example.com/gpu"},
             {"envs": {}, "cdi_devices": [{"name": "example.com/gpu=0"}, {"name": "example.com/gpu=2:0"}]},
         ),
         (
-            {"ways": [ENVVAR, ANNOTATIONS], "annotation_prefix": "nvidia.cdi.k8s.io/"},
+            {"strategies": [ENVVAR, ANNOTATIONS], "annotation_prefix": "nvidia.cdi.k8s.io/"},
             {
                 "envs": {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)},{MIG}"},
                 "annotations": {key.replace("cdi", "nvidia.cdi", 1): text for key, text in ANNOTATED.items()},
             },
         ),
-        ({"ways": [MOUNTS]}, {"envs": {"NVIDIA_VISIBLE_DEVICES": LIST}, "mounts": MOUNTED}),
-        ({"ways": [ENVVAR, MOUNTS]}, {"envs": {"NVIDIA_VISIBLE_DEVICES": LIST}, "mounts": MOUNTED}),
-        ({"ways": [CRI]}, {"envs": {}, "cdi_devices": NAMED}),
-        ({"ways": [ANNOTATIONS]}, {"envs": {}, "annotations": ANNOTATED}),
-        ({"ways": [CRI, ANNOTATIONS]}, {"envs": {}, "cdi_devices": NAMED, "annotations": ANNOTATED}),
+        ({"strategies": [MOUNTS]}, {"envs": {"NVIDIA_VISIBLE_DEVICES": LIST}, "mounts": MOUNTED}),
+        ({"strategies": [ENVVAR, MOUNTS]}, {"envs": {"NVIDIA_VISIBLE_DEVICES": LIST}, "mounts": MOUNTED}),
+        ({"strategies": [CRI]}, {"envs": {}, "cdi_devices": NAMED}),
+        ({"strategies": [ANNOTATIONS]}, {"envs": {}, "annotations": ANNOTATED}),
+        ({"strategies": [CRI, ANNOTATIONS]}, {"envs": {}, "cdi_devices": NAMED, "annotations": ANNOTATED}),
         (
-            {"ways": [CRI, MOUNTS]},
+            {"strategies": [CRI, MOUNTS]},
             {"envs": {"NVIDIA_VISIBLE_DEVICES": LIST}, "mounts": MOUNTED, "cdi_devices": NAMED},
         ),
         (
@@ -85,7 +85,7 @@ ANNOTATED = {"cdi.k8s.io/gpushim-device-plugin_gpu": f"{GPU}={uuid(0)},{GPU}={MI
             },
         ),
         (
-            {"ways": [CRI], "imex": [0], "features": ["gds"], "control": ["/dev/nvidiactl"]},
+            {"strategies": [CRI], "imex": [0], "features": ["gds"], "control": ["/dev/nvidiactl"]},
             {
                 "envs": {"NVIDIA_GDS": "enabled"},
                 "cdi_devices": [*NAMED, {"name": f"{GPU}=imex-channel-0"}, {"name": f"{GPU}=gds"}],
@@ -97,16 +97,22 @@ def test_answers(by: dict[str, Any], desired: dict[str, Any]) -> None:
     assert told(**by) == desired
 
 
-@pytest.mark.parametrize("ways", [ways for n in range(1, 5) for ways in combinations(allocation.WAYS, n)])
-def test_each_way_is_gone_beside_the_others(ways: tuple[str, ...]) -> None:
-    found = told(ways=ways, imex=[0], features=["gds", "mofed"], control=["/dev/nvidiactl"])
-    plain = {ENVVAR, MOUNTS} & {*ways}
-    value = LIST if MOUNTS in ways else f"{uuid(0)},{MIG}" if plain else None
+@pytest.mark.parametrize(
+    "strategies", [strategies for n in range(1, 5) for strategies in combinations(allocation.STRATEGIES, n)]
+)
+def test_each_way_is_gone_beside_the_others(strategies: tuple[str, ...]) -> None:
+    found = told(strategies=strategies, imex=[0], features=["gds", "mofed"], control=["/dev/nvidiactl"])
+    plain = {ENVVAR, MOUNTS} & {*strategies}
+    value = LIST if MOUNTS in strategies else f"{uuid(0)},{MIG}" if plain else None
     assert found["envs"].get("NVIDIA_VISIBLE_DEVICES") == value
     assert ("NVIDIA_IMEX_CHANNELS" in found["envs"]) == (plain == {ENVVAR})
     assert {"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"}.items() <= found["envs"].items()
     keys = {MOUNTS: "mounts", ANNOTATIONS: "annotations", CRI: "cdi_devices"}
-    assert {*found} == {"envs", *(["devices"] * bool(plain)), *(keys[way] for way in ways if way in keys)}
+    assert {*found} == {
+        "envs",
+        *(["devices"] * bool(plain)),
+        *(keys[strategy] for strategy in strategies if strategy in keys),
+    }
 
 
 LONGEST = "nvidia.com/mig-" + "5" * (resources.LONGEST_NAME - 15) + ".shared"
@@ -114,20 +120,20 @@ LONGEST = "nvidia.com/mig-" + "5" * (resources.LONGEST_NAME - 15) + ".shared"
 
 @pytest.mark.parametrize("resource", [GPU, "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.24gb.me.all.shared", LONGEST])
 def test_an_annotation_of_each_resource(resource: str) -> None:
-    (key,) = allocation.answer([DEVICES[uuid(0)]], resource, Ways(ways=[ANNOTATIONS]))["annotations"]
+    (key,) = allocation.answer([DEVICES[uuid(0)]], resource, Delivery(strategies=[ANNOTATIONS]))["annotations"]
     prefix, _, name = key.partition("/")
     assert (prefix, name) == ("cdi.k8s.io", "gpushim-device-plugin_" + resource.partition("/")[2])
     assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", name)
 
 
 def test_no_devices_are_no_error() -> None:
-    found = allocation.answer([], GPU, Ways(ways=allocation.WAYS, imex=[0], features=["gds"]))
+    found = allocation.answer([], GPU, Delivery(strategies=allocation.STRATEGIES, imex=[0], features=["gds"]))
     assert not {"annotations", "cdi_devices"} & found.keys()
-    assert allocation.answer([], GPU, Ways())["envs"] == {"NVIDIA_VISIBLE_DEVICES": ""}
+    assert allocation.answer([], GPU, Delivery())["envs"] == {"NVIDIA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize(
-    ("ways", "names", "said"),
+    ("strategies", "names", "said"),
     [
         ([ENVVAR], [GPU, "nvidia.com/mig-1g.5gb"], True),
         ([ENVVAR], [GPU], False),
@@ -137,13 +143,15 @@ def test_no_devices_are_no_error() -> None:
         ([ANNOTATIONS], [GPU, "nvidia.com/mig-1g.5gb"], False),
     ],
 )
-def test_what_two_resources_in_a_container_come_to_is_said(ways: list[str], names: list[str], said: bool) -> None:
-    notes = allocation.clash(Ways(ways=ways), {name: [] for name in names})
+def test_what_two_resources_in_a_container_come_to_is_said(
+    strategies: list[str], names: list[str], said: bool
+) -> None:
+    notes = allocation.clash(Delivery(strategies=strategies), {name: [] for name in names})
     assert [", ".join(names) in note and "choose volume-mounts or cdi-cri" in note for note in notes] == [True] * said
 
 
 def test_imex_channels_among_the_mounts() -> None:
-    assert told(ways=[MOUNTS], imex=[3])["mounts"][-1]["container_path"] == f"{LIST}/imex/3"
+    assert told(strategies=[MOUNTS], imex=[3])["mounts"][-1]["container_path"] == f"{LIST}/imex/3"
 
 
 def test_nodes_are_passed() -> None:
@@ -177,7 +185,7 @@ def test_refusals(ids: list[str], why: str) -> None:
 
 def test_nodes_of_wsl_below_the_root() -> None:
     host = snapshot([gpu(0, uuid=""), gpu(1, uuid="")], platform="wsl", nodes={"/dev/dxg": []})
-    found = allocation.answer(resources.find(host, "none", [], [])[GPU], GPU, Ways(control=()))
+    found = allocation.answer(resources.find(host, "none", [], [])[GPU], GPU, Delivery(control=()))
     assert found["envs"] == {"NVIDIA_VISIBLE_DEVICES": "all"}
     assert found["devices"] == [{"container_path": "/dev/dxg", "host_path": "/dev/dxg", "permissions": "rw"}]
 
@@ -195,7 +203,7 @@ def test_two_replicas_of_a_gpu_are_one() -> None:
     with pytest.raises(GpushimError, match=f"has no device {uuid(0)}; it has {uuid(0)}::0, {uuid(0)}::1"):
         allocation.check([uuid(0)], GPU, twice)
     (one,) = allocation.check([f"{uuid(0)}::1", f"{uuid(0)}::0"], GPU, twice)
-    assert allocation.answer([one], GPU, Ways())["envs"]["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
+    assert allocation.answer([one], GPU, Delivery())["envs"]["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
 
 
 def test_an_answer_takes_less_than_a_millisecond() -> None:
@@ -205,7 +213,7 @@ def test_an_answer_takes_less_than_a_millisecond() -> None:
 
     def once() -> float:
         began = time.perf_counter()
-        allocation.answer(allocation.check(ids, GPU, devices), GPU, Ways(ways=[MOUNTS, CRI, ANNOTATIONS]))
+        allocation.answer(allocation.check(ids, GPU, devices), GPU, Delivery(strategies=[MOUNTS, CRI, ANNOTATIONS]))
         return time.perf_counter() - began
 
     assert len(devices) == 560
@@ -243,15 +251,18 @@ def test_a_container_has_one_daemon_of_mps() -> None:
             checked(one, other)
 
 
-EVERY = [list(ways) for size in (1, 2, 3, 4) for ways in combinations(allocation.WAYS, size)]
+EVERY = [list(strategies) for size in (1, 2, 3, 4) for strategies in combinations(allocation.STRATEGIES, size)]
 
 
-@pytest.mark.parametrize("ways", EVERY, ids=",".join)
-def test_a_client_of_mps_is_told_its_daemon_in_every_way(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategies", EVERY, ids=",".join)
+def test_a_client_of_mps_is_told_its_daemon_in_every_way(
+    strategies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", "/var/state")
     device = shared(0, 3, kind="mps", group="gpu-2", memory=2048, threads=25)
     with_it, without = (
-        allocation.answer([one], GPU, Ways(ways=ways)) for one in (device, replace(device, share=None))
+        allocation.answer([one], GPU, Delivery(strategies=strategies))
+        for one in (device, replace(device, share=None))
     )
     assert with_it["envs"] == {**without["envs"], "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushim/mps/gpu-2/pipe"}
     pipes = {"container_path": "/run/gpushim/mps/gpu-2/pipe", "host_path": "/var/state/mps/gpu-2/pipe"}
@@ -265,14 +276,14 @@ def test_a_client_of_mps_is_told_its_daemon_in_every_way(ways: list[str], monkey
 
 def test_a_slice_tells_the_container_its_limits() -> None:
     slices = [shared(n, 0, kind="mps", group="g", memory=2048, threads=25, sliced=True) for n in (0, 1)]
-    envs = allocation.answer(slices, GPU, Ways())["envs"]
+    envs = allocation.answer(slices, GPU, Delivery())["envs"]
     assert envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{uuid(0)}=2048M,{uuid(1)}=2048M"
     assert envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
 
 
 def test_two_resources_of_which_one_is_of_mps_are_said() -> None:
     there = {GPU: [DEVICES[uuid(0)]], "nvidia.com/m": [shared(1, 0, kind="mps", group="m")]}
-    (note,) = allocation.clash(Ways(ways=[CRI]), there)
+    (note,) = allocation.clash(Delivery(strategies=[CRI]), there)
     assert note.startswith("a container that asks for nvidia.com/m and for another resource can use")
-    assert allocation.clash(Ways(ways=[ENVVAR]), there)[0] == note
-    assert len(allocation.clash(Ways(ways=[ENVVAR]), there)) == 2
+    assert allocation.clash(Delivery(strategies=[ENVVAR]), there)[0] == note
+    assert len(allocation.clash(Delivery(strategies=[ENVVAR]), there)) == 2

@@ -68,7 +68,7 @@ def test_a_driver_whose_claim_has_a_gpu_gives_all() -> None:
 
 
 def test_a_claim_is_named_as_the_record_names_it_however_long_that_is() -> None:
-    """Else one device has two sentences about one claim, as `_ill` joins them."""
+    """Else one device has two sentences about one claim, as `_add_problem` joins them."""
     one = claim()._replace(
         namespace="machine-learning", name="training-7d9f8b6c5d-x2x7q-gpu-claim-for-training-8vz5k"
     )
@@ -77,7 +77,7 @@ def test_a_claim_is_named_as_the_record_names_it_however_long_that_is() -> None:
     units = resources.units(NODE)
     settled = changes.settled({}, {GPU: [units[uuid(0)]]}, {changes.CLAIM: {uuid(0): named}}, units)
     (device,) = settled.listed[GPU]
-    assert offer._ill(device, has.text).problem == f"{named} has it, for pod machine-learning/pod"
+    assert offer._add_problem(device, has.text).problem == f"{named} has it, for pod machine-learning/pod"
 
 
 def test_a_name_of_a_damaged_file_does_not_reach_a_terminal() -> None:
@@ -110,7 +110,7 @@ def test_of_who_ends_while_kubelet_says_nothing_a_driver_counts(tmp_path: Path) 
         of._plugins = SimpleNamespace(look=look)
         while looks:
             await of._look()
-        return of._there
+        return of._listeners
 
     assert asyncio.run(seen()) == [HERE]
 

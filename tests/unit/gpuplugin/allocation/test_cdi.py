@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.allocation import allocation, cdi
-from gpuplugin.allocation.allocation import BY_CDI, CRI, Ways
+from gpuplugin.allocation.allocation import BY_CDI, CRI, Delivery
 from gpuplugin.settings import resources
 from gpushim.cdi import specs
 from gpushim.cdi.generate import publish
@@ -41,7 +41,7 @@ class Node:
     def names(self, strategy: str = "none", **by: Any) -> list[str]:
         found = resources.find(self.host, strategy, [], [])
         devices = [device for each in found.values() for device in each if not device.problem]
-        return allocation.cdi_names(devices, Ways(ways=[CRI], **by))
+        return allocation.cdi_names(devices, Delivery(strategies=[CRI], **by))
 
     def check(self, **by: Any) -> None:
         cdi.check(self.host, self.names(**by))
@@ -203,7 +203,9 @@ def test_other_strategy_is_not_advised_where_it_has_no_name_either(node: Node) -
     node.policy["device-names"] = ["type-index"]
     node.refresh()
     assert str(node.refused()).endswith(cdi.OTHERWISE)
-    assert {word for word in cdi.OTHERWISE.split() if word in allocation.WAYS} == {*allocation.WAYS} - BY_CDI
+    assert {word for word in cdi.OTHERWISE.split() if word in allocation.STRATEGIES} == {
+        *allocation.STRATEGIES
+    } - BY_CDI
 
 
 def test_feature_that_the_host_does_not_have_is_named(node: Node) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.grants import grant_claim
 from gpuplugin.record.record_form import FORM, GRANTED
-from gpuplugin.record.transitions import QUIET, grant_claim
+from gpuplugin.record.transitions import QUIET
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
 from gpushim.ground import system

@@ -14,13 +14,14 @@ import os
 from gpuplugin import cli, daemon
 from gpuplugin.allocation import offer
 from gpuplugin.settings import resources, settings
-from gpuplugin.allocation.allocation import WAYS, Ways
+from gpuplugin.allocation.allocation import STRATEGIES, Delivery
 from gpuplugin.kubelet.v1beta1 import reader, writer
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
 host = snapshot([gpu(n, mig=True) for n in range(8)], [mig(n, i) for n in range(8) for i in range(7)])
-parts, whole = (offer.Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways(WAYS)) for _ in "12")
+defaults = settings.resolve({}, {}, {}, "")
+parts, whole = (offer.Resource("nvidia.com/gpu", defaults, Delivery(STRATEGIES)) for _ in "12")
 parts.have(resources.replicated(resources.find(host, "single", [], [])["nvidia.com/gpu"], 10), {})
 whole.have(resources.find(snapshot([gpu(n) for n in range(16)]), "none", [], [])["nvidia.com/gpu"], {})
 os.write(1, b"begin")

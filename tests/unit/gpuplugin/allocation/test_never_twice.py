@@ -12,7 +12,7 @@ import pytest
 
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import CLAIM, is_instance
-from gpuplugin.record import transitions
+from gpuplugin.record import grants
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.kubelet_watch import TICK
 from gpuplugin.record.transitions import QUIET
@@ -150,7 +150,7 @@ class Node:
         with contextlib.suppress(GpushimError), file.locked() as before:
             record = file.current(before)
             if not record["unknown"]:
-                file.write(transitions.grant_claim(record, name, row))
+                file.write(grants.grant_claim(record, name, row))
                 self.had[CLAIM, device] = Device(device, device, "", 0)
                 self.pods[CLAIM, device] = name
 

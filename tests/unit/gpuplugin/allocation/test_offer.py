@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.allocation import cdi, offer
-from gpuplugin.allocation.allocation import Ways
+from gpuplugin.allocation.allocation import Delivery
 from gpuplugin.allocation.offer import Resource, offered
 from gpuplugin.devices.mps_group import MpsGroup
 from gpuplugin.kubelet import v1beta1
@@ -44,7 +44,7 @@ def test_a_device_is_listed_as_the_message_that_it_is(well: bool, numa: int) -> 
 
 
 def test_what_has_not_changed_is_not_made_anew() -> None:
-    some = Resource("gpu", settings.resolve({}, {}, {}, ""), Ways(["envvar"]))
+    some = Resource("gpu", settings.resolve({}, {}, {}, ""), Delivery(["envvar"]))
     some.have([Device("0", "GPU-0", "0", 0), Device("1", "GPU-1", "1", 1)], {})
     before = {**some.listed}
     some.have([Device("0", "GPU-0", "0", 0), Device("1", "GPU-1", "1", 1, problem="lost")], {})
@@ -128,7 +128,7 @@ def test_more_than_kubelet_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_each_gpu_that_is_lost_and_found_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    resource = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways())
+    resource = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Delivery())
     well = [Device(f"GPU-{gpu}::{number}", f"GPU-{gpu}", str(gpu), gpu) for gpu in range(2) for number in range(3)]
     lost = [replace(one, problem="it is lost") if one.gpu else one for one in well]
     with caplog.at_level("INFO", "gpushim"):
@@ -142,7 +142,7 @@ def test_each_gpu_that_is_lost_and_found_is_told_once(caplog: pytest.LogCaptureF
 def test_what_some_devices_of_a_gpu_wait_for_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Beside the one that a pod has, though more of them come."""
     resource, held = (
-        Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways()),
+        Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Delivery()),
         Device("GPU-1", "GPU-1", "", 1),
     )
     parts = [replace(held, id=f"GPU-1::{number}") for number in range(3)]
@@ -188,8 +188,8 @@ def test_what_is_wrong_with_a_gpu_counts_before_its_daemon(monkeypatch: pytest.M
 def test_kubelet_is_advised_as_the_group_says(policy: str, gpus: int, distinct: bool) -> None:
     said = settings.resolve({}, {}, {}, "")
     said.sharing = (Group("nvidia.com/gpu", None, "nvidia.com/gpu", 4, distinct, policy),)
-    found, ways = offered(snapshot([gpu(0), gpu(1), gpu(2)]), said, [])
-    resource = Resource("nvidia.com/gpu", said, ways)
+    found, delivery = offered(snapshot([gpu(0), gpu(1), gpu(2)]), said, [])
+    resource = Resource("nvidia.com/gpu", said, delivery)
     resource.have(found["nvidia.com/gpu"], {})
     request = {"available_deviceIDs": [*resource.devices], "must_include_deviceIDs": [], "allocation_size": 2}
     chosen = resource.prefer(request)["deviceIDs"]
@@ -199,7 +199,7 @@ def test_kubelet_is_advised_as_the_group_says(policy: str, gpus: int, distinct: 
 
 def test_a_gpu_that_falls_sick_costs_what_its_own_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """kubelet's calls wait for it: a list of 8000 made again takes 0.3 s."""
-    many = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways())
+    many = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Delivery())
     devices = [Device(f"GPU-{one}::{two}", f"GPU-{one}", str(one), one, 0) for one in range(16) for two in range(500)]
     many.have(devices, {})
     made: list[str] = []
@@ -226,7 +226,7 @@ def test_a_gpu_that_falls_sick_costs_what_its_own_devices_do(monkeypatch: pytest
 
 
 def test_what_is_listed_follows_what_there_is() -> None:
-    some = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways())
+    some = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Delivery())
     one, two = (Device(f"GPU-{number}", f"GPU-{number}", str(number), number) for number in (1, 2))
     some.mark_unhealthy({"GPU-2": "x"})
     some.have([two, one], {})
@@ -243,7 +243,10 @@ def test_what_is_listed_follows_what_there_is() -> None:
 
 def test_what_is_wrong_with_a_device_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Before the snapshot says it and after."""
-    some, one = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways()), Device("GPU-1", "GPU-1", "1", 1)
+    some, one = (
+        Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Delivery()),
+        Device("GPU-1", "GPU-1", "1", 1),
+    )
     some.have([one], {})
     some.mark_unhealthy({"GPU-1": "it hangs; XID 48"})
     some.have([replace(one, problem="it hangs")], {})

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuplugin.allocation import allocation
-from gpuplugin.allocation.allocation import Ways
+from gpuplugin.allocation.allocation import Delivery
 from gpuplugin.allocation.offer import Resource
 from gpuplugin.devices import preferred
 from gpuplugin.devices.preferred import nearest, nearness, shared
@@ -293,7 +293,7 @@ def test_what_is_preferred_is_allocated_wherever_anything_is(
 
 
 def test_a_device_that_is_sick_is_the_last_choice() -> None:
-    resource = Resource(GPU, settings.resolve({}, {}, {}), Ways())
+    resource = Resource(GPU, settings.resolve({}, {}, {}), Delivery())
     resource.have(whole(3), {})
     resource.mark_unhealthy({uuid(0): "XID 79"})
     request = {

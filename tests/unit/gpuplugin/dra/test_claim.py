@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.dra.claim import MOST, Result, allocated, is_here
+from gpuplugin.dra.claim import MOST, Result, allocated, is_here, reserved_for
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.errors import GpushimError
 
@@ -83,3 +83,10 @@ HERE = {
 @pytest.mark.parametrize(("found", "here"), HERE.values(), ids=HERE)
 def test_whether_a_claim_has_something_here(found: Any, here: bool) -> None:
     assert is_here({"devices": [{"device": "gpu-1"}]}, found, "n") == here
+
+
+@pytest.mark.parametrize("status", ["x", {"reservedFor": {"a": 1}}, {"reservedFor": ["x", {"resource": "pods"}]}])
+def test_a_malformed_answer_is_reserved_for_nobody(status: Any) -> None:
+    """Of the half with the token, whose answer ends nothing here."""
+    assert reserved_for({"metadata": {}, "status": status}) == ()
+    assert reserved_for("x") == ()  # type: ignore[arg-type]

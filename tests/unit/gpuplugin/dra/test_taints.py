@@ -80,12 +80,12 @@ def test_health_has_a_sentence_as_long_as_kubelet_reads() -> None:
 
 
 def test_what_a_claim_that_is_over_has_left_is_not_scheduled_whatever_the_effect() -> None:
-    row = taints.taints({}, snapshot([gpu(0), gpu(1)]), None, "None", owed={GPU})
+    row = taints.taints({}, snapshot([gpu(0), gpu(1)]), None, "None", unfinished={GPU})
     assert row == {GPU: [{"key": KEY + "problem", "effect": "NoSchedule"}]}
 
 
 def test_nor_by_who_tolerates_its_xid() -> None:
-    row = taints.taints({GPU: [XID]}, snapshot([gpu(0)]), None, "None", owed={GPU})[GPU]
+    row = taints.taints({GPU: [XID]}, snapshot([gpu(0)]), None, "None", unfinished={GPU})[GPU]
     assert [(taint["key"], taint["effect"]) for taint in row] == [
         (KEY + "xid", "None"),
         (KEY + "problem", "NoSchedule"),

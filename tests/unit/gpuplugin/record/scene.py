@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuplugin.allocation.allocation import Ways
+from gpuplugin.allocation.allocation import Delivery
 from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.allocation.offer import Resource
 from gpuplugin.allocation.registry import Registry
@@ -87,7 +87,7 @@ class Instance:
             asyncio.run(self.view._watch.reconcile())
         devices = asyncio.run(self.view.decide(desired, self.scene.snapshot))
         for name in {*devices, *self.resources}:
-            new = Resource(name, settings.resolve({}, {}, {}), Ways(["envvar"]), self.registry.grant)
+            new = Resource(name, settings.resolve({}, {}, {}), Delivery(["envvar"]), self.registry.grant)
             self.resources.setdefault(name, new).have(devices.get(name, []), {})
         return {key for resource in self.resources.values() for key in resource.well}
 

@@ -17,8 +17,8 @@ from gpuplugin.allocation.registry import Registry
 from gpuplugin.kubelet import cgroups
 from gpuplugin.record import allocations_file
 from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.grants import Request
 from gpuplugin.record.record_form import fresh
-from gpuplugin.record.transitions import Request
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import replace as files

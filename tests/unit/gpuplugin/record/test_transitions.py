@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.record import transitions
+from gpuplugin.record import grants, transitions
+from gpuplugin.record.grants import Request
 from gpuplugin.record.kubelet_state import KubeletState
 from gpuplugin.record.record_form import CONFIRMED, GRANTED, LOST, STATES, UNCONFIRMED
-from gpuplugin.record.transitions import GRACE, QUIET, Request
+from gpuplugin.record.transitions import GRACE, QUIET
 from gpuplugin.settings.resources import Device
 from gpushim.containers.kubelet import Claim, Given
 from gpushim.ground.errors import GpushimError
@@ -201,9 +202,9 @@ def ask(*sharing: str, device: str = ONE, name: str = "") -> Request:
 
 
 def test_a_grant_is_recorded_before_anybody_knows_whose_it_is() -> None:
-    after, grants = transitions.grant(record(), [ask(*WHOLE)], NOW, set())
-    assert after["gpus"][ONE]["allocations"] == grants[ONE]
-    assert grants[ONE][KEY] == allocation(pod="", uid="", state=GRANTED, since=NOW)
+    after, rows = grants.grant(record(), [ask(*WHOLE)], NOW, set())
+    assert after["gpus"][ONE]["allocations"] == rows[ONE]
+    assert rows[ONE][KEY] == allocation(pod="", uid="", state=GRANTED, since=NOW)
 
 
 MIG_HOLDER = {f"{GPU} {PART}": allocation(PART, placement="1/0")}
@@ -242,26 +243,26 @@ TAKEN: dict[str, tuple[Any, Request, str]] = {
 @pytest.mark.parametrize(("before", "request_", "sentence"), TAKEN.values(), ids=TAKEN)
 def test_never_twice(before: Any, request_: Request, sentence: str) -> None:
     with pytest.raises(GpushimError) as caught:
-        transitions.grant(before, [request_], NOW, {"u-a"})
+        grants.grant(before, [request_], NOW, {"u-a"})
     assert sentence in str(caught.value)
 
 
 def test_parts_of_one_group_go_to_several() -> None:
     before = record({ONE: division(2, "mps", group="group")}, {f"{GPU} {ONE}::0": allocation(sharing=MPS)})
-    transitions.grant(before, [ask(*MPS, name=f"{ONE}::1")], NOW, set())
+    grants.grant(before, [ask(*MPS, name=f"{ONE}::1")], NOW, set())
 
 
 def test_kubelet_gives_again_what_a_pod_had_when_its_last_process_has_ended() -> None:
     before = record(allocations={KEY: allocation()})
     with pytest.raises(GpushimError, match="has a process that has not ended yet"):
-        transitions.grant(before, [ask(*WHOLE)], NOW, {"u-a"})
-    transitions.grant(before, [ask(*WHOLE)], NOW, set())
+        grants.grant(before, [ask(*WHOLE)], NOW, {"u-a"})
+    grants.grant(before, [ask(*WHOLE)], NOW, set())
 
 
 def test_an_administrators_look_excludes_nobody() -> None:
     looks = claim(claim_device(admin=True))
-    transitions.grant(record(claims={"u": looks}), [ask(*WHOLE)], NOW, set())
-    transitions.grant_claim(record(allocations={KEY: allocation()}), "u", looks)
+    grants.grant(record(claims={"u": looks}), [ask(*WHOLE)], NOW, set())
+    grants.grant_claim(record(allocations={KEY: allocation()}), "u", looks)
 
 
 HELD: dict[str, tuple[Any, Any, str]] = {
@@ -288,7 +289,7 @@ HELD: dict[str, tuple[Any, Any, str]] = {
 @pytest.mark.parametrize(("before", "device", "sentence"), HELD.values(), ids=HELD)
 def test_a_claim_gets_nothing_that_somebody_has(before: Any, device: Any, sentence: str) -> None:
     with pytest.raises(GpushimError) as caught:
-        transitions.grant_claim(before, "u", claim(device))
+        grants.grant_claim(before, "u", claim(device))
     assert sentence in str(caught.value)
 
 
@@ -296,11 +297,11 @@ def test_a_lost_claim_whose_uid_nobody_knows_is_not_one_of_its_name_that_was_mad
     key = "claim d/c of gpu.nvidia.com"
     before = record(claims={key: claim(claim_device(), state=LOST)})
     with pytest.raises(GpushimError, match="claim d/c has it"):
-        transitions.grant_claim(before, "u", claim(claim_device()))
-    assert {*transitions.grant_claim(before, "u", claim(claim_device(TWO)))["claims"]} == {key, "u"}
+        grants.grant_claim(before, "u", claim(claim_device()))
+    assert {*grants.grant_claim(before, "u", claim(claim_device(TWO)))["claims"]} == {key, "u"}
 
 
 def test_a_claim_that_is_prepared_again_has_what_it_gets_now() -> None:
     before = record(claims={"u": claim(claim_device()), "claim d/c of gpu.nvidia.com": claim(claim_device())})
-    after = transitions.grant_claim(before, "u", claim(claim_device(TWO)))
+    after = grants.grant_claim(before, "u", claim(claim_device(TWO)))
     assert {uid: row["devices"][0]["uuid"] for uid, row in after["claims"].items()} == {"u": TWO}
