@@ -60,7 +60,8 @@ wait_for 'grep -q "settings were read again" /mnt/log' && echo read again
 before=$(pid NODE)
 sed -i 's/"device-plugin", "dra"/"device-plugin"/' /etc/gpushim/config.toml
 wait_for '[ $(pid NODE) != 0 ] && [ $(pid NODE) != $before ]'
-wait_for '! systemctl is-active --quiet CLUSTER' && wait_for 'systemctl is-active --quiet NODE' && echo without claims: $(systemctl is-active NODE)
+wait_for '! systemctl is-active --quiet CLUSTER' && wait_for 'systemctl is-active --quiet NODE'
+echo without claims: $(systemctl is-active NODE)
 systemctl stop NODE
 wait_for '! systemctl is-active --quiet KEEP' && wait_for '! systemctl is-active --quiet CLUSTER'
 echo stopped: $(systemctl show NODE --property Result --value) $(ls -d /run/gpushim-dra 2>/dev/null)
