@@ -117,34 +117,35 @@ class Registry:
         """
         if not self.is_met():
             raise GpushimError(f"{self.file.path} does not have the kubelet yet that has just started", FAILED)
-        keys = {(request.resource, request.id) for request in requests}
+        keys = [request.key for request in requests]
         try:
             with self.file.locked() as record:
                 if record is None or record["boot"] != self.file.boot:
                     raise GpushimError(
                         f"{self.file.path} is missing or damaged, and what pods have is asked again", FAILED
                     )
-                record = self._with_uids(record, keys)
-                running = cgroups.running(transitions.uids_of(record, keys))
-                self.file.add(*grants.grant(record, requests, system.clock(), running))
+                owners = self._find_owners(record, keys)
+                running = cgroups.running({*owners.values()})
+                busy = {key for key, uid in owners.items() if uid in running}
+                self.file.add(*grants.grant(record, requests, system.clock(), busy))
         except GpushimError:  # kubelet takes for free what is not
             self.doubt()
             raise
         self.news()
 
-    def _with_uids(self, record: Record, keys: Collection[tuple[str, str]]) -> Record:
-        """Return the record with the pods that had these devices, by kubelet's checkpoint."""
-        if not any((resource, name) in keys for resource, name, _ in transitions.list_allocations(record)):
-            return record
-        state = kubelet_state.read(self.kubelet_dir(), None, 0.0)
-        return transitions.with_uids(record, state)
+    def _find_owners(self, record: Record, keys: Collection[str]) -> dict[str, str]:
+        """Return the uids of the pods that had these devices; kubelet's checkpoint is read where somebody did."""
+        if not any(key in gpu["allocations"] for gpu in record["gpus"].values() for key in keys):
+            return {}
+        return transitions.find_owners(record, keys, kubelet_state.read(self.kubelet_dir(), None, 0.0))
 
     async def _wait_for_end(self, resource: str, ids: Collection[str]) -> None:
         """Wait for the last processes of the pods that had devices, which kubelet takes for free moments before."""
-        keys = {(resource, name) for name in ids}
+        keys = [f"{resource} {name}" for name in ids]
         with contextlib.suppress(GpushimError):  # `grant` tells of it
-            record = await asyncio.to_thread(self._with_uids, self.file.current(self.file.read()), keys)
-            await cgroups.wait_for_end(transitions.uids_of(record, keys))
+            record = self.file.current(self.file.read())
+            owners = await asyncio.to_thread(self._find_owners, record, keys)
+            await cgroups.wait_for_end({*owners.values()})
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.mark_unhealthy(self._problems)

@@ -12,6 +12,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.allocation.allocators import SERVE
 from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -84,7 +85,10 @@ class ClaimsFront:
         self._held = ""  # why nothing is given out, whatever the snapshot has
         self._lacks = ""  # what the CDI spec does not have, a sentence
         kubelet_dir = str(settings().values["kubelet-dir"])
-        self._kubelet = KubeletWatch(self._file, lambda: kubelet_dir, lambda: self._snapshot, wake)
+        heeds = lambda: settings().values["other-givers"] != SERVE  # noqa: E731 - as the device plugin's
+        self._kubelet = KubeletWatch(
+            self._file, lambda: kubelet_dir, lambda: self._snapshot, changed=wake, heeds=heeds
+        )
         self._claims = Claims(self._file, self._kubelet, self._link, node, lambda: self._offer, self._sharing)
         self._status = Status(self._now, self._claims, self._file, self._link, self._newest)
         self._status.driver = self._driver = dra.Driver(

@@ -100,9 +100,12 @@ class AllocationsFile:
         if former_files.exist(top):
             with self.locked() as before:
                 former = former_files.read(top, self.boot)
-                if former:
-                    former = self.current(former)
-                    self.write(former_files.add(former, self.current(before)) if before else former)
+                if former is None:
+                    path = f"{top}/{former_files.BOOK}"
+                    logger.warning("%s, of the version before, is damaged: it is removed, %s", path, INSTEAD)
+                    former = record_form.fresh(self.boot, f"{path} was damaged")
+                former = self.current(former)
+                self.write(former_files.add(former, self.current(before)) if before else former)
                 former_files.remove(top)
 
     def read(self) -> Record | None:

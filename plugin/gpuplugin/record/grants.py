@@ -28,17 +28,20 @@ class Request(NamedTuple):
     id: str
     sharing: tuple[str, str]
 
+    @property
+    def key(self) -> str:
+        """Return "RESOURCE ID", as the record has it."""
+        return f"{self.resource} {self.id}"
 
-def grant(
-    record: Record, requests: Sequence[Request], clock: float, running: Collection[str]
-) -> tuple[Record, Grants]:
+
+def grant(record: Record, requests: Sequence[Request], clock: float, busy: Collection[str]) -> tuple[Record, Grants]:
     """Return the record with what a container gets of the device plugin, and that by itself.
 
     Args:
         record: of this boot.
         requests: what the container gets.
         clock: seconds since boot.
-        running: uids of pods of which a process is left, of `uids_of`.
+        busy: "RESOURCE ID" of what a pod had of which a process is left.
 
     Raises:
         GpushimError: somebody has it, or it is in another division.
@@ -49,8 +52,8 @@ def grant(
         home = gpu_of.get(request.uuid, "")
         gpu: Gpu = record["gpus"].get(home, {"divisions": {}, "allocations": {}})
         _check_division(gpu, request)
-        _check_free(record, home, request, running)
-        rows.setdefault(home, {})[f"{request.resource} {request.id}"] = {
+        _check_free(record, home, request, busy)
+        rows.setdefault(home, {})[request.key] = {
             "device": request.uuid,
             "placement": gpu["divisions"][request.uuid]["placement"],
             "sharing": [*request.sharing],
@@ -65,10 +68,10 @@ def grant(
     return {**record, "gpus": gpus}, rows
 
 
-def _check_free(record: Record, home: str, request: Request, running: Collection[str]) -> None:
-    before = record["gpus"][home]["allocations"].get(f"{request.resource} {request.id}")
+def _check_free(record: Record, home: str, request: Request, busy: Collection[str]) -> None:
+    before = record["gpus"][home]["allocations"].get(request.key)
     # kubelet asks again only for what it takes for free, so that a former owner that lives on is one that it forgot.
-    if before and (before["uid"] in running or (before["state"] == LOST and not before["uid"])):
+    if before and (request.key in busy or (before["state"] == LOST and not before["uid"])):
         raise GpushimError(f"{request.uuid} cannot be given out: {changes.ending(owner_of(before))}", REQUEST)
     conflict = _find_conflict(record, home, request)
     if conflict:

@@ -2,7 +2,7 @@
 
     from                     by                                                          to
     -                        Allocate, Prepare                                           granted
-    -                        kubelet has it, and the record does not (a lost record)     confirmed
+    -                        kubelet has it, and the record does not (a lost record)     confirmed, unconfirmed
     any                      kubelet lists it (a claim: or has it in its file)           confirmed
     any                      kubelet's checkpoint has it, and its list does not          unconfirmed
     any                      Prepare once more of the same claim                         granted
@@ -12,9 +12,10 @@
     any                      Unprepare, and no process of the claim's pods is left       released
     allocation               a boot: kubelet's checkpoint has it again, or it is gone    released
 
-A start of kubelet changes nothing by itself: what its checkpoint has is confirmed, what it has forgotten is lost. An
-init container's device is not listed, but in the checkpoint, and so is a static pod's. A pod that is deleted by force
-is in neither, and lost until its last process has ended. Where kubelet cannot be asked, everything stays as it is.
+A start of kubelet releases nothing: its checkpoint has what its pods had, and what it has forgotten is lost until its
+last process has ended, as is a pod's that was deleted by force. An init container's device is in the checkpoint and
+never listed; of a kubelet without an API server that holds for all but static pods. Where kubelet cannot be asked,
+everything stays as it is.
 Out of scope: what is granted (grants.py), the file (allocations_file.py), what kubelet has (kubelet_state.py), who
 asks (kubelet_watch.py).
 """
@@ -109,26 +110,15 @@ def describe_ending(claim: Claim) -> str:
     return changes.ending(f"claim {name}" + (f" of {UNNAMED}{claim['pods'][0]}" if claim["pods"] else ""))
 
 
-def with_uids(record: Record, kubelet: KubeletState) -> Record:
-    """Return the record with the pods of kubelet's checkpoint for allocations whose pod is not known yet."""
-    gpus: dict[str, Gpu] = {}
-    for uuid, gpu in record["gpus"].items():
-        rows: dict[str, Allocation] = {
-            key: {**allocation, "uid": kubelet.find_uid(key)}
-            for key, allocation in gpu["allocations"].items()
-            if not allocation["uid"]
-        }
-        gpus[uuid] = {**gpu, "allocations": {**gpu["allocations"], **rows}}
-    return {**record, "gpus": gpus}
-
-
-def uids_of(record: Record, keys: Collection[tuple[str, str]]) -> frozenset[str]:
-    """Return the uids of the pods that have these resources and ids."""
-    return frozenset(
-        allocation["uid"]
-        for resource, name, allocation in list_allocations(record)
-        if allocation["uid"] and (resource, name) in keys
-    )
+def find_owners(record: Record, keys: Collection[str], kubelet: KubeletState) -> dict[str, str]:
+    """Return the uids of the pods that have, or had, these "RESOURCE ID"; kubelet knows them before the record."""
+    owners = {
+        key: gpu["allocations"][key]["uid"] or kubelet.find_uid(key)
+        for gpu in record["gpus"].values()
+        for key in keys
+        if key in gpu["allocations"]
+    }
+    return {key: uid for key, uid in owners.items() if uid}
 
 
 def find_suspects(record: Record, kubelet: KubeletState) -> frozenset[str]:

@@ -14,14 +14,19 @@ from gpuplugin.health.reason import UNTIL, Reason
 from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.settings import settings, xids
 from gpuplugin.snapshot.release import PROBLEM
+from gpushim.containers.kubelet import Claim
 from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.record.scene import ONE, Scene, scene
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+
+__all__ = ["scene"]
 
 HOST = snapshot([gpu(0), gpu(1)])
 
 
-def made(folder: Path) -> ClaimsFront:
+def made(folder: Path, **values: Any) -> ClaimsFront:
     chosen = settings.resolve({}, {}, {})
+    chosen.values.update(values)
     return ClaimsFront("node-1", Place(str(folder / "s"), 0), lambda: chosen, asyncio.create_task, lambda: None)
 
 
@@ -49,6 +54,19 @@ def test_nothing_is_offered_before_the_record_has_what_kubelet_has(
     for _ in range(2):
         asyncio.run(look())
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize("value", ["refuse", "serve"])
+def test_claims_of_others_count_for_both_fronts_or_for_none(scene: Scene, value: str) -> None:
+    """Else one would write down each moment what the other takes out."""
+    scene.kubelet_starts()
+    scene.claims = [Claim("d", "c", "other.example", "node", "gpu-0", (f"nvidia.com/gpu={ONE}",))]
+    front = made(scene.top, **{"other-givers": value, "kubelet-dir": str(scene.top)})
+    front._snapshot = scene.snapshot
+    front._file.prepare()
+    asyncio.run(front._kubelet.reconcile())
+    claims = ["claim d/c of other.example"] if value == "refuse" else []
+    assert [*front._file.current(front._file.read())["claims"]] == claims
 
 
 def test_what_is_let_go_is_not_offered_before_another_snapshot(half: Any) -> None:

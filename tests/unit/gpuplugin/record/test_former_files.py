@@ -90,7 +90,8 @@ def test_an_instance_of_the_version_before_that_still_runs_takes_nothing_from_th
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"form": 1}', '{"boot": 1}\n'])
-def test_what_says_nothing_is_left_to_kubelet(folder: Path, text: str) -> None:
+def test_what_says_nothing_is_left_to_kubelet(folder: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "book.json").write_text(text)
     (folder / "claims.json").write_text("{")
-    assert read(folder) is None
+    assert read(folder)["unknown"] == f"{folder}/book.json was damaged"  # until that has told all
+    assert "book.json, of the version before, is damaged: it is removed, and goes by kubelet" in caplog.text

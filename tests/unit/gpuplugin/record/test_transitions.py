@@ -243,7 +243,7 @@ TAKEN: dict[str, tuple[Any, Request, str]] = {
 @pytest.mark.parametrize(("before", "request_", "sentence"), TAKEN.values(), ids=TAKEN)
 def test_never_twice(before: Any, request_: Request, sentence: str) -> None:
     with pytest.raises(GpushimError) as caught:
-        grants.grant(before, [request_], NOW, {"u-a"})
+        grants.grant(before, [request_], NOW, {KEY})
     assert sentence in str(caught.value)
 
 
@@ -255,7 +255,7 @@ def test_parts_of_one_group_go_to_several() -> None:
 def test_kubelet_gives_again_what_a_pod_had_when_its_last_process_has_ended() -> None:
     before = record(allocations={KEY: allocation()})
     with pytest.raises(GpushimError, match="has a process that has not ended yet"):
-        grants.grant(before, [ask(*WHOLE)], NOW, {"u-a"})
+        grants.grant(before, [ask(*WHOLE)], NOW, {KEY})
     grants.grant(before, [ask(*WHOLE)], NOW, set())
 
 
@@ -305,3 +305,10 @@ def test_a_claim_that_is_prepared_again_has_what_it_gets_now() -> None:
     before = record(claims={"u": claim(claim_device()), "claim d/c of gpu.nvidia.com": claim(claim_device())})
     after = grants.grant_claim(before, "u", claim(claim_device(TWO)))
     assert {uid: row["devices"][0]["uuid"] for uid, row in after["claims"].items()} == {"u": TWO}
+
+
+def test_kubelet_knows_a_pod_before_the_record() -> None:
+    before = record(allocations={KEY: allocation(uid=""), f"{GPU} x": allocation(uid="u-x")})
+    state = kubelet(grants=promises("u-new"))
+    assert transitions.find_owners(before, [KEY, f"{GPU} x", f"{GPU} y"], state) == {KEY: "u-new", f"{GPU} x": "u-x"}
+    assert transitions.find_owners(before, [KEY], kubelet()) == {}
