@@ -45,12 +45,12 @@ def run(
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     cluster = {name: flags.pop(name) for name in CLUSTER}
-    meeting = halves.Meeting(*(flags.pop(name) for name in halves.Meeting._fields))
+    socket_options = halves.SocketOptions(*(flags.pop(name) for name in halves.SocketOptions._fields))
     flag_values = options.flag_values(flags)
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     if cluster["cluster"]:
-        _run_cluster_half(flag_values, meeting, **cluster)
+        _run_cluster_half(flag_values, socket_options, **cluster)
         return
     sources = Sources(flag_values, os.environ)
     if mps is not None:
@@ -78,11 +78,15 @@ def run(
         return
     for note in settings.notes:
         logs.logger.warning("%s", note)
-    halves.serve(settings, sources, settings.values["fronts"], meeting)
+    halves.serve(settings, sources, settings.values["fronts"], socket_options)
 
 
 def _run_cluster_half(
-    flags: dict[str, tuple[str, ...]], meeting: halves.Meeting, cluster: bool, node_feature: bool, once: bool
+    flags: dict[str, tuple[str, ...]],
+    socket_options: halves.SocketOptions,
+    cluster: bool,
+    node_feature: bool,
+    once: bool,
 ) -> None:
     """Run the half with the token, which ignores files of settings."""
     from gpuplugin.cluster import in_cluster
@@ -93,9 +97,9 @@ def _run_cluster_half(
         if setting.key in in_cluster.FILES
     }
     profile, labels = (value.value if value else "" for value in map(settings.get, in_cluster.FILES))
-    name = meeting.node_name if meeting.socket else meeting.node
+    name = socket_options.node_name if socket_options.socket else socket_options.node
     environment = {**os.environ, "NODE_NAME": name}
-    in_cluster.run(environment, profile, labels if node_feature else "", once, meeting.socket)
+    in_cluster.run(environment, profile, labels if node_feature else "", once, socket_options.socket)
 
 
 def _list_allocators(settings: Settings, snapshot: Snapshot) -> list[str]:

@@ -68,7 +68,7 @@ def command(
     """
     config = policy.load(system.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
-    meeting = halves.Meeting(*(flags.pop(name) for name in halves.Meeting._fields))
+    socket_options = halves.SocketOptions(*(flags.pop(name) for name in halves.SocketOptions._fields))
     values, notes = nvidia_flags.ours(options.flag_values(flags), os.environ)
     values.update({"metrics": (metrics,), "metrics-token-file": (token,)})  # never the device plugin's address
     if form != "table" and not claim:
@@ -90,14 +90,14 @@ def command(
     if cluster:
         from gpuplugin.cluster import in_cluster
 
-        environment = {**os.environ, "NODE_NAME": meeting.node_name}
-        in_cluster.run(environment, "".join(values.get("profile-file", ())), "", False, meeting.path)
+        environment = {**os.environ, "NODE_NAME": socket_options.node_name}
+        in_cluster.run(environment, "".join(values.get("profile-file", ())), "", False, socket_options.path)
         return
     sources = Sources(values, os.environ)
     settings = sources.read()
     for note in (*notes, *settings.notes):
         logs.logger.warning("%s", note)
-    halves.serve(settings, sources, (halves.CLAIMS,), meeting)
+    halves.serve(settings, sources, (halves.CLAIMS,), socket_options)
 
 
 command.params += [*halves.flags(), *options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))]

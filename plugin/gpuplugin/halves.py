@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PLUGIN, CLAIMS = "device-plugin", "dra"  # values of fronts
 
 
-class Meeting(NamedTuple):
-    """What a command line says of the halves.
+class SocketOptions(NamedTuple):
+    """Options of the socket between the halves, and the name of the node.
 
     Attributes:
         socket: path, or "".
@@ -58,7 +58,7 @@ class Meeting(NamedTuple):
 
 
 def flags() -> list[click.Parameter]:
-    """Return the options, by whose values a Meeting is made."""
+    """Return the options, by whose values SocketOptions are made."""
     return [
         click.Option(
             ["--socket"],
@@ -88,14 +88,14 @@ def flags() -> list[click.Parameter]:
     ]
 
 
-def serve(settings: Settings, sources: Sources, fronts: Collection[str], meeting: Meeting) -> None:
+def serve(settings: Settings, sources: Sources, fronts: Collection[str], socket_options: SocketOptions) -> None:
     """Be the half on the node, until a signal ends it.
 
     Args:
         settings: in force.
         sources: what they are read from.
         fronts: by which GPUs are given out, PLUGIN or CLAIMS or both.
-        meeting: where the other half comes, for CLAIMS.
+        socket_options: where the other half comes, for CLAIMS.
 
     Raises:
         click.UsageError: there is no socket for CLAIMS.
@@ -111,10 +111,10 @@ def serve(settings: Settings, sources: Sources, fronts: Collection[str], meeting
             makes.append(PluginFront)
         if CLAIMS in fronts:
             from gpuplugin.dra.claims_front import ClaimsFront
-            from gpuplugin.dra.link import Place
+            from gpuplugin.dra.link import LinkSocket
 
-            socket = Place(meeting.path, _number(meeting.user), meeting.unit)
-            makes.append(partial(ClaimsFront, meeting.node_name, socket))
+            socket = LinkSocket(socket_options.path, _number(socket_options.user), socket_options.unit)
+            makes.append(partial(ClaimsFront, socket_options.node_name, socket))
     except ImportError as error:
         raise options.no_grpcio(error) from None
     asyncio.run(daemon.Agent(settings, sources, makes).run())

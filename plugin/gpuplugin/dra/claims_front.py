@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from gpuplugin.dra.link import Place
+    from gpuplugin.dra.link import LinkSocket
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
     from gpuplugin.record.record_form import Record
@@ -52,7 +52,7 @@ class ClaimsFront:
 
     Args:
         node: this node's name.
-        meeting: where it meets the other half.
+        socket: where it meets the other half.
         settings: returns those in force.
         start: starts a task, and sees to what it ends with.
         wake: has all looked at again.
@@ -63,14 +63,14 @@ class ClaimsFront:
     def __init__(
         self,
         node: str,
-        meeting: Place,
+        socket: LinkSocket,
         settings: Callable[[], Settings],
         start: Callable[[Any], asyncio.Task[Any]],
         wake: Callable[[], None],
     ) -> None:
         self._node, self._settings, self._start, self._wake = node, settings, start, wake
         self._file, self._newest = AllocationsFile(), Newest()
-        self._kubeconfig, self._link = Kubeconfig(), Link(meeting, start, wake)
+        self._kubeconfig, self._link = Kubeconfig(), Link(socket, start, wake)
         self._snapshot: Snapshot | None = None  # of which all that is offered is
         self._anew = False  # the settings have changed since it was taken
         self._offered: list[Offered] = []

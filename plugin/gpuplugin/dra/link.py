@@ -39,7 +39,7 @@ ANSWER = 30.0  # seconds for a claim; kubelet waits for 45
 _CLAIM = re.compile(rb'\{"claim": ?([0-9]{1,18}),')  # begins an answer
 
 
-class Place(NamedTuple):
+class LinkSocket(NamedTuple):
     """Where the halves meet.
 
     Attributes:
@@ -57,7 +57,7 @@ class Link:
     """The socket.
 
     Args:
-        place: where the halves meet.
+        options: of the socket, where the halves meet.
         start: starts a coroutine as a task.
         changed: is called when the other half has published something, or is gone.
 
@@ -66,9 +66,9 @@ class Link:
     """
 
     def __init__(
-        self, place: Place, start: Callable[[Any], asyncio.Task[Any]], changed: Callable[[], object]
+        self, options: LinkSocket, start: Callable[[Any], asyncio.Task[Any]], changed: Callable[[], object]
     ) -> None:
-        (self.path, self._user, self._unit), self._start, self._changed = place, start, changed
+        (self.path, self._user, self._unit), self._start, self._changed = options, start, changed
         self.published: Mapping[str, Any] = {}
         self._logged: set[str] = set()
         self._accepting: asyncio.Task[Any] | None = None

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gpuplugin import daemon, dra_cli
 from gpuplugin.dra import node_state, nvidia_flags
 from gpuplugin.dra.claims_front import ClaimsFront
-from gpuplugin.dra.link import Place
+from gpuplugin.dra.link import LinkSocket
 from gpuplugin.dra.node_state import FLAGS
 from gpuplugin.settings import flags
 from gpushim.ground.errors import GpushimError
@@ -120,7 +120,7 @@ def test_check_says_what_of_nvidias_does_nothing(half: Path, monkeypatch: pytest
 
 
 def test_the_other_half_has_a_user(half: Path) -> None:
-    assert run("--cluster-user=12")[2] == Place("/x", 12)
+    assert run("--cluster-user=12")[2] == LinkSocket("/x", 12)
     assert run("--cluster-user=root", "--cluster-unit=a.service")[2] == ("/x", 0, "a.service")
     with pytest.raises(GpushimError, match='"no-such-user", and this host has no such user'):
         run("--cluster-user=no-such-user")

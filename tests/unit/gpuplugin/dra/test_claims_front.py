@@ -9,7 +9,7 @@ import pytest
 
 from gpuplugin.dra import status
 from gpuplugin.dra.claims_front import ClaimsFront
-from gpuplugin.dra.link import Place
+from gpuplugin.dra.link import LinkSocket
 from gpuplugin.health.reason import UNTIL, Reason
 from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.settings import settings, xids
@@ -27,7 +27,7 @@ HOST = snapshot([gpu(0), gpu(1)])
 def made(folder: Path, **values: Any) -> ClaimsFront:
     chosen = settings.resolve({}, {}, {})
     chosen.values.update(values)
-    return ClaimsFront("node-1", Place(str(folder / "s"), 0), lambda: chosen, asyncio.create_task, lambda: None)
+    return ClaimsFront("node-1", LinkSocket(str(folder / "s"), 0), lambda: chosen, asyncio.create_task, lambda: None)
 
 
 def test_nothing_is_offered_before_the_record_has_what_kubelet_has(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuplugin.dra import link
-from gpuplugin.dra.link import Link, Place
+from gpuplugin.dra.link import Link, LinkSocket
 from gpushim.ground.bounds import CLAIM_DEPTH, CLAIM_LINE
 from gpushim.ground.errors import GpushimError
 
@@ -39,7 +39,7 @@ Story = Callable[[Link, Callable[[], Awaitable[Other]]], Awaitable[None]]
 
 def run(folder: Path, story: Story, unit: str = "") -> None:
     async def begin() -> None:
-        one, came = Link(Place(f"{folder}/s", 12345, unit), asyncio.ensure_future, lambda: None), []
+        one, came = Link(LinkSocket(f"{folder}/s", 12345, unit), asyncio.ensure_future, lambda: None), []
 
         async def come() -> Other:
             came.append(Other(*await asyncio.open_unix_connection(one.path, limit=CLAIM_LINE)))
