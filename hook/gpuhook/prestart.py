@@ -36,6 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn
 
+    from gpushim.paths.rootfs import Rootfs
+
 STATE_DEADLINE = 10.0  # seconds
 REST_DEADLINE = 1.0  # seconds
 WAITING = (None, "creating", "created", roots.RESTORED)  # runc's word and crun's while these hooks run
@@ -129,6 +131,8 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
             confine(options.log)
         if not roots.is_restored(state):  # else CRIU has mounted what was mounted, and the rest is in the rootfs
             _make_ready(options, state, spec)
+        elif options.bound:  # a boot may be between
+            _check_bindings(options, _open_root(options, state), spec)
     except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
         from gpushim.ground.fastjson import dumps
         from gpushim.paths.logfile import append, now
@@ -142,26 +146,33 @@ def _limit(options: Options, state: dict[str, Any], spec: dict[str, Any]) -> Non
     if options.memory or options.memory_every or _names_limit(spec, options.empty.rpartition("/")[0] + "/limits/"):
         from gpuhook import cgroup_limits  # most containers have no limit
 
-        process = roots.process_of(state["pid"])
-        # A container that is restored has its own root already, in which the rootfs has no path.
-        root = roots.open_root(process, "/" if roots.is_restored(state) else options.rootfs)
+        root = _open_root(options, state)
         warn = Work(root, options.log).warn
         if spec:
             cgroup_limits.add_limits(options, spec, root, warn)
-        cgroup_limits.limit(options, state, process, warn)
+        cgroup_limits.limit(options, state, root.process, warn)
+
+
+def _open_root(options: Options, state: dict[str, Any]) -> Rootfs:
+    """Open the container's root; one that is restored has it already, and the rootfs has no path in it."""
+    return roots.open_root(roots.process_of(state["pid"]), "/" if roots.is_restored(state) else options.rootfs)
+
+
+def _check_bindings(options: Options, root: Rootfs, spec: dict[str, Any]) -> None:
+    from gpuhook.inject import dev_links  # of a CDI spec
+
+    dev_links.check_bindings(root, spec, options.gpu, options.bound, options.bindings)
 
 
 def _make_ready(options: Options, state: dict[str, Any], spec: dict[str, Any]) -> None:
-    root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
+    root = _open_root(options, state)
     work = Work(root, options.log)
     if roots.is_host_root(root):
         work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
         return
     roots.check(root)
     if options.bound:
-        from gpuhook.inject import dev_links  # of a CDI spec
-
-        dev_links.check_bindings(root, spec, options.gpu, options.bound, options.bindings)
+        _check_bindings(options, root, spec)
     if options.mount:
         from gpuhook.inject import apply  # of a CDI spec
 

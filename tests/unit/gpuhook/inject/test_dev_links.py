@@ -259,3 +259,18 @@ def test_a_binding_counts_whatever_hides_the_node(root: Path, tmp_path: Path) ->
             dev_links.check_bindings(top, spec, gpus, bound, str(tmp_path))
         dev_links.check_bindings(top, {}, gpus, bound, str(tmp_path))
         os.close(top.fd)
+
+
+@pytest.mark.parametrize("status", ["created", "stopped"])
+def test_a_binding_counts_where_a_container_is_restored_too(root: Path, tmp_path: Path, status: str) -> None:
+    """runc says "stopped" then; a boot may be between, after which minor numbers are others'."""
+    (tmp_path / "0000:01:00.0").mkdir()
+    spec = {"root": {"path": root.name}, "linux": {"devices": [{"type": "c", "major": 195, "minor": 3}]}}
+    (tmp_path / "config.json").write_text(json.dumps(spec))
+    with container(dev(root)) as pid:
+        as_root(pid, root)
+        state = json.dumps({"pid": pid, "bundle": str(tmp_path), "status": status}).encode()
+        words = ["--gpu", "3=0000:01:00.0", "--bound", "3=1", "--bindings", str(tmp_path)]
+        done = run("prestart", *words, state=state)
+    assert done.returncode == 12
+    assert b"GPU 0000:01:00.0 is bound to the driver anew" in done.stderr
