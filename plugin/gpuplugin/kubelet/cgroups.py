@@ -3,7 +3,8 @@
 kubelet forgets a pod that is deleted by force, and the API server its claims, while a process of it may hang in the
 kernel for as long as its GPU does. Its cgroup is there, and has a process, until that has ended.
 Source: pkg/kubelet/cm/pod_container_manager_linux.go of Kubernetes (podUID below each QoS class; systemd's names have
-"_" for "-"), cgroups(7). Where no cgroup of kubelet's is seen, no pod counts as running.
+"_" for "-"), cgroups(7). Where no cgroup of kubelet's is seen, no pod counts as running; where the kernel cannot tell
+for now (no descriptor or memory is left), each does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from gpushim.ground import system
+from gpushim.paths import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -48,7 +49,10 @@ def running(uids: Collection[str], tops: Collection[str] = TOPS) -> frozenset[st
         return frozenset()
     if not _is_v2(top):
         top = f"{top}/{PIDS}"
-    return frozenset(uid for path, uid in _find_pod_cgroups(top, _names(uids), DEEPEST) if _is_populated(path))
+    try:
+        return frozenset(uid for path, uid in _find_pod_cgroups(top, _names(uids), DEEPEST) if _is_populated(path))
+    except OSError:
+        return frozenset(uids)
 
 
 def directories(uids: Collection[str], tops: Collection[str] = TOPS) -> tuple[str, dict[str, str]]:
@@ -56,7 +60,10 @@ def directories(uids: Collection[str], tops: Collection[str] = TOPS) -> tuple[st
     top = next(filter(os.path.isdir, tops), "")
     if not _is_v2(top):
         return "", {}
-    return top, {uid: path for path, uid in _find_pod_cgroups(top, _names(uids), DEEPEST)}
+    try:
+        return top, {uid: path for path, uid in _find_pod_cgroups(top, _names(uids), DEEPEST)}
+    except OSError:
+        return "", {}
 
 
 def _is_v2(top: str) -> bool:
@@ -69,7 +76,7 @@ def _names(uids: Collection[str]) -> dict[str, str]:
 
 def _find_pod_cgroups(folder: str, names: dict[str, str], deeper: int) -> Iterator[tuple[str, str]]:
     """Yield the cgroups of pods with their uids; systemd's begin with the names of those above them."""
-    for path in folders(folder):
+    for path in _list_folders(folder):
         name = os.path.basename(path)
         pod_part = name if name in names else name[name.rfind(f"-{_POD}") + 1 :]
         if pod_part in names:
@@ -80,16 +87,41 @@ def _find_pod_cgroups(folder: str, names: dict[str, str], deeper: int) -> Iterat
 
 def _is_populated(path: str) -> bool:
     """Return whether a cgroup, or one below it, has a process; version 1 lists none of another PID namespace."""
-    events = system.text(f"{path}/cgroup.events", _LIMIT)
+    events = _read(f"{path}/cgroup.events")
     if events is not None:  # of cgroup v2
         return "populated 1" in events
-    return (system.text(f"{path}/pids.current", _LIMIT) or "0").strip() != "0"
+    return (_read(f"{path}/pids.current") or "0").strip() != "0"
+
+
+def _read(path: str) -> str | None:
+    """Return the text of a cgroup's file; None if there is none.
+
+    Raises:
+        OSError: the kernel cannot tell for now.
+    """
+    try:
+        with open(path, "rb", opener=rooted.nonblocking) as file:
+            return file.read(_LIMIT).decode("latin-1")
+    except OSError as error:
+        if error.errno in rooted.UNKNOWN:
+            raise
+        return None
 
 
 def folders(path: str) -> list[str]:
-    """List the cgroups below one."""
+    """List the cgroups below one, as far as they can be listed."""
+    try:
+        return _list_folders(path)
+    except OSError:
+        return []
+
+
+def _list_folders(path: str) -> list[str]:
+    """List the cgroups below one; raise OSError as `_read` does."""
     try:
         with os.scandir(path) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:  # it has just gone
-        return []
+    except OSError as error:
+        if error.errno in rooted.UNKNOWN:
+            raise
+        return []  # it has just gone

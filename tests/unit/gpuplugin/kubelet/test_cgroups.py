@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,28 @@ def test_a_pod_whose_cgroup_has_a_process_runs(tmp_path: Path, place: str, versi
 @pytest.mark.parametrize("uids", [[POD], []])
 def test_where_no_cgroup_is_seen_nothing_is_said(tmp_path: Path, uids: list[str]) -> None:
     assert cgroups.running(uids, [str(tmp_path / "missing")]) == cgroups.running(uids, [str(tmp_path)]) == set()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_pod_runs_as_long_as_the_kernel_cannot_tell(tmp_path: Path, version: int) -> None:
+    """No descriptor is left: that shows the end of no process."""
+    top = tmp_path / ("pids" if version == 1 else "")
+    top.mkdir(exist_ok=True)
+    if version == 2:
+        (top / "cgroup.controllers").touch()
+    made(top, SLICE, POD, True, version)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    answers = []
+    for spare in range(8):  # descriptors: for directories, which are listed within one another, and files
+        fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(spare + 1)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(fds), limits[1]))
+        for fd in fds:
+            os.close(fd)
+        try:
+            answers.append(cgroups.running([POD], [str(tmp_path)]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert answers == [{POD}] * 8
 
 
 def test_a_cgroup_of_the_kernels_is_empty_when_its_process_has_ended() -> None:
