@@ -98,7 +98,8 @@ class Claims:
         self._sharing = sharing
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
-        self._pods: dict[str, frozenset[str]] = {}  # names of pods whose uids are recorded, by uid of the claim
+        # Names of pods whose uids are recorded, and time.monotonic() of that, by uid of the claim.
+        self._pods: dict[str, tuple[frozenset[str], float]] = {}
         self._over: dict[str, float] = {}  # uids of what kubelet has undone, and seconds since boot of that
         self._warned: dict[str, str] = {}  # sentences of lost claims, by uid
         self._prepared: set[str] = set()  # uids that were given something while the API server is asked
@@ -288,6 +289,8 @@ class Claims:
     async def _join(self, claims: Mapping[str, record_form.Claim]) -> None:
         """Write down which pods have which claims, where kubelet lists others than before: it prepares one once.
 
+        It lists names, which come again between two looks; one that several pods have is asked for now and then.
+
         Raises:
             GpushimError: there is no answer, or the record cannot be written.
         """
@@ -296,13 +299,15 @@ class Claims:
             if entry.driver == OWN_DRIVER:
                 pods.setdefault((entry.namespace, entry.name), set()).add(entry.pod)
         listed = {uid: frozenset(pods.get((claim["namespace"], claim["name"]), ())) for uid, claim in claims.items()}
-        self._pods = {uid: self._pods[uid] & listed[uid] for uid in self._pods.keys() & listed.keys()}
+        self._pods = {uid: (row[0] & listed[uid], row[1]) for uid, row in self._pods.items() if uid in listed}
         for uid, claim in claims.items():
-            if claim["state"] == LOST or uid in self._over or not listed[uid] - self._pods.get(uid, frozenset()):
+            names, asked_at = self._pods.get(uid, (frozenset(), 0.0))
+            is_known = listed[uid] <= names and (len(names) < 2 or time.monotonic() - asked_at < SUSPECTED)
+            if claim["state"] == LOST or uid in self._over or is_known:
                 continue
             with contextlib.suppress(asyncio.TimeoutError):
                 body = await self._fetch(uid, claim)
-                self._pods[uid] = listed[uid]
+                self._pods[uid] = listed[uid], time.monotonic()
                 if body:
                     running = await cgroups.find_running(frozenset(claim["pods"]))
                     self._write_pods(uid, sorted(running.union(reserved_for(body))))

@@ -52,6 +52,7 @@ class Node:
     Attributes:
         claims: results by uid; None: it is not allocated.
         listed: claims that pods have: name and device.
+        names: of the pods that have them; "" where that does not count.
         asked: uids, in their order.
         configs: of all claims.
         more: members of all results.
@@ -64,6 +65,7 @@ class Node:
         self.plugins.mkdir()
         self.claims: dict[str, tuple[str, ...] | None] = {}
         self.listed: list[tuple[str, str]] = []
+        self.names = [""]
         self.pods: list[str] = []
         self.held: list[dict[str, Any]] = []
         self.asked: list[str] = []
@@ -121,8 +123,9 @@ class Node:
 
     async def _listed(self, _: str) -> Listed | None:
         rows = [
-            Claim("d", name, OWN_DRIVER, NODE, device, (f"k8s.{OWN_DRIVER}/claim=u-{device}",))
+            Claim("d", name, OWN_DRIVER, NODE, device, (f"k8s.{OWN_DRIVER}/claim=u-{device}",), pod)
             for name, device in self.listed
+            for pod in self.names
         ]
         return Listed(self.held, rows, self.pods) if self.answers else None
 
@@ -230,6 +233,27 @@ def test_a_claim_has_its_gpu_while_a_process_of_its_pods_is_left(node: Node, by:
         await node.later(moments.EACH)
         assert not find_lost_claims(node.record)
         assert (await node.prepare("b"))[0]["device_name"] == "gpu-0"
+
+    asyncio.run(story())
+
+
+def test_a_pods_name_that_comes_again_between_two_looks_is_another_pod(node: Node) -> None:
+    """As a StatefulSet makes one anew, while another pod keeps the claim, which is not prepared again."""
+
+    async def story() -> None:
+        node.claims["a"], node.users, node.listed = ("gpu-0",), ["u-web-0", "u-web-1"], [("a", "gpu-0")]
+        node.names = ["web-0", "web-1"]
+        await node.prepare("a")
+        await node.later(60)
+        asked = len(node.asked)
+        node.users = ["u-again", "u-web-1"]
+        await node.later(60)
+        assert len(node.asked) <= asked + 2  # of the API server, who serves all nodes
+        node.running, node.users, node.listed, node.claims = {"u-again"}, [], [], {"b": ("gpu-0",)}
+        await node.unprepare("a")
+        await node.later(120)
+        assert [*find_lost_claims(node.record)] == [uuid(0)]
+        assert "claim d/a has it" in await node.prepare("b")
 
     asyncio.run(story())
 
