@@ -10,8 +10,9 @@ import pytest
 
 from gpuhook.inject import service_sockets
 from gpushim.ground.errors import GpushimError
+from gpushim.paths.mountinfo import OtherMountError
 from gpushim.paths.rootfs import Rootfs
-from unit.gpuhook.sandbox import as_root, container, forked
+from unit.gpuhook.sandbox import as_root, bind, container, forked
 
 PLACE = "/run/service/socket"
 USER = 1000
@@ -107,6 +108,24 @@ def test_what_is_no_socket_of_who_owns_the_directory(case: Case, trouble: str) -
         os.mknod(case.socket, 0o10666 if trouble == "fifo" else 0o100666)
     with container() as pid:
         assert case.lend(pid)
+        assert case.mounts(pid) == []
+
+
+@pytest.mark.parametrize("what", ["socket", "directory"])
+def test_a_mount_of_its_own_is_not_looked_at(case: Case, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """T-LENT: a user can mount FUSE there, whose server need not answer."""
+    place, source = (case.socket, case.secret) if what == "socket" else (case.socket.parent, case.top)
+    monkeypatch.setattr(service_sockets, "_check", lambda *_: pytest.fail("it was asked"))
+    with container() as pid:
+        as_root(pid, case.top)
+
+        def work() -> str:
+            bind(source, place)  # in the directory, nothing of its name is looked for
+            with pytest.raises(OtherMountError):
+                service_sockets.lend(Rootfs(f"/proc/{pid}", str(case.top)), str(case.socket), PLACE)
+            return "refused"
+
+        assert forked(work, namespace=True) == "refused"
         assert case.mounts(pid) == []
 
 

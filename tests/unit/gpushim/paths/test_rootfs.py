@@ -350,6 +350,25 @@ def test_libraries_on_another_mount(top: Path, tmp_path: Path, mode: int, readab
     assert forked(attempt, namespace=True) == readable
 
 
+@pytest.mark.parametrize("mode", [0o711, 0o700])
+def test_a_directory_of_a_volume_that_not_everybody_may_search_leads_nowhere(
+    top: Path, tmp_path: Path, mode: int
+) -> None:
+    """Whether a name is in it is its owner's to know."""
+    (top / "volume").mkdir()
+    (top / "link").symlink_to("/volume/closed/..")
+    (tmp_path / "driver/closed").mkdir(mode=mode, parents=True)
+    (tmp_path / "driver/closed/lib").touch()
+
+    def work() -> None:
+        root = other_mount(top, tmp_path / "driver", "volume")
+        for path in ("/volume/closed/lib", "/volume/closed", "/link", "/volume/closed/../closed"):
+            assert root.exists(path) == (mode == 0o711)
+        os.close(root.fd)
+
+    forked(work, namespace=True)
+
+
 @pytest.mark.parametrize("kind", ["proc", "sysfs", "cgroup2", "mqueue", "devpts"])
 def test_libraries_are_on_no_file_system_of_the_kernels_own(top: Path, kind: str) -> None:
     (top / "volume").mkdir()
