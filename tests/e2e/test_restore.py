@@ -14,6 +14,7 @@ import pytest
 
 from e2e import installed, trees
 from e2e.installed import Machine
+from fakehost import tree
 
 PLACES = [("restore", "runc"), ("restore-sid", "runc"), ("restore-sid", "crun")]
 # The arguments: a tree for containers, the directory of tests.
@@ -197,5 +198,19 @@ def test_podman_restores_a_container_that_it_made_again(podman: Machine, way: st
         after = [podman.run(f"podman exec c {line}").stdout for line in ("nvidia-smi -L", "cat /proc/version")]
         assert podman.host.gpus[1].uuid in before[0]
         assert (after, COVER in after[1]) == (before, True)
+    finally:
+        podman.run("podman rm --force --time=0 c")
+
+
+def test_no_gpu_that_was_bound_anew_is_restored_by_cdi(podman: Machine) -> None:
+    """Podman keeps what the spec said when the container began: its node may be another GPU's now."""
+    words = "--device=nvidia.com/gpu=1 localhost/debian:local sh -c 'while :; do sleep 1000; done'"
+    podman.run(f"podman run --detach --name=c {words} >/dev/null 2>&1")
+    try:
+        podman.run("podman container checkpoint c || { sleep 1; podman container checkpoint c; }")
+        host = podman.host
+        tree.bind(host.root, host.gpus, [gpu.pci for gpu in host.gpus])
+        said = podman.run("podman container restore c", check=False)
+        assert (said.returncode != 0, "is bound to the driver anew" in said.stderr) == (True, True), said
     finally:
         podman.run("podman rm --force --time=0 c")
