@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ def test_nothing_is_found_in_a_short_while(name: str, tmp_path: Path) -> None:
     )
     found = [path.read_bytes() for path in tmp_path.iterdir()]
     assert (done.returncode, found) == (0, []), done.stderr[-4000:]
-    assert f"number_of_executed_units: {RUNS.get(name, USUAL)}" in done.stdout + done.stderr
+    units = re.search(r"number_of_executed_units: (\d+)", done.stdout + done.stderr)
+    assert units and int(units[1]) >= RUNS.get(name, USUAL)  # libFuzzer ends a series of changes that it has begun
 
 
 @pytest.mark.parametrize(("name", "file"), SAVED)
