@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import google.protobuf
 import pytest
-import yaml
 
-from e2e import cri, kube, programs, trees, upstream
+from e2e import cri, trees, upstream
 from machine import policies
 
 SOURCES = Path(__file__).with_name("sources")
@@ -44,8 +42,6 @@ def prepare(root: Path, cache: Path) -> None:
         cache: directory that keeps what is built between runs.
     """
     shutil.copytree(FILES, root, symlinks=True, dirs_exist_ok=True)
-    cri.network(root / "etc/cni/bin", root / "etc/cni/net.d")
-    trees.image(root / "srv/rootfs", "box:local", ["/usr/bin/sleep", "1000000"]).rename(root / "srv/box.tar")
     # The trial's client of the CRI, with what of it no package of the machine's has.
     (root / "srv/e2e").mkdir()
     shutil.copy(cri.__file__, root / "srv/e2e")
@@ -53,8 +49,6 @@ def prepare(root: Path, cache: Path) -> None:
         Path(google.protobuf.__file__).parents[1], root / "srv/google", ignore=shutil.ignore_patterns("__pycache__")
     )
     _crio(root)
-    _kubelet(root)
-    subprocess.run([str(trees.TOP / "packaging/install"), str(root), "device-plugin"], check=True)
     _plugin(root)
     (version,) = os.listdir(root / "usr/lib/modules")
     shutil.copy(_module(version, cache), root / "usr/lib/modules" / version / "nvproc.ko")
@@ -98,27 +92,6 @@ def _crio(root: Path) -> None:
         return
     for name in ("crio", "pinns"):
         shutil.copy2(layer / "usr/bin" / name, root / "usr/bin")
-
-
-def _kubelet(root: Path) -> None:
-    """Put kubelet there, if it is to be had, with its settings and the chart's pod of the plugin."""
-    try:
-        program = programs.path("kubelet")
-    except pytest.skip.Exception as missing:
-        print(f"without kubelet: {missing}", flush=True)
-        return
-    shutil.copy2(program, root / "usr/bin/kubelet")
-    settings = {
-        **kube.SETTINGS,
-        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-        "staticPodPath": "/etc/kubernetes/manifests",
-        "readOnlyPort": 10255,
-    }
-    (root / "etc/kubernetes").mkdir()
-    (root / "etc/kubernetes/kubelet.json").write_text(json.dumps(settings))
-    for chart in yaml.safe_load_all((trees.TOP / "packaging/kubernetes/gpushim.yaml").read_text()):
-        if chart["kind"] == "DaemonSet" and chart["metadata"]["name"] == "gpushim-device-plugin":
-            (root / "srv/plugin.json").write_text(json.dumps(chart["spec"]["template"]["spec"]))
 
 
 def _module(version: str, cache: Path) -> Path:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from e2e import programs, trees
-from machine import aarch64, confinement
+from machine import aarch64, confinement, node
 from machine.machines import CONFINED, Machine
 from machine.processors import Processor
 
@@ -162,6 +162,8 @@ def disk(machine: Machine, parts: list[str]) -> Iterator[Path]:
             if machine.trial == "arm64":
                 at_its_place(root, processor, str(HERE / "fixtures.py"), processor.libraries)
                 aarch64.prepare(root)
+            if machine.is_node:
+                node.prepare(root)
             if machine.packages == CONFINED:
                 confinement.prepare(root, CACHE)
             for name in ("etc", "var"):  # or the first boot makes caches of its own

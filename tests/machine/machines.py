@@ -15,17 +15,18 @@ BASE = (
     *("dash", "grep", "libpython3-stdlib", "python3-minimal"),  # all that the shim and the hook need
     *("base-files", "base-passwd", "coreutils", "libc-bin", "mount", "procps", "sed", "tar", "util-linux"),
 )
+PLUGIN = ("python3-grpcio", "python3-prometheus-client")  # that the device plugin and the trial need
 CONFINED = (
     *BASE,
     *("podman", "crun", "conmon", "netavark", "catatonit", "uidmap", "golang-github-containers-common"),
     *("policycoreutils", "selinux-utils", "apparmor", "findutils", "passwd", "libsqlite3-0"),
-    *("python3-grpcio", "python3-prometheus-client"),  # of the device plugin and the trial
+    *PLUGIN,
 )
-PODMAN = (*BASE, "podman", "crun", "conmon", "netavark", "catatonit", "golang-github-containers-common")
+ENGINES = (*BASE, "podman", "crun", "conmon", "netavark", "catatonit", "golang-github-containers-common", *PLUGIN)
 ARM64_PACKAGES = (
     *BASE,
     *("dpkg", "init-system-helpers", "perl-base", "mawk", "diffutils", "findutils"),  # for packages' scripts
-    *("python3", "python3-yaml", "python3-grpcio", "python3-prometheus-client"),  # that ours depend on
+    *("python3", "python3-yaml", *PLUGIN),  # that ours depend on
 )
 # Without a limit of the kernel's log, that has all denials; `audit=1`, or there is none before the first audit rule.
 AUDIT = "audit=1 audit_backlog_limit=8192 log_buf_len=8M sysctl.kernel.printk_ratelimit=0"
@@ -56,6 +57,11 @@ class Machine:
     own_kernel: Callable[[], Path] | None = None
     driver: str = "535.183.01"
 
+    @property
+    def is_node(self) -> bool:
+        """Whether it has a kubelet, and the device plugin's package."""
+        return {*PLUGIN} <= {*self.packages} and self.processor is AMD64
+
 
 def _selinux(shows: str, trial: str, policy: Callable[[], Path]) -> Machine:
     kernel = f"{LSM.format(name='selinux')} enforcing=1 {AUDIT}"
@@ -77,7 +83,7 @@ MACHINES = {
         "limits of GPU memory, kept by the kernel's controller dmem",
         "memory",
         "gpu_memory.gpus=0000:07:00.0,0000:0f:00.0",
-        PODMAN,
+        ENGINES,
         own_kernel=kernels.with_dmem,
         driver="615.71",
     ),

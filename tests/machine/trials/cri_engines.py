@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from e2e import cri
+from machine.trials.kubelet import IMAGE
 from machine.trials.looks import LOOK, SELINUX, boolean, closed, looked
 from machine.trials.rows import case, note, run
 
-IMAGE = "docker.io/library/box:local"
 REQUEST, DEVICE = {"NVIDIA_VISIBLE_DEVICES": "0"}, ("nvidia.com/gpu=0",)
 WAIT = [
     "/usr/bin/sh",

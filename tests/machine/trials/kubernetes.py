@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from machine.trials.cri_engines import IMAGE
+from machine.trials import kubelet
 from machine.trials.looks import GIVEN, LOOK, OTHER, SELINUX, looked
 from machine.trials.rows import case, note, run, sh, until
 
-KUBELET = Path("/var/lib/kubelet")
-CHECKPOINT = KUBELET / "device-plugins/kubelet_internal_checkpoint"
-MANIFESTS = Path("/etc/kubernetes/manifests")
 GPU = "nvidia.com/gpu"
 IDLE = "sleep 12345678"
 PLUGIN = "gpushim-device-plugin.service"
@@ -25,71 +21,38 @@ PROC = "/srv/gpus/proc"  # the simulated host's kernel
 SERVER = {"name": "KUBERNETES_SERVICE_HOST", "value": "10.250.0.1"}  # which kubelet adds where there is an API server
 
 
-def offered() -> list[str]:
-    """Return the GPUs that kubelet has from a plugin."""
-    try:
-        found = json.loads(CHECKPOINT.read_text())["Data"]["RegisteredDevices"] or {}
-    except (OSError, ValueError, KeyError):
-        return []
-    return list(found.get(GPU, ()))
-
-
-def log(pod: str) -> str:
-    """Return what a pod's containers have said."""
-    return sh(f"cat /var/log/pods/*_{pod}-*/*/*.log 2>&1 | cut -d' ' -f4- | tail -n 40")
-
-
-def pod(name: str, spec: dict[str, Any]) -> None:
-    """Ask kubelet for a pod."""
-    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
-    MANIFESTS.mkdir(parents=True, exist_ok=True)
-    fresh = MANIFESTS / f".{name}"
-    fresh.write_text(json.dumps(manifest))
-    fresh.rename(MANIFESTS / f"{name}.json")
-
-
-def removed(name: str, command: str) -> None:
-    """Remove a pod, and wait until its process is gone."""
-    (MANIFESTS / f"{name}.json").unlink()
-    case(f"{name} ends", until(lambda: command not in run("ps", "-eo", "args")))
-
-
 def consumer(name: str, giver: str) -> None:
     """Run a pod with a GPU, and look."""
     script = f"({LOOK}) 2>&1; echo the end; exec {IDLE}"
-    box = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/usr/bin/sh", "-c", script]}
-    pod(name, {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
-    if not until(lambda: "the end" in log(name)):
-        note(f"{name} has not run", log("plugin") + run("journalctl", "--unit=kubelet", "--lines=60"))
-    said = log(name)
+    box = {
+        "name": "main",
+        "image": kubelet.IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["/usr/bin/sh", "-c", script],
+    }
+    kubelet.make_pod(name, {"containers": [box | {"resources": {"limits": {GPU: "1"}}}]})
+    if not until(lambda: "the end" in kubelet.read_log(name)):
+        note(f"{name} has not run", kubelet.read_log("plugin") + run("journalctl", "--unit=kubelet", "--lines=60"))
+    said = kubelet.read_log(name)
     given, other = (GIVEN, OTHER) if GIVEN[1] in said else (OTHER, GIVEN)  # kubelet chooses
     looked(f"a pod with a GPU of {giver}", said, given=given, other=other)
-    removed(name, IDLE)
+    kubelet.remove_pod(name, IDLE)
 
 
 def started() -> None:
     """Start kubelet, and wait until it takes plugins."""
-    said = "".join(run("ctr", "--namespace=k8s.io", "images", "import", f"/srv/{name}.tar") for name in IMAGES)
-    said += run("gpushim", "configure", "containerd", "--set-as-default", "--restart")
-    said += sh("mkdir -p /var/lib/kubelet /etc/kubernetes/manifests; restorecon -R /var/lib/kubelet")
-    run("systemctl", "start", "kubelet.service")
-    up = until(lambda: (KUBELET / "device-plugins/kubelet.sock").exists(), 200)
+    up, said = kubelet.start(IMAGES)
     label = sh("ps -eo label,args | grep '[k]ubelet --config'; ls -dZ /var/lib/kubelet/device-plugins/*")
-    case("kubelet: in its domain", up and (":kubelet_t:" in label or not SELINUX), said + label + kubelets())
+    case("kubelet: in its domain", up and (":kubelet_t:" in label or not SELINUX), said + label + kubelet.journal())
     note("kubelet", label)
-
-
-def kubelets() -> str:
-    """The end of what kubelet has said."""
-    return run("journalctl", "--unit=kubelet", "--output=cat", "--no-pager", "--lines=20")
 
 
 def on_the_host() -> None:
     """The plugin's unit, as packages have it."""
     run("systemctl", "start", PLUGIN)
-    until(lambda: len(offered()) > 0, 120)
+    until(lambda: len(kubelet.list_devices(GPU)) > 0, 120)
     said = run("journalctl", "--output=cat", f"--unit={PLUGIN}", "--no-pager", "--lines=30")
-    case("the plugin's unit: kubelet has the GPUs", len(offered()) > 0, said + kubelets())
+    case("the plugin's unit: kubelet has the GPUs", len(kubelet.list_devices(GPU)) > 0, said + kubelet.journal())
     note("its domain", sh("ps -eo label,args | grep '[g]pushim-device-plugin'"))
     consumer("consumer-unit", "the unit")
     run("systemctl", "stop", PLUGIN)
@@ -116,19 +79,19 @@ def in_a_pod() -> None:
     """The plugin as the chart has it, beside a refresh that the node keeps up."""
     run("systemd-run", "--unit=keep", "/usr/bin/gpushim", "refresh", "--keep")
     run("systemctl", "stop", "kubelet.service")
-    CHECKPOINT.unlink(missing_ok=True)
-    pod("plugin", chart())
+    kubelet.CHECKPOINT.unlink(missing_ok=True)
+    kubelet.make_pod("plugin", chart())
     run("systemctl", "start", "kubelet.service")
-    serves = until(lambda: len(offered()) > 0)
-    case("the chart's pod: kubelet has the GPUs", serves, log("plugin") + kubelets())
+    serves = until(lambda: len(kubelet.list_devices(GPU)) > 0)
+    case("the chart's pod: kubelet has the GPUs", serves, kubelet.read_log("plugin") + kubelet.journal())
     consumer("consumer-pod", "the chart's pod")
-    removed("plugin", "gpushim-device-plugin")
+    kubelet.remove_pod("plugin", "gpushim-device-plugin")
     run("systemctl", "stop", "keep")
 
 
 def kubernetes() -> None:
     """All of it, where there is a kubelet."""
-    if not os.path.exists("/usr/bin/kubelet"):
+    if not kubelet.PROGRAM.exists():
         note("kubernetes", "skipped: tools/setup.sh test builds a kubelet")
         return
     started()

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
-from machine.trials.rows import case, end, run, sh
+from machine.trials import kubelet
+from machine.trials.rows import case, end, note, run, sh, until
 
 MIB = 1 << 20
 LIMIT = "--env=GPUSHIM_MEMORY_LIMIT=512Mi"
@@ -31,6 +33,17 @@ DOCKER = {
     "the hook alone": ("--gpus=device=0",),
     "CDI": ("--device=nvidia.com/gpu=0",),
 }
+# A privileged container, which has the node, is in no cgroup namespace.
+POD = f"IFS=: read a b own </proc/self/cgroup; {LOOK}; exec sleep 1000000".replace(
+    "/sys/fs/cgroup/", "/sys/fs/cgroup$own/"
+)
+SHARE, PLUGIN = "nvidia.com/gpu.half", "gpushim-device-plugin.service"
+SHARES = """version: v1
+sharing:
+  timeSlicing:
+    resources:
+    - {name: gpu, devices: [0], rename: gpu.half, replicas: 2, memory: 384Mi}
+"""
 BUNDLE = Path("/srv/bundle")
 JOE = Path("/home/joe")  # a user of no privilege, uid 1000
 USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups")
@@ -145,11 +158,42 @@ def beside_others() -> None:
     run("docker", "rm", "--force", "one", "two")
 
 
+def _has_answered(pod: str) -> bool:
+    return "refused" in kubelet.read_log(pod)
+
+
+def by_kubelet() -> None:
+    """Two pods, each with a share of GPU 0 that has a limit; a static one needs no API server."""
+    if not kubelet.PROGRAM.exists():
+        note("kubelet", "skipped: tools/setup.sh test builds a kubelet")
+        return
+    Path("/etc/gpushim/device-plugin.yaml").write_text(SHARES)
+    with Path("/etc/gpushim/config.toml").open("a") as config:
+        config.write('\n[device-plugin]\nconfig-file = "/etc/gpushim/device-plugin.yaml"\n')
+    up, said = kubelet.start(("box",))
+    said += run("systemctl", "start", PLUGIN)
+    up = up and until(lambda: len(kubelet.list_devices(SHARE)) == 2, 120)
+    case("kubelet has two shares of GPU 0", up, said + kubelet.journal() + run("journalctl", f"--unit={PLUGIN}"))
+    for name in ("one", "two"):
+        privileged = {"securityContext": {"privileged": True}}  # it has the node of the memory's stand-in
+        spec = {"containers": [kubelet.container(POD, SHARE) | privileged], "hostNetwork": True}
+        # While the emulated NVML starts, nothing is given out, and a pod that is refused is refused for good.
+        for number in range(5):
+            kubelet.make_pod(f"{name}{number}", spec)
+            if until(partial(_has_answered, f"{name}{number}"), 90):
+                break
+            (kubelet.MANIFESTS / f"{name}{number}.json").unlink()
+        said = kubelet.read_log(f"{name}{number}")
+        evidence = sh(f"journalctl --unit=kubelet --output=cat --no-pager | grep {name}[0-9]-node | tail -n 20")
+        case(f"kubelet: the limit of the pod {name}'s share stands", kept(said, 384 * MIB), said + evidence)
+    run("systemctl", "stop", PLUGIN, "kubelet.service")
+
+
 def main() -> None:
     """Try all of it."""
     said = run("gpushim", "refresh")
     case("the GPUs are listed", Path("/run/gpushim/inventory.json").exists(), said)
-    for part in (by_docker, beside_others, bare, rootless, by_podman):
+    for part in (by_docker, beside_others, bare, rootless, by_podman, by_kubelet):
         part()
     end()
 
