@@ -243,48 +243,6 @@ EXPORT result nvmlDeviceGetAddressingMode(device handle, addressing *out)
     return OK;
 }
 
-/* A GPU instance's handle is that of one of its MIG devices. */
-EXPORT result nvmlDeviceGetGpuInstanceById(device handle, unsigned id, device *out)
-{
-    NEED_GPU(gpu, handle, out)
-    for (int i = 0; i < gpu->mig_count; i++) {
-        if (gpu->migs[i].gi == id) {
-            *out = &gpu->migs[i];
-            return OK;
-        }
-    }
-    return NOT_FOUND;
-}
-
-/* Of nvmlGpuInstanceInfo_t. */
-typedef struct {
-    device device;
-    unsigned id, profile, start, size;
-} instance_info;
-
-static unsigned memory_slices(const struct mig *mig)
-{
-    unsigned compute, slices, gib;
-    read_profile(mig, &compute, &slices, &gib);
-    return mig->parent->memory_mib ? (gib * 8192ull + mig->parent->memory_mib - 1) / mig->parent->memory_mib : 0;
-}
-
-/* Instances lie behind each other. */
-EXPORT result nvmlGpuInstanceGetInfo(device handle, instance_info *info)
-{
-    NEED_EITHER(gpu, mig, handle, info)
-    if (mig == NULL)
-        return INVALID_ARGUMENT;
-    memset(info, 0, sizeof *info);
-    info->device = gpu;
-    info->id = mig->gi;
-    info->size = memory_slices(mig);
-    for (int i = 0; i < gpu->mig_count && gpu->migs[i].gi != mig->gi; i++)
-        if (i == 0 || gpu->migs[i].gi != gpu->migs[i - 1].gi)
-            info->start += memory_slices(&gpu->migs[i]);
-    return OK;
-}
-
 EXPORT result nvmlDeviceGetAttributes(device handle, attributes *out)
 {
     return nvmlDeviceGetAttributes_v2(handle, out);
