@@ -35,6 +35,10 @@ ROOT_BUSES = 0xC0  # the bits of a bus that its root has
 FIRST_INSTANCE = {7: 0, 4: 1, 3: 1, 2: 3, 1: 7}
 # What differs from the default model, an A100.
 H100: dict[str, Any] = {"model": "NVIDIA H100 80GB HBM3", "arch": "9.0", "memory": 81559, "device_id": 0x2330}
+A100_80: dict[str, Any] = {"model": "NVIDIA A100-SXM4-80GB", "memory": 81920, "device_id": 0x20B2}
+A30: dict[str, Any] = {"model": "NVIDIA A30", "memory": 24576, "device_id": 0x20B7}
+H200: dict[str, Any] = {"model": "NVIDIA H200", "arch": "9.0", "memory": 143771, "device_id": 0x2335}
+B200: dict[str, Any] = {"model": "NVIDIA B200", "arch": "10.0", "memory": 183359, "device_id": 0x2901}
 RTX_PRO_6000: dict[str, Any] = {
     "model": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
     "brand": "nvidiartx",
