@@ -66,7 +66,7 @@ MigRequest = Union[str, tuple[int, int, str], tuple[int, int, str, str]]
 
 @dataclass
 class Mig:
-    """One MIG device: GPU instance, compute instance, profile name, `MIG-…` UUID; `slices` as NVML made it, or ""."""
+    """One MIG device: GPU instance, compute instance, profile name, `MIG-…` UUID; its slices if NVML has made it."""
 
     gi: int
     ci: int
@@ -237,7 +237,7 @@ def divisions(text: str) -> dict[str, Division]:
     for number, uuid_, current, pending in re.findall(r"^gpu = (\d+) .*?uuid=(\S+) .*?mig=(\d)/(\d)", text, re.M):
         instances = re.findall(rf"^instance = {number} gi=(\d+) profile=(\d+) placement=(\S+)", text, re.M)
         devices = re.findall(
-            rf"^mig = {number} gi=(\d+) ci=(\d+) .*?profile=(\S+) uuid=(\S+)(?: slices=(\S+))?", text, re.M
+            rf"^mig = {number} gi=(\d+) ci=(\d+) .*?profile=(\S+) uuid=(\S+)(?: slices=(.+))?", text, re.M
         )
         found[uuid_] = (
             (int(current), int(pending)),

@@ -119,6 +119,11 @@ unsigned used_slices(const struct gpu *gpu)
     return used;
 }
 
+unsigned count_multiprocessors(const struct gpu *gpu, const struct profile *profile, unsigned slices)
+{
+    return slices == profile->slices ? profile->multiprocessors : find_model(gpu)->profiles[0].multiprocessors * slices;
+}
+
 int fits(const struct gpu *gpu, const struct profile *profile)
 {
     const struct model *model = find_model(gpu);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "nvml.h"
+#include "nvml_mig.h"
 
 EXPORT result nvmlDeviceGetName(device handle, char *name, unsigned size)
 {
@@ -114,7 +114,7 @@ static unsigned long long total_memory(const struct gpu *gpu, const struct mig *
     if (mig == NULL)
         return gpu->memory_mib << 20;
     read_profile(mig, &compute, &slices, &gib);
-    return (unsigned long long)gib << 30;
+    return mig->memory_mib ? (unsigned long long)mig->memory_mib << 20 : (unsigned long long)gib << 30;
 }
 
 EXPORT result nvmlDeviceGetMemoryInfo(device handle, memory_v1 *memory)
@@ -160,7 +160,8 @@ EXPORT result nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count)
 {
     NEED_GPU(gpu, handle, count)
     renew_migs(gpu);
-    *count = gpu->mig_current == 1 ? MAX_MIG : 0;
+    const struct model *model = find_model(gpu);
+    *count = gpu->mig_current == 1 ? model ? model->profiles[0].count : MAX_MIG : 0;
     return OK;
 }
 
@@ -221,6 +222,12 @@ EXPORT result nvmlDeviceGetAttributes_v2(device handle, attributes *out)
         return NOT_SUPPORTED;
     read_profile(mig, &compute, &slices, &gib);
     memset(out, 0, sizeof *out);
+    if (mig->memory_mib) {
+        const struct profile *profile = named_profile(gpu, mig->profile);
+        *out = (attributes){count_multiprocessors(gpu, profile, compute), profile->copies, profile->decoders, 0,
+                            profile->jpegs, profile->ofas, slices, compute, mig->memory_mib};
+        return OK;
+    }
     out->multiprocessors = 14 * compute; /* an A100's SMs per slice */
     out->copy_engines = out->gpu_slices = slices;
     out->compute_slices = compute;

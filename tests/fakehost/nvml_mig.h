@@ -31,6 +31,7 @@ unsigned used_slices(const struct gpu *gpu); /* memory slices, as bits */
 unsigned used_computes(const struct gpu *gpu, unsigned gi);
 unsigned compute_slices(const struct gpu *gpu, const struct instance *instance);
 int fits(const struct gpu *gpu, const struct profile *profile); /* whether its count and engines are still free */
+unsigned count_multiprocessors(const struct gpu *gpu, const struct profile *profile, unsigned slices);
 int gi_cap(const struct gpu *gpu, unsigned gi);
 int ci_cap(const struct gpu *gpu, unsigned gi, unsigned ci);
 

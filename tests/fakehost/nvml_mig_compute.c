@@ -69,10 +69,8 @@ EXPORT result nvmlGpuInstanceGetComputeInstanceProfileInfoV(device handle, unsig
     const struct profile *whole = profile_of(gpu, gi);
     for (unsigned start = 0; start < whole->slices; start++)
         count += begins(start, size, whole->slices);
-    unsigned part = size == whole->slices ? whole->multiprocessors
-                                          : find_model(gpu)->profiles[0].multiprocessors * size;
-    *info = (profile_v2){VERSION_2, kind, size, count, part, whole->copies, whole->decoders, 0, whole->jpegs,
-                         whole->ofas, ""};
+    *info = (profile_v2){VERSION_2, kind, size, count, count_multiprocessors(gpu, whole, size), whole->copies,
+                         whole->decoders, 0, whole->jpegs, whole->ofas, ""};
     name_profile(whole, size, name, sizeof name);
     snprintf(info->name, sizeof info->name, "MIG %s", name);
     return OK;
@@ -158,8 +156,9 @@ static result make(device handle, unsigned id, const placement *wanted, device *
     while (find_compute(changing, gi, ci))
         ci++;
     struct mig *made = &changing->migs[changing->mig_count++];
-    *made = (struct mig){changing, gi, ci, gi_cap(gpu, gi), ci_cap(gpu, gi, ci), "", "", start, size};
-    name_profile(profile_of(gpu, gi), size, made->profile, sizeof made->profile);
+    const struct profile *whole = profile_of(gpu, gi);
+    *made = (struct mig){changing, gi, ci, gi_cap(gpu, gi), ci_cap(gpu, gi, ci), "", "", start, size, whole->memory_mib};
+    name_profile(whole, size, made->profile, sizeof made->profile);
     name_device(made);
     *out = instance_handle(gpu, gi, ci);
     return end_change(changing, 1);

@@ -49,8 +49,9 @@ static int parse_mig(struct host *host, const char *line)
 {
     struct mig mig = {.size = 0};
     int number;
-    if (sscanf(line, "mig = %d gi=%u ci=%u caps=%d,%d profile=%31s uuid=%79s slices=%u:%u", &number, &mig.gi, &mig.ci,
-               &mig.gi_cap, &mig.ci_cap, mig.profile, mig.uuid, &mig.start, &mig.size) < 7)
+    if (sscanf(line, "mig = %d gi=%u ci=%u caps=%d,%d profile=%31s uuid=%79s slices=%u:%u memory=%u", &number,
+               &mig.gi, &mig.ci, &mig.gi_cap, &mig.ci_cap, mig.profile, mig.uuid, &mig.start, &mig.size,
+               &mig.memory_mib) < 7)
         return 0;
     mig.parent = find_gpu(host, number);
     if (mig.parent == NULL || mig.parent->mig_count == MAX_MIG)

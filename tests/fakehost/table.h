@@ -22,6 +22,7 @@ struct mig {
     int gi_cap, ci_cap; /* minors of their nodes in /dev/nvidia-caps */
     char profile[32], uuid[80];
     unsigned start, size; /* compute slices of its GPU instance; size 0: not said */
+    unsigned memory_mib;  /* of one that NVML has made; 0: as large as its name says */
 };
 
 /* A GPU instance. Where the table has MIG devices only, theirs are worked out: see find_instances. */

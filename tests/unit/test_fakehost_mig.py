@@ -343,8 +343,8 @@ def test_a_kill_at_any_moment_leaves_what_the_next_change_brings_in_order(host: 
         with opened(host) as other:
             other.send(f"[[{fill}] and [{empty}] for _ in range(1000)]")
             time.sleep(0.004 * turn)
-        ask("remove(0, make(0, 15))")
-        instances, devices = ask("made(0, 19)"), ask("migs(0)")
+        ask("make(0, 15)")  # or there is no room for it
+        instances, devices = ask("made(0, 19) + made(0, 15)"), ask("migs(0)")
         host.adopt()
         assert [gi for gi, *_ in instances] == [made.gi for made in host.gpus[0].instances]
         assert len(capabilities(host)) == len(instances) + len(devices)
@@ -390,3 +390,15 @@ def test_a_function_can_be_made_to_fail(host: Host, ask: Session) -> None:
     assert ask(f"compute(0, {gi}, 2)") == {"error": 999}
     host.lack()
     assert ask(f"compute(0, {gi}, 2)") == 0
+
+
+def test_a_device_is_as_large_as_its_profile_says(host: Host, ask: Session) -> None:
+    rows = {name[4:]: (multiprocessors, mib) for _, name, _, _, multiprocessors, mib in ask("profiles(1)")}
+    gi = ask("make(1, 15)")
+    ask(f"compute(1, {gi}, 0)")
+    handle = "n.nvmlDeviceGetMigDeviceHandleByIndex(gpus[1], 0)"
+    words = f"(lambda a: [a.multiprocessorCount, a.memorySizeMB])(n.nvmlDeviceGetAttributes({handle}))"
+    assert ask(words) == list(rows["1g.20gb"])
+    host.update()
+    assert ask(words) == list(rows["1g.20gb"])
+    assert ask(f"n.nvmlDeviceGetMemoryInfo({handle}).total") == rows["1g.20gb"][1] << 20
