@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import time
@@ -109,6 +110,33 @@ def test_each_profile_fills_a_gpu_to_its_count(tmp_path: Path, name: str) -> Non
                 assert ask(f"remove(0, {gi})") == 0
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_place_is_given_once_however_a_gpu_is_divided(tmp_path: Path, name: str) -> None:
+    chance, media = random.Random(name), (20, 21, 6)
+    taken: dict[int, tuple[int, int, int]] = {}
+    with opened(build(str(tmp_path / "h"), [MODELS[name][0]])) as ask:
+        ask("mode(0, 1)")
+        ids = [row[0] for row in ask("profiles(0)")]
+        places = [(id_, start, size) for id_ in ids for start, size in ask(f"placements(0, {id_})")]
+        for _ in range(120):
+            if taken and chance.random() < 0.4:
+                gi = chance.choice(list(taken))
+                assert ask(f"remove(0, {gi})") == 0
+                del taken[gi]
+                continue
+            id_, start, size = chance.choice(places)
+            slices = {slice_ for _, first, count in taken.values() for slice_ in range(first, first + count)}
+            fits = slices.isdisjoint(range(start, start + size))
+            fits &= not (id_ in media and any(other in media for other, *_ in taken.values()))
+            answer = ask(f"make(0, {id_}, {start}, {size})")
+            assert (answer != {"error": INSUFFICIENT}) == fits
+            if fits:
+                assert answer not in taken
+                taken[answer] = (id_, start, size)
+            listed = [[gi, *place] for id_ in ids for gi, *place in ask(f"made(0, {id_})")]
+            assert sorted(listed) == sorted([gi, first, count] for gi, (_, first, count) in taken.items())
+
+
 def test_the_driver_places_what_leaves_most(ask: Session) -> None:
     """As the guide shows it: small ones at the end first, and ids by the place."""
     assert [ask("make(0, 19)") for _ in range(7)] == [13, 11, 12, 7, 8, 9, 10]
@@ -186,6 +214,13 @@ def test_only_root_of_the_host_changes_anything(host: Host, container: bool, uid
         ]
         assert [ask(word) for word in words] == [{"error": NO_PERMISSION}] * len(words)
         assert len(ask("migs(0)")) == 1
+
+
+def test_changes_need_the_capability_to_configure(host: Host, ask: Session) -> None:
+    host.remove_node("nvidia-caps/nvidia-cap1")
+    assert [ask("mode(0, 0)"), ask("make(0, 19)")] == [{"error": NO_PERMISSION}] * 2
+    host.update()
+    assert ask("make(0, 19)") == 13
 
 
 def test_destroying_goes_from_within(ask: Session) -> None:
@@ -339,10 +374,10 @@ def test_a_kill_at_any_moment_leaves_what_the_next_change_brings_in_order(host: 
         "compute(0, make(0, 19), 0) for _ in range(7)",
         "[remove(0, gi, 0), remove(0, gi)] for gi in range(7, 14)",
     )
-    for turn in range(12):
+    for turn in range(8):
         with opened(host) as other:
             other.send(f"[[{fill}] and [{empty}] for _ in range(1000)]")
-            time.sleep(0.004 * turn)
+            time.sleep(0.007 * turn)
         ask("make(0, 15)")  # or there is no room for it
         instances, devices = ask("made(0, 19) + made(0, 15)"), ask("migs(0)")
         host.adopt()
