@@ -7,7 +7,23 @@ files or loads its libraries. Out of scope: computing anything.
 from __future__ import annotations
 
 from fakehost import layouts, smallelf
-from fakehost.gpus import GH200, H100, RTX_PRO_6000, Gpu, Mig, ci_cap, gi_cap
+from fakehost.gpus import A30, A100_80, B200, GH200, H100, H200, RTX_PRO_6000, Gpu, Mig, ci_cap, gi_cap
 from fakehost.host import Host, build
 
-__all__ = ["GH200", "H100", "RTX_PRO_6000", "Gpu", "Host", "Mig", "build", "ci_cap", "gi_cap", "layouts", "smallelf"]
+__all__ = [
+    "A30",
+    "A100_80",
+    "B200",
+    "GH200",
+    "H100",
+    "H200",
+    "RTX_PRO_6000",
+    "Gpu",
+    "Host",
+    "Mig",
+    "build",
+    "ci_cap",
+    "gi_cap",
+    "layouts",
+    "smallelf",
+]

@@ -22,15 +22,22 @@ MARK = "# simulated GPU host\n"  # the first line of every table, in files and i
 TABLE_SIZE = 65536  # TEXT_SIZE in table.c
 
 NVML = (
+    "mig_models.c",
+    "mig_nodes.c",
     "nvml.c",
     "nvml_device.c",
     "nvml_events.c",
     "nvml_figures.c",
     "nvml_links.c",
     "nvml_live.c",
+    "nvml_mig.c",
+    "nvml_mig_change.c",
+    "nvml_mig_compute.c",
+    "nvml_mig_gpu.c",
     "nvml_mps.c",
     "nvml_smi.c",
     "table.c",
+    "table_store.c",
 )
 CUDA = ("cuda.c", "table.c")
 
@@ -109,7 +116,7 @@ def compiled(cache: str, sources: tuple[str, ...], *flags: str) -> str:
     """
     command = [os.environ.get("CC", "gcc"), "-O1", "-Wall", "-fvisibility=hidden", *flags]
     digest = hashlib.sha256("\0".join([*command, *sources]).encode())
-    for name in (*sources, "table.h", "nvml.h"):
+    for name in (*sources, "table.h", "nvml.h", "nvml_mig.h"):
         with open(os.path.join(SOURCES, name), "rb") as file:
             digest.update(file.read())
     path = os.path.join(cache, digest.hexdigest()[:32])

@@ -1,10 +1,11 @@
 """The simulated host's GPUs and MIG devices as plain data, and the text that nvml.c and cuda.c read.
 
-Out of scope: anything on disk (see tree.py) and models' real limits; a profile's name is believed.
+Out of scope: anything on disk (see tree.py) and models' real limits (see mig_models.c); a profile's name is believed.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ ROOT_BUSES = 0xC0  # the bits of a bus that its root has
 FIRST_INSTANCE = {7: 0, 4: 1, 3: 1, 2: 3, 1: 7}
 # What differs from the default model, an A100.
 H100: dict[str, Any] = {"model": "NVIDIA H100 80GB HBM3", "arch": "9.0", "memory": 81559, "device_id": 0x2330}
+A100_80: dict[str, Any] = {"model": "NVIDIA A100-SXM4-80GB", "memory": 81920, "device_id": 0x20B2}
+A30: dict[str, Any] = {"model": "NVIDIA A30", "memory": 24576, "device_id": 0x20B7}
+H200: dict[str, Any] = {"model": "NVIDIA H200", "arch": "9.0", "memory": 143771, "device_id": 0x2335}
+B200: dict[str, Any] = {"model": "NVIDIA B200", "arch": "10.0", "memory": 183359, "device_id": 0x2901}
 RTX_PRO_6000: dict[str, Any] = {
     "model": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
     "brand": "nvidiartx",
@@ -55,17 +60,28 @@ DEFAULT_MIG = ("3g.20gb", "2g.10gb", "1g.5gb")
 # mig-minors: config is 1, monitor is 2, then 15 GPU instances of one access file and 8 compute instances each.
 FIRST_CAP, INSTANCES, COMPUTES = 3, 15, 8
 
+Division = tuple[Optional[tuple[int, int]], list["Instance"], list["Mig"]]
 MigRequest = Union[str, tuple[int, int, str], tuple[int, int, str, str]]
 
 
 @dataclass
 class Mig:
-    """One MIG device: GPU instance, compute instance, profile name, `MIG-…` UUID."""
+    """One MIG device: GPU instance, compute instance, profile name, `MIG-…` UUID; its slices if NVML has made it."""
 
     gi: int
     ci: int
     profile: str
     uuid: str
+    slices: str = ""
+
+
+@dataclass
+class Instance:
+    """One GPU instance that NVML has made: its profile's id, and its placement as "start:size"."""
+
+    gi: int
+    profile: int
+    placement: str
 
 
 @dataclass
@@ -90,6 +106,7 @@ class Gpu:
     device_id: int = 0x20B0
     mig_mode: Optional[tuple[int, int]] = (0, 0)
     mig: list[Mig] = field(default_factory=list)
+    instances: list[Instance] = field(default_factory=list)
     numa: int = -1
     near: dict[int, int] = field(default_factory=dict)
     links: dict[int, int] = field(default_factory=dict)
@@ -168,7 +185,7 @@ def set_mig(gpu: Gpu, devices: Iterable[MigRequest]) -> None:
         devices: profiles such as "3g.20gb", "1g.10gb+me" or "1g.24gb+gfx", which get the next free GPU instance
             and compute instance 0, or (gi, ci, profile) or (gi, ci, profile, uuid).
     """
-    gpu.mig_mode, gpu.mig = (1, 1), []
+    gpu.mig_mode, gpu.mig, gpu.instances = (1, 1), [], []
     for device in devices:
         if isinstance(device, str):
             gi = FIRST_INSTANCE[int(device.partition("g.")[0])]
@@ -196,9 +213,13 @@ def table(gpus: Iterable[Gpu]) -> str:
             f"mig={current}/{pending} model={gpu.model}"
         )
         lines += [
+            f"instance = {gpu.index} gi={instance.gi} profile={instance.profile} placement={instance.placement}"
+            for instance in gpu.instances
+        ]
+        lines += [
             f"mig = {gpu.index} gi={mig.gi} ci={mig.ci} "
             f"caps={gi_cap(gpu.minor, mig.gi)},{ci_cap(gpu.minor, mig.gi, mig.ci)} "
-            f"profile={mig.profile} uuid={mig.uuid}"
+            f"profile={mig.profile} uuid={mig.uuid}" + (f" slices={mig.slices}" if mig.slices else "")
             for mig in gpu.mig
         ]
     there = {gpu.index for gpu in gpus}
@@ -208,3 +229,29 @@ def table(gpus: Iterable[Gpu]) -> str:
         lines += [f"switch = {gpu.index} {gpu.switched}"] if gpu.switched else []
         lines += [f"fabric = {gpu.index} {gpu.fabric.replace('-', '')}"] if gpu.fabric else []
     return "".join(line + "\n" for line in lines)
+
+
+def divisions(text: str) -> dict[str, Division]:
+    """Return mode, GPU instances and MIG devices of each GPU that has a MIG mode, by UUID, as a table has them."""
+    found: dict[str, Division] = {}
+    for number, uuid_, current, pending in re.findall(r"^gpu = (\d+) .*?uuid=(\S+) .*?mig=(\d)/(\d)", text, re.M):
+        instances = re.findall(rf"^instance = {number} gi=(\d+) profile=(\d+) placement=(\S+)", text, re.M)
+        devices = re.findall(
+            rf"^mig = {number} gi=(\d+) ci=(\d+) .*?profile=(\S+) uuid=(\S+)(?: slices=(.+))?", text, re.M
+        )
+        found[uuid_] = (
+            (int(current), int(pending)),
+            [Instance(int(gi), int(profile), placement) for gi, profile, placement in instances],
+            [Mig(int(gi), int(ci), *names) for gi, ci, *names in devices],
+        )
+    return found
+
+
+def adopt(gpus: Iterable[Gpu], before: Mapping[str, Division], now: Mapping[str, Division]) -> list[Gpu]:
+    """Give GPUs what NVML has made of them since an earlier table, but for one that was changed here too."""
+    alike = [
+        gpu for gpu in gpus if gpu.uuid in now and before.get(gpu.uuid) == (gpu.mig_mode, gpu.instances, gpu.mig)
+    ]
+    for gpu in alike:
+        gpu.mig_mode, gpu.instances, gpu.mig = now[gpu.uuid]
+    return alike

@@ -5,21 +5,23 @@ Out of scope: a driver that does anything. Needs root (for mknod), gcc and ldcon
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from fakehost import compiled, kernel, layouts, tree
-from fakehost.gpus import Gpu, MigRequest, describe, set_mig, table
+from fakehost.gpus import Division, Gpu, MigRequest, adopt, describe, divisions, set_mig, table
 from fakehost.trouble import Trouble
 
 HINT = (
     "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR, fail_links = NVML_ERROR\n"
     "# at once, also where NVML is open: lost = INDEX NVML_ERROR, hang_gpu = INDEX 1, no_events = INDEX NVML_ERROR,\n"
     "# recovery = INDEX ACTION, rows = INDEX PENDING FAILED, lacks = FUNCTION NVML_ERROR,\n"
-    "# fabric_state = INDEX STATE STATUS; events: fakehost.events\n"
+    "# fabric_state = INDEX STATE STATUS, no_reset = INDEX 1; events: fakehost.events\n"
 )
 
 
@@ -50,6 +52,7 @@ class Host(Trouble):
     troubles: dict[str, str] = field(default_factory=dict)  # by what a line of fakehost.conf is about, its value
     bound: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # by bus id, what is settled when it is bound
     divided: dict[str, str] = field(default_factory=dict)  # by place, the UUID of a MIG instance
+    written: dict[str, Division] = field(default_factory=dict)  # what fakehost.conf was told last, by GPU's UUID
 
     @property
     def lib_path(self) -> str:
@@ -96,11 +99,16 @@ class Host(Trouble):
         NVML first and the bindings last: with a real driver all change at once, and nobody sees a new binding beside
         an old answer.
         """
+        with self._locked():
+            self._update()
+
+    def _update(self) -> None:
+        self._adopt()
         files = (int(self.modify), self.node_uid, self.node_gid, self.node_mode)
         text = self._table()
         for name in ("libnvidia-ml.so", "libcuda.so"):
             compiled.bake(f"{self.lib_path}/{name}.{self.driver}", text)
-        self._write_conf()
+        self._store_conf()
         again, kept = self._changes(files)
         tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, files, kept)
         if self.unloaded:
@@ -117,16 +125,63 @@ class Host(Trouble):
         loaded = (self.module_version, tuple(sorted(self.majors.items())), files)
         bound = {gpu.pci: (gpu.minor, gpu.uuid, loaded) for gpu in self.gpus}
         again = {pci for pci, facts in bound.items() if self.bound.get(pci) != facts}
-        instances = [(gpu, mig, f"gpu{gpu.minor}/mig/gi{mig.gi}/ci{mig.ci}") for gpu in self.gpus for mig in gpu.mig]
-        same = [place for gpu, mig, place in instances if self.divided.get(place) == mig.uuid + mig.profile]
-        kept = [place for gpu, _, place in instances if place in same and gpu.pci not in again]
-        self.bound, self.divided = bound, {place: mig.uuid + mig.profile for _, mig, place in instances}
+        places = self._places(self.gpus)
+        standing = self._places(gpu for gpu in self.gpus if gpu.pci not in again)
+        kept = [place for place, name in standing.items() if self.divided.get(place) == name]
+        self.bound, self.divided = bound, places
         return again, kept
+
+    @staticmethod
+    def _places(gpus: Iterable[Gpu]) -> dict[str, str]:
+        """Return what GPU instances and MIG devices are, by their places below proc/driver/nvidia/capabilities."""
+        places = {}
+        for gpu in gpus:
+            base = f"gpu{gpu.minor}/mig/gi"
+            places.update({f"{base}{made.gi}": f"{made.profile} {made.placement}" for made in gpu.instances})
+            places.update({f"{base}{mig.gi}/ci{mig.ci}": mig.uuid + mig.profile for mig in gpu.mig})
+        return places
+
+    def adopt(self) -> None:
+        """Take over into `gpus` what NVML has made of them since; any change of the host does so first."""
+        with self._locked():
+            self._adopt()
+
+    def _adopt(self) -> None:
+        with contextlib.suppress(FileNotFoundError), open(self.conf, encoding="utf-8") as file:
+            text = file.read()
+            alike = adopt(self.gpus, self.written, divisions(text))
+            self.divided.update(self._places(alike))
+            self.written.update({gpu.uuid: divisions(text)[gpu.uuid] for gpu in alike})
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep NVML from changing a GPU's division meanwhile."""
+        fd = os.open(f"{self.root}/etc/fakehost.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def set_mig(self, index: int, devices: Iterable[MigRequest]) -> None:
         """Switch MIG on for one GPU and give it these devices; see `gpus.set_mig`."""
         set_mig(self.gpus[index], devices)
         self.update()
+
+    def use(self, uuid: str, pid: int) -> None:
+        """Let a process use a GPU or a MIG device, as a CUDA program does, until it ends."""
+        os.makedirs(self.root + kernel.STORE, exist_ok=True)
+        with open(f"{self.root}{kernel.STORE}/clients", "a", encoding="ascii") as file:
+            file.write(f"{uuid} {pid}\n")
+
+    def reset(self, index: int) -> None:
+        """Reset a GPU: its pending MIG mode becomes the current one, and its instances are gone."""
+        with self._locked():
+            self._adopt()
+            gpu = self.gpus[index]
+            if gpu.mig_mode:
+                gpu.mig_mode, gpu.mig, gpu.instances = (gpu.mig_mode[1],) * 2, [], []
+            self._update()
 
     def behave(
         self,
@@ -174,8 +229,14 @@ class Host(Trouble):
         )
 
     def _write_conf(self) -> None:
+        with self._locked():
+            self._adopt()
+            self._store_conf()
+
+    def _store_conf(self) -> None:
         lines = self.behaviours + self._lines()
         tree.write(self.conf, self._table() + HINT + "".join(line + "\n" for line in lines))
+        self.written = divisions(self._table())
 
     @staticmethod
     def _owner(name: str) -> str:

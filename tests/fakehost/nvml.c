@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "nvml.h"
+#include "nvml_mig.h"
 
 struct gpu *gpus[MAX_GPUS];
 unsigned gpu_count, users;
@@ -97,6 +97,12 @@ void keep_visible_migs(struct gpu *gpu)
             gpu->migs[kept++] = mig;
     }
     gpu->mig_count = kept;
+    kept = 0;
+    for (int k = 0; k < gpu->instance_count && gpu->mig_current == 1; k++)
+        if (!host.in_container ||
+            try_node(&host, O_RDONLY, ANY_DEVICE, "nvidia-caps/nvidia-cap%d", gi_cap(gpu, gpu->instances[k].gi)) == 0)
+            gpu->instances[kept++] = gpu->instances[k];
+    gpu->instance_count = kept;
 }
 
 static void find_visible(void)
@@ -106,6 +112,7 @@ static void find_visible(void)
         struct gpu *gpu = &host.gpus[i];
         if (!gpu_opens(&host, gpu))
             continue;
+        find_instances(gpu);
         keep_visible_migs(gpu);
         gpus[gpu_count++] = gpu;
     }
@@ -180,7 +187,10 @@ EXPORT const char *nvmlErrorString(result code)
     case GPU_IS_LOST: return "GPU is lost";
     case RESET_REQUIRED: return "GPU requires reset";
     case LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
+    case IN_USE: return "In use by another client";
     case MEMORY: return "Insufficient Memory";
+    case INSUFFICIENT_RESOURCES: return "Insufficient Resources";
+    case ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
     default: return "Unknown Error";
     }
 }

@@ -23,7 +23,10 @@ typedef enum {
     GPU_IS_LOST = 15,
     RESET_REQUIRED = 16,
     LIB_RM_VERSION_MISMATCH = 18,
+    IN_USE = 19,
     MEMORY = 20,
+    INSUFFICIENT_RESOURCES = 23,
+    ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999
 } result;
 
@@ -71,6 +74,7 @@ result lost(const struct gpu *gpu);       /* the error that every call answers; 
 result reach(const struct gpu *gpu);      /* the same, after it has stopped hanging */
 result lacks(const char *function);       /* the error that this function answers; OK */
 void renew_migs(struct gpu *gpu);
+void find_instances(struct gpu *gpu); /* of MIG devices of which the table does not tell it */
 
 /* A figure of a GPU, or of a MIG device of it; whether it is said. */
 int figure(const struct gpu *gpu, const struct mig *mig, const char *name, unsigned long long *value);

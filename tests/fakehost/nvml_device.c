@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "nvml.h"
+#include "nvml_mig.h"
 
 EXPORT result nvmlDeviceGetName(device handle, char *name, unsigned size)
 {
@@ -114,7 +114,7 @@ static unsigned long long total_memory(const struct gpu *gpu, const struct mig *
     if (mig == NULL)
         return gpu->memory_mib << 20;
     read_profile(mig, &compute, &slices, &gib);
-    return (unsigned long long)gib << 30;
+    return mig->memory_mib ? (unsigned long long)mig->memory_mib << 20 : (unsigned long long)gib << 30;
 }
 
 EXPORT result nvmlDeviceGetMemoryInfo(device handle, memory_v1 *memory)
@@ -160,7 +160,8 @@ EXPORT result nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count)
 {
     NEED_GPU(gpu, handle, count)
     renew_migs(gpu);
-    *count = gpu->mig_current == 1 ? MAX_MIG : 0;
+    const struct model *model = find_model(gpu);
+    *count = gpu->mig_current == 1 ? model ? model->profiles[0].count : MAX_MIG : 0;
     return OK;
 }
 
@@ -221,6 +222,12 @@ EXPORT result nvmlDeviceGetAttributes_v2(device handle, attributes *out)
         return NOT_SUPPORTED;
     read_profile(mig, &compute, &slices, &gib);
     memset(out, 0, sizeof *out);
+    if (mig->memory_mib) {
+        const struct profile *profile = named_profile(gpu, mig->profile);
+        *out = (attributes){count_multiprocessors(gpu, profile, compute), profile->copies, profile->decoders, 0,
+                            profile->jpegs, profile->ofas, slices, compute, mig->memory_mib};
+        return OK;
+    }
     out->multiprocessors = 14 * compute; /* an A100's SMs per slice */
     out->copy_engines = out->gpu_slices = slices;
     out->compute_slices = compute;
@@ -240,48 +247,6 @@ EXPORT result nvmlDeviceGetAddressingMode(device handle, addressing *out)
     if (!figure(gpu, NULL, "addressing", &value))
         return NOT_SUPPORTED;
     out->value = value;
-    return OK;
-}
-
-/* A GPU instance's handle is that of one of its MIG devices. */
-EXPORT result nvmlDeviceGetGpuInstanceById(device handle, unsigned id, device *out)
-{
-    NEED_GPU(gpu, handle, out)
-    for (int i = 0; i < gpu->mig_count; i++) {
-        if (gpu->migs[i].gi == id) {
-            *out = &gpu->migs[i];
-            return OK;
-        }
-    }
-    return NOT_FOUND;
-}
-
-/* Of nvmlGpuInstanceInfo_t. */
-typedef struct {
-    device device;
-    unsigned id, profile, start, size;
-} instance_info;
-
-static unsigned memory_slices(const struct mig *mig)
-{
-    unsigned compute, slices, gib;
-    read_profile(mig, &compute, &slices, &gib);
-    return mig->parent->memory_mib ? (gib * 8192ull + mig->parent->memory_mib - 1) / mig->parent->memory_mib : 0;
-}
-
-/* Instances lie behind each other. */
-EXPORT result nvmlGpuInstanceGetInfo(device handle, instance_info *info)
-{
-    NEED_EITHER(gpu, mig, handle, info)
-    if (mig == NULL)
-        return INVALID_ARGUMENT;
-    memset(info, 0, sizeof *info);
-    info->device = gpu;
-    info->id = mig->gi;
-    info->size = memory_slices(mig);
-    for (int i = 0; i < gpu->mig_count && gpu->migs[i].gi != mig->gi; i++)
-        if (i == 0 || gpu->migs[i].gi != gpu->migs[i - 1].gi)
-            info->start += memory_slices(&gpu->migs[i]);
     return OK;
 }
 

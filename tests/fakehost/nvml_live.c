@@ -75,5 +75,11 @@ void renew_migs(struct gpu *gpu)
         gpu->migs[i] = found->migs[i];
         gpu->migs[i].parent = gpu;
     }
+    gpu->instance_count = found->instance_count;
+    for (int i = 0; i < found->instance_count; i++) {
+        gpu->instances[i] = found->instances[i];
+        gpu->instances[i].parent = gpu;
+    }
+    find_instances(gpu);
     keep_visible_migs(gpu);
 }

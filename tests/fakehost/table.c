@@ -47,15 +47,30 @@ static int parse_gpu(struct host *host, const char *line)
 
 static int parse_mig(struct host *host, const char *line)
 {
-    struct mig mig;
+    struct mig mig = {.size = 0};
     int number;
-    if (sscanf(line, "mig = %d gi=%u ci=%u caps=%d,%d profile=%31s uuid=%79s", &number, &mig.gi, &mig.ci,
-               &mig.gi_cap, &mig.ci_cap, mig.profile, mig.uuid) != 7)
+    if (sscanf(line, "mig = %d gi=%u ci=%u caps=%d,%d profile=%31s uuid=%79s slices=%u:%u memory=%u", &number,
+               &mig.gi, &mig.ci, &mig.gi_cap, &mig.ci_cap, mig.profile, mig.uuid, &mig.start, &mig.size,
+               &mig.memory_mib) < 7)
         return 0;
     mig.parent = find_gpu(host, number);
     if (mig.parent == NULL || mig.parent->mig_count == MAX_MIG)
         return 0;
     mig.parent->migs[mig.parent->mig_count++] = mig;
+    return 1;
+}
+
+static int parse_instance(struct host *host, const char *line)
+{
+    struct instance found;
+    int number;
+    if (sscanf(line, "instance = %d gi=%u profile=%u placement=%u:%u", &number, &found.gi, &found.profile,
+               &found.start, &found.size) != 5)
+        return 0;
+    found.parent = find_gpu(host, number);
+    if (found.parent == NULL || found.parent->instance_count == MAX_INSTANCES)
+        return 0;
+    found.parent->instances[found.parent->instance_count++] = found;
     return 1;
 }
 
@@ -83,7 +98,7 @@ static int parse_trouble(struct host *host, const char *line)
     struct { const char *name; int *place; } known[] = {
         {"fail_gpu", &gpu->fail}, {"lost", &gpu->lost}, {"hang_gpu", &gpu->hang}, {"no_events", &gpu->no_events},
         {"recovery", &gpu->recovery}, {"rows", &gpu->rows_pending},
-        {"fabric_state", &gpu->fabric_state},
+        {"fabric_state", &gpu->fabric_state}, {"no_reset", &gpu->no_reset},
     };
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(known[i].name, name) == 0) {
@@ -151,6 +166,8 @@ static int parse_line(struct host *host, const char *line)
         return parse_gpu(host, line);
     if (strncmp(line, "mig =", 5) == 0)
         return parse_mig(host, line);
+    if (strncmp(line, "instance =", 10) == 0)
+        return parse_instance(host, line);
     if (strncmp(line, "link =", 6) == 0 || strncmp(line, "near =", 6) == 0)
         return parse_pair(host, line);
     if (sscanf(line, "switch = %d %d", &number, &code) == 2 && find_gpu(host, number)) {
@@ -207,6 +224,11 @@ int load_host(struct host *host)
         return 0;
     text[size] = '\0';
     return parse_text(host, text);
+}
+
+const char *baked_mark(void)
+{
+    return (const char *)baked;
 }
 
 /* The file has to be the right character device: a real client's ioctl would find out that it is not. */

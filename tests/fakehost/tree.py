@@ -159,6 +159,9 @@ def _write_gpu(base: str, gpu: Gpu, driver: str) -> None:
         return
     mig = f"{base}/capabilities/gpu{gpu.minor}/mig"
     os.makedirs(mig, exist_ok=True)
+    for gi in {instance.gi for instance in gpu.instances}:
+        if not os.path.isdir(f"{mig}/gi{gi}"):
+            _write_capability(f"{mig}/gi{gi}/access", gi_cap(gpu.minor, gi), 0o444)
     for device in gpu.mig:
         instance = f"{mig}/gi{device.gi}"
         if os.path.isdir(f"{instance}/ci{device.ci}"):
@@ -251,6 +254,7 @@ def nodes(gpus: Iterable[Gpu], majors: dict[str, int], imex: int) -> dict[str, t
     caps = {1, 2}
     for gpu in gpus:
         found[f"nvidia{gpu.minor}"] = (NVIDIA_MAJOR, gpu.minor)
+        caps |= {gi_cap(gpu.minor, instance.gi) for instance in gpu.instances}
         for mig in gpu.mig:
             caps |= {gi_cap(gpu.minor, mig.gi), ci_cap(gpu.minor, mig.gi, mig.ci)}
     for minor in caps:

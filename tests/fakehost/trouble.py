@@ -59,6 +59,10 @@ class Trouble:
         else:
             self._set(gpu, "hang_gpu", "1")
 
+    def refuse_reset(self, gpu: int) -> None:
+        """Let NVML be unable to reset a GPU, as one that is passed through: a change of Ampere's MIG mode waits."""
+        self._set(gpu, "no_reset", "1")
+
     def refuse_events(self, gpu: int, code: int) -> None:
         """Answer an error to who registers for a GPU's events; 0 for none."""
         self._set(gpu, "no_events", str(code))
