@@ -29,7 +29,8 @@ def test_nothing_is_found_in_a_short_while(name: str, tmp_path: Path) -> None:
     found = [path.read_bytes() for path in tmp_path.iterdir()]
     assert (done.returncode, found) == (0, []), done.stderr[-4000:]
     units = re.search(r"number_of_executed_units: (\d+)", done.stdout + done.stderr)
-    assert units and int(units[1]) >= RUNS.get(name, USUAL)  # libFuzzer ends a series of changes that it has begun
+    assert units
+    assert int(units[1]) >= RUNS.get(name, USUAL)  # libFuzzer ends a series of changes that it has begun
 
 
 @pytest.mark.parametrize(("name", "file"), SAVED)
