@@ -18,9 +18,10 @@ from gpushim.ground import system
 from gpushim.ground.errors import BUNDLE, GpushimError, quote
 from gpushim.inventory import present
 from gpushim.oci import authorization, bundle, propagation, require, selection
-from gpushim.oci.device_list import DEVICE_LIST, DEVICES, legacy
+from gpushim.oci.device_list import DEVICE_LIST, DEVICES, VOID, legacy
 from gpushim.oci.edits import Edit, apply
 from gpushim.oci.hookargs import OPTIONS
+from gpushim.oci.request import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -183,9 +184,12 @@ def _list_sources(
     limits = system.state_dir() + authorization.LIMITS
     sources += [(f"mount {path}", source, "") for source, path in mounts if source.startswith(limits)]
     sources += _list_variables(_read_variables(spec), swarm)
+    effects = {**decision.effects}
+    if VOID in effects.values():  # gpushim's CDI spec may have given the GPUs, and its hook reads the limits
+        limits_of(spec, settings, system.state_dir(), [], effects)
     for name, value, effect in sources:
         origin = origins.get(f"{name}={value}") or origins.get(name.partition(" ")[2] or name, "config.json")
-        effect = effect or decision.effects.get(name, otherwise)
+        effect = effect or effects.get(name, otherwise)
         yield {"what": _shorten(name), "value": _shorten(value), "from": origin, "effect": effect}
     request = decision.request
     if request and CAPABILITIES not in [name for name, _, _ in sources]:

@@ -132,12 +132,18 @@ def read(
     return request
 
 
-def limits_of(spec: Mapping[str, object], policy: Policy, state: str, ignored: list[str]) -> list[tuple[str, str]]:
+def limits_of(
+    spec: Mapping[str, object],
+    policy: Policy,
+    state: str,
+    ignored: list[str],
+    effects: Optional[dict[str, str]] = None,
+) -> list[tuple[str, str]]:
     """List the limits of GPU memory of any container, as one that got its GPUs by CDI; `state` is the directory."""
     from gpushim.oci import limit_request
 
     process = member(spec, "process", dict)
-    gate = Gate(lambda: privileged(spec, process), policy, ignored, {})
+    gate = Gate(lambda: privileged(spec, process), policy, ignored, {} if effects is None else effects)
     return limit_request.read(spec, _environment(process, ()), gate, state)
 
 

@@ -129,6 +129,18 @@ def test_a_limit_by_annotation_or_by_root_is_looked_at(limited: dict[str, Any], 
     assert [limit["limit"] for limit in report["limits"]] == [1 << 30]
 
 
+def test_a_limit_counts_where_a_cdi_spec_has_given_the_gpus(known: dict[str, Any]) -> None:
+    """By the hook of that spec; where nobody asks for a GPU it does nothing, nor where the policy forbids it."""
+    limit, effects = "GPUSHIM_MEMORY_LIMIT=8Gi", ("limits the memory of GPUs", "does nothing: there is no request")
+    for env, effect in (([f"{DEVICES}=void", limit], effects[0]), ([limit], effects[1])):
+        report = explain(shape(env, privileged=False))
+        assert asked(report, "GPUSHIM_MEMORY_LIMIT") == [("config.json", effect)]
+        assert "MEMORY" not in report["nothing"]
+    known["policy"]["requests"]["accept-env-when-unprivileged"] = False
+    ((_, effect),) = asked(explain(shape([f"{DEVICES}=void", limit], privileged=False)), "GPUSHIM_MEMORY_LIMIT")
+    assert effect != effects[0]
+
+
 @pytest.mark.parametrize("missing", ["the driver 535.183.01 keeps none", "is not cgroup v2 alone"])
 def test_a_limit_that_this_host_cannot_keep(limited: dict[str, Any], missing: str, tmp_path: Path) -> None:
     if "driver" in missing:
