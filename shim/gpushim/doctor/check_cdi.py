@@ -191,7 +191,7 @@ def paths(host: Host) -> Iterator[Finding]:
     """Check that the files, nodes and hooks of the specs exist."""
     missing = 0
     for path, _, document in specs.load(directories(host))[0]:
-        absent = [name for name in _named(document) if not seen.exists(name, links=False)]
+        absent = [name for name in dict.fromkeys(_named(document)) if not seen.exists(name, links=False)]
         missing += len(absent)
         if absent:
             own_one = path == output.path_of(host.settings)

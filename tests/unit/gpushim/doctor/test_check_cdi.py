@@ -1,4 +1,4 @@
-"""Which engines are too old for a spec: those that read less than its version, and no other."""
+"""What is wrong with specs: which engines are too old for one, and what one names that is not there, each once."""
 
 from __future__ import annotations
 
@@ -30,3 +30,10 @@ def test_an_engine_reads_specs_up_to_its_version(unlisted: Patient, podman: str,
     os.makedirs(f"{unlisted.state}/cdi")
     Path(unlisted.state, "cdi/theirs.json").write_text((SPEC % "/dev/null").replace("0.5.0", cdi))
     assert [found.verdict for found in unlisted.said("cdi-versions")] == [verdict]
+
+
+def test_a_node_that_each_name_of_a_gpu_brings_is_missed_once(patient: Patient) -> None:
+    node = f"{patient.gpus.root}/dev/nvidia{patient.gpus.gpus[0].minor}"
+    os.unlink(node)
+    (finding,) = patient.said("cdi-paths")
+    assert (finding.verdict, finding.evidence.count(node)) == ("broken", 1)
