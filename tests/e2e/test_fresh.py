@@ -277,7 +277,7 @@ def test_refresh_by_hand_says_that_the_disk_is_full(scene: Scene, small: Path) -
     done = scene.refresh()
     assert (done.returncode, done.stderr) == (
         FAILED,
-        "gpushim: the snapshot cannot be saved: [Errno 28] No space left on device\n",
+        f"gpushim: the snapshot cannot be saved: {small}: No space left on device; gpushim doctor may know why\n",
     )
 
 

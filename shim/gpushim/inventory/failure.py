@@ -91,7 +91,11 @@ def recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]
         if isinstance(error, GpushimError):
             failed(error)
         elif isinstance(error, OSError):
-            unsaved = GpushimError(f"the snapshot cannot be saved: {error}", FAILED)
+            path = error.filename2 or error.filename or state
+            unsaved = GpushimError(
+                f"the snapshot cannot be saved: {path}: {error.strerror or error}; gpushim doctor may know why",
+                FAILED,
+            )
             failed(unsaved)
             raise unsaved from None
         raise

@@ -13,7 +13,7 @@ from machine.trials.confined import SPEC, settled
 from machine.trials.looks import DOCKER, GIVEN, OTHER, SHIM, container
 from machine.trials.rows import case, end, note, run, sh
 
-CLOSED = "gpushim: the snapshot cannot be saved: [Errno 13] no permission: '/run/gpushim/lock'"
+CLOSED = "gpushim: the snapshot cannot be saved: /run/gpushim/lock: no permission"
 KNOWS_NOTHING = "its policy has no container_use_devices, so it knows nothing of containers"
 DENIED = re.compile(r"avc: +denied +(\{[^}]*\}).* scontext=\S+:(\w+):s0\S* tcontext=\S+:(\w+):s0\S* tclass=(\w+)")
 

@@ -56,7 +56,9 @@ def on_refresh(snapshot: Snapshot, first: Callable[[], object] = lambda: None) -
             notes.append(f"no CDI spec is written: {reason}")
         elif not path or _write(snapshot, path, notes):
             _remove_others(path, notes)
-    except (GpushimError, OSError, ValueError) as error:
+    except OSError as error:
+        notes.append(f"no CDI spec is written: {error.filename2 or error.filename or path}: {error.strerror}")
+    except (GpushimError, ValueError) as error:
         notes.append(f"no CDI spec is written: {error}")
     snapshot["notes"] = [*snapshot["notes"], *(note for note in notes if note not in snapshot["notes"])]
 
