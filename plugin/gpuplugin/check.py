@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuplugin.allocation.offer import absent, offered
+from gpuplugin.halves import PLUGIN
 from gpuplugin.record.allocations_file import AllocationsFile, summarize
 from gpuplugin.settings import resources, sharing
 from gpuplugin.snapshot import node_snapshot
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
     ListAllocators = Callable[[Settings, Snapshot], list[str]]  # sentences
 
+NOT_REGISTERED = (
+    "fronts has no device-plugin, so kubelet has none of this registered: gpushim-dra-driver --check says what "
+    "claims can have"
+)
 COLUMNS = ("DEVICE", "IS", "NUMA", "CANNOT BE GIVEN OUT, BECAUSE")
 
 
@@ -37,6 +42,8 @@ def print_check(settings: Settings, list_allocators: ListAllocators) -> None:
         GpushimError: nothing would be registered.
     """
     notes = settings.notes[:]
+    if PLUGIN not in settings.values["fronts"]:
+        notes.append(NOT_REGISTERED)
     try:
         snapshot = node_snapshot.current()
         offers, delivery = offered(snapshot, settings, notes)

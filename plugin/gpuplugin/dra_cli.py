@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,14 @@ from gpushim.config import policy
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import logs, system
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 PROGRAM = "gpushim-dra-driver"
+NO_SERVER = (
+    "fronts under [device-plugin] of config.toml has dra, and kubeconfig there names no file, without which no API "
+    "server is known but to a pod"
+)
 
 
 @click.command(PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
@@ -74,11 +81,7 @@ def command(
     if form != "table" and not claim:
         raise click.UsageError("--format is for --explain-claim")
     if check:
-        from gpuplugin.dra import dry_run
-
-        settings = Sources(values, os.environ).read()
-        settings.notes[:0] = notes
-        dry_run.tell(settings, _rival)
+        _check(values, notes)
         return
     if claim:
         from gpuplugin.dra import explain_claim, node_state
@@ -101,6 +104,19 @@ def command(
 
 
 command.params += [*halves.flags(), *options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))]
+
+
+def _check(flag_values: Mapping[str, Sequence[str]], notes: Sequence[str]) -> None:
+    """Print what would be offered, and what a package's driver lacks."""
+    from gpuplugin.dra import dry_run
+    from gpuplugin.snapshot import node_snapshot
+
+    settings = Sources(flag_values, os.environ).read()
+    settings.notes[:0] = notes
+    is_pod, values = bool(os.environ.get(node_snapshot.POD)), settings.values
+    if halves.CLAIMS in values["fronts"] and not values["kubeconfig"] and not is_pod:
+        settings.notes.append(NO_SERVER)
+    dry_run.tell(settings, _rival)
 
 
 def _rival(kubelet_dir: str) -> str | None:

@@ -53,7 +53,7 @@ class SocketOptions(NamedTuple):
             click.UsageError: none was given.
         """
         if not self.socket:
-            raise click.UsageError("Missing option '--socket'.")
+            raise click.UsageError("Missing option '--socket', which claims (fronts) need.")
         return self.socket
 
 

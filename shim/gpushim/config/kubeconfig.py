@@ -62,7 +62,9 @@ class Kubeconfig:
             return policy.trusted(path, "kubeconfig, or file of one").decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
-            raise GpushimError(f"{path} cannot be read: {reason}", CONFIG) from error
+            raise GpushimError(
+                f"{path} cannot be read: {reason}; kubeconfig under [device-plugin] leads there", CONFIG
+            ) from error
 
     def _read(self, path: str) -> dict[str, str]:
         try:

@@ -80,6 +80,12 @@ def test_check_says_what_would_be_registered(node: Node) -> None:
     assert "Every container gets gds, too." in said
 
 
+@pytest.mark.parametrize(("fronts", "notes"), [('["dra"]', 1), ('["device-plugin", "dra"]', 0)])
+def test_check_says_that_a_node_of_claims_alone_registers_no_resource(node: Node, fronts: str, notes: int) -> None:
+    node.build(1, f"[device-plugin]\nfronts = {fronts}\n")
+    assert node.run("--check").count("note: fronts has no device-plugin, so kubelet has none of this") == notes
+
+
 def test_check_without_a_driver_ends_with_the_code_of_a_create(node: Node) -> None:
     node.build(1)
     (node.folder / "host/proc/driver/nvidia/version").unlink()

@@ -119,6 +119,26 @@ def test_check_says_what_of_nvidias_does_nothing(half: Path, monkeypatch: pytest
     assert notes == ["--feature-gates is accepted without effect: what gpushim has of these features is on"]
 
 
+@pytest.mark.parametrize(
+    ("config", "pod", "lacks"),
+    [
+        ('fronts = ["dra"]', "", True),
+        ('fronts = ["dra"]\nkubeconfig = "/k"', "", False),
+        ("", "", False),  # as on a node of the chart
+        ('fronts = ["dra"]', "10.0.0.1", False),
+    ],
+)
+def test_check_says_that_a_package_knows_no_api_server(
+    half: Path, monkeypatch: pytest.MonkeyPatch, config: str, pod: str, lacks: bool
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("gpuplugin.dra.dry_run.tell", lambda settings, _: notes.extend(settings.notes))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", pod)
+    half.write_text(f"[device-plugin]\n{config}\n")
+    run("--check")
+    assert (dra_cli.NO_SERVER in notes) == lacks
+
+
 def test_the_other_half_has_a_user(half: Path) -> None:
     assert run("--cluster-user=12")[2] == LinkSocket("/x", 12)
     assert run("--cluster-user=root", "--cluster-unit=a.service")[2] == ("/x", 0, "a.service")
