@@ -263,6 +263,8 @@ def summarize(file: AllocationsFile) -> str:
         os.lstat(file.path)
         record = file.read()
     except (FileNotFoundError, NotADirectoryError):
+        if former_files.exist(folder()):
+            return f"{subject} is not there yet: gpushim-device-plugin makes it of what the version before has left."
         return f"{subject} is not there: nothing was given out yet."
     except OSError as error:
         return f"{subject} cannot be looked at: {error.strerror}; run this as root."
