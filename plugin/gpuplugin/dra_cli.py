@@ -82,25 +82,12 @@ def command(
         raise click.UsageError("--format is for --explain-claim")
     if check:
         _check(values, notes)
-        return
-    if claim:
-        from gpuplugin.dra import explain_claim, node_state
-
-        settings = Sources(values, os.environ).read()
-        settings.notes += node_state.unseen(values)
-        explain_claim.tell(claim, settings, form)
-        return
-    if cluster:
-        from gpuplugin.cluster import in_cluster
-
-        environment = {**os.environ, "NODE_NAME": socket_options.node_name}
-        in_cluster.run(environment, "".join(values.get("profile-file", ())), "", False, socket_options.path)
-        return
-    sources = Sources(values, os.environ)
-    settings = sources.read()
-    for note in (*notes, *settings.notes):
-        logs.logger.warning("%s", note)
-    halves.serve(settings, sources, (halves.CLAIMS,), socket_options)
+    elif claim:
+        _explain_claim(values, claim, form)
+    elif cluster:
+        _ask_cluster(values, socket_options)
+    else:
+        _serve_claims(values, notes, socket_options)
 
 
 command.params += [*halves.flags(), *options.options((*nvidia_flags.OURS, *nvidia_flags.NVIDIA))]
@@ -117,6 +104,31 @@ def _check(flag_values: Mapping[str, Sequence[str]], notes: Sequence[str]) -> No
     if halves.CLAIMS in values["fronts"] and not values["kubeconfig"] and not is_pod:
         settings.notes.append(NO_SERVER)
     dry_run.tell(settings, _rival)
+
+
+def _explain_claim(flag_values: Mapping[str, Sequence[str]], claim: str, form: str) -> None:
+    from gpuplugin.dra import explain_claim, node_state
+
+    settings = Sources(flag_values, os.environ).read()
+    settings.notes += node_state.unseen(flag_values)
+    explain_claim.tell(claim, settings, form)
+
+
+def _ask_cluster(flag_values: Mapping[str, Sequence[str]], socket_options: halves.SocketOptions) -> None:
+    from gpuplugin.cluster import in_cluster
+
+    environment = {**os.environ, "NODE_NAME": socket_options.node_name}
+    in_cluster.run(environment, "".join(flag_values.get("profile-file", ())), "", False, socket_options.path)
+
+
+def _serve_claims(
+    flag_values: Mapping[str, Sequence[str]], notes: Sequence[str], socket_options: halves.SocketOptions
+) -> None:
+    sources = Sources(flag_values, os.environ)
+    settings = sources.read()
+    for note in (*notes, *settings.notes):
+        logs.logger.warning("%s", note)
+    halves.serve(settings, sources, (halves.CLAIMS,), socket_options)
 
 
 def _rival(kubelet_dir: str) -> str | None:

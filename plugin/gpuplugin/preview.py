@@ -169,7 +169,7 @@ def _print_tables(report: dict[str, Any]) -> None:
     if report["container"]:
         show.say("gpushim-runtime turns variables, mounts and annotations into this; other runtimes ignore them:")
         show.say()
-        printing.tell(report["container"])
+        printing.print_report(report["container"])
 
 
 def _list_rows(merged: dict[str, Any]) -> list[list[str]]:

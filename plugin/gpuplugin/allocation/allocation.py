@@ -124,16 +124,7 @@ def _check_shares(chosen: Sequence[Device], resource: str) -> None:
 
 
 def answer(devices: Sequence[Device], resource: str, delivery: Delivery) -> dict[str, Any]:
-    """Return what a container gets.
-
-    Args:
-        devices: as `check` returned them.
-        resource: name of the resource.
-        delivery: how it is told.
-
-    Returns:
-        a ContainerAllocateResponse.
-    """
+    """Return what a container gets, a ContainerAllocateResponse; the devices are as `check` returned them."""
     names = [device.index if delivery.by_index else device.uuid for device in devices]
     response: dict[str, Any] = {"envs": {f"NVIDIA_{name.upper()}": "enabled" for name in delivery.features}}
     mounts = []
@@ -155,14 +146,21 @@ def answer(devices: Sequence[Device], resource: str, delivery: Delivery) -> dict
         response["mounts"] = mounts
     if plain and delivery.control is not None:
         response["devices"] = _list_nodes(devices, delivery, delivery.control)
-    if names and not BY_CDI.isdisjoint(delivery.strategies):  # without a name, an annotation would be an error
-        qualified = cdi_names(devices, delivery)
-        if CRI in delivery.strategies:
-            response["cdi_devices"] = [{"name": name} for name in qualified]
-        if ANNOTATIONS in delivery.strategies:
-            key = delivery.annotation_prefix + ANNOTATION + resource.partition("/")[2]
-            response["annotations"] = {key: ",".join(qualified)}
+    if names:  # without one, an annotation would be an error
+        response.update(_name_by_cdi(devices, resource, delivery))
     return response
+
+
+def _name_by_cdi(devices: Sequence[Device], resource: str, delivery: Delivery) -> dict[str, Any]:
+    """Return the members of an answer by which an engine finds the devices in the CDI spec."""
+    names = cdi_names(devices, delivery)
+    members: dict[str, Any] = {}
+    if CRI in delivery.strategies:
+        members["cdi_devices"] = [{"name": name} for name in names]
+    if ANNOTATIONS in delivery.strategies:
+        key = delivery.annotation_prefix + ANNOTATION + resource.partition("/")[2]
+        members["annotations"] = {key: ",".join(names)}
+    return members
 
 
 def _mount_mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[dict[str, Any]]:

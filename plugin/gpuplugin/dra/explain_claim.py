@@ -74,13 +74,7 @@ def tell(name: str, settings: Settings, form: str) -> None:
 
 
 def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict[str, Any]:
-    """Find out what this node knows of a claim.
-
-    Args:
-        namespace: of the claim.
-        name: of it, both as NAME has them.
-        node: what counts here.
-        kubelet_dir: kubelet's directory.
+    """Find out what this node knows of a claim; its namespace and name are as NAME has them.
 
     Returns:
         "notes"    sentences
@@ -100,16 +94,10 @@ def report(namespace: str, name: str, node: NodeState, kubelet_dir: str) -> dict
     listed = [*_listed(namespace, name, kubelet_dir, notes)]
     if refusal := node_state.refusal(node, namespace, name):
         notes.append(f"its driver refuses it: {refusal}")
-    if refusal and not rows and not listed:
-        raise GpushimError(
-            f"claim {namespace}/{name} has nothing on this node: its driver refuses it: {refusal}", REQUEST
-        )
     if not rows and not listed:
-        raise GpushimError(
-            f"claim {namespace}/{name} has nothing on this node; {kubectl(namespace, name)} says "
-            "whether it is allocated, in which pool (a node's name), and for which pods",
-            REQUEST,
-        )
+        fix = "says whether it is allocated, in which pool (a node's name), and for which pods"
+        reason = f": its driver refuses it: {refusal}" if refusal else f"; {kubectl(namespace, name)} {fix}"
+        raise GpushimError(f"claim {namespace}/{name} has nothing on this node{reason}", REQUEST)
     if not rows:
         notes.append("gpushim's driver has given it nothing: kubelet has it of another")
     claims = [{"uid": uid, "devices": [*_devices(row, node)]} for uid, row in rows.items()]

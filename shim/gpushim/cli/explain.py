@@ -63,7 +63,7 @@ def explain(
     state: tuple[str, ...],
     form: str,
 ) -> None:
-    """Say what a container would get, and why.
+    """Show what a container would get, and why.
 
     Takes a bundle's directory, a config.json (- reads one from stdin), a container or image of Docker's, variables,
     or what a container of Kubernetes asks for, which gpushim-device-plugin answers by config.toml and its variables
@@ -75,12 +75,12 @@ def explain(
 
     Nothing is changed: neither config.json nor what gpushim knows about the host.
     """
-    made = bool(env or annotation or mount or privileged)
-    held = len(targets) == 2 and targets[0] == "claim"
+    has_variables = bool(env or annotation or mount or privileged)
+    has_claim = len(targets) == 2 and targets[0] == "claim"
     if targets == ("claim",) and not os.path.lexists("claim"):
         raise click.UsageError("say which claim: claim NAMESPACE/NAME")
-    one = [bool(targets), bool(docker), made, bool(kubernetes), bool(pod)].count(True) == 1
-    if not one or len(targets) > 1 + held:
+    subjects = [bool(targets), bool(docker), has_variables, bool(kubernetes), bool(pod)].count(True)
+    if subjects != 1 or len(targets) > 1 + has_claim:
         raise click.UsageError(
             "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, "
             "--pod NAMESPACE/POD, or claim NAMESPACE/NAME"
@@ -90,40 +90,40 @@ def explain(
     if pod:
         from gpushim.cli import explain_pod
 
-        explain_pod.explain(pod, [*state] or None, form, tell)
+        explain_pod.explain(pod, [*state] or None, form, print_report)
         return
     if kubernetes:
         from gpushim.cli import device_plugin  # with much that the rest does without
 
         device_plugin.become(*(f"--explain={text}" for text in kubernetes), f"--format={form}")
-    if held:
+    if has_claim:
         from gpushim.cli import device_plugin
 
         device_plugin.become(f"--explain-claim={targets[1]}", f"--format={form}", program="gpushim-dra-driver")
     if docker:
-        report = _inspected(docker)
+        report = _explain_container(docker)
     elif targets:
         folder, spec = _read(targets[0])
         report = story.explain(spec, folder)
     else:
-        report = story.explain(*_described(env, annotation, mount, privileged))
-    _end(report, form)
+        report = story.explain(*_build_spec(env, annotation, mount, privileged))
+    _print_or_refuse(report, form)
 
 
-def _inspected(name: str) -> dict[str, Any]:
+def _explain_container(name: str) -> dict[str, Any]:
     from gpushim.engines.docker import inspect  # a fifth of the command's time, with an HTTP client
 
-    found = inspect.inspect(name)
-    report = story.explain(found.spec, "", found.origins, found.rootfs, found.by_hook)
-    report["notes"] = [*found.notes, *report["notes"]]
+    container = inspect.inspect(name)
+    report = story.explain(container.spec, "", container.origins, container.rootfs, container.by_hook)
+    report["notes"] = [*container.notes, *report["notes"]]
     return report
 
 
-def _end(report: dict[str, Any], form: str) -> None:
+def _print_or_refuse(report: dict[str, Any], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(report, indent=2))
     else:
-        tell(report)
+        print_report(report)
     if report["refusal"]:
         raise GpushimError(report["refusal"]["sentence"], report["refusal"]["exit_code"])
 
@@ -142,63 +142,67 @@ def _read(target: str) -> tuple[str, Any]:
     return os.path.dirname(path) or ".", fastjson.loads(bundle.read(path)[0], path)
 
 
-def _described(
+def _build_spec(
     env: tuple[str, ...], annotation: tuple[str, ...], mount: tuple[str, ...], privileged: bool
 ) -> tuple[dict[str, Any], str, dict[str, str]]:
     """Write a config.json from options; return it, its directory, which is "", and who set what."""
-    mounts = [_pair(text, ":", "--mount") for text in mount]
-    annotations = dict(_pair(text, "=", "--annotation") for text in annotation)
-    names = [_pair(text, "=", "--env")[0] for text in env]
+    mounts = [_split_pair(text, ":", "--mount") for text in mount]
+    annotations = dict(_split_pair(text, "=", "--annotation") for text in annotation)
+    names = [_split_pair(text, "=", "--env")[0] for text in env]
     spec = story.build_spec(list(env), privileged, annotations, mounts)
     return spec, "", dict.fromkeys([*names, *annotations, *(path for _, path in mounts)], "the command line")
 
 
-def _pair(text: str, sign: str, option: str) -> tuple[str, str]:
-    name, found, value = text.partition(sign)
-    if not name or not found:
+def _split_pair(text: str, sign: str, option: str) -> tuple[str, str]:
+    name, separator, value = text.partition(sign)
+    if not name or not separator:
         raise click.UsageError(f'{option} is "{text}"; write two parts with {sign} between them')
     return name, value
 
 
-def tell(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     for note in report["notes"]:
         show.say(f"note: {note}")
-    _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])
+    _print_section(
+        "What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]]
+    )
     if report["nothing"]:
         show.say(f"gpushim leaves this container as it is: {report['nothing']}.")
         return
-    devices = [[each["item"], each["means"], ", ".join(each["uuids"])] for each in report["devices"]]
-    _section("Devices", ("ASKED FOR", "IS", "UUID"), devices)
-    _section("CDI devices", ("NAME", "SPEC"), [[*each.values()] for each in report["cdi"]])
+    devices = [[row["item"], row["means"], ", ".join(row["uuids"])] for row in report["devices"]]
+    _print_section("Devices", ("ASKED FOR", "IS", "UUID"), devices)
+    _print_section("CDI devices", ("NAME", "SPEC"), [[*row.values()] for row in report["cdi"]])
     if not report["refusal"]:
-        _section(
-            "Conditions that hold", ("VARIABLE", "CONDITION"), [[*each.values()] for each in report["requirements"]]
+        _print_section(
+            "Conditions that hold", ("VARIABLE", "CONDITION"), [[*row.values()] for row in report["requirements"]]
         )
-    _section("Limits of GPU memory", ("GPU", "LIMIT", "BY", "LARGER"), [_limit(limit) for limit in report["limits"]])
-    _section("Left out", ("WHAT",), [[sentence] for sentence in report["ignored"]])
-    _section("What it gets", ("KIND", "WHAT", "WHY"), [_edit(edit) for edit in report["edits"]])
-    _section("What it does not get", ("WHAT", "WHY"), [[*each.values()] for each in report["not_given"]])
+    _print_section(
+        "Limits of GPU memory", ("GPU", "LIMIT", "BY", "LARGER"), [_limit_cells(limit) for limit in report["limits"]]
+    )
+    _print_section("Left out", ("WHAT",), [[sentence] for sentence in report["ignored"]])
+    _print_section("What it gets", ("KIND", "WHAT", "WHY"), [_edit_cells(edit) for edit in report["edits"]])
+    _print_section("What it does not get", ("WHAT", "WHY"), [[*row.values()] for row in report["not_given"]])
 
 
-def _section(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> None:
+def _print_section(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> None:
     if rows:
         show.say(f"{title}:")
         show.table(columns, rows)
         show.say()
 
 
-def _limit(limit: dict[str, Any]) -> list[str]:
+def _limit_cells(limit: dict[str, Any]) -> list[str]:
     larger = [f"{row['limit'] >> 20} MiB ({row['by']})" for row in limit["also"]]
     return [limit["device"], f"{limit['limit'] >> 20} MiB", limit["by"], ", ".join(larger)]
 
 
-def _edit(edit: dict[str, Any]) -> list[str]:
-    why = edit["why"] + (" (is there already)" if edit["there"] else "")
-    return [edit["kind"], shown(edit["kind"], edit["value"]), why]
+def _edit_cells(edit: dict[str, Any]) -> list[str]:
+    reason = edit["why"] + (" (is there already)" if edit["there"] else "")
+    return [edit["kind"], format_value(edit["kind"], edit["value"]), reason]
 
 
-def shown(kind: str, value: Any) -> str:
-    """Write the value of an edit (see gpushim.oci.edits) in a few words."""
+def format_value(kind: str, value: Any) -> str:
+    """Return the value of an edit (see gpushim.oci.edits) in a few words."""
     if kind in ("node", "set-node"):
         numbers = f" {value['type']} {value['major']}:{value['minor']}" if "major" in value else ""
         return f"{value['path']}{numbers}"
