@@ -5,8 +5,8 @@ from __future__ import annotations
 from e2e import test_strangers
 from e2e.vulnerable import Build
 
-ORIGIN, PLACES, PROGRAMS = (
-    f"shim/gpushim/{name}.py" for name in ("engines/processes/origin", "paths/places", "engines/processes/programs")
+ORIGIN, HOST_FILES, PROGRAMS = (
+    f"shim/gpushim/{name}.py" for name in ("engines/processes/origin", "paths/host_files", "engines/processes/programs")
 )
 ANY_USER = """
 _real = why_not
@@ -65,7 +65,7 @@ BUILDS = {
     ),
     "T-ENGINE connects to anybody's socket": Build(
         {
-            PLACES: """
+            HOST_FILES: """
 def connect(path, seconds):
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(seconds)
@@ -77,10 +77,10 @@ def connect(path, seconds):
         "select.select",
     ),
     "T-ENGINE does not ask whose a directory is": Build(
-        {PLACES: OWNERS}, WHERE, UNTOUCHED, {"engine": "docker", "name": "behind the stranger's link"}
+        {HOST_FILES: OWNERS}, WHERE, UNTOUCHED, {"engine": "docker", "name": "behind the stranger's link"}
     ),
     "T-ENGINE writes where others may write": Build(
-        {PLACES: MODES}, WHERE, UNTOUCHED, {"engine": "docker", "name": "missing, in a world-writable directory"}
+        {HOST_FILES: MODES}, WHERE, UNTOUCHED, {"engine": "docker", "name": "missing, in a world-writable directory"}
     ),
     "T-TERMINAL prints what others say": Build(
         {"shim/gpushim/ground/errors.py": "visible = lambda text, keep='': text"},

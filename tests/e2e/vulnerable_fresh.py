@@ -85,7 +85,7 @@ BUILDS = {
         {STAMP: TIMES_ALONE}, _another_directory_of_the_same_time, "_mounted(scene)"
     ),
     "T-fresh looks for nothing new": Build(
-        {"shim/gpushim/inventory/data_files.py": "places = lambda *_: set()"},
+        {"shim/gpushim/inventory/data_files.py": "list_watched = lambda *_: set()"},
         _a_program_that_was_not_there,
         "_mounted(scene)",
     ),

@@ -41,7 +41,7 @@ def _own(request, inventory, bundle):
         {"way": "shim", "trick": test_services.a_link, "when": "after it"},
     ),
     "T-LENT follows a link": Build(
-        {SOCKETS: "PLACE = posix.O_PATH | posix.O_CLOEXEC\n_check = lambda *_: None"},
+        {SOCKETS: "PATH_ONLY = posix.O_PATH | posix.O_CLOEXEC\n_check = lambda *_: None"},
         ANOTHERS,
         NOTHING,
         {"way": "cdi", "trick": test_services.a_link, "when": "after it"},

@@ -17,7 +17,7 @@ from gpuhook.inject.roots import same
 from gpushim.ground import bounds
 from gpushim.ground.errors import ROOTFS, GpushimError
 from gpushim.paths.mountinfo import OtherMountError, mount_id, read_proc
-from gpushim.paths.walk import DIRECTORY, PLACE, REGULAR, TYPE
+from gpushim.paths.walk import DIRECTORY, PATH_ONLY, REGULAR, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def restrict_params(root: Rootfs) -> None:
 def _open_each(top: int, names: list[str], fds: list[int]) -> None:
     """Open each component of a path without following links; append the fds to `fds`."""
     for name in names[:-1]:
-        fds.append(posix.open(name, PLACE | posix.O_DIRECTORY, dir_fd=fds[-1] if fds else top))
-    fds.append(posix.open(names[-1], PLACE, dir_fd=fds[-1]))
+        fds.append(posix.open(name, PATH_ONLY | posix.O_DIRECTORY, dir_fd=fds[-1] if fds else top))
+    fds.append(posix.open(names[-1], PATH_ONLY, dir_fd=fds[-1]))
 
 
 def _check(root: Rootfs, proc: int, target: int, path: str) -> None:

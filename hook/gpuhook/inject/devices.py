@@ -77,7 +77,7 @@ def paths(text: str) -> dict[str, str]:
     return hierarchies
 
 
-def places(mounts: list[Mount], version: str, path: str) -> list[tuple[str, int]]:
+def list_directories(mounts: list[Mount], version: str, path: str) -> list[tuple[str, int]]:
     """Find directories that may be a cgroup's, each with the device number of its mount.
 
     Args:
@@ -89,7 +89,7 @@ def places(mounts: list[Mount], version: str, path: str) -> list[tuple[str, int]
     for mount in mounts:
         if mount.type != (b"cgroup" if version == "1" else b"cgroup2"):
             continue
-        root, point = (_decode(unescaped(text)) for text in (mount.root, mount.place))
+        root, point = (_decode(unescaped(text)) for text in (mount.root, mount.point))
         root = root.rstrip("/")
         inside = path == root or path.startswith(root + "/")
         if inside and (version == "2" or b"devices" in mount.options.split(b",")):
@@ -117,7 +117,7 @@ def find(process: str, versions: tuple[str, ...] = ("1", "2")) -> Cgroup | None:
         path = hierarchies.get(version, "/..")
         # What begins so is outside of this process's cgroup namespace.
         if path != "/.." and not path.startswith("/../"):
-            candidates = places(mounts, version, path)
+            candidates = list_directories(mounts, version, path)
             if candidates:
                 return Cgroup(version, path, candidates)
     if not {*versions} & {*hierarchies}:

@@ -15,7 +15,7 @@ from gpuhook.inject.roots import same
 from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
 from gpushim.paths.mountinfo import mount_id
-from gpushim.paths.walk import PLACE
+from gpushim.paths.walk import PATH_ONLY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def _sentence(copies: list[mountinfo.Mount]) -> str:
     for copy in copies:
         if copy.id in ids:
             return (
-                f"a mount for the container has reached the host, at {_shown(copy.place)}, where another covers it; "
+                f"a mount for the container has reached the host, at {_shown(copy.point)}, where another covers it; "
                 "unmount both, and mount no volume with shared propagation"
             )
     return (
-        f"a mount for the container has reached the host, at {_shown(copies[0].place)}, through a volume with shared "
+        f"a mount for the container has reached the host, at {_shown(copies[0].point)}, through a volume with shared "
         "propagation, and was taken away again; mount that volume with the propagation rslave or rprivate"
     )
 
@@ -90,7 +90,7 @@ def _propagated(hosts: dict[bytes, mountinfo.Mount], mounts: list[mountinfo.Moun
 
 def _below(mount: mountinfo.Mount, parent: mountinfo.Mount) -> bytes:
     """Return a mount's path in the file system of its parent, which peers may show in other parts."""
-    inside = mount.place[len(parent.place.rstrip(b"/")) :]
+    inside = mount.point[len(parent.point.rstrip(b"/")) :]
     return parent.root.rstrip(b"/") + inside
 
 
@@ -104,16 +104,16 @@ def _kind(source: str, hosts: dict[bytes, mountinfo.Mount]) -> _Kind:
         path = mountinfo.escaped(posix.readlink(f"/proc/self/fd/{fd}".encode()))
     finally:
         posix.close(fd)
-    return mount.device, (mount.root.rstrip(b"/") + path[len(mount.place.rstrip(b"/")) :]) or b"/"
+    return mount.device, (mount.root.rstrip(b"/") + path[len(mount.point.rstrip(b"/")) :]) or b"/"
 
 
 def _take_away(copy: mountinfo.Mount) -> None:
     """Unmount a copy, if it is still what the path leads to."""
     from gpuhook.inject import mounts  # 1.3 ms: `posix` lacks umount2(2)
 
-    path = mountinfo.unescaped(copy.place)
+    path = mountinfo.unescaped(copy.point)
     try:
-        fd = posix.open(path, PLACE)
+        fd = posix.open(path, PATH_ONLY)
         try:
             if mount_id(fd) == copy.id:
                 mounts.take_away(fd)
@@ -121,14 +121,14 @@ def _take_away(copy: mountinfo.Mount) -> None:
             posix.close(fd)
     except OSError as error:
         raise GpushimError(
-            f"a mount for the container has reached the host, at {_shown(copy.place)}, and cannot be taken away: "
+            f"a mount for the container has reached the host, at {_shown(copy.point)}, and cannot be taken away: "
             f"{error.strerror}; unmount it, and mount no volume with shared propagation",
             ROOTFS,
         ) from None
 
 
-def _shown(place: bytes) -> str:
-    return visible(place.decode(errors="replace"))
+def _shown(path: bytes) -> str:
+    return visible(path.decode(errors="replace"))
 
 
 def _is_there(root: Rootfs, source: str, path: str) -> bool:

@@ -13,7 +13,7 @@ from gpushim.paths.directory import make_on
 from gpushim.paths.mountinfo import OtherMountError, mount_id
 from gpushim.paths.rootfs import KERNELS
 from gpushim.paths.trust import in_user_namespace
-from gpushim.paths.walk import CHARACTER, DIRECTORY, TYPE, walk_to_place
+from gpushim.paths.walk import CHARACTER, DIRECTORY, TYPE, walk_to_entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpushim.paths.rootfs import Rootfs
 
-    Place = tuple[int, str, int]  # O_PATH fd of the directory, name in it, O_PATH fd of the place
+    Target = tuple[int, str, int]  # O_PATH fd of the directory, name in it, O_PATH fd of the file there
 
 NODEV = 4  # ST_NODEV
 
@@ -76,7 +76,7 @@ def _check_own(root: Rootfs) -> None:
         )
 
 
-def find(root: Rootfs, path: str, facts: posix.stat_result, mount_ids: Collection[bytes]) -> Optional[Place]:
+def find(root: Rootfs, path: str, facts: posix.stat_result, mount_ids: Collection[bytes]) -> Optional[Target]:
     """Find or make the target for a file of the host; return None if the container has that file there already.
 
     Args:
@@ -93,7 +93,7 @@ def find(root: Rootfs, path: str, facts: posix.stat_result, mount_ids: Collectio
         GpushimError: it is a directory and the file is none, or the reverse; or it is the kernel's.
     """
     is_directory = facts.st_mode & TYPE == DIRECTORY
-    directory, name, target = walk_to_place(
+    directory, name, target = walk_to_entry(
         root.fd, path, make_on(mount_ids, file=not is_directory), root.way(mount_ids)
     )
     try:
@@ -121,7 +121,7 @@ def find(root: Rootfs, path: str, facts: posix.stat_result, mount_ids: Collectio
     return None
 
 
-def close(target: Place) -> None:
+def close(target: Target) -> None:
     posix.close(target[0])
     posix.close(target[2])
 

@@ -32,7 +32,7 @@ FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8}
 NODEV = FLAGS["nodev"]
 FOUR = 15
 ABSENT = (ENOSYS, EPERM)  # an old kernel; a seccomp profile that does not know the call
-_PLACE = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
+_PATH_ONLY = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
 
 
 class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # ctypes.c_long; a plain int would be passed with its lower half only
@@ -121,11 +121,11 @@ def bind_data(
 
     def attach() -> None:
         parent, name = above
-        fds = [posix.open(name, _PLACE | posix.O_DIRECTORY, dir_fd=parent)]
+        fds = [posix.open(name, _PATH_ONLY | posix.O_DIRECTORY, dir_fd=parent)]
         try:
             flags = _Long(FLAGS["nosuid"] | FLAGS["nodev"] | FLAGS["noexec"])
             _check(_mount_call(b"tmpfs", b"/proc/self/fd/%d" % fds[0], b"tmpfs", flags, b"mode=0555,size=1m"))
-            fds.append(posix.open(name, _PLACE | posix.O_DIRECTORY, dir_fd=parent))  # now with the tmpfs on it
+            fds.append(posix.open(name, _PATH_ONLY | posix.O_DIRECTORY, dir_fd=parent))  # now with the tmpfs on it
             try:
                 new = posix.O_RDWR | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC
                 fds.append(posix.open("data", new, 0o444, dir_fd=fds[1]))
@@ -240,7 +240,7 @@ def _bind(file: Bind) -> None:
     try:
         _same(source, file.source)
         _mount(source, file.target, MS_BIND)
-        new = posix.open(file.name, _PLACE, dir_fd=file.directory)  # the place again, now with the mount on it
+        new = posix.open(file.name, _PATH_ONLY, dir_fd=file.directory)  # the place again, now with the mount on it
         _same(new, source)
         _mount(None, new, MS_PRIVATE)
         # What a user namespace has locked must be asked for again (mount_namespaces(7)).

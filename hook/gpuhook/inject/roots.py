@@ -16,7 +16,7 @@ from gpushim.ground.errors import BUNDLE, ROOTFS, GpushimError, visible
 from gpushim.paths import mountinfo
 from gpushim.paths.mountinfo import held, mount_id
 from gpushim.paths.rootfs import KERNELS, Rootfs
-from gpushim.paths.walk import PLACE
+from gpushim.paths.walk import PATH_ONLY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def check(root: Rootfs) -> None:
         OSError: it cannot be looked at.
     """
     path, mount = visible(root.path), root.mounted(root.mount)
-    above = posix.open("..", PLACE, dir_fd=root.fd)
+    above = posix.open("..", PATH_ONLY, dir_fd=root.fd)
     try:
         # Above the root directory is the root directory: that of a process which has gone there already.
         if mount_id(above) == root.mount and not same(above, root.fd):
@@ -117,7 +117,7 @@ def _covered(root: Rootfs, mount: Mount) -> bool:
     """Return whether another directory is mounted below this mount, at the same path."""
     while True:
         below = root.mounted(mount.parent)
-        if not below or below.id == mount.id or below.place != mount.place:
+        if not below or below.id == mount.id or below.point != mount.point:
             return False
         if (below.device, below.root) != (mount.device, mount.root):
             return True
@@ -139,8 +139,8 @@ def own_mounts(root: Rootfs) -> list[mountinfo.Mount]:
     if root.process:
         hosts = mountinfo.parse(mountinfo.read(""))
     else:
-        top = _place(root)
-        hosts = [mount for mount in mounts if mount.id != root.mount and not mount.place.startswith(top + b"/")]
+        top = _spelled_path(root)
+        hosts = [mount for mount in mounts if mount.id != root.mount and not mount.point.startswith(top + b"/")]
     devices, groups = {mount.device for mount in hosts}, {group for mount in hosts for group in mount.groups}
     return [
         mount
@@ -160,7 +160,7 @@ def own_dev(root: Rootfs) -> set[bytes]:
     return {mount.id for mount in own_mounts(root) if mount.type == b"tmpfs"}
 
 
-def _place(root: Rootfs) -> bytes:
+def _spelled_path(root: Rootfs) -> bytes:
     """Return where the rootfs is, as mountinfo spells it."""
     path = posix.readlink(f"/proc/self/fd/{root.fd}".encode())
     return mountinfo.escaped(path).rstrip(b"/")

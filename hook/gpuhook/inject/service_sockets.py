@@ -16,7 +16,7 @@ from errno import EINVAL, EPERM
 from gpuhook.inject import mountpoints, roots
 from gpushim.paths import trust
 from gpushim.paths.mountinfo import OtherMountError, mount_id
-from gpushim.paths.walk import PLACE, SOCKET, TYPE
+from gpushim.paths.walk import PATH_ONLY, SOCKET, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def lend(root: Rootfs, source: str, path: str) -> None:
     fds: list[int] = []
     try:
         try:
-            fds.append(posix.open(folder, PLACE | posix.O_DIRECTORY))
+            fds.append(posix.open(folder, PATH_ONLY | posix.O_DIRECTORY))
             above = posix.open(folder.rpartition("/")[0] or "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
             fds.append(above)
             if mount_id(above) != mount_id(fds[0]):  # FUSE, say: its server answers what it likes, when it likes
                 raise OtherMountError(folder)
-            fds.append(posix.open(name, PLACE, dir_fd=fds[0]))
+            fds.append(posix.open(name, PATH_ONLY, dir_fd=fds[0]))
             if mount_id(fds[2]) != mount_id(above):
                 raise OtherMountError(source)
         except FileNotFoundError:
@@ -54,7 +54,7 @@ def lend(root: Rootfs, source: str, path: str) -> None:
         status = posix.fstat(fds[2])
         _check(posix.fstat(fds[0]), status)
         mountpoints.check_namespace(root)
-        target = _place(root, path, status)
+        target = _find_target(root, path, status)
         if target:
             from gpuhook.inject import mounts  # 1.3 ms: `posix` lacks mount(2)
 
@@ -73,7 +73,7 @@ def _check(folder: posix.stat_result, socket: posix.stat_result) -> None:
         raise OSError(EPERM, "is not of the user who owns its directory, or others can write there")
 
 
-def _place(root: Rootfs, path: str, status: posix.stat_result) -> mountpoints.Place | None:
+def _find_target(root: Rootfs, path: str, status: posix.stat_result) -> mountpoints.Target | None:
     """Find or make the target; the container's other mounts are looked up only where it is on one."""
     below = root.mounted(root.mount)
     if below and not below.shared:

@@ -16,7 +16,7 @@ from gpushim.ground.errors import ROOTFS, GpushimError, visible
 from gpushim.ground.fastjson import dumps
 from gpushim.ground.machines import LOADER32, LOADERS, MULTIARCH
 from gpushim.paths.mountinfo import OtherMountError
-from gpushim.paths.walk import PLACE
+from gpushim.paths.walk import PATH_ONLY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def finish(work: Work, options: Options) -> None:
 def may_run(source: str) -> bool:
     """Return whether a socket's directory is there; who serves its file system, if others do, is not asked."""
     try:
-        posix.close(posix.open(source.rpartition("/")[0], PLACE))
+        posix.close(posix.open(source.rpartition("/")[0], PATH_ONLY))
     except FileNotFoundError:
         return False
     except OSError:

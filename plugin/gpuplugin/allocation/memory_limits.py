@@ -46,7 +46,7 @@ def mounts(devices: Sequence[Device]) -> list[dict[str, Any]]:
     for device in devices:
         if device.share and device.share.memory:
             sizes[device.uuid] += device.share.memory << 20
-    endless = {device.uuid for device in devices if device.place or not (device.share and device.share.memory)}
+    endless = {device.uuid for device in devices if device.placement or not (device.share and device.share.memory)}
     return [_mount(uuid, size) for uuid, size in sizes.items() if uuid not in endless]
 
 

@@ -54,7 +54,7 @@ class _Holder:
     id: str
     uuid: str
     device: Optional[Device]
-    place: str = ""  # of a MIG instance that the host does not have any more: its GPU instance
+    placement: str = ""  # of a MIG instance that the host does not have any more: its GPU instance
 
     def has(self, resource: str, device: Device) -> bool:
         """Return whether a device is given out in the same way as this one was."""
@@ -66,7 +66,7 @@ class _Holder:
         """Return whether a device of the same GPU cannot be given out while this one is held."""
         if self.uuid == device.uuid:
             return not self.has(resource, device)
-        return overlap(self.uuid, device.uuid) or (bool(self.place) and self.place == _gpu_instance(device))
+        return overlap(self.uuid, device.uuid) or (bool(self.placement) and self.placement == _gpu_instance(device))
 
 
 def settled(
@@ -105,7 +105,7 @@ def settled(
         holder for gpu in holders if gpu in gpus for holder in holders[gpu]
     ):  # of others, nothing is listed
         is_ours = holder.who != OTHERS or holder.resource in desired  # else that instance lists it
-        if not holder.place and is_ours:
+        if not holder.placement and is_ours:
             _keep(holder, listed, units)
     occupied = frozenset(holder.uuid for group in holders.values() for holder in group)
     return Settled({name: [*row.values()] for name, row in listed.items() if row}, waits, occupied)
@@ -198,7 +198,7 @@ def _join_names(names: Collection[str]) -> str:
 
 
 def _gpu_instance(device: Device) -> str:
-    return device.place.partition("/")[0]
+    return device.placement.partition("/")[0]
 
 
 def _mark_forgotten(

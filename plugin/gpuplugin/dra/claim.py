@@ -130,7 +130,7 @@ def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
     by_config: dict[int, list[Result]] = {}  # by their configs
     for result in claim.results:
         if not result.admin and (result.config.strategy == MPS or result.config.interval in INTERVALS[1:]):
-            by_config.setdefault(result.config.place, []).append(result)
+            by_config.setdefault(result.config.position, []).append(result)
     groups: list[MpsGroup] = []
     daemons: dict[str, str] = {}  # by request
     for results in by_config.values():

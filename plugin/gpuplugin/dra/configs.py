@@ -49,7 +49,7 @@ class Config:
         threads: of MPS: percent, 1 to 100; None if nothing is said.
         memory: of MPS: of each device, a quantity; "" if nothing is said.
         per_device: of MPS: (UUID, or index among the devices of this config; quantity), which count before `memory`.
-        place: among the allocation's configs.
+        position: among the allocation's configs.
     """
 
     strategy: str = ""
@@ -57,7 +57,7 @@ class Config:
     threads: int | None = None
     memory: str = ""
     per_device: tuple[tuple[str, str], ...] = ()
-    place: int = field(default=-1, compare=False)
+    position: int = field(default=-1, compare=False)
 
 
 class Row(NamedTuple):
@@ -79,7 +79,7 @@ def chosen(allocation: Mapping[str, Any], driver: str, types: Mapping[str, str])
         types: gpu or mig, by the name of a device; what is not there is of any type.
 
     Returns:
-        by the place of the device in the allocation's results; without those of other drivers.
+        by the position of the device in the allocation's results; without those of other drivers.
 
     Raises:
         GpushimError: a config of this driver is wrong, or names a request that got a device of another type.
@@ -151,7 +151,7 @@ def _best(request: str, device: str, rows: Sequence[Row], types: Mapping[str, st
     """
     names = {request, request.partition("/")[0]}  # an alternative of firstAvailable is g/two
     fit = [row for row in rows if not row.requests or names & {*row.requests}]
-    for row in sorted(fit, key=lambda row: (row.of_claim, bool(row.requests), row.config.place), reverse=True):
+    for row in sorted(fit, key=lambda row: (row.of_claim, bool(row.requests), row.config.position), reverse=True):
         kind = types.get(device, row.type)
         if kind == row.type:
             return row.config
@@ -203,7 +203,7 @@ def _row(row: Mapping[str, Any], number: int, driver: str) -> Row:
     type_ = KINDS[_one_of(kind, subject, "kind", (*KINDS,))]
     _one_of(parameters.get("apiVersion"), subject, "apiVersion", (API,))
     fields = _object(parameters, subject, "parameters", ("apiVersion", "kind", "sharing"))
-    config = replace(_config(fields.get("sharing"), subject, type_), place=number)
+    config = replace(_config(fields.get("sharing"), subject, type_), position=number)
     return Row(of_claim, requests, subject, type_, config)
 
 

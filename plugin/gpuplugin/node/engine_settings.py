@@ -29,16 +29,16 @@ def change_engine(record: records.Record, words: list[str], restart: bool) -> No
     ]  # configured again before they were removed
     record.engine = words
     record.save()
-    in_place = [settings for settings in record.former if _replaces_in_place(settings, words)]
+    overwritten = [settings for settings in record.former if _writes_same_file(settings, words)]
     for settings in [settings for settings in record.former if not _needs(settings)]:
         engine.configure([*identify_settings(settings), engine.REMOVE], restart and not words)
         record.former.remove(settings)
-    if words and not engine.configure([*words, NEEDED] if in_place else words, restart):
-        record.former = [settings for settings in record.former if settings not in in_place]
+    if words and not engine.configure([*words, NEEDED] if overwritten else words, restart):
+        record.former = [settings for settings in record.former if settings not in overwritten]
     record.former = [
         settings
         for settings in record.former
-        if settings in in_place or engine.configure([*identify_settings(settings), engine.REMOVE, NEEDED], restart)
+        if settings in overwritten or engine.configure([*identify_settings(settings), engine.REMOVE, NEEDED], restart)
     ]
     record.save()
 
@@ -73,7 +73,7 @@ def _needs(words: list[str]) -> bool:
     return table.ENGINES[words[0]].handlers
 
 
-def _replaces_in_place(old: list[str], new: list[str]) -> bool:
+def _writes_same_file(old: list[str], new: list[str]) -> bool:
     """Return whether new settings replace old ones in the same file."""
     files = [[words[:1], [word for word in words if word.startswith("--config=")]] for words in (old, new)]
     return bool(new) and _needs(new) and files[0] == files[1]

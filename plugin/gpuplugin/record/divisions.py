@@ -46,7 +46,7 @@ def with_former(record: Record, units: Units) -> dict[str, Device]:
         for device in list_held(claim)
     ]
     former = {
-        uuid: Device(uuid, uuid, "", indices[gpu], problem=GONE, place=placement)
+        uuid: Device(uuid, uuid, "", indices[gpu], problem=GONE, placement=placement)
         for gpu, uuid, placement in rows
         if uuid not in units and gpu in indices
     }
@@ -141,13 +141,13 @@ def divide(record: Record, desired: Devices, last: Served, decision: Settled, un
         gpu_uuids[device.gpu]: {} for row in desired.values() for device in row
     }
     for uuid in decision.occupied & last_parts.keys():
-        former: Division = {"parts": last_parts[uuid], "owner": 0, "placement": units[uuid].place}
+        former: Division = {"parts": last_parts[uuid], "owner": 0, "placement": units[uuid].placement}
         divisions.get(gpu_uuids[units[uuid].gpu], {})[uuid] = before.get(uuid, former)
     for uuid, parts in _list_parts(desired).items():
         if uuid not in decision.waits:
             if uuid in decision.occupied:
                 _enlarge(parts, last_parts.get(uuid, {}))
-            division: Division = {"parts": parts, "owner": owner, "placement": units[uuid].place}
+            division: Division = {"parts": parts, "owner": owner, "placement": units[uuid].placement}
             divisions[gpu_uuids[units[uuid].gpu]][uuid] = division
     gpus = dict(record["gpus"])
     for gpu, row in divisions.items():

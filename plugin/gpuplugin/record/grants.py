@@ -100,8 +100,8 @@ def _find_conflict(record: Record, home: str, request: Request) -> str:
     placement = gpu["divisions"][request.uuid]["placement"]
     for key, allocation in gpu["allocations"].items():
         had = allocation["device"]
-        is_same_place = bool(placement) and allocation["placement"] == placement and had != request.uuid
-        if is_same_place or (overlap(had, request.uuid) and not _is_shared_alike(key, allocation, request)):
+        is_same_placement = bool(placement) and allocation["placement"] == placement and had != request.uuid
+        if is_same_placement or (overlap(had, request.uuid) and not _is_shared_alike(key, allocation, request)):
             sharing = allocation["sharing"][0], allocation["sharing"][1]
             return f"{owner_of(allocation)} has {had} as {_name_sharing(sharing)}"
     for claim in record["claims"].values():
@@ -127,8 +127,8 @@ def _touches(device: ClaimDevice, uuid: str, gpu: str, placement: str) -> bool:
         return True
     if device["gpu"] != gpu:
         return device["uuid"] == gpu
-    is_same_place = bool(placement) and device["placement"].partition("/")[0] == placement.partition("/")[0]
-    return overlap(device["uuid"], uuid) or is_same_place
+    is_same_placement = bool(placement) and device["placement"].partition("/")[0] == placement.partition("/")[0]
+    return overlap(device["uuid"], uuid) or is_same_placement
 
 
 def _name_sharing(sharing: tuple[str, str]) -> str:
@@ -178,8 +178,8 @@ def _find_pod_owner(record: Record, device: ClaimDevice) -> str:
     gpu = record["gpus"].get(device["gpu"])
     for allocation in gpu["allocations"].values() if gpu else ():
         placement = allocation["placement"].partition("/")[0]
-        is_same_place = bool(placement) and placement == device["placement"].partition("/")[0]
-        if is_same_place or overlap(allocation["device"], device["uuid"]):
+        is_same_placement = bool(placement) and placement == device["placement"].partition("/")[0]
+        if is_same_placement or overlap(allocation["device"], device["uuid"]):
             subject = "it" if allocation["device"] == device["uuid"] else allocation["device"]
             return f"{owner_of(allocation)} has {subject}"
     return ""

@@ -153,7 +153,7 @@ def describe_device(uuid: str, units: Units, device: str, request: str = "", adm
     gpus = {other.gpu: other.uuid for other in units.values() if not is_instance(other.uuid)}
     return {
         "request": request, "device": device, "uuid": uuid, "admin": admin,
-        "gpu": gpus.get(unit.gpu, uuid), "placement": unit.place,
+        "gpu": gpus.get(unit.gpu, uuid), "placement": unit.placement,
     }  # fmt: skip
 
 

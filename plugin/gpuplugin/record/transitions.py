@@ -244,7 +244,7 @@ def _adopt(record: Record, kubelet: KubeletState, running: Collection[str], unit
             continue
         allocation: Allocation = {
             "device": unit.uuid,
-            "placement": unit.place,
+            "placement": unit.placement,
             "sharing": [*_find_sharing(key, unit.uuid, gpu, kubelet)],
             "pod": pod,
             "uid": uid,

@@ -64,7 +64,7 @@ class Device:
         nodes: its device nodes, below the device root.
         problem: why it cannot be handed out now, or "".
         share: the way in which its group of sharing gives it out; None if it is not shared.
-        place: of a MIG instance: its GPU instance and compute instance on that GPU.
+        placement: of a MIG instance: its GPU instance and compute instance on that GPU.
     """
 
     id: str
@@ -75,7 +75,7 @@ class Device:
     nodes: tuple[str, ...] = ()
     problem: str = ""
     share: Share | None = None
-    place: str = ""
+    placement: str = ""
 
 
 def units(snapshot: Snapshot) -> dict[str, Device]:
@@ -270,5 +270,5 @@ def _gpu_device(gpu: Gpu) -> Device:
 def _mig_device(mig: MigInstance, parent: Gpu) -> Device:
     nodes = (parent["node"], *mig["nodes"])
     index = f"{mig['gpu']}:{mig['index']}"
-    place, problem = f"{mig['gi']}/{mig['ci']}", parent["problem"] or ""
-    return Device(mig["uuid"], mig["uuid"], index, mig["gpu"], parent["numa"], nodes, problem, place=place)
+    placement, problem = f"{mig['gi']}/{mig['ci']}", parent["problem"] or ""
+    return Device(mig["uuid"], mig["uuid"], index, mig["gpu"], parent["numa"], nodes, problem, placement=placement)

@@ -12,7 +12,7 @@ from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
-from gpushim.paths import places, trust
+from gpushim.paths import host_files, trust
 
 
 class Sources:
@@ -85,4 +85,4 @@ class Sources:
         """Return the directories in which a change shows: the files' own, and those of links, as a ConfigMap's
         ..data.
         """
-        return [*dict.fromkeys(folder for path in self._identities for folder in places.folders(path))]
+        return [*dict.fromkeys(folder for path in self._identities for folder in host_files.folders(path))]

@@ -67,7 +67,7 @@ def create_dev_char_links(dev_root: str, dry_run: bool, form: str) -> None:
     _run(_links, link, dev_root, dry_run, form)
 
 
-def _places(dev_root: str) -> tuple[str, str]:
+def _find_roots(dev_root: str) -> tuple[str, str]:
     if dev_root and not dev_root.startswith("/"):
         raise click.UsageError(f"--dev-root {dev_root} is a relative path; give the whole path")
     driver = policy.load(system.config_path())["driver"]
@@ -86,7 +86,7 @@ def _links(root: str, proc: str) -> list[str]:
 
 def _run(missing: _Listing, make: _Listing, dev_root: str, dry_run: bool, form: str) -> None:
     """Make what is missing, and print it; both functions take the device root and a /proc."""
-    root, proc = _places(dev_root)
+    root, proc = _find_roots(dev_root)
     before = missing(root, proc)
     notes = [] if dry_run else make(root, proc)
     missing_paths = before if dry_run else missing(root, proc)

@@ -15,7 +15,7 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from gpushim.ground.errors import CONFIG, FAILED, INVENTORY, NOT_FOUND, GpushimError
-from gpushim.paths import places, trust
+from gpushim.paths import host_files, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,7 +243,7 @@ def trusted(path: str, kind: str, mounted: bool = False) -> bytes:
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
                 CONFIG,
             )
-        culprit = places.replaceable(path)
+        culprit = host_files.replaceable(path)
         if culprit:
             raise GpushimError(
                 f"{path} cannot be trusted: users other than root can put another file there, since {culprit} is "
@@ -277,7 +277,7 @@ def _modification_time(path: str) -> float:
 def _is_safe(folder: str) -> bool:
     try:
         safe = folder.startswith("/") and not trust.others_may(os.stat(folder))
-        return safe and not places.replaceable(folder)
+        return safe and not host_files.replaceable(folder)
     except (OSError, ValueError):
         return False
 

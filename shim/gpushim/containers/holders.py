@@ -37,7 +37,7 @@ USERS_STATES = (
     *((name, name) for name in RUNTIMES),
     *((pattern, name) for name, row in table.ENGINES.items() for pattern in row.users_states),
 )
-PLACES = 64  # directories of one user's, each with the containers of a runtime
+DIRECTORIES = 64  # directories of one user's, each with the containers of a runtime
 # Annotations that show an engine: first those with a value, as a pod's author may add others; then containerd's,
 # which no other engine writes; then the last of the table, as Podman writes some of CRI-O's too.
 ENGINES = tuple(
@@ -143,21 +143,23 @@ def _state_folders(unseen: list[str], lookup: names.Names) -> list[tuple[str, st
     owners: dict[str, tuple[str, str]] = {}
     for pattern, engine_name, user in queries:
         matches = _expand(pattern) if user else glob.glob(pattern)
-        unseen += itertools.islice(seen.refused(pattern), PLACES)
+        unseen += itertools.islice(seen.refused(pattern), DIRECTORIES)
         for path in sorted(matches):
             owners.setdefault(os.path.realpath(path), (_docker(path) or engine_name, user))
     return [(path, *owner) for path, owner in owners.items()]
 
 
 def _expand(pattern: str) -> list[str]:
-    """List the existing paths of an absolute `glob` pattern below a user's directory, PLACES at most.
+    """List the existing paths of an absolute `glob` pattern below a user's directory, DIRECTORIES at most.
 
     There may be any number of names, and by links a directory may appear any number of times.
     """
     paths = [""]
     for part in pattern.split("/")[1:]:
         if glob.has_magic(part):
-            paths = [f"{folder}/{name}" for folder in paths for name in fnmatch.filter(_names(folder), part)][:PLACES]
+            paths = [f"{folder}/{name}" for folder in paths for name in fnmatch.filter(_names(folder), part)][
+                :DIRECTORIES
+            ]
         else:
             paths = [f"{folder}/{part}" for folder in paths]
     return [path for path in paths if os.path.lexists(path)]
@@ -250,7 +252,7 @@ def _mounted_nodes(container: Container, inventory: Snapshot) -> Iterator[str]:
             if b" /dev/" not in line:
                 continue
             mount = mountinfo.Mount(line.rstrip(b"\n"))
-            path = os.fsdecode(mount.place)
+            path = os.fsdecode(mount.point)
             # A container can mount over any path; the source of a node has the same name.
             if path in inventory["nodes"] and mount.root.endswith(os.fsencode(path.rpartition("/")[2])):
                 yield path

@@ -35,7 +35,7 @@ def daemon(host: Host) -> Iterator[Finding]:
             yield broken(f"{subject} does not report its settings: {status['error']}", host.restart(engine))
         else:
             evidence = "" if status else ", which is not asked, as its program is not the system's"
-            yield ok(f"{subject} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")
+            yield ok(f"{subject} runs, with {' and '.join(filter(None, crio.config_paths(engine)))}{evidence}")
     if not host.running("crio"):
         yield entries.report_absent(host, "crio")
 

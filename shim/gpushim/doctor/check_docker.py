@@ -113,9 +113,9 @@ def program(host: Host) -> Iterator[Finding]:
                     f"dockerd can execute {path}"
                 )
                 continue
-            place_words = "in dockerd's own root" if engine.root else "here" if "/" in path else "on dockerd's PATH"
+            location = "in dockerd's own root" if engine.root else "here" if "/" in path else "on dockerd's PATH"
             yield broken(
-                f"the runtime {name} is {path}, which is not an executable file {place_words}",
+                f"the runtime {name} is {path}, which is not an executable file {location}",
                 f"install gpushim where dockerd sees it; then {command}" if engine.root else command,
             )
 
@@ -344,7 +344,7 @@ def _asked(engine: Engine) -> dict[str, Any]:
     try:
         return dockerd.info(engine, seconds=ask.SECONDS)
     except PermissionError as error:
-        evidence, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
+        evidence, _, fix = str(error).rpartition("; ")  # host_files.py says who could have put the socket there
         root = "run this as root, or as a user who may use that socket"
         return {"error": evidence or f"{error}{_outside(dockerd.socket(engine))}", "fix": fix if evidence else root}
     except (OSError, ValueError) as error:

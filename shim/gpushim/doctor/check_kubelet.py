@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 # Kubelet's directory: the default, k0s's, MicroK8s's.
-PLACES = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
+DIRECTORIES = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
 # Units that run a kubelet, the usual one first.
 UNITS = ("kubelet", *services.RANCHER, "rke2-server", "rke2-agent", "k3s-agent", "k0sworker", "k0scontroller")
 MICROK8S = "snap.microk8s.daemon-kubelite"
@@ -57,7 +57,7 @@ def _other_directories(host: Host) -> list[str]:
     folder = host.kubelet_root_dir
     if folder and os.path.realpath(host.top + folder) == os.path.realpath(host.kubelet):
         return []
-    return [folder] if folder else [path for path in PLACES if host.top + path != host.kubelet]
+    return [folder] if folder else [path for path in DIRECTORIES if host.top + path != host.kubelet]
 
 
 def listens(host: Host) -> Iterator[Finding]:

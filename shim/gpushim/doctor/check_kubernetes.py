@@ -27,7 +27,7 @@ from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, units
 from gpushim.engines.settings.setup import PROGRAM
 from gpushim.ground import seen
-from gpushim.paths import places, trust
+from gpushim.paths import host_files, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def runtime_class(host: Host) -> Iterator[Finding]:
 
 def _untrusted(config: str) -> str:
     """Return the path by which others than root and this user could change or replace a kubeconfig, or ""."""
-    return places.replaceable(config) or (config if trust.others_may(os.stat(config)) else "")
+    return host_files.replaceable(config) or (config if trust.others_may(os.stat(config)) else "")
 
 
 def template(host: Host) -> Iterator[Finding]:

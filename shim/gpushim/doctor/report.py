@@ -20,7 +20,7 @@ from gpushim.engines.processes import ask
 from gpushim.ground import seen
 from gpushim.ground.errors import GpushimError, visible
 from gpushim.inventory import ensure
-from gpushim.paths import places
+from gpushim.paths import host_files
 from gpushim.paths.logfile import now
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def rendered(host: Host, findings: list[Finding], as_json: bool) -> str:
 
 
 @contextlib.contextmanager
-def _open_directory(path: str) -> Iterator[places.Place]:
+def _open_directory(path: str) -> Iterator[host_files.HostFile]:
     try:
-        with places.place(os.path.abspath(path), output=True) as file:
+        with host_files.open_parent(os.path.abspath(path), output=True) as file:
             if file.link:
                 raise FileExistsError
             yield file

@@ -33,7 +33,7 @@ from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings.setup import PROGRAM, installed
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.machines import LOADERS
-from gpushim.paths import places
+from gpushim.paths import host_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,7 +185,7 @@ def _run_docker(host: Host, engine: Engine, scratch: str, root: str, name: str) 
     client = host.program("docker")
     if not client:
         return ask.Answer(None, "", programs.absent("docker", host.top))
-    words = [client, f"--config={scratch}", f"--host=unix://{places.socket_path(dockerd.socket(engine))}"]
+    words = [client, f"--config={scratch}", f"--host=unix://{host_files.socket_path(dockerd.socket(engine))}"]
     archive = f"{scratch}/root.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(root, ".")
@@ -207,7 +207,7 @@ def _run_containerd(host: Host, engine: Engine, program: str, root: str, name: s
     client = host.program("ctr")
     if not client:
         return ask.Answer(None, "", programs.absent("ctr", host.top))
-    words = [client, f"--address={places.socket_path(check_containerd.socket_of(host, engine))}"]
+    words = [client, f"--address={host_files.socket_path(check_containerd.socket_of(host, engine))}"]
     run = ["run", "--rm", "--rootfs", f"--runc-binary={program}", f"--env={REQUEST}", root, name, *COMMAND]
     try:
         return ask.program([*words, *run], SECONDS)

@@ -45,7 +45,7 @@ def plan(options: Options) -> Plan:
         GpushimError: the file cannot be read, understood or safely changed.
     """
     engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, "", CONFIG)
-    main, folder = places(engine)
+    main, folder = config_paths(engine)
     path = options.config or f"{folder or DIRECTORY}/{FILE}"
     data, read = settings(engine), [path_read for path_read in (main, folder) if path_read]
     earlier = [] if options.config else [main, f"{DIRECTORY}/{FILE}"]
@@ -142,7 +142,7 @@ def _check_removal(read: list[str], changes: list[Change], find_needed: Callable
         raise GpushimError(f"{handlers.why(used)}; delete these pods, then try again")
 
 
-def places(engine: Engine | None) -> tuple[str, str]:
+def config_paths(engine: Engine | None) -> tuple[str, str]:
     """Return the file of settings that CRI-O reads, and the directory or "", as this process opens them.
 
     Without an engine, these are the usual places.
@@ -163,7 +163,7 @@ def programs_of(data: dict[str, Any]) -> dict[str, str]:
 
 def settings(engine: Engine | None) -> dict[str, Any]:
     """Return what the files of a CRI-O say; without an engine, those in the usual places."""
-    return toml.merged([path for path in places(engine) if path])
+    return toml.merged([path for path in config_paths(engine) if path])
 
 
 def hook_directories(data: dict[str, Any]) -> list[str]:

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, bounds, types, JSON, logs, this boot, gpushim's own places."""
+"""What everything stands on: errors, bounds, types, JSON, logs, this boot, gpushim's own directories."""

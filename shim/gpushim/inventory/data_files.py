@@ -175,7 +175,7 @@ def _xorg_names(version: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def firmware(root: str, version: str) -> list[File]:
     """List the GSP's firmware, of each name the file that the kernel loads (fw_path in firmware_loader/main.c)."""
     files: dict[str, File] = {}
-    bases = [(base, base) for base in _firmware_places(root)]
+    bases = [(base, base) for base in _firmware_folders(root)]
     for base, path in [*bases, *([("/firmware", "/lib/firmware")] if root != "/" else ())]:
         for name in rooted.listing(root, f"{base}/nvidia/{version}"):
             if name.startswith("gsp") and name.endswith(".bin") and name not in files:
@@ -185,7 +185,7 @@ def firmware(root: str, version: str) -> list[File]:
     return list(files.values())
 
 
-def _firmware_places(root: str) -> list[str]:
+def _firmware_folders(root: str) -> list[str]:
     release = os.uname().release
     below = (f"/updates/{release}", "/updates", f"/{release}", "")
     return [*_firmware_path(root), *("/lib/firmware" + name for name in below)]
@@ -213,7 +213,7 @@ def gds(root: str) -> list[File]:
     return files
 
 
-def places(root: str, version: str, libraries: set[str]) -> set[str]:
+def list_watched(root: str, version: str, libraries: set[str]) -> set[str]:
     """Return the paths where the driver's files may appear later; one that ends with / is a directory of any names.
 
     `libraries` are the directories of the driver's libraries.
@@ -222,7 +222,7 @@ def places(root: str, version: str, libraries: set[str]) -> set[str]:
         name.format(arch=arch, version=version) for names in CONFIGS.values() for name in names for arch in ARCHS
     }
     watched = {f"{folder}/{name}" for folder in (*CONFIG_DIRS, *NIXOS_CONFIGS.values()) for name in configs}
-    watched |= {f"{below}/nvidia/{version}/" for below in _firmware_places(root)} | {CUFILE}
+    watched |= {f"{below}/nvidia/{version}/" for below in _firmware_folders(root)} | {CUFILE}
     # Programs, and X.Org's modules, of which most hosts have none: only where such a directory is.
     usual = {f"{folder}/{name}" for folder in BINARY_DIRS for names in BINARIES.values() for name in names}
     for names, subfolders in zip(_xorg_names(version), XORG_MODULES):

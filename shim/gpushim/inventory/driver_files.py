@@ -145,7 +145,7 @@ def watched(root: str, version: str, files: dict[str, list[File]], busy: Contain
     libraries = {os.path.dirname(entry["path"]) for entry in lasting if entry["kind"] == "library"}
     paths = {entry["path"] for entry in lasting}
     watched: set[str] = set()
-    for path in paths | data_files.places(root, version, libraries.union(data_files.XORG_DIRS)):
+    for path in paths | data_files.list_watched(root, version, libraries.union(data_files.XORG_DIRS)):
         above, _, name = path.rpartition("/")
         folder = rooted.nearest(root, above)
         if not rooted.mistrust(root, folder):

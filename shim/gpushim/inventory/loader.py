@@ -94,7 +94,7 @@ class Loader:
 
     def _spellings(self, name: str, version: str) -> Iterator[str]:
         yield from self.cached.get(name, ())
-        for below in self._places(name):
+        for below in self._search_path(name):
             if version:
                 yield f"{below}/{name}.{version}"
             else:
@@ -103,7 +103,7 @@ class Loader:
             endings = filter(None, self.versions(folder).get(name, ()))
             yield from (f"{folder}/{name}.{ending}" for ending in sorted(endings, key=_numbers, reverse=True))
 
-    def _places(self, name: str) -> Iterator[str]:
+    def _search_path(self, name: str) -> Iterator[str]:
         for folder in self.folders:
             if name in BELOW:
                 yield folder + BELOW[name]
@@ -122,7 +122,7 @@ class Loader:
     def names(self, name: str, path: str) -> list[str]:
         spellings = []
         store = rooted.resolve(self.root, NIXOS_DIRS.get(self.machine, NIXOS_DIR)) or ""  # a copy of all, in links
-        for below in self._places(name):
+        for below in self._search_path(name):
             if store and below.startswith(store):
                 continue
             for ending in self.versions(below).get(name, ()):

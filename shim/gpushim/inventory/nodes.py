@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
 # Where nodes of the driver and of related drivers are, and which names count there.
-PLACES = (
+DIRECTORIES = (
     ("/dev", re.compile(r"nvidia.*|gdrdrv")),
     (CAPS_DIR, re.compile(r"nvidia-cap\d+")),
     (IMEX_DIR, re.compile(r"channel\d+")),
@@ -124,7 +124,7 @@ def watched(nodes: dict[str, Node], in_use: list[str]) -> list[str]:
 
 def _list_paths(dev_root: str, notes: list[str]) -> list[str]:
     paths: list[str] = []
-    for folder, pattern in PLACES:
+    for folder, pattern in DIRECTORIES:
         try:
             names = os.listdir(folder if dev_root == "/" else dev_root + folder)
         except OSError:

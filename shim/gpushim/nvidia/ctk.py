@@ -122,11 +122,11 @@ def runtime_configure(
 
 @main.group(invoke_without_command=True)
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of NVIDIA's config.toml.")
-@click.option("--in-place", "-i", is_flag=True, help="Write gpushim's config.toml.")
+@click.option("--in-place", "-i", "overwrite", is_flag=True, help="Write gpushim's config.toml.")
 @click.option("--config-file", "--config", "-c", "source", default="", hidden=True)
 @click.option("--output", "-o", default="", hidden=True)
 @click.pass_context
-def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, source: str, output: str) -> None:
+def config(ctx: click.Context, sets: tuple[str, ...], overwrite: bool, source: str, output: str) -> None:
     """Show gpushim's config.toml, or translate keys of NVIDIA's into it.
 
     There is no /etc/nvidia-container-runtime/config.toml here: `gpushim migrate` takes one over.
@@ -143,7 +143,7 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, source: st
     for row in rows:
         show.say(f"{row.key}: {row.becomes}", error=True)
     changes = migrate.list_changes(rows, config_path)
-    if in_place:
+    if overwrite:
         for note in files.apply(changes):
             click.echo(f"note: {note}", err=True)
         migrate.check_complete(rows, "--set", "leave it out")

@@ -9,9 +9,9 @@ file itself, is passed to the variant by its fd before anything is done with it,
 | --- | --- | --- | --- |
 | `rootfs.Rootfs` | the container's | links of the kernel's own file systems, closed directories of volumes, \
 much text of links; reads and writes on other mounts | is made on the container's own mounts |
-| `places.place` | /, or /proc/PID/root | what others own or may write, sticky or not; with `output` only links | \
-is made on request, but not where links lead |
-| `places.replaceable` | / | the same, but for sticky directories of root's, and read-only mounts | is an error |
+| `host_files.open_parent` | /, or /proc/PID/root | what others own or may write, sticky or not; with `output` only \
+links | is made on request, but not where links lead |
+| `host_files.replaceable` | / | the same, but for sticky directories of root's, and read-only mounts | is an error |
 | `logfile.append` | / | what others own, and what everybody may write, unless sticky | is no log |
 
 Only `rooted.resolve` goes by paths: nobody but root renames files below a driver root.

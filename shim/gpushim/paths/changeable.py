@@ -1,7 +1,7 @@
 """Whether others could change what one of gpushim's programs does: its file, its interpreters, its code.
 
 A program that an engine's settings, a link on its PATH or a CDI spec names runs with each container, as root where
-they are root's. So the rule is that of the settings (places.py): each directory, link and file belongs to root or
+they are root's. So the rule is that of the settings (host_files.py): each directory, link and file belongs to root or
 this user, and no other user may write it.
 """
 
@@ -14,7 +14,7 @@ import shlex
 import stat
 
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places, rooted
+from gpushim.paths import host_files, rooted
 from gpushim.paths.walk import walk_from
 
 PYTHON = "/usr/bin/python3"  # which gpushim-runtime starts
@@ -122,7 +122,7 @@ def _in_tree(top: str, visited: set[tuple[int, int]]) -> str:
             ):  # a link leads nowhere, or it has gone: its directory is judged
                 if entry.is_symlink():
                     path = _culprit_on_path(entry.path)
-                elif places.others_change(entry.stat(follow_symlinks=False)):
+                elif host_files.others_change(entry.stat(follow_symlinks=False)):
                     path = entry.path
                 if not path and entry.is_dir():
                     path = _in_tree(entry.path, visited)
@@ -140,8 +140,8 @@ def _culprit_on_path(path: str) -> str:
     paths: list[str] = []
 
     def allow(fd: int, status: os.stat_result, _words: int) -> None:
-        if places.others_change(status):
-            paths.append(places.found_at(fd, path))
+        if host_files.others_change(status):
+            paths.append(host_files.found_at(fd, path))
 
     os.close(walk_from("/", path, allow))
     return paths[0] if paths else ""

@@ -10,7 +10,7 @@ from errno import EISDIR
 
 from gpushim.ground import bounds
 from gpushim.paths.mountinfo import OtherMountError, mount_id
-from gpushim.paths.walk import DIRECTORY, PLACE, TYPE, os_error
+from gpushim.paths.walk import DIRECTORY, PATH_ONLY, TYPE, os_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Directory:
 
     def _put(self, name: str, make: Callable[[str], None]) -> None:
         """Make a file under a temporary name, and rename it."""
-        self._check_place(name)
+        self._check_mount(name)
         self._clear()
         for attempt in range(ATTEMPTS):
             new = TEMPORARY + posix.urandom(8).hex()
@@ -138,11 +138,11 @@ class Directory:
         except OSError:
             pass  # another error is being raised, or none matters
 
-    def _check_place(self, name: str) -> None:
+    def _check_mount(self, name: str) -> None:
         # rename(2) gives EBUSY only for mount points of the caller's own mount namespace. In the container's
         # it succeeds and silently takes the mount away (detach_mounts in the kernel's fs/namespace.c).
         try:
-            fd = posix.open(name, PLACE, dir_fd=self.fd)
+            fd = posix.open(name, PATH_ONLY, dir_fd=self.fd)
         except FileNotFoundError:
             return
         try:

@@ -146,7 +146,7 @@ def _swap_in(file: File, name: str, old: bytes | None, new: bytes | None) -> lis
         elif new is None:
             os.rename(file.name, name, src_dir_fd=file.folder, dst_dir_fd=file.scratch)
         elif not _exchange(file, name):
-            return _replace_in_place(file, name, old)
+            return _replace_without_exchange(file, name, old)
     except (FileExistsError, FileNotFoundError):
         raise Changed from None
     if old is not None:
@@ -159,7 +159,7 @@ def _swap_in(file: File, name: str, old: bytes | None, new: bytes | None) -> lis
     return []
 
 
-def _replace_in_place(file: File, name: str, old: bytes) -> list[str]:
+def _replace_without_exchange(file: File, name: str, old: bytes) -> list[str]:
     """Replace a file without an exchange; what is written into it meanwhile is kept as a copy."""
     with _open(file.name, file.folder) as fd:
         _check_unchanged(fd, old)

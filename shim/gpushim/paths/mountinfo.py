@@ -27,12 +27,12 @@ class Mount:
     Only major:minor tells which file systems are the same: on btrfs and overlayfs the st_dev of files is another.
     """
 
-    __slots__ = ("device", "groups", "id", "options", "parent", "place", "root", "shared", "type")
+    __slots__ = ("device", "groups", "id", "options", "parent", "point", "root", "shared", "type")
 
     def __init__(self, line: bytes) -> None:
         words = line.split(b" ")
         end = words.index(b"-", 6)
-        self.id, self.parent, self.device, self.root, self.place = words[:5]
+        self.id, self.parent, self.device, self.root, self.point = words[:5]
         self.type, self.options = words[end + 1], words[-1]  # those of the file system
         tags = dict([word.partition(b":")[::2] for word in words[6:end]])
         self.shared = tags.get(b"shared", b"")  # the group of peers to which its mounts propagate

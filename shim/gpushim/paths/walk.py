@@ -26,7 +26,7 @@ TYPE = 0o170000  # S_IFMT and the types: inode(7); `stat` would be one import mo
 DIRECTORY, REGULAR, LINK = 0o040000, 0o100000, 0o120000
 CHARACTER, SOCKET, FIFO = 0o020000, 0o140000, 0o010000
 ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG, ELOOP = 2, 20, 21, 36, 40  # of x86 and Arm; `errno` would be one import more
-PLACE = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
+PATH_ONLY = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
 
 
 def os_error(number: int, path: str) -> OSError:
@@ -70,7 +70,7 @@ def walk_from(top: str, path: str, allow: Allow | None = None) -> int:
         posix.close(root)
 
 
-def walk_to_place(root: int, path: str, missing: Missing, allow: Allow) -> tuple[int, str, int]:
+def walk_to_entry(root: int, path: str, missing: Missing, allow: Allow) -> tuple[int, str, int]:
     """Open the file that a path names, and its directory; all links are followed.
 
     A dangling link is too: `missing` makes the file where the link points to inside the root. The arguments are those
@@ -141,8 +141,8 @@ def _expand(stack: list[int]) -> list[str]:
 
 def _enter(directory: int, name: str, words: int, missing: Missing | None) -> int:
     try:
-        return posix.open(name, PLACE, dir_fd=directory)
+        return posix.open(name, PATH_ONLY, dir_fd=directory)
     except FileNotFoundError:
         if missing is None:
             raise
-    return posix.open(name, PLACE, dir_fd=directory) if missing(directory, name, words) else -1
+    return posix.open(name, PATH_ONLY, dir_fd=directory) if missing(directory, name, words) else -1

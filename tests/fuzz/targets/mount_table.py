@@ -28,10 +28,10 @@ def one(data: bytes) -> None:
     for mount, name in zip(found, names):
         assert mount.type == TYPES[name[0] & 3]
         assert mount.shared == (b"", b"5", b"", b"4")[name[0] >> 2 & 3]
-        assert mountinfo.unescaped(mount.place) == b"/" + name[1:]
-        assert mountinfo.escaped(b"/" + name[1:]) == mount.place
+        assert mountinfo.unescaped(mount.point) == b"/" + name[1:]
+        assert mountinfo.escaped(b"/" + name[1:]) == mount.point
     paths = [b"/" + name[1:] for name in names if name[0] & 3 == 3]
-    listed = devices.places(found, "2", "/x")
+    listed = devices.list_directories(found, "2", "/x")
     assert [path.encode("utf-8", "surrogateescape") for path, _ in listed] == [path + b"/x" for path in paths]
 
 

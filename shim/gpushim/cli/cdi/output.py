@@ -14,7 +14,7 @@ from gpushim.cli import show
 from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places
+from gpushim.paths import host_files
 from gpushim.paths.replace import replace
 
 SPEC_DIRS_VARIABLE = "NVIDIA_CTK_CDI_SPEC_DIRS"
@@ -51,12 +51,12 @@ def put(spec: dict[str, Any], path: str, chosen: str) -> None:
 
 def _save(path: str, content: str) -> None:
     """Write a file where no other user could change what its path means; makes missing directories."""
-    with places.place(os.path.abspath(path), make=True, output=True) as file:
+    with host_files.open_parent(os.path.abspath(path), make=True, output=True) as file:
         with contextlib.suppress(FileNotFoundError):
             status = file.status()
             if not stat.S_ISREG(status.st_mode):
                 raise GpushimError(f"{path} is not a regular file")
-            places.check_file(path, status)
+            host_files.check_file(path, status)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=file.folder)
         try:
             replace(file.name, content.encode(), folder=folder)

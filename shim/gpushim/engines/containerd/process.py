@@ -17,7 +17,7 @@ from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, programs, running
 from gpushim.engines.settings import files, toml
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places
+from gpushim.paths import host_files
 
 if TYPE_CHECKING:
     from gpushim.engines.processes.running import Engine
@@ -145,7 +145,7 @@ def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | No
     addresses = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
     address = daemon.seen((addresses or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
     try:
-        address = places.socket_path(address)
+        address = host_files.socket_path(address)
     except (OSError, GpushimError) as error:
         return None, f"containerd cannot be asked at {address}: {error}"
     crictl = programs.find("crictl")

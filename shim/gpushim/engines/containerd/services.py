@@ -37,9 +37,9 @@ CONFIGS = {
 }
 # Its units, and those of OpenRC.
 _K0S = [
-    f"/etc/{place}"
+    f"/etc/{name}"
     for role in ("controller", "worker")
-    for place in (f"systemd/system/k0s{role}.service", f"init.d/k0s{role}")
+    for name in (f"systemd/system/k0s{role}.service", f"init.d/k0s{role}")
 ]
 _PROGRAMS = {name: f"{ENGINES[name]}/containerd" for name in CONFIGS}
 BASE = '{{ template "base" . }}\n'

@@ -23,7 +23,7 @@ from gpushim.engines.processes.ask import program
 from gpushim.engines.settings import files
 from gpushim.engines.settings.setup import HOOK, Link, executes_ours
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import changeable, places
+from gpushim.paths import changeable, host_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,7 +164,7 @@ def ask(address: str, path: str, seconds: float) -> dict[str, Any]:
 
     connection = http.client.HTTPConnection("localhost", timeout=seconds)
     try:
-        connection.sock = places.connect(address, seconds)
+        connection.sock = host_files.connect(address, seconds)
         connection.request("GET", path)
         answer = json.loads(connection.getresponse().read(ANSWER_LIMIT))
     except http.client.HTTPException as error:
@@ -257,7 +257,7 @@ def apply_links(links: list[Link]) -> tuple[list[Link], list[str]]:
 def _apply_link(link: Link) -> None:
     folder, name = os.path.split(link.path)
     # By another name, as the way to the link itself would lead on to its target.
-    with places.place(f"{folder}/.{name}.gpushim", make=bool(link.target)) as target:
+    with host_files.open_parent(f"{folder}/.{name}.gpushim", make=bool(link.target)) as target:
         if not _is_own_link(link.path, absent=True):
             raise FileExistsError(errno.EEXIST, "it is somebody else's by now")
         with contextlib.suppress(FileNotFoundError):  # one of ours that led nowhere, which a new one need not replace

@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim.ground.errors import GpushimError, quote
-from gpushim.paths import places
+from gpushim.paths import host_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -73,8 +73,8 @@ def _trusted(folder: str, exe: str, root: str) -> bool:
     """Return whether nobody else could have made a process's program; an upgrade may have taken its name away."""
     try:
         status = os.stat(f"{folder}/exe")
-        places.check_file(exe, status)
-        with places.place(f"{root}{exe}"):
+        host_files.check_file(exe, status)
+        with host_files.open_parent(f"{root}{exe}"):
             return stat.S_ISREG(status.st_mode)
     except (OSError, GpushimError):
         return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.config.policy import ENGINES, SYSTEM_PATH
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import places
+from gpushim.paths import host_files
 
 if TYPE_CHECKING:
     from gpushim.engines.processes.running import Engine
@@ -62,9 +62,9 @@ def find(name: str, engine: Engine | None = None, top: str = "") -> str:
 def trusted(path: str) -> bool:
     """Return whether a path is an executable file that nobody else could have put there."""
     try:
-        with places.place(path) as place:
-            status = place.status()
-            places.check_file(path, status)
+        with host_files.open_parent(path) as file:
+            status = file.status()
+            host_files.check_file(path, status)
     except (OSError, GpushimError):
         return False
     return stat.S_ISREG(status.st_mode) and bool(status.st_mode & stat.S_IXUSR)

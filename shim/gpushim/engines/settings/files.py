@@ -2,7 +2,7 @@
 
 Nothing is recorded: a file of gpushim's own says so itself (own.py), and in daemon.json it is one entry.
 What is written lies beside a directory of which an engine reads every file (DIR.d), not in it, and so do copies.
-All is done in directories that `places.py` has walked to and holds open. Out of scope: what the files say.
+All is done in directories that `host_files.py` has walked to and holds open. Out of scope: what the files say.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from gpushim.paths import lock, places
+from gpushim.paths import host_files, lock
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from gpushim.paths.places import Place
+    from gpushim.paths.host_files import HostFile
 
 BEFORE = ".before-gpushim"  # behind the name of a copy of a file as it was without gpushim; there is one at most
 EDITED = ".kept-gpushim"  # of what somebody wrote into a file, or an entry, of gpushim's; older ones stay
@@ -70,10 +70,10 @@ def read(path: str) -> bytes | None:
             neither root nor who runs this could change it, or what is on the way to it.
     """
     try:
-        with places.place(path) as target:
+        with host_files.open_parent(path) as target:
             content = _content(path, target)
             if content is None and target.link:
-                raise places.dangling(path, target.path)
+                raise host_files.dangling(path, target.path)
             return content
     except FileNotFoundError:
         return None
@@ -83,7 +83,7 @@ def read(path: str) -> bytes | None:
 
 def copy_path(path: str, suffix: str) -> str:
     """Return where the copy of a file is, or would be; of EDITED, the first."""
-    with contextlib.suppress(FileNotFoundError), places.place(path) as target:
+    with contextlib.suppress(FileNotFoundError), host_files.open_parent(path) as target:
         return _base(target) + suffix
     return path + suffix
 
@@ -145,7 +145,7 @@ def _put(change: Change) -> list[str]:
     """Make one change, the file last; returns sentences about its copy."""
     path = change.path
     try:
-        with places.place(path, make=change.old is None) as target, _folders(target) as (folder, outside):
+        with host_files.open_parent(path, make=change.old is None) as target, _folders(target) as (folder, outside):
             if change.old is not None and not _mode(target) & 0o222:
                 raise GpushimError(
                     f"{path} is read-only, perhaps on purpose; chmod u+w, or choose another with --config"
@@ -164,7 +164,7 @@ def _put(change: Change) -> list[str]:
         raise GpushimError(f"{path} {reason}") from None
 
 
-def _replace(change: Change, target: Place, folder: int, outside: int) -> None:
+def _replace(change: Change, target: HostFile, folder: int, outside: int) -> None:
     """Put a file in its place, or remove it, if what is there is still as it was."""
     fresh, finish = f"{target.name}.gpushim", partial(_take_after, target=target)
     try:
@@ -184,12 +184,12 @@ def _replace(change: Change, target: Place, folder: int, outside: int) -> None:
             os.unlink(fresh, dir_fd=outside)
 
 
-def _check(change: Change, target: Place) -> None:
+def _check(change: Change, target: HostFile) -> None:
     if _content(change.path, target) != change.old:
         raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
 
 
-def _content(path: str, target: Place) -> bytes | None:
+def _content(path: str, target: HostFile) -> bytes | None:
     """Return what a file holds; None if there is none. `path` is how somebody named it, for messages.
 
     Raises:
@@ -203,7 +203,7 @@ def _content(path: str, target: Place) -> bytes | None:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
-        places.check_file(path, facts)
+        host_files.check_file(path, facts)
         data = os.read(fd, LIMIT + 1)
     finally:
         os.close(fd)
@@ -212,34 +212,34 @@ def _content(path: str, target: Place) -> bytes | None:
     return data
 
 
-def _mode(target: Place) -> int:
+def _mode(target: HostFile) -> int:
     with contextlib.suppress(FileNotFoundError):
         return target.status().st_mode
     return NEW_MODE
 
 
 @contextlib.contextmanager
-def _folders(target: Place) -> Iterator[tuple[int, int]]:
+def _folders(target: HostFile) -> Iterator[tuple[int, int]]:
     """Open a file's directory, and the one for what is not to be read by an engine: the one above a DIR.d."""
     with contextlib.ExitStack() as stack:
         fds = []
         for name in (".", ".." if _in_drop_ins(target) else "."):
             fds.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.folder))
             stack.callback(os.close, fds[-1])
-            places.check(target.path, fds[-1], os.fstat(fds[-1]))
+            host_files.check(target.path, fds[-1], os.fstat(fds[-1]))
         yield fds[0], fds[1]
 
 
-def _in_drop_ins(target: Place) -> bool:
+def _in_drop_ins(target: HostFile) -> bool:
     return os.path.dirname(target.path).endswith(".d")
 
 
-def _base(target: Place) -> str:
+def _base(target: HostFile) -> str:
     folder = os.path.dirname(target.path)
     return f"{folder}.{target.name}" if _in_drop_ins(target) else target.path
 
 
-def _copied(change: Change, target: Place, outside: int) -> str:
+def _copied(change: Change, target: HostFile, outside: int) -> str:
     """Keep the file as it is, if that is wished; returns the path of the copy."""
     if not change.copy or change.old is None:
         return ""
@@ -253,7 +253,7 @@ def _copied(change: Change, target: Place, outside: int) -> str:
     return copy
 
 
-def _take_after(fd: int, target: Place) -> None:
+def _take_after(fd: int, target: HostFile) -> None:
     """Give a new file the mode, owner and extended attributes (SELinux label, ACL) that its forerunner has."""
     try:
         old = os.open(target.name, _READ, dir_fd=target.folder)

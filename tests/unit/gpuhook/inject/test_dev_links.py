@@ -120,7 +120,7 @@ def test_the_mounts_of_a_container_are_the_same_from_both_sides(root: Path, tmp_
     script = dev(root, f"mount -t tmpfs none '{root}/vol ume'", f"mount --bind '{tmp_path}/volume' '{root}/etc'")
     with container(script) as pid:
         top = Rootfs(f"/proc/{pid}", str(root))
-        outside = {one.place for one in own_mounts(top)}, own_dev(top)
+        outside = {one.point for one in own_mounts(top)}, own_dev(top)
         os.close(top.fd)
 
         def within() -> object:
@@ -130,7 +130,7 @@ def test_the_mounts_of_a_container_are_the_same_from_both_sides(root: Path, tmp_
 
             assert not ctypes.CDLL(None).setns(fd, 0x20000)
             top = Rootfs("", str(root))
-            return {one.place for one in own_mounts(top)}, own_dev(top)
+            return {one.point for one in own_mounts(top)}, own_dev(top)
 
         assert forked(within) == outside
     places = {place.decode() for place in outside[0]}

@@ -82,11 +82,11 @@ V2 = mount("/", "/sys/fs/cgroup", "cgroup2", device="0:26", tags=" shared:9 mast
     ],
 )
 def test_places(text: str, version: str, path: str, found: list[str]) -> None:
-    assert [place for place, _ in devices.places(parse(text.encode()), version, path)] == found
+    assert [place for place, _ in devices.list_directories(parse(text.encode()), version, path)] == found
 
 
 def test_the_mount_is_known_by_its_device() -> None:
-    assert devices.places(parse(V2.encode()), "2", "/a") == [("/sys/fs/cgroup/a", os.makedev(0, 26))]
+    assert devices.list_directories(parse(V2.encode()), "2", "/a") == [("/sys/fs/cgroup/a", os.makedev(0, 26))]
 
 
 @pytest.mark.parametrize(

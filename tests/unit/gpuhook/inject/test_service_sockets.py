@@ -131,14 +131,14 @@ def test_a_mount_of_its_own_is_not_looked_at(case: Case, monkeypatch: pytest.Mon
 
 def test_a_name_that_means_another_file_when_it_is_mounted(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """T-LENT: what is mounted is what was looked at."""
-    find, looked_at = service_sockets._place, case.socket.with_name("looked-at")
+    find, looked_at = service_sockets._find_target, case.socket.with_name("looked-at")
 
     def exchanged(*args: Any) -> Any:
         case.socket.rename(looked_at)
         case.socket.symlink_to(case.secret)
         return find(*args)
 
-    monkeypatch.setattr(service_sockets, "_place", exchanged)
+    monkeypatch.setattr(service_sockets, "_find_target", exchanged)
     with container() as pid:
         assert case.lend(pid) == ""
         assert os.path.samefile(case.inside(pid), looked_at)

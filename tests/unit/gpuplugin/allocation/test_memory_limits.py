@@ -26,7 +26,7 @@ PARTS = {
     "b": device("b", 0, 2000),
     "c": device("c", 1, 500),
     "d": device("d", 0, None),
-    "e": device("e", 2, 100, place="1 0"),
+    "e": device("e", 2, 100, placement="1 0"),
     "f": Device("f", uuid(3), "3", 3),
     "g": Device("g", uuid(4), "4", 4, share=Share(MPS, memory=7)),
 }

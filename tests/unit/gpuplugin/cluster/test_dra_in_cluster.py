@@ -78,7 +78,7 @@ def test_what_is_of_this_driver_is_passed_on(told: Any) -> None:
     rows = [config(OTHER, {"x": nested(3000)}), ours, {"source": "FromClass"}]
     found = told(claim(*rows, drivers=(OTHER, OURS)))["object"]
     (result,) = allocated(ASKED, found, "n").results
-    assert (result.request, result.device, result.config.place) == ("r", "gpu-0", 1)
+    assert (result.request, result.device, result.config.position) == ("r", "gpu-0", 1)
     devices = found.pop("status")["allocation"]["devices"]
     assert found == {"metadata": {"uid": "u"}}
     assert [one["driver"] for one in devices["results"]] == [OURS]

@@ -90,8 +90,8 @@ def test_what_is_given_out(
 
 def test_what_the_host_has_lost_is_waited_for_and_not_told_anew() -> None:
     """Its end on kubelet's list is offer.py's, which goes by what is not told."""
-    gone = Device("MIG-0a", "MIG-0a", "", 0, problem=GONE, place="1/0")
-    new = Device("MIG-0c", "MIG-0c", "0:0", 0, place="1/0")
+    gone = Device("MIG-0a", "MIG-0a", "", 0, problem=GONE, placement="1/0")
+    new = Device("MIG-0c", "MIG-0c", "0:0", 0, placement="1/0")
     held, units = {MIG: {"MIG-0a": "a"}}, {**WHERE, "MIG-0a": gone, "MIG-0c": new}
     found = changes.settled({MIG: {"MIG-0a": gone}}, {MIG: [new]}, held, units)
     assert [one.id for one in found.listed[MIG]] == ["MIG-0c"]

@@ -21,12 +21,12 @@ def result(device: str, config: Config, request: str = "r", admin: bool = False)
     return Result(request, device, admin, config)
 
 
-def mps(place: int = 0, **more: Any) -> Config:
-    return Config(MPS, place=place, **more)
+def mps(position: int = 0, **more: Any) -> Config:
+    return Config(MPS, position=position, **more)
 
 
-def slices(interval: str, place: int = 0) -> Config:
-    return Config(TIME_SLICING, interval, place=place)
+def slices(interval: str, position: int = 0) -> Config:
+    return Config(TIME_SLICING, interval, position=position)
 
 
 def claim(*results: Result, uid: str = UID) -> Claim:

@@ -212,7 +212,7 @@ class Scene:
         made = [{**mig(0, gi - 1), "uuid": uuid(number, "MIG")} for number, gi in migs]
         self.snapshot = snapshot([gpu(0, mig=is_divided)], made)
         units = resources.units(self.snapshot)
-        return {PROFILE: [unit for unit in units.values() if unit.place]} if is_divided else whole()
+        return {PROFILE: [unit for unit in units.values() if unit.placement]} if is_divided else whole()
 
     def start(self) -> Instance:
         return Instance(self)

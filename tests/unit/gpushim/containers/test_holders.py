@@ -272,7 +272,7 @@ def test_of_a_users_states_no_more_is_read_than_the_allowance(user: Path, monkey
 
 def test_links_of_a_users_make_no_more_places(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2000 links to a directory of 2000 are four million paths."""
-    monkeypatch.setattr(holders, "PLACES", 10)
+    monkeypatch.setattr(holders, "DIRECTORIES", 10)
     (user / "docker").mkdir()
     for number in range(20):
         (user / "docker" / "x" / str(number)).mkdir(parents=True)

@@ -286,4 +286,4 @@ def test_one_directory_with_all_of_a_driver(tmp_path: Path) -> None:
     assert data_files.firmware(root, VERSION) == [
         {"path": f"/{firmware}", "kind": "firmware", "links": [f"/{firmware}::/lib/{firmware}"]}
     ]
-    assert {f"/{icd}", f"/firmware/nvidia/{VERSION}/"} <= data_files.places(root, VERSION, set())
+    assert {f"/{icd}", f"/firmware/nvidia/{VERSION}/"} <= data_files.list_watched(root, VERSION, set())

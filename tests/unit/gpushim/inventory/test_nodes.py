@@ -158,5 +158,5 @@ def test_each_feature_has_nodes_that_are_looked_for() -> None:
         path = "/dev/" + examples[feature]  # a new feature: one of its nodes
         assert pattern.fullmatch(path)
         folder, _, name = path.rpartition("/")
-        assert any(place == folder and known.fullmatch(name) for place, known in nodes.PLACES)
+        assert any(place == folder and known.fullmatch(name) for place, known in nodes.DIRECTORIES)
         assert {path, folder} & set(nodes.EXPECTED) or feature == "nvswitch"

@@ -801,5 +801,5 @@ def test_reading_a_large_bundle_costs_a_bounded_number_of_calls() -> None:
 
 
 def test_all_nodes_that_a_plan_may_have_are_known() -> None:
-    folders = [folder for folder, _ in nodes.PLACES if folder != "/dev"]
+    folders = [folder for folder, _ in nodes.DIRECTORIES if folder != "/dev"]
     assert [path for path in (*nodes.EXPECTED, *folders) if not f"{path}/".startswith(device_list.NODES)] == []

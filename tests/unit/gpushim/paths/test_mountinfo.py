@@ -22,6 +22,6 @@ def test_a_line_has_optional_words_in_the_middle() -> None:
 
 
 def test_names_are_spelled_as_the_kernel_spells_them() -> None:
-    place = mountinfo.parse(LINES)[1].place
+    place = mountinfo.parse(LINES)[1].point
     assert mountinfo.unescaped(place) == b"/a b\\040\rc"
     assert mountinfo.escaped(b"/a b\\040\rc") == place

@@ -14,7 +14,7 @@ import pytest
 from gpushim.config import policy
 from gpushim.ground import bounds
 from gpushim.ground.errors import CONFIG, GpushimError
-from gpushim.paths import logfile, places, rooted
+from gpushim.paths import host_files, logfile, rooted
 from unit.gpuhook.sandbox import exchange, forked, open_fds, own_mounts, running, until
 
 STRANGER = 1234
@@ -23,7 +23,7 @@ STRANGER = 1234
 def settings(path: Path) -> str:
     """What is wrong with others' settings there; "" for nothing. The other variants say it in the same way."""
     try:
-        with places.place(str(path)) as found:
+        with host_files.open_parent(str(path)) as found:
             assert os.path.samestat(found.status(), path.stat())
             assert found.path == os.path.realpath(path)
     except GpushimError as error:
@@ -33,7 +33,7 @@ def settings(path: Path) -> str:
 
 def output(path: Path) -> str:
     try:
-        with places.place(str(path), output=True):
+        with host_files.open_parent(str(path), output=True):
             return ""
     except GpushimError as error:
         return str(error)
@@ -162,10 +162,10 @@ def test_links_in_circles_and_too_many(tmp_path: Path) -> None:
     for path in (tmp_path / str(bounds.LINKS + 1), tmp_path / "loop"):
         assert settings(path) == f"{path} is a link that leads back to itself; remove it"
         with pytest.raises(OSError, match="symbolic links"):
-            places.replaceable(str(path))
+            host_files.replaceable(str(path))
     logfile.append(str(tmp_path / "loop/log"), "x")
     assert logfile.refused(str(tmp_path / "loop/log"))
-    assert places.folders(str(tmp_path / "loop")) == [str(tmp_path)]
+    assert host_files.folders(str(tmp_path / "loop")) == [str(tmp_path)]
 
 
 @pytest.mark.parametrize("way", ["rd/../evil", "link", "evil"])
@@ -175,13 +175,13 @@ def test_a_strangers_name_in_a_sticky_directory_however_it_is_reached(tmp_path: 
     (tmp_path / "link").symlink_to("evil")
     strangers("evil")(tmp_path)
     tmp_path.chmod(0o1777)
-    assert places.replaceable(f"{tmp_path}/{way}") == str(tmp_path)
+    assert host_files.replaceable(f"{tmp_path}/{way}") == str(tmp_path)
     tmp_path.chmod(0o755)
-    assert places.replaceable(f"{tmp_path}/{way}") == ""
+    assert host_files.replaceable(f"{tmp_path}/{way}") == ""
 
 
 def test_where_it_shows_that_another_file_is_there(top: Path) -> None:
-    assert places.folders(f"{top}/map/x") == [f"{top}/{name}" for name in ("map", "map/..1", "deep/target")]
+    assert host_files.folders(f"{top}/map/x") == [f"{top}/{name}" for name in ("map", "map/..1", "deep/target")]
 
 
 def test_directories_are_made_but_not_where_links_lead(tmp_path: Path) -> None:
@@ -191,20 +191,20 @@ def test_directories_are_made_but_not_where_links_lead(tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:
         for name in ("a/b/x", "link/c/x"):
-            with places.place(f"{tmp_path}/{name}", make=True) as found:
+            with host_files.open_parent(f"{tmp_path}/{name}", make=True) as found:
                 assert (found.name, os.fstat(found.folder).st_mode & 0o777, found.link) == ("x", 0o755, "")
     finally:
         os.umask(old)
-    with pytest.raises(FileNotFoundError), places.place(f"{tmp_path}/gone/d/x", make=True):
+    with pytest.raises(FileNotFoundError), host_files.open_parent(f"{tmp_path}/gone/d/x", make=True):
         pass
     with (
         pytest.raises(GpushimError, match=r"last is a link to .*/there/gone/x, which does not exist"),
-        places.place(f"{tmp_path}/last", make=True),
+        host_files.open_parent(f"{tmp_path}/last", make=True),
     ):
         pass
-    with pytest.raises(FileNotFoundError), places.place(f"{tmp_path}/there/d/", make=True):
+    with pytest.raises(FileNotFoundError), host_files.open_parent(f"{tmp_path}/there/d/", make=True):
         pass
-    with pytest.raises(GpushimError, match="is not a regular file"), places.place(f"{tmp_path}/link/"):
+    with pytest.raises(GpushimError, match="is not a regular file"), host_files.open_parent(f"{tmp_path}/link/"):
         pass
     assert os.listdir(tmp_path / "there") == ["c"]
 
@@ -217,6 +217,6 @@ def test_a_directory_that_changes_hands_while_it_is_opened(tmp_path: Path) -> No
     ours, found = (tmp_path / "ours").stat().st_ino, set()
     with running(lambda: exchange(tmp_path / "ours", tmp_path / "theirs")):
         for _ in until(0.4):
-            with suppress(GpushimError), places.place(f"{tmp_path}/link/x") as place:
+            with suppress(GpushimError), host_files.open_parent(f"{tmp_path}/link/x") as place:
                 found.add(os.fstat(place.folder).st_ino)
     assert found <= {ours}

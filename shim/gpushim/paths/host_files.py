@@ -1,11 +1,11 @@
 """Files on the host, opened or judged by the users who could have put them there.
 
 A path is walked one component at a time (walk.py). For paths from other programs' settings and command lines
-(`place`), every directory, link and file on the way must belong to root or this user, and no other user may write to
-it: in a directory where anybody may make files, sticky or not, nothing can be trusted (a FUSE mount shows any
-owners). Below /proc/PID/root the walk stays in that root. The file is then reached through its directory's fd, never
-by its path again. On the way to a file that root has named (`replaceable`), a sticky directory protects root's names,
-and a read-only mount, as a pod's ConfigMap (mode 0777), protects all.
+(`open_parent`), every directory, link and file on the way must belong to root or this user, and no other user may
+write to it: in a directory where anybody may make files, sticky or not, nothing can be trusted (a FUSE mount shows
+any owners). Below /proc/PID/root the walk stays in that root. The file is then reached through its directory's fd,
+never by its path again. On the way to a file that root has named (`replaceable`), a sticky directory protects root's
+names, and a read-only mount, as a pod's ConfigMap (mode 0777), protects all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
-from gpushim.paths.walk import walk_from, walk_to_place
+from gpushim.paths.walk import walk_from, walk_to_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
-class Place:
+class HostFile:
     """A file's directory, open, and the file's name in it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place]:
+def open_parent(path: str, make: bool = False, output: bool = False) -> Iterator[HostFile]:
     """Open the directory of a file, the file's links followed.
 
     Args:
@@ -69,7 +69,7 @@ def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place
         GpushimError: another user could change what is there, or a link leads nowhere or in circles.
         OSError: the path cannot be walked for another reason.
     """
-    result = _open_place(path, make, output)
+    result = _open_parent(path, make, output)
     try:
         yield result
     finally:
@@ -132,7 +132,7 @@ def socket_path(path: str) -> str:
         GpushimError: another user could listen there.
         OSError: there is none.
     """
-    with place(path) as file:
+    with open_parent(path) as file:
         check_file(path, file.status())
         return file.path
 
@@ -149,7 +149,7 @@ def connect(path: str, seconds: float) -> socket.socket:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(seconds)
     try:
-        with place(path) as file:
+        with open_parent(path) as file:
             check_file(path, file.status())
             client.connect(f"/proc/self/fd/{file.folder}/{file.name}")
     except GpushimError as error:
@@ -209,7 +209,7 @@ def folders(path: str) -> list[str]:
     return [*dict.fromkeys(paths)]
 
 
-def _open_place(path: str, make: bool, output: bool) -> Place:
+def _open_parent(path: str, make: bool, output: bool) -> HostFile:
     process_root = _ROOT.fullmatch(path)
     top, below = (process_root[1], process_root[2] or "/") if process_root else ("/", path)
     make = make and os.path.basename(below) not in ("", ".", "..")
@@ -236,7 +236,7 @@ def _open_place(path: str, make: bool, output: bool) -> Place:
     root = os.open(top, _OPEN)
     try:
         check(path, root, os.fstat(root), output)
-        folder, name, fd = walk_to_place(root, below, missing, allow)
+        folder, name, fd = walk_to_entry(root, below, missing, allow)
     except OSError as error:
         if error.errno == errno.EISDIR:
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either") from None
@@ -247,7 +247,7 @@ def _open_place(path: str, make: bool, output: bool) -> Place:
         os.close(root)
     if fd >= 0:
         os.close(fd)
-    return Place(
+    return HostFile(
         folder, name, f"{top.rstrip('/')}{found_at(folder, os.path.dirname(below)).rstrip('/')}/{name}", link
     )
 
