@@ -17,6 +17,9 @@ from e2e.witness import RUNC, settings
 
 Done = subprocess.CompletedProcess[str]
 Node = tuple[str, int, int]  # path, major, minor
+MIG = [(1, 0, "3g.20gb"), (2, 0, "2g.10gb")]
+# Two whole GPUs; and a first one that has two MIG instances.
+HOSTS = {"scene": 2, "divided": [{"mig": MIG}, {}]}
 
 
 class Scene:
@@ -89,3 +92,16 @@ def nodes(spec: dict[str, Any]) -> set[Node]:
 def gpus(found: set[Node]) -> set[Node]:
     """Leave out all but the GPUs' own nodes."""
     return {node for node in found if node[0][len("/dev/nvidia") :].isdigit()}
+
+
+def listed(name: str, work: Path, top: Path = TOP) -> Scene:
+    """Make one of these hosts, its snapshot taken.
+
+    Args:
+        name: of HOSTS, which is that of a fixture.
+        work: empty directory.
+        top: the checkout whose programs are called.
+    """
+    scene = Scene(work, HOSTS[name], top)
+    assert scene.refresh().returncode == 0
+    return scene

@@ -114,6 +114,23 @@ def cdi_dir(gpushim_env: dict[str, str]) -> Path:
     return Path(gpushim_env["GPUSHIM_STATE"], "cdi")
 
 
+@pytest.fixture
+def place(gpushim_env: dict[str, str]) -> Place:
+    """This checkout, on this machine."""
+    return Place(gpushim_env)
+
+
+@pytest.fixture
+def specs(gpushim_env: dict[str, str]) -> Iterator[Path]:
+    """The first of the directories of CDI specs; the files in it are gone afterwards."""
+    directory = Path(gpushim_env["GPUSHIM_CONFIG"]).with_name("cdi")
+    directory.mkdir(exist_ok=True)
+    yield directory
+    directory.chmod(0o755)
+    for path in directory.iterdir():
+        path.unlink()
+
+
 @pytest.fixture(scope="session")
 def gpushim_runtime() -> Path:
     """The runtime under test."""

@@ -13,7 +13,6 @@ import scratch
 from e2e import trees
 from fakehost import Host
 
-CRUN = "/usr/bin/crun"
 # crun does not run under a mixture of cgroup v1 and v2; what hides v2 goes with the namespace.
 PURE_V1 = 'mount -t tmpfs none /sys/fs/cgroup/unified && exec "$@"'
 PURE_V1_PREFIX = ("/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-c", PURE_V1, "sh")

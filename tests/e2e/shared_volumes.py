@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import select
 import shutil
 import subprocess
@@ -19,10 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from e2e import views
+import pytest
+
+from e2e import engines, views
 from e2e.hostile import HOOK, LIBS
 from e2e.hostile_places import Place
-from e2e.witness import RUNC
+from e2e.trees import TOP
+from e2e.witness import RUNC, settings
 from fakehost import Host
 
 # Of the root directory and of a volume. runc knows `runbindable` for volumes alone.
@@ -52,6 +56,7 @@ mount -t tmpfs none "$0/volume"
 mkdir "$0/volume/below"
 mount -t tmpfs none "$0/volume/below"
 """
+PLACES = [("hybrid", RUNC), *([("v1", views.CRUN)] if "GPUSHIM_SHARED_CASES" in os.environ else [])]
 
 
 @dataclass
@@ -260,3 +265,25 @@ def shared(work: Path, place: Place, view: str = "hybrid") -> Iterator[Shared]:
     script = SHARED.replace('"$0/', f'"{work}/')
     with views.view(view, script) as prefix:
         yield Shared(work, place, prefix)
+
+
+@pytest.fixture(scope="module")
+def shared_by(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A view of the cgroup file systems, and a low-level runtime."""
+    view, program = getattr(request, "param", PLACES[0])
+    return str(view), str(program)
+
+
+@pytest.fixture(scope="module")
+def place(gpu_host: Host, shared_by: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """That runtime, and settings for it."""
+    env = settings(tmp_path_factory.mktemp("place"), gpu_host.root, shared_by[1])
+    engines.run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
+    return Place(env, shared_by[1])
+
+
+@pytest.fixture(scope="module")
+def host(place: Place, shared_by: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """A host with it."""
+    with shared(tmp_path_factory.mktemp("shared"), place, shared_by[0]) as held:
+        yield held

@@ -13,9 +13,9 @@ import pytest
 
 from e2e import engines, lows, trees
 from e2e.bundles import Bundle
-from e2e.test_standalone import CRUN, LOOK, volume
+from e2e.standalone import LOOK, volume
 from e2e.trees import TOP
-from e2e.views import view
+from e2e.views import CRUN, view
 from e2e.witness import RUNC, settings
 from fakehost import Host
 

@@ -11,14 +11,14 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from e2e import big, cost
-from e2e.bad_images import MORE, image
+from e2e.bad_images import image
 from e2e.bad_images import scene as scene
 from e2e.bad_input import Scene
+from e2e.bounded_hook import FINISH, finish, hook_of, padded
 from e2e.cost import Cost
 from e2e.hostile import LIBS as MULTIARCH
 from e2e.hostile import Trap
@@ -27,14 +27,12 @@ from e2e.trees import TOP
 from fakehost import Host
 from gpushim.ground import bounds
 from unit.gpuhook import notes
-from unit.gpuhook.sandbox import as_root
-from unit.gpuhook.trees import DRV, LIBS, LINK
+from unit.gpuhook.trees import DRV
 
 SECONDS, TIMES = 1.0, 20  # of processor time: what is more than both of these is too much
 MEMORY = 64 << 20  # bytes
 Make = Callable[[Path, int], object]
 
-FINISH = ("gpushim-hook", "prestart", "--rootfs", "ROOT", "--log", "LOG", *LIBS, *LINK, *MORE)
 UPDATE = ("nvidia-cdi-hook", "update-ldcache", "--folder", f"/{big.LIBRARIES}")
 # What is made, by which bound, how much more than that is too much, what is said then, and the hook that meets it.
 IMAGES: dict[str, tuple[Make, int, str, tuple[str, ...]]] = {
@@ -54,27 +52,6 @@ IMAGES: dict[str, tuple[Make, int, str, tuple[str, ...]]] = {
     "FOLDER_NAMES": (big.library_names, 1, f"/{big.LIBRARIES}: File too large", UPDATE),
     "FOLDER_LIBRARIES": (big.libraries, 1, "there are more than 4096 libraries", UPDATE),
 }
-
-
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    """This machine, with the programs of this checkout."""
-    return Place(gpushim_env)
-
-
-def finish(
-    work: Path, place: Place, pid: int, words: tuple[str, ...] = FINISH, state: bytes = b""
-) -> tuple[Cost, str]:
-    """Run a hook for the image in `work`; return what it cost, and what it said on stderr and in its log."""
-    as_root(pid, work / "root")
-    known = {"ROOT": str(work / "root"), "LOG": str(work / "log")}
-    (work / "log").unlink(missing_ok=True)
-    (work / "config.json").write_text(json.dumps({"root": {"path": "root"}}))
-    state = state or json.dumps({"pid": pid, "bundle": str(work), "status": "creating"}).encode()
-    done = cost.of(work, place.top / "bin" / words[0], *(known.get(word, word) for word in words[1:]), state=state)
-    log = (work / "log").read_text() if (work / "log").exists() else ""
-    assert all(len(json.loads(line)["msg"]) <= bounds.LOG_TEXT for line in log.splitlines())
-    return done, done.stderr + log
 
 
 def is_cheap(done: Cost, usual: Cost) -> None:
@@ -143,13 +120,6 @@ def test_what_a_killed_hook_left_among_many_names(tmp_path: Path, pid: int, plac
     assert done.code == 0
     is_cheap(done, usual)
     assert times > 1 or not (tmp_path / "root" / DRV[1:] / (".gpushim-" + "a" * 16)).exists()
-
-
-def padded(value: dict[str, Any], size: int) -> bytes:
-    """Return JSON of a size, most of it small values, which take most memory."""
-    text = json.dumps(value)[:-1] + ', "annotations": ['
-    rest = size - len(text) - len("0]}")
-    return (text + "[]," * (rest // 3) + " " * (rest % 3) + "0]}").encode()
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -325,19 +295,6 @@ def test_a_hook_that_reads_config_json(tmp_path: Path, pid: int, place: Place, s
     done = hook_of(tmp_path, place, pid, words, config)
     assert done.code == code, done
     assert done.memory < bounds.HOOK_MEMORY
-
-
-def hook_of(work: Path, place: Place, pid: int, words: tuple[str, ...], config: bytes) -> Cost:
-    """Run a hook that finds the rootfs in this config.json."""
-    as_root(pid, work / "root")
-    (work / "config.json").write_bytes(config)
-    state = json.dumps({"pid": pid, "bundle": str(work)})
-    return cost.of(
-        work,
-        place.top / "bin" / words[0],
-        *[word for word in words[1:] if word not in ("--log", "LOG")],
-        state=state.encode(),
-    )
 
 
 @pytest.fixture

@@ -15,13 +15,12 @@ import pytest
 from e2e.bundles import Bundle
 from e2e.cdihooks import BY_PATH, LIBS, NAMES, hooks, injected, is_complete, look, params_hook
 from e2e.trees import TOP
-from e2e.views import view
+from e2e.views import CRUN, view
 from e2e.witness import RUNC
 from fakehost import Host
 from gpushim.oci.edits import hook_args
 from unit.gpuhook.notes import libcuda
 
-CRUN = "/usr/bin/crun"
 NO_SYSCALLS = Path(__file__).with_name("nosyscalls.py")
 
 

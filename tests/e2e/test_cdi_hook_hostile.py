@@ -13,7 +13,7 @@ import pytest
 from e2e.bundles import Bundle
 from e2e.cdihooks import LIBS, hooks, injected, params_hook, run
 from e2e.hostile import Trap
-from e2e.test_hostile import TRAPS
+from e2e.hostile_layouts import TRAPS
 from fakehost import Host
 
 # From test_hostile.py, what is on the way of a hook; and what these hooks touch besides.

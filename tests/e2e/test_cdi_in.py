@@ -14,9 +14,10 @@ from e2e import cri, trees
 from e2e.bundles import Bundle
 from e2e.engines import Containerd, Docker
 from e2e.expect import GPU_MAJOR
-from e2e.runchosts import CRUN, MAPPED, PURE_V1_PREFIX
+from e2e.runchosts import MAPPED, PURE_V1_PREFIX
 from e2e.runchosts import open_directory as open_directory
 from e2e.trees import TOP
+from e2e.views import CRUN
 from e2e.witness import RUNC, settings
 from fakehost import Host
 

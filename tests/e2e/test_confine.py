@@ -11,10 +11,9 @@ import pytest
 
 from e2e import big
 from e2e.bad_images import image
+from e2e.bounded_hook import FINISH, finish, hook_of, padded
 from e2e.bundles import Bundle
 from e2e.hostile_places import Place
-from e2e.test_bounds import FINISH, finish, hook_of, padded
-from e2e.test_bounds import place as place
 from e2e.witness import RUNC, settings
 from fakehost import Host
 from gpushim.ground import bounds

@@ -15,30 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.changing import Scene, gpus
-from e2e.trees import TOP
+from e2e.changing import MIG, Scene, gpus, listed
 from fakehost import Gpu
 from gpushim.ground.errors import FAILED, INVENTORY, REQUEST
 
-MIG = [(1, 0, "3g.20gb"), (2, 0, "2g.10gb")]
 LOST = {1: 15}  # NVML_ERROR_GPU_IS_LOST
-
-
-# Two whole GPUs; and a first one that has two MIG instances.
-HOSTS = {"scene": 2, "divided": [{"mig": MIG}, {}]}
-
-
-def listed(name: str, work: Path, top: Path = TOP) -> Scene:
-    """Make one of these hosts, its snapshot taken.
-
-    Args:
-        name: of HOSTS, which is that of a fixture.
-        work: empty directory.
-        top: the checkout whose programs are called.
-    """
-    scene = Scene(work, HOSTS[name], top)
-    assert scene.refresh().returncode == 0
-    return scene
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 
 import fakehost
 import scratch
-from e2e import leftovers, test_features, trees
+from e2e import features, leftovers, trees
 from e2e.allocated import on
 from e2e.archives import NAME, archive
 from e2e.bundles import Bundle
@@ -51,12 +51,6 @@ for turn in itertools.count():
     os.chmod("control", 0o600 | turn % 64, dir_fd=int(sys.argv[1]))
     turn or print("begun", flush=True)
 """
-
-
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    """This machine, with the programs of this checkout."""
-    return Place(gpushim_env)
 
 
 def bundle(place: Place, host: Host, tree: Path, tmp_path: Path, **tables: str) -> Bundle:
@@ -144,11 +138,11 @@ def test_variables_widen_nothing_where_they_are_forbidden(
     host = fakehost.build(
         str(tmp_path / "host"), 2, imex=3, mps=True, compile_cache=str(trees.TOP / ".cache/fakehost")
     )
-    for name, (major, minor) in test_features.NODES.items():
+    for name, (major, minor) in features.NODES.items():
         fakehost.tree.make_node(host.node(name), major, minor, 0o666, 0, 0)
     one = bundle(place, host, busybox_tree, tmp_path, requests=policy)
     env = [*FEATURES, "NVIDIA_IMEX_CHANNELS=0", "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps"]
-    look = ["sh", "-c", test_features.LIST + "ls -d /dev/nvidia? /run/nvidia-mps 2>/dev/null"]
+    look = ["sh", "-c", features.LIST + "ls -d /dev/nvidia? /run/nvidia-mps 2>/dev/null"]
     one.ask(*env, args=look, mounts=[*one.plain["mounts"], BY_MOUNT])
     assert one.run(check=False).stdout == f"/dev/nvidia{host.gpus[0].minor}\n"
     ignored = json.loads(logged(tmp_path).splitlines()[-1])["ignored"]

@@ -26,11 +26,6 @@ LOGS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    return Place(gpushim_env)
-
-
 @pytest.mark.parametrize("name", LOGS)
 def test_a_refusal_is_not_written_where_strangers_say(place: Place, tmp_path: Path, name: str) -> None:
     victim, folder = tmp_path / "victim", tmp_path / "logs"

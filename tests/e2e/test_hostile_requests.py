@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,17 +28,6 @@ def trap(busybox_tree: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Tra
     """An image that never runs."""
     (tmp_path / "root").mkdir()
     return Trap(tmp_path, tmp_path / "root", gpushim_env)
-
-
-@pytest.fixture
-def specs(gpushim_env: dict[str, str]) -> Iterator[Path]:
-    """The first of the directories of CDI specs; the files in it are gone afterwards."""
-    directory = Path(gpushim_env["GPUSHIM_CONFIG"]).with_name("cdi")
-    directory.mkdir(exist_ok=True)
-    yield directory
-    directory.chmod(0o755)
-    for path in directory.iterdir():
-        path.unlink()
 
 
 def refused(trap: Trap) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from e2e.hostile import HOOK, LIBS, Trap
-from e2e.test_hostile_reads import CACHE, COMPAT, PLACES, PROFILE, ask, volume
-from e2e.test_hostile_reads import trap as trap
+from e2e.hostile_reads import CACHE, COMPAT, PLACES, PROFILE, ask, volume
+from e2e.hostile_reads import trap as trap
 from fakehost import Host
 from unit.gpuhook.sandbox import as_root, container, picture
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from e2e.hostile import LIBS, WAYS, Trap, small_image
+from e2e.hostile_code import VARIABLES, arm
+from e2e.hostile_layouts import REFUSED, TRAPS
 from e2e.hostile_places import PLACES, Place, place
-from e2e.test_hostile import REFUSED, TRAPS
-from e2e.test_hostile_code import VARIABLES, arm
-from e2e.test_races import LINKS, Race, prepare, windowed
+from e2e.races import LINKS, Race, prepare, windowed
 from fakehost import Host
 
 FAMILY = [name for name in TRAPS if name.startswith("T-0132")]

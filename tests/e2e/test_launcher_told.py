@@ -18,11 +18,6 @@ LONG = "/" + "x" * 5000
 MOST = 1500  # characters of a sentence
 
 
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    return Place(gpushim_env)
-
-
 def test_a_word_of_the_configuration_asks(place: Place, nodes: Nodes) -> None:
     node = nodes(place)
     assert node.gpus() == 3

@@ -21,7 +21,7 @@ from e2e import engines, leftovers, views
 from e2e.bundles import Bundle
 from e2e.cdihooks import run
 from e2e.leftovers import until
-from e2e.test_standalone import alone
+from e2e.standalone import alone
 from e2e.trees import TOP
 from e2e.views import CRUN
 from e2e.witness import RUNC, settings

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import cdihooks, test_standalone, trees
+from e2e import cdihooks, standalone, trees
 from e2e.bundles import Bundle
 from e2e.hostile_places import Place
 from e2e.trees import TOP
@@ -80,12 +80,6 @@ def _greet(server: socket.socket) -> None:
                 connection.sendall(HELLO.encode())
 
 
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    """This machine, with the programs of this checkout."""
-    return Place(gpushim_env)
-
-
 @contextlib.contextmanager
 def heard(directory: Path) -> Iterator[None]:
     """Hold the FIFO open, as the daemon does, and assert that it is written to in the block."""
@@ -125,7 +119,7 @@ def test_a_container_reaches_the_daemon_and_can_change_nothing(
 def test_the_hook_alone_brings_it_too(host: Host, daemon: Path, debian_root: Path, tmp_path: Path) -> None:
     one = bundle(host, debian_root, tmp_path)
     env = ["NVIDIA_VISIBLE_DEVICES=0", f"CUDA_MPS_PIPE_DIRECTORY={PIPES}"]
-    test_standalone.alone(one, *env, args=["python3", "-c", TALK])
+    standalone.alone(one, *env, args=["python3", "-c", TALK])
     with heard(daemon):
         assert [line.strip() for line in cdihooks.run(one).stdout.splitlines()] == SAID
 

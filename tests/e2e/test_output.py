@@ -11,17 +11,10 @@ import subprocess
 import termios
 from pathlib import Path
 
-import pytest
-
 from e2e.hostile_places import Place
 
 COLUMNS = 80
 LINE = "note: all is well"
-
-
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    return Place(gpushim_env)
 
 
 def on_a_terminal(argv: list[str], env: dict[str, str]) -> str:

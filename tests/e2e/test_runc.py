@@ -14,9 +14,10 @@ import fakehost
 from e2e import trees
 from e2e.bundles import Bundle
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, INSIDE, probe, refuses, sees_exactly, sees_nothing
-from e2e.runchosts import CRUN, MAPPED, PURE_V1_PREFIX
+from e2e.runchosts import MAPPED, PURE_V1_PREFIX
 from e2e.runchosts import mig_host as mig_host
 from e2e.runchosts import open_directory as open_directory
+from e2e.views import CRUN
 from e2e.witness import settings
 from fakehost import Host
 

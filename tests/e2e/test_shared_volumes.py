@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
 import pytest
 
-from e2e import engines, views
+from e2e import views
 from e2e.hostile import LIBS, WAYS
 from e2e.hostile_places import Place
-from e2e.shared_volumes import CONFINED, INSIDE, LINKS, ROOTS, VOLUMES, Shared, kept, shared
-from e2e.trees import TOP
-from e2e.witness import RUNC, settings
+from e2e.shared_volumes import CONFINED, INSIDE, LINKS, PLACES, ROOTS, VOLUMES, Shared, kept, shared
+from e2e.shared_volumes import host as host
+from e2e.shared_volumes import place as place
+from e2e.shared_volumes import shared_by as shared_by
+from e2e.witness import RUNC
 from fakehost import Host
 
-PLACES = [("hybrid", RUNC), *([("v1", views.CRUN)] if "GPUSHIM_SHARED_CASES" in os.environ else [])]
 ALWAYS = {"destination": "/etc/always", "source": "/etc/hostname", "type": "bind", "options": ["bind", "ro"]}
 
 
 pytestmark = pytest.mark.parametrize("shared_by", PLACES, ids=views.name_of, indirect=True, scope="module")
-
-
-@pytest.fixture(scope="module")
-def shared_by(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A view of the cgroup file systems, and a low-level runtime."""
-    view, program = getattr(request, "param", PLACES[0])
-    return str(view), str(program)
-
-
-@pytest.fixture(scope="module")
-def place(gpu_host: Host, shared_by: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """That runtime, and settings for it."""
-    env = settings(tmp_path_factory.mktemp("place"), gpu_host.root, shared_by[1])
-    engines.run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
-    return Place(env, shared_by[1])
-
-
-@pytest.fixture(scope="module")
-def host(place: Place, shared_by: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """A host with it."""
-    with shared(tmp_path_factory.mktemp("shared"), place, shared_by[0]) as held:
-        yield held
 
 
 @pytest.mark.parametrize("way", [*WAYS, "CDI"])

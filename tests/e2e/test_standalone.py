@@ -7,7 +7,6 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,47 +15,12 @@ from e2e.bundles import Bundle
 from e2e.cdihooks import run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, INSIDE, probe, sees_exactly
 from e2e.hostile_places import Place
+from e2e.standalone import LOOK, NAMES, alone, volume
 from e2e.trees import TOP
-from e2e.views import view
+from e2e.views import CRUN, view
 from fakehost import Host
 
-CRUN = "/usr/bin/crun"
-NAMES = ("gpushim-hook", "nvidia-container-runtime-hook", "nvidia-container-toolkit")
 MAPPED = 100000  # the user of the host that is root in a user namespace
-# What a container sees, in the container's own words.
-LOOK = """
-import hashlib, json, os, sys
-seen = {"nodes": {}, "links": {}, "mounts": {}, "files": {}}
-for top in ("/dev", "/etc", "/usr", "/run", "/lib/firmware"):
-    for folder, folders, names in os.walk(top):
-        for path in [os.path.join(folder, name) for name in names + folders]:
-            facts = os.lstat(path)
-            if os.path.islink(path):
-                seen["links"][path] = os.readlink(path)
-            elif facts.st_rdev:
-                seen["nodes"][path] = [facts.st_mode, facts.st_rdev, facts.st_uid, facts.st_gid]
-            else:
-                data = open(path, "rb").read() if os.path.isfile(path) else b""
-                seen["files"][path] = [facts.st_mode, facts.st_uid, hashlib.sha256(data).hexdigest()]
-for line in open("/proc/self/mountinfo"):
-    words = line.split()
-    seen["mounts"][words[4]] = [words[3], words[5], words[6]]
-seen["rules"] = sorted(open("/sys/fs/cgroup/devices/devices.list"))
-json.dump(seen, sys.stdout)
-"""
-
-
-def alone(bundle: Bundle, *env: str, args: list[str], name: str = NAMES[1], top: Path = TOP, **members: Any) -> None:
-    """Write a config.json as an engine does that knows of no runtime but a hook."""
-    variables = [f"{key}={value}" for key, value in bundle.env.items()]
-    hook = {"path": str(top / "bin" / name), "args": [name, "prestart"], "env": ["PATH=/usr/bin", *variables]}
-    bundle.ask(*env, args=args, **{"hooks": {"prestart": [hook]}, **members})
-
-
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    """This checkout, on this machine."""
-    return Place(gpushim_env)
 
 
 @pytest.fixture
@@ -160,10 +124,6 @@ def test_nothing_is_mounted_on_the_host(bundle: Bundle, gpu_host: Host, propagat
         for name in ("before", "after")
     )
     assert before == after
-
-
-def volume(source: Path, destination: str) -> dict[str, Any]:
-    return {"destination": destination, "source": str(source), "type": "bind", "options": ["rbind", "rw"]}
 
 
 def test_volumes_that_have_everything_already(bundle: Bundle, gpu_host: Host) -> None:

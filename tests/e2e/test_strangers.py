@@ -31,11 +31,6 @@ CHANGING = {
 }
 
 
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    return Place(gpushim_env)
-
-
 def call_all(found: Stage, name: str) -> None:
     """Call what looks at all engines, and what changes the settings of this one."""
     for words in (*LOOKING, *CHANGING[name]):

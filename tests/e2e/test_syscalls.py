@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from e2e.hostile import HOOK, Trap
-from e2e.test_hostile_code import library
+from e2e.hostile_code import library
 from e2e.trees import TOP
 from fakehost import Host
 from gpushim.oci.edits import hook_args

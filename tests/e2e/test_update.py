@@ -26,11 +26,6 @@ THING = {"path": "/dev/thing", "type": "c", "major": 10, "minor": 250}
 LOOK = ["sh", "-c", ": </dev/thing"]
 
 
-@pytest.fixture
-def place(gpushim_env: dict[str, str]) -> Place:
-    return Place(gpushim_env)
-
-
 def changed(bundle: Bundle, way: str, resources: dict[str, Any]) -> None:
     """Update the container in one of the ways that engines and people have."""
     file = bundle.directory / "resources.json"

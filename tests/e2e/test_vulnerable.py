@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from e2e import engines, test_fresh, trees
+from e2e import changing, engines, trees
 from e2e.hostile import Trap
+from e2e.hostile_code import arm
 from e2e.hostile_places import Place
-from e2e.test_hostile_code import arm
-from e2e.test_hostile_requests import specs as specs
-from e2e.test_races import Race
-from e2e.test_services import services as services
-from e2e.test_shared_volumes import host as host
-from e2e.test_shared_volumes import place as place
-from e2e.test_shared_volumes import shared_by as shared_by
+from e2e.races import Race
+from e2e.services import services as services
+from e2e.shared_volumes import host as host
+from e2e.shared_volumes import place as place
+from e2e.shared_volumes import shared_by as shared_by
 from fakehost import Host
 from sample import share
 
@@ -49,8 +48,8 @@ def test_a_vulnerable_build_is_found_out(
         arguments["race"] = Race(request.getfixturevalue("debian_tree"), tmp_path / "race", place, build.way)
     elif "trap" in names:
         arguments["trap"] = trap = Trap(tmp_path, request.getfixturevalue("debian_root"), place, build.way)
-    for each in names & {*test_fresh.HOSTS}:
-        arguments[each] = test_fresh.listed(each, tmp_path / each, place.top)
+    for each in names & {*changing.HOSTS}:
+        arguments[each] = changing.listed(each, tmp_path / each, place.top)
     if "services" in names:
         arguments["services"] = request.getfixturevalue("services").of(place)
     if "host" in names:

@@ -6,7 +6,8 @@ from e2e import test_strangers
 from e2e.vulnerable import Build
 
 ORIGIN, HOST_FILES, PROGRAMS = (
-    f"shim/gpushim/{name}.py" for name in ("engines/processes/origin", "paths/host_files", "engines/processes/programs")
+    f"shim/gpushim/{name}.py"
+    for name in ("engines/processes/origin", "paths/host_files", "engines/processes/programs")
 )
 ANY_USER = """
 _real = why_not

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from e2e import test_faults_configure
 from e2e.changing import Scene
+from e2e.configure_lab import Lab
 from e2e.hostile_places import Place
-from e2e.test_faults_configure import Lab
 from e2e.vulnerable import Build
 
 FILES, PUBLISH = (f"shim/gpushim/{name}.py" for name in ("engines/settings/files", "cdi/generate/publish"))

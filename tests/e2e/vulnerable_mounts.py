@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e import test_shared_volumes
+from e2e import shared_volumes, test_shared_volumes
 from e2e.vulnerable import Build
 
 PROPAGATION, LEAKS = "shim/gpushim/oci/propagation.py", "hook/gpuhook/inject/leaks.py"
@@ -12,7 +12,7 @@ BUILDS = {
         {PROPAGATION: "arrange = lambda *_: None"},
         test_shared_volumes.test_the_escape,
         "not writable",
-        {"shared_by": test_shared_volumes.PLACES[0]},
+        {"shared_by": shared_volumes.PLACES[0]},
     ),
     "T-SHARED what was not asked for is taken for private": Build(
         {PROPAGATION: "can_propagate = lambda mount: 'rshared' in mount.get('options', [])"},

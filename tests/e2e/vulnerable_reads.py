@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e import test_hostile, test_hostile_logs, test_hostile_reads, test_hostile_roots
+from e2e import hostile_reads, test_hostile, test_hostile_logs, test_hostile_reads, test_hostile_roots
 from e2e.vulnerable import ANY_MOUNT_READ, BY_PATH, FINISH, ROOTFS, Build
 
 READS = test_hostile_reads.test_what_the_container_may_not_read_does_not_come_in
@@ -13,20 +13,20 @@ LOGGED = test_hostile_logs.test_a_refusal_is_not_written_where_strangers_say
 
 BUILDS = {
     "T-reads any mount": Build(
-        {ROOTFS: ANY_MOUNT_READ}, READS, "not leaked", {"place": test_hostile_reads.MUSL, "secret": "/volume/secret"}
+        {ROOTFS: ANY_MOUNT_READ}, READS, "not leaked", {"place": hostile_reads.MUSL, "secret": "/volume/secret"}
     ),
     "T-reads any mount, hook alone": Build(
         {ROOTFS: ANY_MOUNT_READ},
         READS,
         "not leaked",
-        {"place": test_hostile_reads.MUSL, "secret": "/volume/secret"},
+        {"place": hostile_reads.MUSL, "secret": "/volume/secret"},
         "hook",
     ),
     "T-reads any mount, CDI": Build(
         {ROOTFS: ANY_MOUNT_READ},
         READS,
         "not leaked",
-        {"place": test_hostile_reads.CONF, "secret": "/volume/secret"},
+        {"place": hostile_reads.CONF, "secret": "/volume/secret"},
         "cdi",
     ),
     "T-opens before it looks": Build(
@@ -41,7 +41,7 @@ Rootfs._admit = _admit
         },
         test_hostile_roots.test_the_kernels_log_is_not_even_opened,
         '"O_PATH" not in line',
-        {"place": test_hostile_reads.CACHE},
+        {"place": hostile_reads.CACHE},
         "hook",
     ),
     "T-follows any link": Build(
@@ -57,7 +57,7 @@ Rootfs._admit = _admit
         {FINISH: "folders_in = bytes.splitlines"},
         test_hostile_reads.test_text_of_the_image_is_parsed_and_written_anew,
         'startswith("/usr/lib/")',
-        {"name": test_hostile_reads.MUSL},
+        {"name": hostile_reads.MUSL},
     ),
     "T-copies for more readers": Build(
         {ROOTFS: "_real = Rootfs.read\nRootfs.read = lambda *args: (_real(*args)[0], 0o644)"},

@@ -18,8 +18,8 @@ from gpuplugin.record.transitions import list_allocations
 from gpushim.containers import kubelet as kubelet_files
 from gpushim.paths import lock
 from unit.gpuplugin.kubelet.fake import until
+from unit.gpuplugin.running_daemon import GPU, Host, health, host, running, top
 from unit.gpuplugin.snapshots import uuid
-from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, top
 
 __all__ = ["host", "top"]
 POD, PATIENCE = "0a1b2c3d-0000-4000-8000-000000000001", 1.0

@@ -17,8 +17,8 @@ from gpushim.ground import system
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.kubelet.registrar import driver
 from unit.gpuplugin.record import rows
+from unit.gpuplugin.running_daemon import GPU, Host, health, host, running, top
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, top
 
 __all__ = ["host", "top"]
 SICK, WELL = health(sick=(uuid(0), uuid(1))), health(uuid(0), uuid(1))

@@ -17,8 +17,8 @@ from gpushim.ground import system
 from gpushim.inventory import earlier
 from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
+from unit.gpuplugin.running_daemon import GPU, FakeChild, Host, health, host, running, sliced, told, top, wanted
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, sliced, told, top, wanted
 
 __all__ = ["host", "top"]
 WELL = health(uuid(0), uuid(1))

@@ -21,8 +21,8 @@ from gpushim.ground.errors import GpushimError
 from gpushim.paths import lock
 from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
+from unit.gpuplugin.running_daemon import GONE, GPU, FakeChild, Host, health, host, running, sliced, top, wanted
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
-from unit.gpuplugin.test_daemon import GONE, GPU, FakeChild, Host, health, host, running, sliced, top, wanted
 
 __all__ = ["host", "top"]
 WELL, SICK = health(uuid(0), uuid(1)), health(sick=(uuid(0), uuid(1)))

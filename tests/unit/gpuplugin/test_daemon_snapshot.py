@@ -14,9 +14,9 @@ from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure
 from unit.gpuplugin.kubelet.fake import Kubelet, until
+from unit.gpuplugin.running_daemon import GPU, Host, agent, health, host, running, told, top
 from unit.gpuplugin.snapshot.saved_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, agent, health, host, running, told, top
 
 __all__ = ["host", "top"]
 READ = node_snapshot.read

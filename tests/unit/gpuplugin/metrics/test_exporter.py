@@ -26,8 +26,8 @@ from gpushim.decision import memory
 from unit.gpuplugin.control.client import do
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.http_client import ask, get
+from unit.gpuplugin.running_daemon import GPU, FakeChild, Host, health, host, running, top
 from unit.gpuplugin.snapshots import uuid
-from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, top
 
 __all__ = ["host", "top"]
 OWN = "gpushim_device_plugin_"

@@ -16,8 +16,8 @@ from gpuplugin.settings.sharing import Group, Mps
 from gpuplugin.snapshot import release
 from gpushim.ground import system
 from unit.gpuplugin.kubelet.fake import until
+from unit.gpuplugin.running_daemon import GPU, Host, health, host, running, told, top
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
 
 __all__ = ["host", "top"]
 
