@@ -17,6 +17,7 @@ from e2e import engines, image, kube, plane, plugins, podman, recorder, told, tr
 from e2e.bundles import Bundle
 from e2e.hostile import WAYS, Trap
 from e2e.hostile_places import Place
+from e2e.node import payload as make_payload
 from e2e.witness import Witness, settings
 
 RUNTIME = trees.TOP / "bin" / "gpushim-runtime"
@@ -180,3 +181,9 @@ def containerd(
         engine.load(debian_image)
         engine.load(pause)
         yield engine
+
+
+@pytest.fixture(scope="module")
+def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the image brings to a node."""
+    return make_payload(tmp_path_factory.mktemp("payload"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import charts, kube, layouts, node, plugins, programs, trees
+from e2e import charts, kube, layouts, plugins, programs, trees
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly
 from e2e.layouts import LAYOUTS, Layout, Placed
 from e2e.leftovers import until
@@ -32,11 +32,6 @@ shift 3
 exec "$@" --kubelet-dir="$folder"
 """
 LEFT = {"/etc/tmpfiles.d/gpushim-removed.conf", "/usr/bin/gpushim-hook", "/usr/bin/gpushim-runtime"}
-
-
-@pytest.fixture(scope="module")
-def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return node.payload(tmp_path_factory.mktemp("payload"))
 
 
 @pytest.fixture(params=LAYOUTS)

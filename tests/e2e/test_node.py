@@ -32,11 +32,6 @@ if sys.argv[1] == "restart":
 
 
 @pytest.fixture(scope="module")
-def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return node.payload(tmp_path_factory.mktemp("payload"))
-
-
-@pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return node.payload(tmp_path_factory.mktemp("older"), OLD)
 

@@ -23,11 +23,6 @@ SUITE = "trixie"
 INVENTORY = f"/run/gpushim/{ensure.SNAPSHOT}"
 
 
-@pytest.fixture(scope="module")
-def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return node.payload(tmp_path_factory.mktemp("payload"))
-
-
 KEPT, WAITS = "keeping the list", "waiting for one"
 
 

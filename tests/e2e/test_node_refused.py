@@ -19,11 +19,6 @@ SUITE = "trixie"
 
 
 @pytest.fixture(scope="module")
-def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return node.payload(tmp_path_factory.mktemp("payload"))
-
-
-@pytest.fixture(scope="module")
 def spoilt() -> Iterator[Node]:
     """A node that refusals leave as it is."""
     with node.node(SUITE) as there:

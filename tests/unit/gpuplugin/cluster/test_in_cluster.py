@@ -8,8 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpuplugin.cluster import in_cluster
 from gpuplugin.cluster.node_label import LABEL
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer, Request
+from waiting import until
 
 TOP = Path(__file__).parents[4]
 PROGRAM = (
@@ -75,13 +75,6 @@ def process(server: ApiServer, *words: str) -> Iterator[subprocess.Popen[str]]:
         started.wait()
         assert started.stderr
         started.stderr.close()
-
-
-def until(well: Callable[[], Any], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not well():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def text(path: Path) -> str:

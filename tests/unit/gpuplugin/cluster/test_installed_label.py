@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from unit.gpuplugin.cluster.apiserver import ApiServer
 
 LABEL = "gpushim/installed"
 AWAY = (503, {"message": "not now"})
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ApiServer]:
-    with ApiServer(tmp_path, lambda _: {}).running() as found:
-        yield found
 
 
 def label(server: ApiServer, tmp_path: Path, installed: str = "installed") -> InstalledLabel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.cluster.apiserver import ApiServer
 
 POD = {"POD_NAME": "gpushim-abc", "POD_UID": "0000-1111"}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ApiServer]:
-    with ApiServer(tmp_path, lambda _: {}).running() as found:
-        yield found
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from unit.gpuplugin.cluster.apiserver import ApiServer
 
 NODES = 40
 ABOUT = 300.0  # seconds after which each asks again, on average
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ApiServer]:
-    with ApiServer(tmp_path, lambda _: {}).running() as found:
-        yield found
 
 
 @pytest.mark.parametrize("work", [NodeFeature, InstalledLabel])

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from unit.gpuplugin.cluster.apiserver import ApiServer
+from waiting import until
 
 TOP = Path(__file__).parents[4]
 PROGRAM = (
@@ -48,13 +48,6 @@ def process(server: ApiServer, *words: str, node: str = "node-1") -> Iterator[su
         started.wait()
         assert started.stderr
         started.stderr.close()
-
-
-def until(well: Callable[[], Any], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not well():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def said(server: ApiServer) -> list[Any]:

@@ -17,6 +17,7 @@ import pytest
 
 from gpushim.create import ahead
 from gpushim.oci.edits import SHELL, hook_args
+from waiting import until
 
 TOP = Path(__file__).parents[4]
 HOOK = str(TOP / "bin/gpushim-hook")
@@ -116,13 +117,6 @@ def open_files(pid: int) -> set[str]:
 def idle(pid: int) -> bool:
     """Whether a child waits for its hook."""
     return Path(f"/proc/{pid}/wchan").read_text().endswith("pipe_read")
-
-
-def until(state: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not state():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -18,6 +18,7 @@ from gpushim.engines import crio, handlers
 from gpushim.engines.processes import programs, running
 from gpushim.engines.processes.running import Engine
 from unit.gpushim.engines import kept
+from unit.gpushim.engines.results import ok
 
 Call = Callable[..., Result]
 MAIN = """# the cluster's
@@ -49,11 +50,6 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def storage(tmp_path: Path) -> Path:
     """Where CRI-O keeps its containers."""
     return tmp_path / "storage"
-
-
-def ok(result: Result) -> Result:
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
 
 
 def runtime(path: Path) -> dict[str, Any]:
@@ -88,7 +84,7 @@ def test_the_drop_in_follows_the_monitor_of_the_default_runtime(etc: Path, call:
     (has, like) = (runtime(path)["runtimes"] for path in (file, etc / "crio.conf"))
     for key in ("monitor_cgroup", "monitor_path"):
         assert has["nvidia"].get(key, "") == like["crun"].get(key, "")
-    assert "nothing to change" in ok(call("crio", None)).output
+    assert "nothing to change" in ok(call("crio", None))
     ok(call("crio", None, "--remove"))
     assert not file.exists()
 
@@ -164,12 +160,12 @@ def test_a_new_handler_takes_the_place_of_others_that_nobody_needs(
     ok(call("crio", None, "--runtime-name=two"))
     kept.pod(storage, "one", "nvidia")
     words = ("--runtime-name=gpu", "--only-needed", *default)
-    said = json.loads(ok(call("crio", None, *words, "--format=json")).output)
+    said = json.loads(ok(call("crio", None, *words, "--format=json")))
     assert [*said["stays"]] == ["nvidia"]
     assert "containers of default/one without the handler nvidia" in said["stays"]["nvidia"]
     assert [*runtime(drop_in)["runtimes"]] == ["nvidia", "gpu"]
     assert runtime(drop_in).get("default_runtime") == ("gpu" if default else None)
-    assert "nothing to change" in ok(call("crio", None, *words)).output
+    assert "nothing to change" in ok(call("crio", None, *words))
     shutil.rmtree(storage)
     ok(call("crio", None, *words))
     assert [*runtime(drop_in)["runtimes"]] == ["gpu"]
@@ -183,7 +179,7 @@ def test_what_is_needed_is_left_by_a_removal_that_is_asked_for_that(etc: Path, c
     ok(call("crio", None, "--set-as-default"))
     ok(call("crio", None, "--runtime-name=gpu"))
     kept.pod(storage, "one", "gpu")
-    said = ok(call("crio", None, "--remove", "--only-needed")).output
+    said = ok(call("crio", None, "--remove", "--only-needed"))
     assert "note: CRI-O could neither end nor remove the containers of default/one without the handler gpu" in said
     assert ([*runtime(drop_in)["runtimes"]], "default_runtime" in runtime(drop_in)) == (["gpu"], False)
     ok(call("crio", None, "--remove", "--only-needed"))
@@ -202,7 +198,7 @@ def test_a_default_stays_where_its_pods_would_get_another_runtime(
     kept.pod(storage, "one", "")
     ok(call("crio", None, "--set-as-default"))
     assert "default/one without the default handler" in str(call("crio", None, "--remove").exception)
-    said = json.loads(ok(call("crio", None, "--only-needed", "--format=json")).output)
+    said = json.loads(ok(call("crio", None, "--only-needed", "--format=json")))
     assert ([*said["stays"]], said["changes"]) == ([""], [])
     (tmp_path / "config.toml").write_text(f"[runtime]\nlow-level = ['{tmp_path}/bin/crun']\n")
     ok(call("crio", None, "--remove"))
@@ -215,9 +211,9 @@ def test_what_an_administrator_set_in_our_file_is_kept(etc: Path, call: Call, wo
     ok(call("crio", None, "--set-as-default"))
     edited = drop_in.read_text() + 'monitor_env = ["A=B"] # mine\n'
     drop_in.write_text(edited)
-    assert "nothing to change" in ok(call("crio", None)).stdout
+    assert "nothing to change" in ok(call("crio", None))
     copy = etc / "crio.conf.d.99-gpushim.toml.kept-gpushim"
-    assert str(copy) in ok(call("crio", None, word)).output
+    assert str(copy) in ok(call("crio", None, word))
     assert copy.read_text() == edited
     if drop_in.exists():
         assert (runtime(drop_in)["default_runtime"], [*runtime(drop_in)["runtimes"]]) == ("nvidia", ["nvidia", "gpu"])
@@ -247,7 +243,7 @@ def test_the_directory_of_the_running_crio(etc: Path, call: Call, tmp_path: Path
 
 
 def test_cdi_needs_nothing(etc: Path, call: Call) -> None:
-    assert "note: CRI-O always does CDI" in ok(call("crio", None, "--cdi")).output
+    assert "note: CRI-O always does CDI" in ok(call("crio", None, "--cdi"))
 
 
 @pytest.mark.parametrize("name", ["crio", "crio-status"])
@@ -261,7 +257,7 @@ def test_verify_asks_crio(name: str, etc: Path, call: Call, tmp_path: Path, monk
         (tmp_path / "bin" / each).chmod(0o755)
     monkeypatch.setattr(programs, "DIRECTORIES", (f"{tmp_path}/bin",))
     ok(call("crio", None))
-    assert ok(call("crio", None, "--verify")).stdout == "verified: CRI-O has the runtime nvidia\n"
+    assert ok(call("crio", None, "--verify")) == "verified: CRI-O has the runtime nvidia\n"
     missing = call("crio", None, "--verify", "--runtime-name=gpu", "--set-as-default").exception
     assert "CRI-O does not have the runtime gpu; the default runtime is None" in str(missing)
 
@@ -281,15 +277,15 @@ class TestTheHook:
     def test_it_is_written_on_demand_and_goes_with_the_rest(self, call: Call, file: Path) -> None:
         ok(call("crio", None))
         assert not file.exists()
-        assert "Podman reads" in ok(call("crio", None, "--hooks")).output
+        assert "Podman reads" in ok(call("crio", None, "--hooks"))
         written = json.loads(file.read_text())
         assert (written["when"], written["stages"]) == ({"always": True}, ["prestart"])
-        assert "nothing to change" in ok(call("crio", None, "--hooks")).stdout
+        assert "nothing to change" in ok(call("crio", None, "--hooks"))
         ok(call("crio", None, "--remove"))
         assert not file.exists()
 
     def test_dry_run_writes_nothing(self, call: Call, file: Path) -> None:
-        assert f"+++ {file}" in ok(call("crio", None, "--hooks", "--dry-run")).stdout
+        assert f"+++ {file}" in ok(call("crio", None, "--hooks", "--dry-run"))
         assert not file.exists()
 
     @pytest.mark.parametrize("order", [("crio", "podman"), ("podman", "crio")])
@@ -327,7 +323,7 @@ class TestTheHook:
         there = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         other = tmp_path / "other.toml"
         ok(call(engine, other))
-        assert f"note: {file} stays" in ok(call(engine, other, "--remove")).output
+        assert f"note: {file} stays" in ok(call(engine, other, "--remove"))
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == there
         refused = call(engine, other, "--hooks")
         assert (refused.exit_code, "--config is about one file" in refused.output) == (2, True)
@@ -354,7 +350,7 @@ class TestItsDefaultRuntime:
         (etc / "crio.conf").write_text(MAIN.replace("/usr/bin/crun", path))
 
     def test_one_note_says_what_differs_and_the_line_that_changes_it(self, call: Call, tmp_path: Path) -> None:
-        said = [line for line in ok(call("crio", None)).output.splitlines() if "default runtime" in line]
+        said = [line for line in ok(call("crio", None)).splitlines() if "default runtime" in line]
         assert said == [
             f"note: CRI-O's default runtime is {tmp_path}/libexec/crun (its containers are in /run/crun), and "
             f"gpushim-runtime hands containers to {tmp_path}/system/runc; to hand them to that: once no container "
@@ -377,7 +373,7 @@ class TestItsDefaultRuntime:
 
     def test_once_it_is_set_nothing_is_said(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text(f"[runtime]\nlow-level = ['{tmp_path}/libexec/crun']\n")
-        assert "low-level" not in ok(call("crio", None)).output
+        assert "low-level" not in ok(call("crio", None))
 
     @pytest.mark.parametrize(
         "path", ["{}/system/runc", "{}/libexec/kata", "/usr/bin/nvidia-container-runtime", "{}/gone/crun"]
@@ -386,11 +382,11 @@ class TestItsDefaultRuntime:
         self, etc: Path, call: Call, tmp_path: Path, path: str
     ) -> None:
         self.default(etc, path.format(tmp_path))
-        assert "low-level" not in ok(call("crio", None)).output
+        assert "low-level" not in ok(call("crio", None))
 
     def test_a_configuration_that_is_wrong_is_no_obstacle(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text("[runtime\n")
-        assert "config.toml" in ok(call("crio", None)).output
+        assert "config.toml" in ok(call("crio", None))
 
 
 def test_a_default_of_others_keeps_our_entry_until_it_is_taken_out(etc: Path, call: Call) -> None:
@@ -401,7 +397,7 @@ def test_a_default_of_others_keeps_our_entry_until_it_is_taken_out(etc: Path, ca
     result = call("crio", None, "--remove")
     assert f"{others}: default_runtime is nvidia, which goes with gpushim's entry" in str(result.exception)
     for words in (["--dry-run"], ["--by-hand"]):  # by which packages' scripts know that it is named
-        assert "which goes with gpushim's entry" in ok(call("crio", None, "--remove", *words)).output
+        assert "which goes with gpushim's entry" in ok(call("crio", None, "--remove", *words))
     assert (etc / "crio.conf.d" / "99-gpushim.toml").exists()
     others.write_text("[crio.runtime]\n")  # as it says
     ok(call("crio", None, "--remove"))

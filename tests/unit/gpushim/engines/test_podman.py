@@ -13,6 +13,7 @@ from click.testing import Result
 
 from gpushim.engines import hooksd, podman
 from gpushim.engines.processes import programs
+from unit.gpushim.engines.results import ok
 
 Call = Callable[..., Result]
 TOP = Path(__file__).parents[4]
@@ -28,18 +29,13 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def ok(result: Result) -> Result:
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
-
-
 def test_a_drop_in_is_made_and_deleted_again(etc: Path, call: Call, program: str) -> None:
     ok(call("podman", None, "--set-as-default"))
     drop_in = etc / "containers.conf.d" / "99-gpushim.conf"
     first, _, text = drop_in.read_text().partition("\n")
     assert first.startswith("# Made by `gpushim configure`; `gpushim configure podman --remove` takes it away.")
     assert text == f'\n[engine]\nruntime = "nvidia"\n\n[engine.runtimes]\nnvidia = ["{program}"]\n'
-    assert "nothing to change" in ok(call("podman", None, "--set-as-default")).stdout
+    assert "nothing to change" in ok(call("podman", None, "--set-as-default"))
     ok(call("podman", None, "--remove"))
     assert os.listdir(etc) == ["containers.conf.d"]
     assert os.listdir(etc / "containers.conf.d") == []

@@ -13,8 +13,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fakehost
 from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import earlier, renew
 from gpushim.refresh import refresh
 from unit.gpuhook.sandbox import forked
@@ -99,3 +102,13 @@ class Machine:
             return refresh.refresh()["error"]
 
         assert not forked(work)
+
+
+def snapshot(machine: Machine) -> Any:
+    return renew.snapshot(machine.config, machine.state)
+
+
+def refusal(machine: Machine) -> GpushimError:
+    with pytest.raises(GpushimError) as caught:
+        snapshot(machine)
+    return caught.value

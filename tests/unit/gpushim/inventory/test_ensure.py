@@ -6,23 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpushim.ground.errors import DRIVER, GpushimError
+from gpushim.ground.errors import DRIVER
 from gpushim.inventory import ensure, renew
-from unit.gpushim.inventory.machine import Machine
-
-
-def snapshot(machine: Machine) -> Any:
-    return renew.snapshot(machine.config, machine.state)
-
-
-def refusal(machine: Machine) -> GpushimError:
-    with pytest.raises(GpushimError) as caught:
-        snapshot(machine)
-    return caught.value
+from unit.gpushim.inventory.machine import Machine, refusal, snapshot
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fakehost import Host
 from gpushim.ground.errors import INVENTORY
 from gpushim.inventory import earlier, procfs, survey
 from unit.gpushim.inventory.machine import Machine, told
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -94,13 +94,6 @@ def test_a_look_that_waits_for_it_ends_when_it_is_told(machine: Machine, host: H
         machine.refreshed("--force")
     finally:
         ended(looking)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    late = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < late
-        time.sleep(0.01)
 
 
 def ended(process: subprocess.Popen[str]) -> None:

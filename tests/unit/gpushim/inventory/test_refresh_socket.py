@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import INVENTORY
 from gpushim.inventory import renew
-from unit.gpushim.inventory.machine import Machine
+from unit.gpushim.inventory.machine import Machine, refusal, snapshot
 
 pytestmark = pytest.mark.slow
 SERVICE = str(Path(__file__).parents[4] / "bin/gpushim") + " refresh --asked"
@@ -76,16 +76,6 @@ def log(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = ["/bin/sh", "-c", f'echo child >>{path}; exec "$@"', "sh", *real]
     monkeypatch.setattr(renew, "command", lambda: words)
     return path
-
-
-def snapshot(machine: Machine) -> object:
-    return renew.snapshot(machine.config, machine.state)
-
-
-def refusal(machine: Machine) -> GpushimError:
-    with pytest.raises(GpushimError) as caught:
-        snapshot(machine)
-    return caught.value
 
 
 def test_the_service_lists_for_all(machine: Machine, log: Path, serve: Callable[..., Unit]) -> None:

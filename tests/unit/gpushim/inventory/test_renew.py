@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,33 +15,17 @@ import pytest
 
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError
 from gpushim.inventory import ensure, failure, renew
-from unit.gpushim.inventory.machine import Machine, running
+from unit.gpushim.inventory.machine import Machine, refusal, running, snapshot
+from waiting import until
 
 pytestmark = pytest.mark.slow
 IMPATIENT = "[refresh]\ndeadline-seconds = 1\n"
-
-
-def snapshot(machine: Machine) -> Any:
-    return renew.snapshot(machine.config, machine.state)
-
-
-def refusal(machine: Machine) -> GpushimError:
-    with pytest.raises(GpushimError) as caught:
-        snapshot(machine)
-    return caught.value
 
 
 def script(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Start this instead of a refresh; `"$@"` is the refresh."""
     real = renew.command()
     monkeypatch.setattr(renew, "command", lambda: ["/bin/sh", "-c", text, "sh", *real])
-
-
-def until(what: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import tomlkit
 from click.testing import Result
 
 from gpushim.engines.containerd import imports, process
-from gpushim.ground.errors import GpushimError
 
 Call = Callable[..., Result]
 
@@ -39,16 +38,6 @@ def k3s(tmp_path: Path) -> Path:
     folder = tmp_path / "k3s" / "agent" / "etc" / "containerd"
     folder.mkdir(parents=True)
     return folder
-
-
-def ok(result: Result) -> str:
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
-
-
-def refused(result: Result) -> str:
-    assert isinstance(result.exception, GpushimError), (result.output, result.exception)
-    return str(result.exception)
 
 
 def ours(config: Path) -> Path:

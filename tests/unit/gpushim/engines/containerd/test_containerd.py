@@ -12,18 +12,8 @@ import pytest
 
 from gpushim.engines import containerd
 from gpushim.engines.processes.running import Engine, Impostor
-from unit.gpushim.engines.containerd.conftest import (
-    Call,
-    meaning,
-    ok,
-    ours,
-    plugin,
-    refused,
-    runtimes,
-    table,
-    tree,
-    write,
-)
+from unit.gpushim.engines.containerd.conftest import Call, meaning, ours, plugin, runtimes, table, tree, write
+from unit.gpushim.engines.results import ok, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("version")]
 

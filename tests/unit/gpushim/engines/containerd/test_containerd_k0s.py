@@ -15,6 +15,7 @@ from click.testing import Result
 from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import toml
+from unit.gpushim.engines.results import ok
 
 Call = Callable[..., Result]
 RUNC = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}}
@@ -55,11 +56,6 @@ def k0s(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     found = K0s(tmp_path, version)
     found.start()
     return found
-
-
-def ok(result: Result) -> str:
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 def test_its_directory_gets_a_file_that_lasts_and_goes(k0s: K0s, call: Call, program: str) -> None:

@@ -15,7 +15,8 @@ import pytest
 import tomlkit
 
 from gpushim.engines.processes.running import Engine
-from unit.gpushim.engines.containerd.conftest import Call, ok, plugin, refused, runtimes, table, tree, write
+from unit.gpushim.engines.containerd.conftest import Call, plugin, runtimes, table, tree, write
+from unit.gpushim.engines.results import ok, refused
 
 pytestmark = pytest.mark.usefixtures("version")
 

@@ -20,6 +20,7 @@ from gpushim.engines.settings.files import BEFORE, EDITED
 from gpushim.engines.settings.setup import Options, Plan
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from unit.gpushim.engines.results import ok
 
 DATA = Path(__file__).parents[4] / "data" / "engines" / "docker"
 Call = Callable[..., Result]
@@ -45,11 +46,6 @@ def meaning(content: bytes) -> dict[str, Any]:
 def config(tmp_path: Path) -> Path:
     (tmp_path / "docker").mkdir()
     return tmp_path / "docker" / "daemon.json"
-
-
-def ok(result: Result) -> str:
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 @pytest.mark.parametrize("name", ["compact.json", "crlf.json", "comma-first.json", "braces.json", "unicode.json"])

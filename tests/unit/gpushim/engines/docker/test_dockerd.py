@@ -13,6 +13,7 @@ from click.testing import Result
 from gpushim.engines.docker import dockerd
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings.setup import Link
+from unit.gpushim.engines.results import ok
 
 Call = Callable[..., Result]
 NAMES = ["nvidia-cdi-hook", "nvidia-container-runtime-hook"]
@@ -25,11 +26,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(path))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return path
-
-
-def ok(result: Result) -> str:
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 def executable(path: Path) -> Path:
