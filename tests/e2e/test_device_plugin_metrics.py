@@ -41,7 +41,7 @@ sharing:
     resources:
     - {{name: {GPU}, devices: [1], rename: {SHARED}, replicas: 3}}
 """
-ANSWER, SCRAPE = 0.1, 2.0  # seconds: of an Allocate at its best of several, and of a scrape whatever happens
+ANSWER = 0.1  # seconds: of an Allocate at its best of several
 TRUTH = {
     "sm_clock": ("DCGM_FI_DEV_SM_CLOCK", 1410, 1),
     "mem_clock": ("DCGM_FI_DEV_MEM_CLOCK", 1593, 1),

@@ -14,7 +14,6 @@ from e2e.features import LIST, NODES
 from e2e.witness import settings
 from fakehost import Host, tree
 
-CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
 IMEX_MOUNTS = "/var/run/nvidia-container-devices/imex/"
 
 

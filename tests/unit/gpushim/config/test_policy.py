@@ -19,7 +19,6 @@ from gpushim.ground.errors import CONFIG, NOT_FOUND, GpushimError
 from gpushim.oci.authorization import SWITCHES
 
 TOP = Path(__file__).parents[4]
-DOCUMENTATION = TOP / "docs" / "configuration.md"
 
 
 @pytest.fixture
