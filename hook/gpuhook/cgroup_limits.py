@@ -41,7 +41,6 @@ def limit(options: Options, state: dict[str, Any], process: str, warn: Warn) -> 
     """Set the limits of a container, and check that they are in force.
 
     Args:
-        options: the hook's.
         state: the container's, as the runtime wrote it.
         process: directory of the container's process in /proc, held open.
         warn: takes a limit that is not in force, where config.toml only wants it.
@@ -209,8 +208,6 @@ def add_limits(options: Options, spec: dict[str, Any], root: Rootfs, warn: Warn)
 
     Args:
         options: the hook's; gets the limits.
-        spec: config.json.
-        root: the container's.
         warn: takes a limit that cannot be kept, where config.toml only wants it.
 
     Raises:

@@ -228,7 +228,6 @@ def main(
 
     Args:
         argv: the words behind the program's name.
-        work: what to do with them.
         refuse: writes an error for people, and returns the exit code.
     """
     code, refuse, shell = 0, refuse or _refuse, None

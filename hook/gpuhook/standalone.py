@@ -85,7 +85,6 @@ def put(planned: list[Edit], spec: dict[str, Any], pid: int, dev_root: str) -> N
     """Apply a plan to a created container, and finish it.
 
     Args:
-        planned: edits.
         spec: the container's config.json, changed on the way: an edit that it has already is left out.
         pid: of its process.
         dev_root: absolute path of the directory that the host's nodes lie below.
@@ -102,8 +101,6 @@ def land(planned: list[Edit], options: Options, pid: int, dev_root: str) -> None
     """Apply edits to a created container, and finish it.
 
     Args:
-        planned: edits.
-        options: what is to be finished.
         pid: of its process; 0 if this process is in its mount namespace.
         dev_root: absolute path of the directory that the host's nodes lie below.
 

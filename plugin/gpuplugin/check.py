@@ -35,7 +35,6 @@ def print_check(settings: Settings, list_allocators: ListAllocators) -> None:
     """Print the resources, their devices, and how containers get them.
 
     Args:
-        settings: in force.
         list_allocators: returns a sentence for each other allocator of this node's GPUs.
 
     Raises:

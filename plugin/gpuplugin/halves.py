@@ -92,8 +92,6 @@ def serve(settings: Settings, sources: Sources, fronts: Collection[str], socket_
     """Be the half on the node, until a signal ends it.
 
     Args:
-        settings: in force.
-        sources: what they are read from.
         fronts: by which GPUs are given out, PLUGIN or CLAIMS or both.
         socket_options: where the other half comes, for CLAIMS.
 

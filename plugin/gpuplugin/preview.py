@@ -38,7 +38,6 @@ def build_report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
 
     Args:
         requests: RESOURCE=NUMBER, or RESOURCE=ID,ID, as the container's limits have them or kubelet would.
-        settings: in force.
 
     Returns:
         "notes"      sentences about settings and host
@@ -108,7 +107,6 @@ def print_report(requests: Sequence[str], settings: Settings, form: str) -> None
 
 
 def _choose_devices(resource: Resource, text: str) -> list[str]:
-    """Choose devices as kubelet does if all of them are free."""
     if text and not (text.isascii() and text.isdecimal()):
         return [word for word in text.split(",") if word]
     free = [device.id for device in resource.devices.values() if not device.problem]

@@ -29,7 +29,6 @@ def apply_edits(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[
 
     Args:
         edits: as the docstring of gpushim.oci.edits describes them; env and hook are left to others.
-        root: the container's rootfs.
         dev_root: absolute path of the directory that the host's nodes lie below.
         warn: takes what was skipped, and the error.
 
@@ -67,7 +66,6 @@ def mount_files(files: list[tuple[str, str]], root: Rootfs, warn: Callable[[str,
 
     Args:
         files: of the driver: path on the host, and in the container.
-        root: the container's rootfs.
         warn: as for `apply_edits`.
 
     Raises:
@@ -80,7 +78,6 @@ def mount_files(files: list[tuple[str, str]], root: Rootfs, warn: Callable[[str,
 
 
 def _open_node(path: str, major: int, minor: int) -> Source:
-    """Open a device node of the host, and check that it is that device."""
     fd, facts = _open(path)
     if facts.st_mode & TYPE != CHARACTER or facts.st_rdev != posix.makedev(major, minor):
         posix.close(fd)

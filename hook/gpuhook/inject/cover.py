@@ -32,7 +32,6 @@ def cover(root: Rootfs, source: str, path: str) -> None:
     """Mount a file or directory of the host over the container's, once.
 
     Args:
-        root: the container's rootfs.
         source: path on the host, trusted.
         path: in the container, below the directory where its procfs is mounted.
 

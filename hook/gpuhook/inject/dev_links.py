@@ -30,7 +30,6 @@ def link(root: Rootfs, links: list[tuple[str, str, str]], warn: Callable[[str, E
     """Make the links whose nodes are there.
 
     Args:
-        root: the container's rootfs.
         links: (text, directory, name), all below /dev.
         warn: takes what was skipped, and the error.
     """
@@ -101,8 +100,6 @@ def check_bindings(
     sysfs gives an inode number only once. What is not bound has no node that works.
 
     Args:
-        root: the container's rootfs.
-        spec: config.json.
         gpus: minor number and PCI address of each GPU in the spec.
         bound: minor number and inode number of the binding of each at that moment.
         folder: the driver's directory in sysfs, which has the bindings.

@@ -28,7 +28,6 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
     """Look for a container's mounts in it, and for copies of them on the host.
 
     Args:
-        root: the container's rootfs.
         mounted: path on the host, trusted, and in the container.
 
     Raises:

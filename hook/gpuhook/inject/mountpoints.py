@@ -80,8 +80,6 @@ def find(root: Rootfs, path: str, facts: posix.stat_result, mount_ids: Collectio
     """Find or make the target for a file of the host; return None if the container has that file there already.
 
     Args:
-        root: the container's rootfs.
-        path: in the container.
         facts: about the host's file.
         mount_ids: mounts that may be mounted on.
 

@@ -75,7 +75,6 @@ def bind(process: str, binds: Sequence[Bind]) -> None:
     Args:
         process: directory of the container's process in /proc, held open (mountinfo.held); "" if the caller is in its
             mount namespace.
-        binds: files and their targets.
 
     Raises:
         GpushimError: a mount would not be what it should be, or may not be made.

@@ -50,7 +50,6 @@ def open_root(process: str, path: str) -> Rootfs:
 
     Args:
         process: directory of the container's process in /proc, held open; "" if the caller is in its mount namespace.
-        path: of the rootfs.
 
     Raises:
         GpushimError: there is no such rootfs.

@@ -31,7 +31,6 @@ def lend(root: Rootfs, source: str, path: str) -> None:
     Args:
         root: the container's rootfs, as roots.check has seen it.
         source: path of the socket on the host; root alone can change what is above its directory.
-        path: in the container.
 
     Raises:
         OSError: it is no socket of the owner of its directory, or its path in the container cannot be mounted on.

@@ -38,7 +38,6 @@ def choose(
     a note, if their branch is higher. (These are the rules of NVIDIA's own hook, enable-cuda-compat.)
 
     Args:
-        root: the container's rootfs.
         driver: version of the host's driver, e.g. 535.183.01, or "" if it is not known.
         cuda: CUDA version of the host's driver, e.g. 12.2, or "".
         warn: called with a path and an error for libraries that are there and cannot be judged.

@@ -133,7 +133,6 @@ class Work:
         return status.st_size > 0  # where a file of an earlier driver was mounted, an empty one is left
 
     def _link_apart(self, text: str, directory: str, name: str) -> str:
-        """Make a link in a directory of ours, which the loader's configuration names first."""
         self.directory(APART, create=True).symlink(text, name)
         self.apart[f"{directory}/{name}"] = text
         path = f"{directory}/{name}"

@@ -151,7 +151,6 @@ def _pid(options: OptionValues) -> int:
 
 
 def _options(planned: list[Edit], options: OptionValues, global_options: OptionValues) -> Options:
-    """Return the steps to be finished in the container: the plan's own hook, less what the options switch off."""
     (hook,) = [edit.value for edit in planned if edit.kind == "hook"]
     finishing = Options(hook["args"][2:])
     for name, value in options:

@@ -70,7 +70,6 @@ def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> l
 
     Args:
         ids: as kubelet sent them.
-        resource: name of the resource.
         devices: all of them, by id.
 
     Raises:
@@ -97,7 +96,6 @@ def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> l
 
 
 def _check_shares(chosen: Sequence[Device], resource: str) -> None:
-    """Hold a request against the groups that its devices are of."""
     number = len(chosen)
     if number > 1 and any(device.share and device.share.single for device in chosen):
         raise GpushimError(
@@ -191,7 +189,6 @@ def cdi_names(devices: Sequence[Device], delivery: Delivery) -> list[str]:
 
 
 def _list_nodes(devices: Sequence[Device], delivery: Delivery, control: Sequence[str]) -> list[dict[str, str]]:
-    """Return DeviceSpecs."""
     device_paths = [path for device in devices for path in device.nodes]
     paths = dict.fromkeys([*device_paths, *(f"{IMEX_CHANNEL}{channel}" for channel in delivery.imex), *control])
     root = delivery.dev_root.rstrip("/")
@@ -202,7 +199,6 @@ def clash(delivery: Delivery, resources: Mapping[str, Sequence[Device]]) -> list
     """Return what a container does not get that asks for two resources, in sentences.
 
     Args:
-        delivery: how it is told.
         resources: the devices of all that there are, by name.
     """
     mps_names = [
@@ -225,12 +221,7 @@ def clash(delivery: Delivery, resources: Mapping[str, Sequence[Device]]) -> list
 
 
 def unheard(delivery: Delivery, requests: RequestsPolicy) -> list[str]:
-    """Return where gpushim-runtime's policy forbids the way in which containers are told, in sentences.
-
-    Args:
-        delivery: how they are told.
-        requests: of the policy.
-    """
+    """Return where gpushim-runtime's policy forbids the way in which containers are told, in sentences."""
     is_closed = not requests["accept-env-when-unprivileged"]
     if MOUNTS in delivery.strategies:
         if requests["accept-volume-mounts"]:

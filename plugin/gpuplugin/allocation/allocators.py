@@ -72,7 +72,6 @@ def drivers(plugins: Iterable[Plugin], claims: Iterable[Claim], snapshot: Snapsh
     Args:
         plugins: that listen.
         claims: claims that have or may have some, as `relevant` lists them.
-        snapshot: what the node has.
     """
     gave = {*kubelet.DRIVERS}
     for claim in claims:
@@ -112,10 +111,6 @@ def plugins(allocatable: Ids, registered: Ids, uuids: Collection[str]) -> Iterat
 async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
     """Return who else gives out this node's GPUs now, once; takes seconds at most.
 
-    Args:
-        kubelet_dir: kubelet's directory.
-        snapshot: what the node has.
-
     Returns:
         clauses; none of who cannot be asked.
     """
@@ -132,7 +127,6 @@ async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
 
 
 def _is_served_here(kubelet_dir: str, resource: str) -> bool:
-    """Return whether an instance of this plugin serves a resource."""
     path = f"{kubelet.plugins(kubelet_dir)}/{sockets.PREFIX}{resource[len(PREFIX) :]}{sockets.SUFFIX}"
     return resource.startswith(PREFIX) and is_believed(path)
 
@@ -246,7 +240,6 @@ class Allocators:
         ]
 
     async def _compare(self, folder: str) -> list[Allocator]:
-        """Hold what kubelet has against what it was told."""
         allocatable = await podresources.allocatable(folder) or {}
         served = self._registry.served
         registered = {name: {*entry.resource.devices} for name, entry in served.items() if entry.endpoint.settled}
@@ -262,7 +255,6 @@ class Allocators:
 
         Args:
             reasons: by UUID.
-            snapshot: what the node has.
         """
         basis = (snapshot["gpus"], snapshot["mig"], self._listeners, self._claims(), self._beside)
         if basis != self._basis:

@@ -104,7 +104,6 @@ class KubeletView:
         return max(0.0, self._due() - TICK) if is_watched and not self._waits else 0.0
 
     def _due(self) -> float:
-        """Return the seconds until the next question."""
         return self._asked + min(self._pause, self._longest()) - time.monotonic()
 
     def _longest(self) -> float:
@@ -118,7 +117,6 @@ class KubeletView:
 
         Args:
             desired: what it would be told if nobody had anything.
-            snapshot: of the host's inventory.
 
         Raises:
             GpushimError: the record cannot be written, or a newer version has written it.

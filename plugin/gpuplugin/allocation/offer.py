@@ -117,7 +117,6 @@ class Resource:
         self._renew([key for uuid in changed for key in self._of.get(uuid, ())])
 
     def _take(self, had: dict[str, Device]) -> None:
-        """Have these devices, and no others."""
         before, self._had, self._of = self._had, had, {}
         for key, device in had.items():
             self._of.setdefault(device.uuid, []).append(key)
@@ -217,8 +216,6 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     """Return the resources of a node as the settings have them, and how containers are told.
 
     Args:
-        snapshot: of its inventory.
-        settings: in force.
         notes: gets a sentence for each thing that is left out.
 
     Raises:
@@ -275,7 +272,6 @@ def absent(settings: Settings) -> list[str]:
 
 
 def _check_cdi(snapshot: Snapshot, devices: Sequence[Device], delivery: Delivery) -> None:
-    """Refuse to tell devices by CDI where engines would not find them."""
     if allocation.BY_CDI.isdisjoint(delivery.strategies):
         return
     from gpuplugin.allocation import cdi  # which needs much of gpushim
@@ -284,7 +280,6 @@ def _check_cdi(snapshot: Snapshot, devices: Sequence[Device], delivery: Delivery
 
 
 def _choose_delivery(settings: Settings, snapshot: Snapshot) -> Delivery:
-    """Return how containers are told their devices."""
     values, nodes = settings.values, snapshot["nodes"]
     control = [path for path in ensure.CONTROL_NODES if path in nodes] if values["pass-device-specs"] else None
     return Delivery(

@@ -87,15 +87,7 @@ class Registry:
         weights: Mapping[tuple[int, int], int],
         folder: str,
     ) -> None:
-        """Send kubelet what there is now; resources that are no more keep their devices, which cannot be used.
-
-        Args:
-            devices_by_name: devices by resource.
-            delivery: how containers are told.
-            settings: in force.
-            weights: nearness of GPUs.
-            folder: kubelet's directory of device plugins.
-        """
+        """Send kubelet what there is now; resources that are no more keep their devices, which cannot be used."""
         self._offered = True
         for name in [*devices_by_name, *(name for name in self.served if name not in devices_by_name)]:
             if name in self.served and self.served[name].endpoint.folder != folder:  # kubelet has come up elsewhere

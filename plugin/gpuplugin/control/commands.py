@@ -36,7 +36,6 @@ class Commands:
         return {**await self._members(), **self._letting.state}
 
     async def _release(self) -> dict[str, Any]:
-        """Release the GPUs, and return who still has some, by claims too."""
         await self._letting.let_go()
         answer, listed = await self._status(), await podresources.listed(self._kubelet_dir())
         rows = [*answer.get("claims", ())]

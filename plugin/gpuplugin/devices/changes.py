@@ -126,7 +126,6 @@ def way_of(resource: str, numbered: bool, kind: str, group: str) -> tuple[str, s
     """Return a way of giving out; slices of an MPS daemon are one, whatever they are called.
 
     Args:
-        resource: its name.
         numbered: ids have a number; a device without is one container's, whatever it is shared by.
         kind: of the share, "" of a whole device.
         group: of MPS, or "".

@@ -60,7 +60,6 @@ def divide(
 
     Args:
         devices_by_resource: what resources.find returned for the snapshot.
-        snapshot: of its inventory.
         groups: of the settings' sharing.
         notes: gets a sentence for each thing that does nothing, and for what surprises pods.
 
@@ -186,7 +185,6 @@ def _select(text: str, snapshot: Snapshot) -> tuple[set[int], set[str]]:
 
 
 def _check_mps(group: Group, mps: Mps, devices: Sequence[Device], snapshot: Snapshot, notes: list[str]) -> None:
-    """Refuse MPS where these GPUs cannot have it."""
     if snapshot["platform"] in ALL_IN_ONE:
         raise GpushimError(
             f"{group.name} is to be shared by MPS, which is not on this platform; use timeSlicing", CONFIG

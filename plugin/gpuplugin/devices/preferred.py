@@ -45,8 +45,6 @@ def weight(weights: Mapping[tuple[int, int], int], first: tuple[int, int], secon
 
     Args:
         weights: of `nearness`; a pair that it does not have is far.
-        first: of them.
-        second: of them.
     """
     return weights.get((first[0], second[0]), 0) + NUMA * (first[1] == second[1] >= 0)
 
@@ -96,7 +94,6 @@ def nearest(devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -
     """Return a choice of whole GPUs that are near each other.
 
     Args:
-        devices: all of them.
         weights: of `nearness`; a pair that it does not have is far.
     """
     positions = {device.id: position for position, device in enumerate(devices)}
@@ -162,7 +159,6 @@ def shared(devices: Sequence[Device], packed: bool, distinct: bool = False) -> C
     """Return a choice of replicas and MIG instances.
 
     Args:
-        devices: all of them.
         packed: whether GPUs of which most is given out come first, or last; and so for the instances of a GPU.
         distinct: one replica of each GPU or MIG instance, as long as there are others.
     """

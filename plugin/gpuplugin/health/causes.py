@@ -101,7 +101,6 @@ class Cause:
 
         Args:
             action: the driver's recovery action, at a poll that the GPU has answered well; None: not told.
-            moment: the time of the poll.
         """
         if self.ends == xids.TIME:
             return moment - self.last >= xids.TRANSIENT

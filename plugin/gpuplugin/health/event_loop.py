@@ -131,13 +131,11 @@ class Events:
             time.sleep(1)
 
     def _leave(self) -> None:
-        """Note until when GPUs were listened to."""
         for gpu in self._gpus:
             if gpu.uuid in self._uuids.values():
                 gpu.since = gpu.since._replace(heard=system.clock() - nvml_lines.MOMENT)
 
     def _add(self, gpu: Gpu) -> None:
-        """Listen to a GPU, and then ask it."""
         nvml = self._nvml
         if gpu.hung:
             return
@@ -158,7 +156,6 @@ class Events:
             self._unwatched[gpu.uuid] = answer["error"]
 
     def _report(self) -> None:
-        """Print what the log has of those that were asked, then what they said, and who is watched."""
         line = {
             "watching": sorted({*self._uuids.values()} - self._unwatched.keys()),
             "unwatched": dict(self._unwatched),

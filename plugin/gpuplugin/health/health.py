@@ -83,7 +83,6 @@ class Health:
         Args:
             child: "events" or "polls".
             clause: the reason.
-            moment: the time.
             gpus: whose calls fail or hang; at once a reason. None: the child does not run; a reason after GRACE.
         """
         self._changed = False
@@ -110,7 +109,6 @@ class Health:
 
         Args:
             snapshot: what the host has; may end reasons of GPUs whose driver was loaded again.
-            moment: the time.
 
         Returns:
             by UUID of the GPU, and of each MIG instance, to which the reasons of its GPU apply, too.
@@ -251,7 +249,6 @@ class Health:
         return self._choice.counts(cause.number) if cause.kind == "xid" and cause.number else self._choice.checks
 
     def _add(self, gpu: GpuRecord, name: str, cause: Cause) -> None:
-        """Keep a cause, or note that it came again."""
         if cause.kind == "xid" and name not in gpu.causes and len(gpu.causes) >= causes.CAUSES - causes.OTHERS:
             name, cause = causes.FURTHER, Cause("xid", cause.since, cause.last, ends=xids.AGAIN)
         old = gpu.causes.get(name)
@@ -263,7 +260,6 @@ class Health:
             self._touch()
 
     def _set(self, gpu: GpuRecord, kind: str, failed: bool, cause: Cause) -> None:
-        """Keep a poll's cause, or end it."""
         old = gpu.causes.get(kind)
         if not failed or not self._choice.checks or (old and old.number != cause.number):
             self._end(gpu, kind)

@@ -100,7 +100,6 @@ def run(name: str, library: str, work: Callable[[Any], object]) -> None:
     """Run as a child: work with an open NVML, again and again, until that or the parent ends it.
 
     Args:
-        name: of the process.
         library: NVML's.
         work: returns to have NVML opened anew; EOFError is the end.
     """

@@ -178,7 +178,6 @@ class Watchers:
             self._stale()
 
     def _describe_difference(self, line: dict[str, Any]) -> str:
-        """Return the difference between a poll and the snapshot, "" if there is none."""
         if self._snapshot is None:
             return ""
         try:

@@ -143,7 +143,6 @@ def write_list(resource: str, devices: Collection[Mapping[str, Any] | bytes]) ->
     """Write the list of a resource's devices.
 
     Args:
-        resource: its name.
         devices: Device messages, all of them, or the parts that `write_device` wrote.
 
     Raises:

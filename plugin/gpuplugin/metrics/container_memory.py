@@ -67,8 +67,6 @@ class ContainerMemory:
 
         Args:
             seconds: to wait for an answer; a later one counts the next time.
-            folder: kubelet's directory.
-            snapshot: of the host.
             listed: what kubelet has listed last.
             holdings: lists those that count, of GPUs that answer; called in a thread.
         """

@@ -214,7 +214,6 @@ def _gpu_samples(state: State) -> Iterator[Sample]:
 
 
 def _state_samples(labels: Labels, readings: Readings) -> Iterator[Sample]:
-    """Yield the samples of a GPU that are its alone, whoever has it."""
     for error, counter in ECC:
         if f"ecc {error} {counter}" in readings.own:
             yield (

@@ -148,7 +148,6 @@ def can_see_processes() -> bool:
 
 
 def _call_first(nvml: Any, names: Sequence[str], *words: Any) -> Any:
-    """Call the first of these functions that there is."""
     for name in names[:-1]:
         try:
             return getattr(nvml, f"nvmlDeviceGet{name}")(*words)

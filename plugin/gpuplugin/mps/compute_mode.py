@@ -39,7 +39,6 @@ def ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> 
     """Set modes in a child, where one is given, and return which they were.
 
     Args:
-        snapshot: of this host.
         seconds: how long NVML may take.
         modes: by UUID.
 
@@ -95,7 +94,6 @@ def restore(
     """Restore the modes that the file has, but of GPUs that the host has lost; one that fails stops no other.
 
     Args:
-        snapshot: of this host.
         path: of the file, which keeps `but` and failures, and is removed without any.
         seconds: how long it may take, `total` at most.
         ask: as for `take`.

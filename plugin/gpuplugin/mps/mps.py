@@ -111,7 +111,6 @@ def unrestored(state_dir: str, groups: Iterable[MpsGroup]) -> dict[str, str]:
     """Return the groups that have not restored GPUs and MIG instances, by UUID of these.
 
     Args:
-        state_dir: gpushim's state directory.
         groups: those of the settings, which have their GPUs still; as claims have that share something.
     """
     uuids = {group.name: {gpu.uuid for gpu in group.gpus} for group in groups}
@@ -175,7 +174,6 @@ def _groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:
 
 
 async def _run(words: list[str]) -> None:
-    """Run a command; systemd starts the units, and its journal says what becomes of them."""
     try:
         pid = spawn.spawn(words)
     except OSError as error:

@@ -30,7 +30,6 @@ def ask(snapshot: Snapshot, seconds: float, values: Mapping[str, int | None]) ->
     """Set the time slices of GPUs, where one is given, and return else which they are.
 
     Args:
-        snapshot: of this host.
         seconds: how long each listing may take, and all of the setting.
         values: numbers of VALUES by UUID.
 

@@ -24,7 +24,6 @@ def install(node_root: str, folder: str, name: str, options: list[str], restart:
         folder: absolute path of the payload.
         name: of the engine: "containerd", "crio", "none", or "auto" for the one that runs.
         options: of `gpushim configure`.
-        restart: restart the engine if it has to be.
         root: of the driver, for a config.toml that nobody has changed; "" keeps its root.
     """
     host.check_root(node_root)

@@ -133,7 +133,6 @@ def remove_old_versions(record: Record, version: str) -> list[str]:
 
 
 def _list_versions(paths: list[str]) -> set[str]:
-    """Return the versions to which these files belong."""
     lib = payloads.LIB
     return {path[len(lib) :].partition("/")[0] for path in paths if path.startswith(lib)}
 

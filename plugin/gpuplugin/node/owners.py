@@ -74,6 +74,5 @@ def check_owners(payload: Payload, record: Record) -> None:
 
 
 def _find_pip_programs() -> list[str]:
-    """Return the paths of gpushim where pip and uv install it."""
     folders = {os.path.realpath(folder) for folder in PIP_FOLDERS} - {"/usr/bin"}
     return [path for folder in sorted(folders) if os.path.lexists(path := f"{folder}/{PROGRAM}")]

@@ -82,7 +82,6 @@ def read_shell(folder: str) -> str:
 
 
 def _set_driver_root(config: bytes, root: str) -> bytes:
-    """Return the package's config.toml with a driver root."""
     head = b"[driver]\n"
     assert config.count(head) == 1
     return config.replace(head, head + f"root = {json.dumps(root)}\n".encode())

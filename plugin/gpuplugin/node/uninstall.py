@@ -41,7 +41,6 @@ def uninstall(node_root: str, folder: str, labels: str, restart: bool) -> None:
         node_root: absolute path where the node's root is mounted.
         folder: absolute path of the payload.
         labels: absolute path on the node of the directory with the labels file.
-        restart: restart the engine if it has to be.
 
     Raises:
         GpushimError: containers still need the engine's settings, or the script for them cannot be written.

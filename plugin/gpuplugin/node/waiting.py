@@ -28,29 +28,17 @@ NONE = "this node has no NVIDIA device"
 
 
 def is_installed(node_root: str) -> bool:
-    """Return whether gpushim-node has installed gpushim on a node, and so maintains it with or without a device.
-
-    Args:
-        node_root: absolute path where the node's root is mounted.
-    """
+    """Return whether gpushim-node has installed gpushim on a node, and so maintains it with or without a device."""
     return os.path.lexists(node_root + records.PATH)
 
 
 def is_due(node_root: str) -> bool:
-    """Return whether gpushim should be installed on a node.
-
-    Args:
-        node_root: absolute path where the node's root is mounted.
-    """
+    """Return whether gpushim should be installed on a node."""
     return is_installed(node_root) or _has_device(node_root)
 
 
 def is_complete(node_root: str) -> bool:
-    """Return whether the installation that `keep` has begun on a node is complete.
-
-    Args:
-        node_root: absolute path where the node's root is mounted.
-    """
+    """Return whether the installation that `keep` has begun on a node is complete."""
     return is_installed(node_root) and not os.path.lexists(node_root + BEGUN)
 
 
@@ -61,11 +49,7 @@ def mark_complete() -> None:
 
 
 def wait_for_device(node_root: str) -> None:
-    """Wait until a node has a device, and record there that installation begins; SIGTERM exits with success.
-
-    Args:
-        node_root: absolute path where the node's root is mounted.
-    """
+    """Wait until a node has a device, and record there that installation begins; SIGTERM exits with success."""
     if not is_installed(node_root) and not _has_device(node_root):
         _poll_device(node_root)
     os.close(os.open(node_root + BEGUN, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))

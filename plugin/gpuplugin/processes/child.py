@@ -216,7 +216,6 @@ class Child:
             await self._reap()
 
     async def _reap(self) -> None:
-        """Kill it, and wait until it is gone, whatever that takes."""
         pid = self.pid
         if pid:
             spawn.kill(pid)

@@ -161,7 +161,6 @@ def replicated(
     Args:
         devices: to be given out.
         replicas: how often; a device that is given out once keeps its id.
-        share: the way of sharing.
         numbered: even a device that is given out once gets a number: it is a part of a device.
     """
     if replicas == 1 and not numbered:

@@ -52,7 +52,6 @@ def resolve(
 
     Args:
         flags: values by flag, without dashes, in the order of the command line.
-        environment: variables.
         section: [device-plugin] of config.toml; what it leaves out has its default.
         path: of NVIDIA's file, if config-file is not to count.
         begins: none have been in force, as for profiles.read.
@@ -131,7 +130,6 @@ def _find_value(
 
 
 def _list_ignored(file: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield a note for each key of NVIDIA's file that means nothing."""
     keys = plugin_settings.list_unknown_keys(file)
     for key in keys[: bounds.LISTED]:
         yield f"{path}: {quote(key)} is ignored{forms.suggest(key, plugin_settings.KEYS)}"

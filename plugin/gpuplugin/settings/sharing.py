@@ -190,7 +190,6 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
 
 
 def _list_ignored(row: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """Return a note for each key of an entry that does nothing."""
     notes = [f"{key} is valid below sharing.mps alone" for key in row if key in _OF_MPS and key not in known]
     return notes + forms.list_unknown({key: None for key in row if key not in _OF_MPS}, known)
 

@@ -54,7 +54,6 @@ class Watch:
         """Watch directories too; one that is watched already, or is not there, changes nothing.
 
         Args:
-            folders: paths.
             written: whether a file in them that is written where it is counts, too.
 
         Returns:

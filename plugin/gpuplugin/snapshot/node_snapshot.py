@@ -45,7 +45,6 @@ def read(state: str, last_read: LastRead | None = None) -> tuple[Snapshot | None
     """Return the saved snapshot, and why it cannot be used.
 
     Args:
-        state: the state directory.
         last_read: the caller's, which the next call returns as long as the file is the same.
 
     Returns:

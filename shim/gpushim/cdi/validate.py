@@ -60,7 +60,6 @@ def _by_schema(spec: object) -> Iterator[str]:
 
 
 def _by_form(spec: object) -> Iterator[Finding]:
-    """List what form.py finds: names of devices, and strings that a schema cannot describe."""
     try:
         form.check(spec)
     except form.FormError as error:

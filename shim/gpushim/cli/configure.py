@@ -43,8 +43,6 @@ def file_option(*names: str, **settings: Any) -> Callable[[Any], Any]:
 
 
 def _command(name: str, row: table.Row) -> None:
-    """Add the command of one engine; its module is gpushim.engines.NAME."""
-
     def run(**options: Any) -> None:
         _run(name, row, options)
 
@@ -119,7 +117,6 @@ def _run(name: str, row: table.Row, values: dict[str, Any]) -> None:
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse options that contradict each other."""
     if options["config"] and options.get("hooks"):
         raise click.UsageError("--hooks writes beside the settings, and --config is about one file; leave out one")
     if options["verify"]:
@@ -160,7 +157,6 @@ def _of_pip(name: str, options: Options) -> list[str]:
 
 
 def _check_programs(options: Options, plan: Plan) -> None:
-    """Refuse to name programs in settings, or to link them, that others could change."""
     for program in dict.fromkeys([options.program, options.hook, *(link.target for link in plan.links)]):
         if program:
             changeable.check(program)
@@ -179,7 +175,6 @@ def _check_reader(row: table.Row, options: Options, plan: Plan) -> None:
 
 
 def _refusal(row: table.Row, plan: Plan, options: Options) -> list[str]:
-    """Return why changes would be refused."""
     try:
         _check_reader(row, options, plan)
         _check_programs(options, plan)

@@ -86,9 +86,7 @@ def holders(
     """List the live containers that have a GPU.
 
     Args:
-        inventory: the snapshot.
         states: state directories to look into, instead of the usual ones and those of the engines that run.
-        proc: the path of procfs.
 
     Returns:
         [{"id", "name", "namespace", "pod", "uid", "engine", "pid", "bundle", "devices", "how",

@@ -89,7 +89,6 @@ def edit(low: str, bundle_path: str, container: str, started: float, child: bool
     Args:
         low: path of the low-level runtime.
         bundle_path: the bundle's directory, absolute or relative to the working directory; "" is that directory.
-        container: its id, for the log.
         started: time.monotonic() at the start of this process.
         child: whether a child may do the hook's work; it stays as long as the low-level runtime, which `run` keeps.
 
@@ -187,8 +186,6 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
     """Execute the low-level runtime with everything as the engine gave it to us.
 
     Args:
-        low: its path.
-        args: its arguments.
         ignored: mask of the signals that were ignored when the engine called us (sigignore, proc(5)).
 
     Raises:

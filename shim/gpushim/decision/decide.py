@@ -75,7 +75,6 @@ class Decision:
         CDI devices of others alone: what the inventory has to say does not concern it.
 
         Args:
-            spec: a parsed config.json.
             renew: called instead of `inventory.renew.snapshot` for an inventory that is true now.
 
         Returns:
@@ -206,7 +205,6 @@ def of_bundle(spec: dict[str, Any], directory: str) -> Bundle:
     """Collect what a plan must know of a bundle.
 
     Args:
-        spec: its config.json as parsed.
         directory: its path, absolute or relative to the working directory; "" is that directory.
 
     Raises:

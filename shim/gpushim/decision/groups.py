@@ -22,7 +22,6 @@ def inside(paths: list[str], inventory: Snapshot, maps: Any, ignored: list[str])
 
     Args:
         paths: of nodes of the snapshot.
-        inventory: the snapshot.
         maps: gidMappings of config.json; anything else than a list of them maps nothing.
         ignored: gets a sentence about nodes that the container's user cannot open.
     """

@@ -69,7 +69,6 @@ def decide(
         requested: by the container; Request.memory.
         gpus: that it gets.
         migs: MIG instances that it gets, whose memory the hardware limits: no other limit can be set.
-        inventory: the snapshot.
         ignored: gets a sentence for each that cannot be kept where config.toml does not require it.
 
     Raises:

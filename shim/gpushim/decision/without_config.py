@@ -27,13 +27,7 @@ WORDS = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "nvidia-container-devices", "
 
 
 def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
-    """Return whether a container may have a request: by the configuration, or by a word if that cannot be read.
-
-    Args:
-        spec: a parsed config.json.
-        config: path of config.toml.
-        state: path of the state directory.
-    """
+    """Return whether a container may have a request: by the configuration, or by a word if that cannot be read."""
     try:
         settings = policy.load(config)  # then it is the host that cannot be surveyed
     except GpushimError:

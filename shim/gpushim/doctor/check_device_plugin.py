@@ -87,7 +87,6 @@ def _start_fix(host: Host) -> str:
 
 
 def _keep_one_fix(host: Host) -> str:
-    """Return the fix that ends one of two plugins for the same GPUs."""
     stop = f"systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
     if not host.unit(f"{PLUGIN_UNIT}.service"):
         stop = "delete NVIDIA's daemon set with kubectl, or gpushim-device-plugin's"

@@ -167,7 +167,6 @@ def _kubelet(host: Host) -> bool:
 
 
 def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Finding:
-    """Return the finding about unhealthy devices, with the cure of the first one."""
     device = {key: visible(str(rows[0].get(key, ""))) for key in ("uuid", "gpu", "why", "cure", "until")}
     evidence = f"{len(rows)} of {number} devices for claims are unhealthy, such as {device['uuid']}: {device['why']}"
     gpu = shlex.quote(device["gpu"])
@@ -184,7 +183,6 @@ def _unhealthy(host: Host, rows: Sequence[Mapping[str, Any]], number: int) -> Fi
 
 
 def _spec_fix(host: Host) -> str:
-    """Return the fix by which the CDI spec gets all devices, by their UUIDs."""
     cdi = host.settings["cdi"]
     lines = ["write-spec = true"] * (not cdi["write-spec"])
     if "uuid" not in cdi["device-names"]:

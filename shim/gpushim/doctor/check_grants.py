@@ -69,7 +69,6 @@ def reach(settings: Policy) -> list[tuple[str, list[str]]]:
 
 
 def _overridden_switches(settings: Any, profile: str) -> list[str]:
-    """List the profile's switches that config.toml overrides."""
     switches = policy.PROFILES["multi-tenant"]
     defaults: Any = policy.defaults()
     expected = {section: {**defaults[section], **policy.PROFILES[profile].get(section, {})} for section in switches}

@@ -90,7 +90,6 @@ def low_level(host: Host) -> Iterator[Finding]:
 
 
 def _runtime_fix(host: Host, names: list[str], setting: str) -> str:
-    """Return the fix for a missing low-level runtime: a setting for an installed one, or a package."""
     runtime = host.program(*OLDEST)
     if runtime:
         return f"set {setting} to {shlex.quote(json.dumps([runtime]))}"

@@ -44,8 +44,6 @@ def check_handlers(
     """Check a CRI engine's handlers for GPUs: their programs, that the engine has loaded them, and that one is ours.
 
     Args:
-        host: that is checked.
-        engine: that runs.
         written_programs: in the engine's settings, by name of the handler.
         loaded_programs: that the running engine has, by name of the handler.
         build_fix: returns the fix that writes and loads the handler of a name.
@@ -97,7 +95,6 @@ def report_absent(host: Host, name: str, ending: str = "", start_command: str = 
     """Report that an engine does not run, which is a fault if the user named it.
 
     Args:
-        host: that is checked.
         name: of the engine, in table.ENGINES.
         ending: of the sentence.
         start_command: if systemd does not start the engine.
@@ -118,7 +115,6 @@ def build_command(
         engine: as `gpushim configure` names it.
         programs: of all its runtimes, by name; "" if the settings name none.
         restart: the fix that restarts the engine, from `units.fix`; "" if none is needed.
-        name: of the runtime.
         options: more options of the command.
     """
     words = ["gpushim", "configure", engine, *options]
@@ -149,8 +145,6 @@ def check_hooks(
     """Check that the hooks which an engine calls for every container exist (oci-hooks(5)).
 
     Args:
-        title: of the engine.
-        folders: of its hooks.
         host_path: returns the path by which this process opens a file of the engine's.
         consequence: of a missing hook.
         own_command: writes gpushim's own file again; "" for none.

@@ -116,7 +116,6 @@ def _by_result(results: dict[str, str], good: str) -> dict[str, list[str]]:
 
 
 def _refusal(answer: ask.Answer) -> Finding:
-    """Return the finding about a container that did not start, with the fix that gpushim's sentence names."""
     lines = [line for line in answer.error.splitlines() if SENTENCE.search(line)]
     # Docker's own line comes before a hint about --help.
     lines = lines or [line for line in answer.error.splitlines() if line.startswith("docker: ")]

@@ -180,9 +180,7 @@ def otherwise(data: dict[str, Any], names: list[str], config: str) -> tuple[str,
     """Compare CRI-O's default runtime with the one that gpushim-runtime hands containers to.
 
     Args:
-        data: CRI-O's settings.
         names: `low-level` under [runtime] of config.toml.
-        config: path of config.toml.
 
     Returns:
         the difference, and how to remove it; "" twice where there is none, or where the settings name no default

@@ -28,7 +28,6 @@ def change(path: str, engine: str, program: str) -> Change:
     """Work out the file.
 
     Args:
-        path: of the file.
         engine: "podman" or "crio", which is to call the hook or no longer to call it.
         program: absolute path of gpushim-hook; "" takes the engine out, and the file if it was the last one.
     """

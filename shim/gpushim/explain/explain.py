@@ -159,7 +159,6 @@ def _list_edits(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> Iterato
 
 
 def _explain_no_request(decision: Decision, rows: list[dict[str, str]]) -> str:
-    """Return why there is no request, from the sources that were considered."""
     if decision.ignored:
         return "; ".join(decision.ignored)
     if decision.effects:
@@ -239,7 +238,6 @@ def _read_variables(spec: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _read_annotations(spec: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the annotations of a config.json whose values are strings."""
     annotations = spec.get("annotations")
     listed = annotations.items() if isinstance(annotations, dict) else ()
     return [(key, value) for key, value in listed if isinstance(value, str)]

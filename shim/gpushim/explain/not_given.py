@@ -53,7 +53,6 @@ def capabilities(decision: Decision, bundle: Bundle) -> Rows:
 
 
 def _brought(edits: list[Edit]) -> list[str]:
-    """List the device nodes and the files of a plan, by their paths in the container."""
     nodes = [edit.value["path"] for edit in edits if edit.kind == "node"]
     return nodes + [edit.value["destination"] for edit in edits if edit.kind == "mount"]
 

@@ -32,8 +32,6 @@ def soname(read: Read, size: int, machines: Iterable[str], program: bool = False
     """Return the machine and the SONAME, b"" if it has none, of a shared library.
 
     Args:
-        read: reads a piece of the file.
-        size: bytes of the file.
         machines: that it may be for, as ELF names them (machines.py).
         program: whether a program does as well.
 
@@ -62,10 +60,7 @@ def note(read: Read, size: int, machine: str, section: bytes, owner: bytes) -> b
     """Return the descriptor of the first note in a section of a 64-bit library, without the NULs around it.
 
     Args:
-        read: reads a piece of the file.
-        size: bytes of the file.
         machine: that it must be for, as uname(2) calls it.
-        section: name of the section.
         owner: name that the note must have; None is returned for another's.
 
     Raises:

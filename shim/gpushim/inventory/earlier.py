@@ -174,7 +174,6 @@ def _with_problem(gpu: Gpu) -> Gpu:
 
 
 def _read_last(state: str, uuids: set[str]) -> list[Hung]:
-    """Return what the last snapshot of this boot has of some GPUs."""
     data: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if uuids and trust.ours(state) else {}
     try:
         if not save.understood(data) or data["stamp"]["boot"] != system.boot():

@@ -124,7 +124,6 @@ def _insert(own_mounts: list[dict[str, Any]], user_mounts: list[dict[str, Any]])
 
 
 def _check(mounts: list[dict[str, Any]], edit_ids: set[int]) -> None:
-    """Raise if a mount of ours comes after one that can propagate."""
     shared = None
     for at, mount in enumerate(mounts):
         if id(mount) in edit_ids and shared:

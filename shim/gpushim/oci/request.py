@@ -98,7 +98,6 @@ def read(
     """Read a container's request.
 
     Args:
-        spec: config.json as parsed.
         policy: the validated configuration with all keys present.
         ignored: if given, receives the sentences of Request.ignored, also when there is no request.
         effects: if given, receives the effect of each source that was read, as the end of a sentence: by the name of

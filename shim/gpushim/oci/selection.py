@@ -198,7 +198,6 @@ def select(
 
     Args:
         devices: items from parse, without CDI names.
-        inventory: the inventory snapshot.
         source: Request.source, for messages.
         notes: if given, receives a sentence for each GPU in MIG mode that "all" leaves out because it has no
             instance, or that is named by itself; and for each device that "all-usable" does not give in full.

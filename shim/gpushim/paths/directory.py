@@ -90,7 +90,6 @@ class Directory:
         return True
 
     def _put(self, name: str, make: Callable[[str], None]) -> None:
-        """Make a file under a temporary name, and rename it."""
         self._check_mount(name)
         self._clear()
         for attempt in range(ATTEMPTS):
@@ -109,7 +108,6 @@ class Directory:
         as_owner(self.fd, lambda: posix.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd))
 
     def _clear(self) -> None:
-        """Remove the files that a killed hook has left, once."""
         if self.cleared:
             return
         self.cleared = True

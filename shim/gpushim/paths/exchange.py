@@ -72,7 +72,6 @@ def compare_and_swap(
     """Replace a file's content, or create or remove the file.
 
     Args:
-        file: to be changed.
         old: what it must still hold; None if there must be no file.
         new: what it is to hold; None to remove it.
         finish: called with the new file's fd before it is in place.
@@ -179,7 +178,6 @@ def _finish_exchange(file: File, name: str, new: bytes | str | None, old: str = 
     """Remove the scratch file of an exchange if it is expected, else restore it, or keep it as a copy.
 
     Args:
-        file: whose exchange it is.
         name: of the scratch file.
         new: what gpushim writes, or its hash.
         old: hash of what was read.

@@ -64,7 +64,6 @@ def _open(path: str) -> int:
 
 
 def _folder(path: str) -> tuple[int, str]:
-    """Open the directory of a log, and return it with the name in it."""
     above, _, name = path.rpartition("/")
     if path[:1] != "/":
         above = f"{posix.getcwd()}/{above}"

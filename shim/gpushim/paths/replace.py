@@ -35,8 +35,6 @@ def replace(
 
     Args:
         path: of the file; in `folder`, its name.
-        data: its content.
-        mode: its mode bits.
         time: its mtime in nanoseconds.
         folder: fd of its directory, open for reading, if the path is only a name.
         finish: called with the new file's fd before the rename.

@@ -137,7 +137,6 @@ class Keep:
             self._delay()
 
     def _finish(self, code: int, child: _Child) -> None:
-        """Log a child's output that is new, and note its result."""
         self._child, lines = None, child.lines()
         if code < 0 and not child.late:
             lines.append(f"gpushim: gpushim refresh was ended by signal {-code}; run it by hand to see why")

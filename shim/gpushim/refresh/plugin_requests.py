@@ -74,7 +74,6 @@ def _leave_to_init(units: tuple[str, ...]) -> None:
 
 
 def _start(units: list[str]) -> None:
-    """Start units by systemd; its journal shows how they end."""
     if not os.path.isdir(system.SYSTEMD):
         _leave_to_init(tuple(units))
         return

@@ -47,12 +47,7 @@ def exchange(folder: str, question: bytes, seconds: float) -> bytes:
 
 
 def status(folder: str, seconds: float) -> dict[str, Any]:
-    """Return what the plugin says of itself; nothing where none runs, this user may not ask, or it is not understood.
-
-    Args:
-        folder: the state directory.
-        seconds: for the answer.
-    """
+    """Return what the plugin says of itself; nothing where none runs, none may be asked, or it is not understood."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         answer = json.loads(exchange(folder, STATUS, seconds))
         return answer if isinstance(answer, dict) else {}

@@ -96,7 +96,6 @@ def _take_back(path: str, first: Callable[[], object], notes: list[str]) -> None
 
 
 def _remove_others(path: str, notes: list[str]) -> None:
-    """Remove the specs that refresh has written for an earlier directory or kind of the policy."""
     for file in written.others(path):
         reason = f"{path} takes its place" if path else "write-spec under [cdi] is false"
         try:

@@ -47,7 +47,6 @@ def gpu_spec(
     """Return a spec of the GPUs and MIG instances, and of the devices beside them.
 
     Args:
-        inventory: the snapshot.
         kind: vendor/class of the devices.
         names: out of "index" (0, 0:1), "type-index" (gpu0, mig0:1) and "uuid".
         notes: gets a sentence for each device that is left out.
@@ -141,7 +140,6 @@ def _is_divided(device: Device) -> bool:
 
 
 def _plan_others(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
-    """Plan for the devices beside GPUs; yields their names and edits."""
     items: list[Item] = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
     items += [(selection.CHANNEL, number, f"{selection.CHANNEL}-{number}") for number in inventory["imex"]]
     for item in items:

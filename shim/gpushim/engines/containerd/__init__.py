@@ -68,7 +68,6 @@ def _usual(options: Options) -> Plan:
 
 
 def _configured(options: Options, daemon: Daemon, config: str, notes: list[str]) -> list[Change]:
-    """Return the changes after which the CRI has the runtime."""
     draft, records = _former(daemon, config)
     tree = imports.load(daemon, config, draft)
     other_files, main_path = [file for file in tree if not file.own], daemon.seen(config)
@@ -241,7 +240,6 @@ def _entry(program: str, cri_data: dict[str, Any], namesake: dict[str, Any]) -> 
     """Return a runtime like the one that containers get now, above all in its use of systemd.
 
     Args:
-        program: its program.
         cri_data: the CRI's settings without gpushim's.
         namesake: a runtime of this name there, into which this one is merged; {} if none is.
     """

@@ -54,7 +54,6 @@ def load(daemon: Daemon, path: str, draft: Draft, strict: bool = True) -> list[F
     """Read a file and all it imports, each once.
 
     Args:
-        daemon: that reads them.
         path: absolute, within containerd's root.
         draft: what some of them are to become.
         strict: False skips imported files that are missing or broken, and takes a broken first one for empty.

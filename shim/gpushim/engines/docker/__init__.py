@@ -124,7 +124,6 @@ def _runs_ours(entry: dict[str, Any], engine: Engine | None) -> bool:
 
 
 def _added(options: Options, path: str) -> Change:
-    """Return the change that puts gpushim's runtime into a daemon.json."""
     old = files.read(path)
     settings = daemon_json.parse(old, path)
     if options.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):

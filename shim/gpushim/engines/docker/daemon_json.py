@@ -162,8 +162,6 @@ def by_hand(path: str, names: list[str], copy: str, records: list[str]) -> list[
     """Return the commands that do what `take_out` does to a file, where there is no gpushim.
 
     Args:
-        path: of the file.
-        names: of the runtimes.
         copy: path of a copy to make first; "" for none.
         records: paths of gpushim's own files beside it.
     """

@@ -271,7 +271,6 @@ def _path_folders(engine: Engine | None) -> list[str]:
 
 
 def _own_folders() -> list[str]:
-    """List the directories for links, by who runs this."""
     top = os.path.expanduser("~")
     return [LINKS] if os.geteuid() == 0 else [f"{top}/{folder}" for folder in USER_LINKS if top.startswith("/")]
 

@@ -15,11 +15,7 @@ OPTION = "--root-dir"
 
 
 def root_dir(proc: str = "/proc") -> str:
-    """Return the directory that root's kubelet was told to use; "" if it was told none, or does not run.
-
-    Args:
-        proc: where procfs is mounted.
-    """
+    """Return the directory that root's kubelet was told to use; "" if it was told none, or does not run."""
     for entry in sorted(os.listdir(proc)):
         folder = f"{proc}/{entry}"
         if not entry.isdigit() or origin.program(folder, proc, PROGRAMS) not in PROGRAMS:

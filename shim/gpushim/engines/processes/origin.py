@@ -40,7 +40,6 @@ def why_not(
 
     Args:
         folder: of the process in procfs.
-        proc: where procfs is mounted.
         uids: real, effective and saved.
         exe: absolute path of the program within the process's root.
         root: of the process, as seen from here; "" if it is ours.
@@ -107,7 +106,6 @@ def program(folder: str, proc: str, names: tuple[str, ...], service: bool = True
 
     Args:
         folder: of the process in procfs.
-        proc: where procfs is mounted.
         names: that the program's may begin with.
         service: as for `why_not`.
     """

@@ -131,7 +131,6 @@ def apply(changes: list[Change]) -> list[str]:
 
 
 def _locked() -> AbstractContextManager[None]:
-    """Hold off other `gpushim configure` of the same user."""
     folder = system.state_dir()
     if folder == system.STATE_DIR:
         state_home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -142,7 +141,6 @@ def _locked() -> AbstractContextManager[None]:
 
 
 def _put(change: Change) -> list[str]:
-    """Make one change, the file last; returns sentences about its copy."""
     path = change.path
     try:
         with host_files.open_parent(path, make=change.old is None) as target, _folders(target) as (folder, outside):

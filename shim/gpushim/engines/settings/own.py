@@ -87,7 +87,6 @@ def _copy(path: str, old: bytes | None) -> str:
 
 
 def _is_edited(path: str, content: bytes) -> bool:
-    """Return whether somebody has edited a file that gpushim has made."""
     text = content.decode("utf-8", "replace")
     match = _FIRST.match(text)
     if match and not match[1]:

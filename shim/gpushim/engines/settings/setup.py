@@ -126,8 +126,6 @@ def check_entry(path: str, name: str, program: object, ours: bool, force: bool) 
     """Refuse to replace somebody else's runtime, unless forced to.
 
     Args:
-        path: of the settings.
-        name: of the runtime.
         program: that it runs now; None if there is no such runtime.
         ours: whether `program` is gpushim-runtime.
         force: replace it all the same.

@@ -137,7 +137,6 @@ def put(text: str, section: str, key: str, value: Any, path: str, comment: str =
     """Return TOML with one key set, and all other lines as they are.
 
     Args:
-        text: of the file.
         section: the table at the top that has the key; "" for none.
         key: without a need for quotation marks.
         value: what it is to be; None to take the key's line out.
@@ -190,7 +189,6 @@ def _section(lines: list[str], section: str) -> tuple[int, int]:
 
 
 def _comment(line: str) -> str:
-    """Return the comment at the end of a line with a key, with the space before it."""
     pair = line.rstrip()
     for match in re.finditer(r"\s*#", pair):
         try:

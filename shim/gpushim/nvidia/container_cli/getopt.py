@@ -22,7 +22,6 @@ def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tup
 
     Args:
         words: of the command line after the program's or command's name.
-        options: that the command has.
         in_order: stop at the first word that is no option; otherwise options may stand behind such words too.
 
     Raises:

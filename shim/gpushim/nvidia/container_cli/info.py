@@ -143,7 +143,6 @@ def _list_files(inventory: Snapshot, kind: str, suffix: str) -> Iterable[str]:
 
 
 def _list_nodes(options: OptionValues, inventory: Snapshot) -> list[str]:
-    """Return the device nodes of the driver, and of the GPUs and MIG instances that --device names."""
     nodes = inventory["nodes"]
     if inventory["platform"] != "native":
         return list(nodes)

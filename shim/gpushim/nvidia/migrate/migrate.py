@@ -93,7 +93,6 @@ def plan_migration(path: str, config_path: str) -> Plan:
 
     Args:
         path: of the toolkit's settings; "" if there are none.
-        config_path: path of config.toml.
 
     Raises:
         GpushimError: one of the two files cannot be read or understood.
