@@ -103,3 +103,14 @@ def left(cluster: Cluster, *names: str) -> list[str]:
     """List those of these pods and claims that are still there."""
     rows = [row for kind in ("pods", "resourceclaims") for row in cluster.get(kind)["items"]]
     return [json.dumps(row["metadata"]["name"]) for row in rows if row["metadata"]["name"] in names]
+
+
+def only(uuid: str) -> dict[str, Any]:
+    """Return a request for a certain GPU."""
+    return request(selectors=[{"cel": {"expression": f"device.attributes['{DRIVER}'].uuid == '{uuid}'"}}])
+
+
+def force(cluster: Cluster, *names: str) -> None:
+    """Delete pods by force, and their claims."""
+    cluster.kubectl("delete", "pod", *names, "--force", "--grace-period=0")
+    cluster.kubectl("delete", "resourceclaim", *names, "--wait=false")

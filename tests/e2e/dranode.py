@@ -25,9 +25,11 @@ import grpc
 import pytest
 
 import fakehost
+from e2e.engines import SYSTEM_PATH, run
 from e2e.leftovers import until
 from e2e.plugins import environment
 from e2e.trees import TOP
+from e2e.witness import settings
 from fakehost import Host
 from gpuplugin.kubelet import dra
 from gpushim.containers import protobuf
@@ -35,6 +37,7 @@ from gpushim.containers import protobuf
 PROGRAM = TOP / "bin" / "gpushim-dra-driver"
 NODE, DRIVER = "node", "gpu.nvidia.com"
 SECONDS = 30.0
+OTHER = "gpu-00000000-0000-4000-8000-000000000000"
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +198,34 @@ def driver(folder: Path, env: dict[str, str], *flags: str) -> Iterator[Driver]:
 def becomes(one: Driver, condition: Any, seconds: float = SECONDS) -> None:
     """Wait until something is so."""
     assert until(lambda: bool(condition()), seconds), f"{one.pools[-1:]}\n{one.log.read_text()[-3000:]}"
+
+
+@pytest.fixture
+def env(host: Host, folder: Path) -> dict[str, str]:
+    """Settings for that host, whose GPUs are listed."""
+    found = settings(folder, host.root)
+    refresh(found)
+    return found
+
+
+def refresh(env: dict[str, str], *flags: str, check: bool = True) -> None:
+    """Have the host's GPUs listed, as `gpushim refresh --keep` does on a node."""
+    run([str(TOP / "bin" / "gpushim"), "refresh", *flags], env={"PATH": SYSTEM_PATH, **env}, check=check)
+
+
+def name(uuid: str) -> str:
+    """Return a device's name."""
+    return uuid.lower()
+
+
+def cdi(uuid: str) -> list[str]:
+    """Return what a container is told of a device."""
+    return [f"nvidia.com/gpu={uuid}"]
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-from e2e.dranode import Driver
+from e2e.dranode import Driver, env, folder, host, port, refresh
 from e2e.prometheus import get
-from e2e.test_dra_node import env, folder, host, refresh
-from e2e.test_dra_status import port
 from e2e.trees import TOP
 from fakehost import Host
 from gpushim.refresh import plugin_socket

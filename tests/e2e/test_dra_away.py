@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
 
 import pytest
 
 from e2e import claims
 from e2e.allocated import built
 from e2e.boots import boot
+from e2e.claims import force, only
 from e2e.deployed import CHART, GPU, IMAGE, serves
 from e2e.dradeployed import ALONE, away, becomes, install, runs
 from e2e.kube import CLAIMS
@@ -48,19 +48,6 @@ def cluster(cluster: Cluster) -> Cluster:
 @pytest.fixture(scope="module")
 def inside(cluster: Cluster, host: Host, tmp_path_factory: pytest.TempPathFactory) -> Pods:
     return Pods(cluster.node, host, tmp_path_factory.mktemp("reach") / "nodes")
-
-
-def only(uuid: str) -> dict[str, Any]:
-    """Return a request for a certain GPU."""
-    return claims.request(
-        selectors=[{"cel": {"expression": f"device.attributes['{claims.DRIVER}'].uuid == '{uuid}'"}}]
-    )
-
-
-def force(cluster: Cluster, *names: str) -> None:
-    """Delete pods by force, and their claims."""
-    cluster.kubectl("delete", "pod", *names, "--force", "--grace-period=0")
-    cluster.kubectl("delete", "resourceclaim", *names, "--wait=false")
 
 
 def box(cluster: Cluster, name: str) -> tuple[str, bool]:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.dranode import DRIVER, PROGRAM, driver
+from e2e.dranode import DRIVER, PROGRAM, driver, env, folder, host, name
 from e2e.engines import SYSTEM_PATH
 from e2e.leftovers import until
 from e2e.nogrpc import WITHOUT_GRPC
 from e2e.plugins import ROOTS, environment
-from e2e.test_dra_node import env, folder, host, name
 from e2e.trees import TOP
 from fakehost import Host
 

@@ -14,29 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.dranode import DRIVER, Driver, becomes, driver, folder, host
-from e2e.engines import SYSTEM_PATH, run
-from e2e.trees import TOP
-from e2e.witness import settings
+from e2e.dranode import DRIVER, OTHER, Driver, becomes, cdi, driver, env, folder, host, name, refresh
 from fakehost import Host
 from gpuplugin.kubelet import dra
 from gpushim.ground import system
 
-__all__ = ["folder", "host"]
-OTHER = "gpu-00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture
-def env(host: Host, folder: Path) -> dict[str, str]:
-    """Settings for that host, whose GPUs are listed."""
-    found = settings(folder, host.root)
-    refresh(found)
-    return found
-
-
-def refresh(env: dict[str, str], *flags: str, check: bool = True) -> None:
-    """Have the host's GPUs listed, as `gpushim refresh --keep` does on a node."""
-    run([str(TOP / "bin" / "gpushim"), "refresh", *flags], env={"PATH": SYSTEM_PATH, **env}, check=check)
+__all__ = ["env", "folder", "host"]
 
 
 @pytest.fixture
@@ -45,16 +28,6 @@ def one(env: dict[str, str], folder: Path) -> Iterator[Driver]:
     with driver(folder, env) as found:
         becomes(found, lambda: found.devices())
         yield found
-
-
-def name(uuid: str) -> str:
-    """Return a device's name."""
-    return uuid.lower()
-
-
-def cdi(uuid: str) -> list[str]:
-    """Return what a container is told of a device."""
-    return [f"nvidia.com/gpu={uuid}"]
 
 
 def test_it_tells_kubelet_what_it_is(one: Driver) -> None:

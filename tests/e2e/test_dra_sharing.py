@@ -18,9 +18,8 @@ from typing import Any
 import grpc
 import pytest
 
-from e2e.dranode import DRIVER, Driver, becomes, driver, folder, host
+from e2e.dranode import DRIVER, Driver, becomes, cdi, driver, folder, host, name, refresh
 from e2e.nodeunits import Units
-from e2e.test_dra_node import cdi, name, refresh
 from e2e.witness import settings
 from fakehost import Host
 from fakehost.gpus import Gpu

@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import os
 import re
-import socket
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -20,26 +19,17 @@ from typing import Any
 import grpc
 import pytest
 
-from e2e.dranode import DRIVER, NODE, PROGRAM, Driver, becomes, driver
+from e2e.dranode import DRIVER, NODE, OTHER, PROGRAM, Driver, becomes, driver, env, folder, host, name, port
 from e2e.nogrpc import WITHOUT_GRPC
 from e2e.plugins import environment
 from e2e.prometheus import get, of, scrape
-from e2e.test_dra_node import OTHER, env, folder, host, name
 from fakehost import Host
 from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
 from gpuplugin.processes import instances
 from gpushim.containers.kubelet import PODS_SOCKET
 
-__all__ = ["env", "folder", "host"]
+__all__ = ["env", "folder", "host", "port"]
 OWN = "gpushim_dra_driver_"
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import pytest
 
 from e2e import claims, workload
 from e2e.allocated import built
+from e2e.claims import force, only
 from e2e.deployed import GPU, IMAGE, serves
 from e2e.dradeployed import becomes, install, log, runs
 from e2e.plane import Cluster
-from e2e.test_dra_away import force, only
 from fakehost import Host
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
