@@ -32,10 +32,7 @@ COLUMNS = ("DEVICE", "IS", "NUMA", "CANNOT BE GIVEN OUT, BECAUSE")
 
 
 def print_check(settings: Settings, list_allocators: ListAllocators) -> None:
-    """Print the resources, their devices, and how containers get them.
-
-    Args:
-        list_allocators: returns a sentence for each other allocator of this node's GPUs.
+    """Print the resources, their devices, how containers get them, and the sentences of `list_allocators`.
 
     Raises:
         GpushimError: nothing would be registered.

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+
 from e2e import chroots, kube, programs, trees
 from e2e.engines import SYSTEM_PATH, containerd, members, run
 from e2e.kube import Node
@@ -25,6 +27,7 @@ from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
+from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, reader, writer
 from gpushim.refresh import keep
 
 PROGRAM = TOP / "bin" / "gpushim-device-plugin"
@@ -223,3 +226,19 @@ def kept(env: dict[str, str], log: Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
+
+
+def allocated(node: Node, device: str, times: int = 1) -> list[float]:
+    """Ask the plugin for a device as kubelet does, and return the seconds until each answer, the fewest first."""
+    took = []
+    path = f"unix:{node.kubelet_dir}/device-plugins/gpushim-gpu.sock"
+    with grpc.insecure_channel(path, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        grpc.channel_ready_future(channel).result(SECONDS)
+        call = channel.unary_unary(
+            f"/{DEVICE_PLUGIN}/Allocate", writer("AllocateRequest"), reader("AllocateResponse")
+        )
+        for _ in range(times):
+            began = time.monotonic()
+            call({"container_requests": [{"devices_ids": [device]}]}, timeout=SECONDS)
+            took.append(time.monotonic() - began)
+    return sorted(took)

@@ -13,7 +13,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,11 +25,10 @@ from e2e import kube, trees
 from e2e.gpuwork import work
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import Plugin, plugin
+from e2e.plugins import Plugin, allocated, plugin
 from e2e.podgpus import GPU
 from e2e.prometheus import get, of, prometheus, scrape
 from fakehost import Host
-from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, reader, writer
 from gpuplugin.metrics import readings
 
 SECONDS = 30.0
@@ -185,22 +183,6 @@ def test_each_panel_of_the_dashboard_shows_something(
             work(one.node, host, {SHARED: 1})
             answers = json.dumps(found.answers(step=2.0))
             Path(os.environ["GPUSHIM_DASHBOARD"]).write_text(answers)
-
-
-def allocated(node: Node, uuid: str, times: int = 1) -> list[float]:
-    """Ask the plugin for a GPU as kubelet does, and return the seconds until each answer, in their order."""
-    took = []
-    path = f"unix:{node.kubelet_dir}/device-plugins/gpushim-gpu.sock"
-    with grpc.insecure_channel(path, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
-        grpc.channel_ready_future(channel).result(SECONDS)
-        call = channel.unary_unary(
-            f"/{DEVICE_PLUGIN}/Allocate", writer("AllocateRequest"), reader("AllocateResponse")
-        )
-        for _ in range(times):
-            began = time.monotonic()
-            call({"container_requests": [{"devices_ids": [uuid]}]}, timeout=SECONDS)
-            took.append(time.monotonic() - began)
-    return sorted(took)
 
 
 def test_hostile_scrapers_delay_no_allocate(one: Plugin, host: Host, ports: list[int]) -> None:

@@ -25,10 +25,7 @@ _Kind = tuple[bytes, bytes]  # major:minor of a file system, and the place in it
 
 
 def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
-    """Look for a container's mounts in it, and for copies of them on the host.
-
-    Args:
-        mounted: path on the host, trusted, and in the container.
+    """Look for a container's mounts, (trusted path on the host, path in it), and for copies of them on the host.
 
     Raises:
         GpushimError: there was a copy, or something is not there.

@@ -46,10 +46,7 @@ def process_of(pid: int) -> str:
 
 
 def open_root(process: str, path: str) -> Rootfs:
-    """Open a created container's rootfs.
-
-    Args:
-        process: directory of the container's process in /proc, held open; "" if the caller is in its mount namespace.
+    """Open a created container's rootfs; `process` is as for `mounts.bind`.
 
     Raises:
         GpushimError: there is no such rootfs.

@@ -234,8 +234,7 @@ class Work:
     def restrict_display(self, mask: int) -> None:
         """Restrict NVIDIA's EGL to the container's GPUs, by an application profile (NVIDIA driver README).
 
-        Args:
-            mask: bit n stands for the GPU with minor number n.
+        Bit n of the mask stands for the GPU with minor number n.
         """
         text = b'{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",%#x]}],' % mask
         text += b'"rules":[{"pattern":[],"profile":"_container_"}]}\n'

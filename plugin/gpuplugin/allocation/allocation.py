@@ -196,11 +196,7 @@ def _list_nodes(devices: Sequence[Device], delivery: Delivery, control: Sequence
 
 
 def clash(delivery: Delivery, resources: Mapping[str, Sequence[Device]]) -> list[str]:
-    """Return what a container does not get that asks for two resources, in sentences.
-
-    Args:
-        resources: the devices of all that there are, by name.
-    """
+    """Return what a container does not get that asks for two of these resources, in sentences."""
     mps_names = [
         name for name, devices in resources.items() if any(device.share and device.share.group for device in devices)
     ]

@@ -251,11 +251,7 @@ class Allocators:
         return [*plugins(rows, registered, uuids)]
 
     def added(self, reasons: Mapping[str, list[Reason]], snapshot: Snapshot) -> dict[str, list[Reason]]:
-        """Add to the reasons for which GPUs and MIG instances are not given out that others may give them out.
-
-        Args:
-            reasons: by UUID.
-        """
+        """Add to the reasons, by UUID, for which GPUs and MIG instances are not given out that others may do so."""
         basis = (snapshot["gpus"], snapshot["mig"], self._listeners, self._claims(), self._beside)
         if basis != self._basis:
             self._basis, clock = basis, system.clock()

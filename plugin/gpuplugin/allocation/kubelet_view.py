@@ -113,10 +113,7 @@ class KubeletView:
         return ALONE if is_alone else ASK
 
     async def decide(self, desired: Devices, snapshot: Snapshot) -> dict[str, list[Device]]:
-        """Return what kubelet is to be told, where somebody may have devices in another way: as `changes.settled`.
-
-        Args:
-            desired: what it would be told if nobody had anything.
+        """Return what kubelet is to be told, as `changes.settled`: not all is as `desired` if somebody has devices.
 
         Raises:
             GpushimError: the record cannot be written, or a newer version has written it.

@@ -107,11 +107,7 @@ class Resource:
         )
 
     def mark_unhealthy(self, problems: Mapping[str, str]) -> None:
-        """Go by what is wrong beside what the snapshot says, until the next call.
-
-        Args:
-            problems: by UUID of a GPU or MIG instance; of all its replicas, therefore.
-        """
+        """Go by problems, by UUID of a GPU or MIG instance, beside the snapshot, until the next call."""
         before, self._ailing = self._ailing, problems
         changed = [uuid for uuid in {*before, *problems} if before.get(uuid) != problems.get(uuid)]
         self._renew([key for uuid in changed for key in self._of.get(uuid, ())])
@@ -215,8 +211,7 @@ def _add_problem(device: Device, problem: str) -> Device:
 def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[dict[str, list[Device]], Delivery]:
     """Return the resources of a node as the settings have them, and how containers are told.
 
-    Args:
-        notes: gets a sentence for each thing that is left out.
+    `notes` gets a sentence for each thing that is left out.
 
     Raises:
         GpushimError: the host cannot serve GPUs, or not as the settings say.

@@ -91,11 +91,7 @@ class _Part:
 
 
 def nearest(devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -> Choice:
-    """Return a choice of whole GPUs that are near each other.
-
-    Args:
-        weights: of `nearness`; a pair that it does not have is far.
-    """
+    """Return a choice of whole GPUs that are near each other by the weights of `nearness`."""
     positions = {device.id: position for position, device in enumerate(devices)}
     gpus = [(device.gpu, device.numa) for device in devices]
     pairs = tuple(tuple(weight(weights, gpu, peer) for peer in gpus) for gpu in gpus)

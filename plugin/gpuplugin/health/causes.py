@@ -97,10 +97,9 @@ class Cause:
         return self.seen >= ROW.get(self.kind, 1)
 
     def over(self, action: int | None, moment: float) -> bool:
-        """Return whether the trouble that an event caused has ended.
+        """Return whether the trouble that an event caused has ended, at a poll that the GPU has answered well.
 
-        Args:
-            action: the driver's recovery action, at a poll that the GPU has answered well; None: not told.
+        `action` is the driver's recovery action then; None: not told.
         """
         if self.ends == xids.TIME:
             return moment - self.last >= xids.TRANSIENT

@@ -105,13 +105,9 @@ class Health:
         self._unsaved = True
 
     def problems(self, snapshot: Snapshot, moment: float) -> dict[str, list[Reason]]:
-        """Return the reasons of each device that has any, the oldest first.
+        """Return the reasons, the oldest first, by UUID of the GPU; a MIG instance has those of its GPU, too.
 
-        Args:
-            snapshot: what the host has; may end reasons of GPUs whose driver was loaded again.
-
-        Returns:
-            by UUID of the GPU, and of each MIG instance, to which the reasons of its GPU apply, too.
+        A snapshot may end reasons of GPUs whose driver was loaded again.
         """
         if not snapshot["error"]:
             self._here, ended, changed = self._state.adopt(snapshot, moment)

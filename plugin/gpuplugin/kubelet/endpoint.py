@@ -92,10 +92,7 @@ class Endpoint:
         self._refused = 0  # connections by it, one after the other
 
     def offer(self, devices: Collection[Mapping[str, Any] | bytes]) -> None:
-        """Send the list of devices to kubelet.
-
-        Args:
-            devices: as for `v1beta1.write_list`.
+        """Send the list of devices, which `v1beta1.write_list` takes, to kubelet.
 
         Raises:
             GpushimError: it is more than kubelet reads.

@@ -77,10 +77,7 @@ class Service:
         self._quiet = False
 
     def offer(self, devices: Collection[Mapping[str, Any] | bytes]) -> bool:
-        """Send the list to all readers, and return whether it is new.
-
-        Args:
-            devices: as for `v1beta1.write_list`.
+        """Send the list, as `v1beta1.write_list` takes it, to all readers, and return whether it is new.
 
         Raises:
             GpushimError: it is more than kubelet reads.

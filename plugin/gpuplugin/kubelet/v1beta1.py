@@ -140,10 +140,7 @@ def check(resource: str, devices: Collection[tuple[str, int]]) -> None:
 
 
 def write_list(resource: str, devices: Collection[Mapping[str, Any] | bytes]) -> bytes:
-    """Write the list of a resource's devices.
-
-    Args:
-        devices: Device messages, all of them, or the parts that `write_device` wrote.
+    """Write the list of all devices of a resource: Device messages, or the parts that `write_device` wrote.
 
     Raises:
         GpushimError: it is more than kubelet reads.

@@ -58,10 +58,7 @@ class ControlDaemon:
         self.pid = 0
 
     def start(self, stopped: Callable[[float], bool]) -> bool:
-        """Start it, and set its limits; return whether it serves.
-
-        Args:
-            stopped: waits so many seconds, and returns whether to give up; then there is nothing to serve.
+        """Start it, and set its limits; return whether it serves: not where `stopped`, which waits, says to give up.
 
         Raises:
             GpushimError: it ends, does not answer, or does not take its limits.

@@ -108,11 +108,7 @@ def unfinished(group: str) -> str:
 
 
 def unrestored(state_dir: str, groups: Iterable[MpsGroup]) -> dict[str, str]:
-    """Return the groups that have not restored GPUs and MIG instances, by UUID of these.
-
-    Args:
-        groups: those of the settings, which have their GPUs still; as claims have that share something.
-    """
+    """Return which groups have not restored GPUs and MIG instances, by UUID; `groups` have theirs still."""
     uuids = {group.name: {gpu.uuid for gpu in group.gpus} for group in groups}
     return {
         uuid: name

@@ -53,10 +53,7 @@ def enter(host: str) -> None:
 
 
 def check_root(host: str) -> None:
-    """Raise if a directory is not the root of the node's first process.
-
-    Args:
-        host: absolute path of the directory where the node's root is mounted.
+    """Raise if a directory (absolute) is not the root of the node's first process.
 
     Raises:
         GpushimError: this user is not root, the directory is no node's root, or the pod may not read it.

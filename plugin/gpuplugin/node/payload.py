@@ -71,8 +71,7 @@ def read_payload(folder: str, root: str = "") -> Payload:
 def read_shell(folder: str) -> str:
     """Return the shell functions that remove packages, and `leave`, which writes the script that stays.
 
-    Args:
-        folder: absolute path of the payload, beside which they lie; they cannot be read after host.enter.
+    They lie beside the payload's directory, and cannot be read after host.enter.
     """
     texts = []
     for name in ("written.sh", "removed"):

@@ -54,8 +54,7 @@ class Sources:
     async def renew(self, log_again: bool) -> Optional[Settings]:
         """Read them all in a thread, for a large file takes a second; log what is wrong, and return None then.
 
-        Args:
-            log_again: log it even if it was logged before.
+        What was logged before is logged once more only if `log_again`.
         """
         self._lock = self._lock or asyncio.Lock()
         async with self._lock:

@@ -51,10 +51,7 @@ class Watch:
             self._begun = True
 
     def add(self, *folders: str, written: bool = False) -> bool:
-        """Watch directories too; one that is watched already, or is not there, changes nothing.
-
-        Args:
-            written: whether a file in them that is written where it is counts, too.
+        """Watch directories too, with `written` also for files that are written where they are.
 
         Returns:
             whether one was not watched before: nothing told what came there until now.

@@ -56,19 +56,14 @@ MOST = 1 << 20  # bytes of a config.json: of a large one the create has the memo
 
 
 def through_shell(hook: Hook) -> Hook:
-    """Return a hook that asks a child before it becomes gpushim-hook.
-
-    Args:
-        hook: the entry of hooks.prestart that a plan brings.
-    """
+    """Return a plan's entry of hooks.prestart as a hook that asks a child before it becomes gpushim-hook."""
     return {**hook, "path": SHELL, "args": ["sh", "-c", SCRIPT, hook["path"], *hook["args"][1:]]}
 
 
 def start(hook: Hook) -> None:
-    """Start the child of a process that executes the low-level runtime next; where that is not possible, do nothing.
+    """Start the child that a hook of `through_shell` asks, before this process becomes the low-level runtime.
 
-    Args:
-        hook: of `through_shell`.
+    Where that is not possible, do nothing.
     """
     program, argv = hook["args"][3], hook_args(hook)
     try:

@@ -119,10 +119,7 @@ class Decision:
         return request
 
     def plan(self, bundle: Bundle) -> None:
-        """Decide what the request brings.
-
-        Args:
-            bundle: what `of_bundle` returns, or as much as is known.
+        """Decide what the request brings to what `of_bundle` returned, or as much as is known of it.
 
         Raises:
             GpushimError: the request cannot be met in full.
@@ -173,11 +170,7 @@ class Decision:
         return plan.names(sorted(chosen, key=lambda device: "gi" in device))
 
     def record(self, refusal: str = "") -> None:
-        """Write the line into the log that [log] names.
-
-        Args:
-            refusal: why the container is refused, if it is.
-        """
+        """Write the line into the log that [log] names, with the refusal if there is one."""
         self.refusal = refusal
         line = self.line()
         if self.inventory and line:
@@ -202,10 +195,7 @@ def of_items(items: list[Item], inventory: Snapshot, hook: str, capabilities: Se
 
 
 def of_bundle(spec: dict[str, Any], directory: str) -> Bundle:
-    """Collect what a plan must know of a bundle.
-
-    Args:
-        directory: its path, absolute or relative to the working directory; "" is that directory.
+    """Collect what a plan must know of a bundle; a relative directory is the working directory's, "" is that one.
 
     Raises:
         GpushimError: config.json names no rootfs.

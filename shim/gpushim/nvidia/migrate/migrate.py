@@ -89,10 +89,7 @@ def find_source() -> str:
 
 
 def plan_migration(path: str, config_path: str) -> Plan:
-    """Plan a migration from NVIDIA's settings into config.toml.
-
-    Args:
-        path: of the toolkit's settings; "" if there are none.
+    """Plan a migration from the toolkit's settings, "" if there are none, into config.toml.
 
     Raises:
         GpushimError: one of the two files cannot be read or understood.
