@@ -1,6 +1,6 @@
 """What Prometheus and kubelet's probes see of the DRA driver on a node, whose kubelet is the test's.
 
-Out of scope: a cluster's (test_dra_people.py).
+Out of scope: a cluster's (test_dra_told.py).
 """
 
 from __future__ import annotations
