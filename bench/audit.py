@@ -70,7 +70,7 @@ def _request(row: dict[str, Any]) -> Request:
 
 
 def kinds(requests: list[Request]) -> str:
-    """Say how many requests of each kind there are; a status is named if it is an error."""
+    """Return how many requests of each kind there are; a status is named if it is an error."""
     names = [one.what if one.status < 400 else f"{one.what} ({one.status})" for one in requests]
     return ", ".join(f"{number} {name}" for name, number in Counter(names).most_common()) or "none"
 

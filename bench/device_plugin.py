@@ -113,7 +113,7 @@ def least(rounds: int, work: Callable[[], object]) -> float:
 
 
 def both(found: list[float]) -> str:
-    """Say the least of some milliseconds, and their median."""
+    """Return the least of some milliseconds, and their median."""
     return f"{min(found):.2f} ms; median {statistics.median(found):.2f} ms"
 
 
@@ -242,7 +242,7 @@ async def refreshing(pid: int, keeping: int) -> dict[str, str]:
 
 
 async def spent(pid: int, seconds: float) -> str:
-    """Say how much CPU a process and its children take in 20 s."""
+    """Return how much CPU a process and its children take in 20 s."""
     await asyncio.sleep(SETTLED)
     before = cpu(pid)
     await asyncio.sleep(seconds)

@@ -95,7 +95,7 @@ def say(name: str, text: str) -> None:
 
 
 def spread(seconds: list[float]) -> str:
-    """Say the median of some times, the least and the most."""
+    """Return the median of some times, the least and the most."""
     least, middle, most = (1000 * one for one in (min(seconds), median(seconds), max(seconds)))
     return f"{middle:.1f} ms; {least:.1f} to {most:.1f}; {len(seconds)} times"
 

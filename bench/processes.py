@@ -49,7 +49,7 @@ def scheduled(pid: int | str) -> float:
 
 
 def memory(pid: int) -> str:
-    """Say what a process has in memory, and what of it is its own."""
+    """Return what a process has in memory, and what of it is its own."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     sizes = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
     own = sizes["Private_Clean"] + sizes["Private_Dirty"]

@@ -56,7 +56,7 @@ def _multiples(value: float, aim: tuple[float, float], s: float, p: float) -> st
 
 
 def machine() -> dict[str, str]:
-    """Say where this runs."""
+    """Return where this runs."""
     runc = subprocess.run([RUNC, "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
     python = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True, check=True).stdout
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -87,7 +87,7 @@ def table(found: dict[str, Any]) -> list[list[str]]:
 
 
 def storm_line(found: dict[str, Any]) -> str:
-    """Say what the storm cost."""
+    """Return what the storm cost."""
     storm = found["storm"]
     return (
         f"50 creates for 1 GPU at once: {storm['together cpu']:.2f} ms of CPU each, one by one "

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def in_readme(text: str, costs: str) -> str:
-    """Say in README's table what the page says of costs."""
+    """Write in README's table what the page says of costs."""
     (plain, _, least), (_, _, one), (_, _, most) = re.findall(r"\| (\d+) ms \| (\d+) ms \| (\d+) ms \|", costs)
     text = re.sub(r"starts \d+ ms later", f"starts {least} ms later", text)
     return re.sub(r"\d+ to \d+ ms over plain runc's \d+ ms", f"{one} to {most} ms over plain runc's {plain} ms", text)

@@ -110,7 +110,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
-    """Tell last how many tests were skipped for want of what, and its cure; the Python; what repeats the cases."""
+    """Print last how many tests were skipped for want of what, and its cure; the Python; what repeats the cases."""
     yield
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())

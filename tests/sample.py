@@ -29,15 +29,15 @@ def share(cases: Iterable[T], parts: int) -> list[T]:
 
 
 def taken(number: int, parts: int) -> bool:
-    """Say whether one of so many parts, of two to four, takes a test's case of this number."""
+    """Return whether one of so many parts, of two to four, takes a test's case of this number."""
     return LONG or not HALF or (SHARE // 60 + number + int(HALF)) % parts == 0  # not by what `share` goes by
 
 
 def turn_of(name: str) -> bool:
-    """Say whether a test of this name is to go the second of two ways: a third; GPUSHIM_SHARE=0, 1, 2 for all."""
+    """Return whether a test of this name is to go the second of two ways: a third; GPUSHIM_SHARE=0, 1, 2 for all."""
     return (SHARE + len(name)) % 3 == 0
 
 
 def turn(parts: int, which: int = 0) -> bool:
-    """Say whether this run does what one of so many does, this one."""
+    """Return whether this run does what one of so many does, this one."""
     return LONG or SHARE % parts == which

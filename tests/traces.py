@@ -38,7 +38,7 @@ def look() -> dict[str, str]:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Say what is there, has gone, or is another."""
+    """Return what is there, has gone, or is another."""
     new = [f"is there: {name} {after[name]}" for name in after.keys() - before.keys()]
     gone = [f"has gone: {name} {before[name]}" for name in before.keys() - after.keys()]
     other = [

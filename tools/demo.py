@@ -75,7 +75,7 @@ def bundle(work: Path, rootfs: Path, asked: str) -> None:
 
 
 def say(sentence: str) -> None:
-    """Tell what happens next."""
+    """Print what happens next."""
     print(f"== {sentence}", flush=True)
 
 

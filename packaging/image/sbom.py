@@ -212,7 +212,7 @@ def expression(name: str) -> str:
 
 
 def extracted(packages: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Say of licences that SPDX does not know where their text is."""
+    """Return where the texts of licences are that SPDX does not know."""
     users: dict[str, list[str]] = {}
     for found in packages:
         for name in re.findall(r"LicenseRef-[A-Za-z0-9.-]+", found["licenseDeclared"]):

@@ -39,7 +39,7 @@ NO_SERVER = (
     help="Run the half that asks the API server: it writes ResourceSlices, and reads claims for the other half.",
 )
 @click.option(
-    "--explain-claim", "claim", metavar="NAMESPACE/NAME", help="Say what a claim has on this node, and exit."
+    "--explain-claim", "claim", metavar="NAMESPACE/NAME", help="Show what a claim has on this node, and exit."
 )
 @click.option(
     "--format",
@@ -57,7 +57,7 @@ NO_SERVER = (
 @click.option(
     "--metrics-token-file", "token", metavar="FILE", default="", help="File with the token that /metrics requires."
 )
-@click.option("--check", is_flag=True, help="Say what would be offered to claims and why, and exit.")
+@click.option("--check", is_flag=True, help="Show what would be offered to claims and why, and exit.")
 @click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
 def command(
     cluster: bool,

@@ -115,7 +115,7 @@ class Bundle:
         return self.run().stdout
 
     def state(self) -> str:
-        """Say in which state the runtime holds the container to be."""
+        """Return in which state the runtime holds the container to be."""
         return str(json.loads(self.call("state", self.id).stdout)["status"])
 
     @contextlib.contextmanager

@@ -69,7 +69,7 @@ def plugin(cluster: Cluster, node: str = NAME) -> dict[str, Any]:
 
 
 def labelled(cluster: Cluster, node: str = NAME) -> bool:
-    """Say whether gpushim-node has labelled a node."""
+    """Return whether gpushim-node has labelled a node."""
     found: dict[str, str] = cluster.get("node", node)["metadata"]["labels"]
     return found.get("gpushim/installed") == "true"
 

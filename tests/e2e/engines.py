@@ -75,7 +75,7 @@ class Daemon:
             )  # fmt: skip
 
     def answers(self) -> bool:
-        """Wait until it answers; says whether it does."""
+        """Wait until it answers; return whether it does."""
         until(lambda: self._ended() or run(self.ready, check=False).returncode == 0, READY_SECONDS)
         return not self._ended() and run(self.ready, check=False).returncode == 0
 
@@ -107,7 +107,7 @@ def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]
 
 
 def members(group: int) -> bool:
-    """Say whether a process group has any process that runs; init may reap the others seconds later."""
+    """Return whether a process group has any process that runs; init may reap the others seconds later."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             state, _, found = stat.read_text().rpartition(")")[2].split()[:3]

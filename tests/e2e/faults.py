@@ -104,7 +104,7 @@ def shorten(directory: Path) -> Path:
 
 
 def tree(top: Path) -> dict[str, tuple[int, bytes]]:
-    """Say what is below a directory: mode and content, or target, of each name."""
+    """Return what is below a directory: mode and content, or target, of each name."""
     found = {}
     for path in sorted(top.rglob("*")):
         content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""

@@ -58,7 +58,7 @@ echo -- end
 
 
 def snapshot(*tops: str) -> dict[str, object]:
-    """Say what is below some directories: names, contents, owners and times."""
+    """Return what is below some directories: names, contents, owners and times."""
     found: dict[str, object] = {}
     for top in map(Path, map(os.path.realpath, tops)):
         for path in sorted([top, *top.rglob("*")]):

@@ -44,7 +44,7 @@ def state() -> Iterator[Path]:
 
 
 def until(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
-    """Wait for a condition, with a pause between looks; says whether it came true in time."""
+    """Wait for a condition, with a pause between looks; return whether it came true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -99,7 +99,7 @@ def groups(top: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def removed(top: Path) -> bool:
-    """Remove a cgroup, and those in it; says whether that is done."""
+    """Remove a cgroup, and those in it; return whether that is done."""
     for directory, _, _ in os.walk(top, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(directory)

@@ -40,7 +40,7 @@ print(json.dumps(found))
 
 
 def files(cluster: Cluster) -> dict[str, str]:
-    """Tell what is on the node, by path."""
+    """Return what is on the node, by path."""
     found: dict[str, str] = json.loads(run([*cluster.place.prefix, "/usr/bin/python3", "-IBc", FILES]).stdout)
     return found
 

@@ -124,7 +124,7 @@ class Cluster(Worker):
         return {row["metadata"]["name"]: row for row in rows}
 
     def allocatable(self, node: str = NAME) -> dict[str, str]:
-        """Say what the API says that a node can give."""
+        """Return what the API says that a node can give."""
         found: dict[str, str] = self.get("node", node)["status"]["allocatable"]
         return found
 
@@ -241,7 +241,7 @@ def _link(first: Chroot, other: Chroot, number: int) -> None:
 
 
 def usable(found: Cluster, name: str) -> bool:
-    """Say whether pods can run: the node is ready and without a taint, and they can have an account."""
+    """Return whether pods can run: the node is ready and without a taint, and they can have an account."""
     node = found.get("node", name)
     states = {row["type"]: row["status"] for row in node.get("status", {}).get("conditions", ())}
     account = found.get("serviceaccount", "default")

@@ -162,7 +162,7 @@ class Plugin:
         return self.log.read_text(errors="replace")
 
     def registered(self, resource: str) -> bool:
-        """Say whether the process that runs says that kubelet knows a resource."""
+        """Return whether the process that runs says that kubelet knows a resource."""
         return f'registered {resource}"'.encode() in self.log.read_bytes()[self.since :]
 
     def offers(

@@ -110,7 +110,7 @@ class Prometheus:
         return found
 
     def up(self) -> bool:
-        """Say whether it has scraped."""
+        """Return whether it has scraped."""
         with contextlib.suppress(OSError):
             return [one["value"][1] for one in self.now("up")] == ["1"]
         return False

@@ -81,7 +81,7 @@ class Part:
         return self.own | {f"nvidia{self.minor}"}
 
     def excludes(self, other: Part) -> bool:
-        """Say whether two containers cannot have these at one time."""
+        """Return whether two containers cannot have these at one time."""
         if self.minor != other.minor:
             return False
         if self.caps and other.caps and not self.own & other.own:
@@ -263,7 +263,7 @@ class Pods(Containers):
 
 
 def _begins(pid: int) -> bool:
-    """Say whether a process is runc's first of a container, or has ended: it has neither its rules nor its /dev."""
+    """Return whether a process is runc's first of a container, or has ended: its rules and /dev are not there."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         return not words or words.endswith(b"runc\0init\0")  # by a path, where the shim has executed it

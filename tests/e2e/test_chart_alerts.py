@@ -82,7 +82,7 @@ class Metrics(BaseHTTPRequestHandler):
         self.wfile.write("".join(f"{name} {value}\n" for name, value in TEXT.items() if value is not None).encode())
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def rules() -> dict[str, Any]:

@@ -68,7 +68,7 @@ def served(server: Api, *down: str) -> list[dict[str, Any]]:
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
-    """Say whether a pod is ready."""
+    """Return whether a pod is ready."""
     return any(row["type"] == "Ready" and row["status"] == "True" for row in pod["status"].get("conditions", ()))
 
 

@@ -94,7 +94,7 @@ def test_a_pod_is_named_and_explained(engine: Crio, client: cri.Client) -> None:
 
 
 def hooked(client: cri.Client) -> bool:
-    """Say whether a container that runc runs and that asks for a GPU has one."""
+    """Return whether a container that runc runs and that asks for a GPU has one."""
     container = started(client, client.run_pod("runc"), env={"NVIDIA_VISIBLE_DEVICES": "0"})
     return "nvidiactl" in client.execute(container, "ls", "/dev")
 

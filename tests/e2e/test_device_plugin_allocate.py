@@ -140,7 +140,7 @@ def decide(node: Node, env: dict[str, str], case: Case) -> None:
 
 
 def refused(node: Node, name: str) -> bool:
-    """Say whether kubelet has refused a pod."""
+    """Return whether kubelet has refused a pod."""
     pod = node.status(name)
     return pod is not None and pod.phase == "Failed"
 

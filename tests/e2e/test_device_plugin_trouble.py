@@ -165,7 +165,7 @@ class Run:
         self.truth.xid(gpu.uuid, number, gi)
 
     def bound(self, gpu: Gpu) -> bool:
-        """Say whether the plugin has met the driver that a GPU has now: none is loaded while a child listens."""
+        """Return whether the plugin has met the driver that a GPU has now: none is loaded while a child listens."""
         health = json.loads(Path(self.one.env["GPUSHIM_STATE"], "device-plugin/health.json").read_text())
         there = Path(self.truth.host.root, "sys/bus/pci/drivers/nvidia", procfs.sysfs_name(gpu.pci))
         known = health["gpus"].get(gpu.uuid)

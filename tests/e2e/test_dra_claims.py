@@ -131,7 +131,7 @@ def test_pods_that_ask_by_the_extended_resource(cluster: Cluster, inside: Pods) 
 
 
 def unschedulable(cluster: Cluster, name: str) -> bool:
-    """Say whether the scheduler has no place for a pod."""
+    """Return whether the scheduler has no place for a pod."""
     rows = cluster.pods()[name]["status"].get("conditions", ())
     return any((row["type"], row.get("reason")) == ("PodScheduled", "Unschedulable") for row in rows)
 

@@ -179,7 +179,7 @@ def names(slices: list[Any]) -> list[list[str]]:
 
 
 def right(server: Api, slices: list[Devices]) -> bool:
-    """Say whether the pool is complete and has these devices, in this order, and nothing else."""
+    """Return whether the pool is complete and has these devices, in this order, and nothing else."""
     found = there(server)
     pools = {(one["spec"]["pool"]["generation"], one["spec"]["pool"]["resourceSliceCount"]) for one in found}
     products = {

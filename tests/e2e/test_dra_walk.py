@@ -179,7 +179,7 @@ class Walk:
             self.end(*waiting)
 
     def why(self, pod: dict[str, Any]) -> str:
-        """Say why a pod does not run; "" if it may yet."""
+        """Return why a pod does not run; "" if it may yet."""
         status = pod["status"]
         for row in status.get("conditions", ()):
             if (row["type"], row.get("reason")) == ("PodScheduled", "Unschedulable"):

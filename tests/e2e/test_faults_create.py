@@ -219,7 +219,7 @@ def test_killed_while_it_waits_for_a_refresh(lab: Lab) -> None:
 
 
 def commandline(pid: str) -> bytes:
-    """Say which program a process is, if it is still there."""
+    """Return which program a process is, if it is still there."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

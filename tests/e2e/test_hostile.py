@@ -63,5 +63,5 @@ def test_dev_as_a_link(trap: Trap, gpu_host: Host, text: str) -> None:
 
 
 def names_in(folder: Path) -> dict[str, str]:
-    """Say what is in a directory, and where its links lead."""
+    """Return what is in a directory, and where its links lead."""
     return {path.name: os.readlink(path) if path.is_symlink() else "" for path in folder.iterdir()}

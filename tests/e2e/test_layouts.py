@@ -87,7 +87,7 @@ def test_the_charts_plugin_finds_both_of_kubelets_directories(kubelet: str, list
 
 
 def files(there: Placed, layout: Layout) -> dict[str, str]:
-    """Tell the node's files, without those of containerd and of kubelet."""
+    """Return the node's files, without those of containerd and of kubelet."""
     kubelets = ("/var/lib/kubelet", "/usr/libexec/kubernetes", "/etc/resolv.conf", "/opt", "/var/log", "/run/")
     others = (layout.root, layout.socket, layout.kubelet, *kubelets)
     return {path: facts for path, facts in there.files().items() if not path.startswith(others)}

@@ -51,7 +51,7 @@ def do(there: Machine, said: str) -> None:
 
 
 def files(there: Node) -> dict[str, str]:
-    """Tell what is there, without what OpenRC has of services that run, and what a removal leaves."""
+    """Return what is there, without what OpenRC has of services that run, and what a removal leaves."""
     mine = ("/run/openrc/", "/run/supervise-")
     return {
         path: facts

@@ -102,7 +102,7 @@ def test_an_upgrade_goes_from_node_to_node(nodes: Fleet) -> None:
 
 
 def state(nodes: Fleet, name: str) -> str:
-    """Say whether a node is ready: True, False or Unknown."""
+    """Return whether a node is ready: True, False or Unknown."""
     rows = nodes.cluster.get("node", name)["status"]["conditions"]
     return next(str(row["status"]) for row in rows if row["type"] == "Ready")
 

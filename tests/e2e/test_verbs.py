@@ -131,7 +131,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agree(argv: list[str], state: Path) -> str:
-    """Assert that gpushim looks where runc looks; says what the command line came to."""
+    """Assert that gpushim looks where runc looks; return what the command line came to."""
     theirs, ours = ask(RUNC, argv, state), ask(RUNTIME, argv, state)
     looked = ours.output.startswith("gpushim: ")
     if theirs.bundle is not None:

@@ -166,7 +166,7 @@ OFTEN = (*EVENTS, "rebind", "divide", "reset", "grow_old")
 
 
 def wrong(asked: str, found: set[Node], then: list[Instant]) -> Optional[str]:
-    """Say what a container has got that it did not ask for at any of these instants."""
+    """Return what a container has got that it did not ask for at any of these instants."""
     given = {node for node in found if "uvm" not in node[0]}
     if {node[1] for node in found - given} - {one.uvm for one in then}:
         return "the major of unified memory is another"

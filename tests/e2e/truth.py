@@ -113,7 +113,7 @@ class Truth:
         self.contained = {key: at for key, at in self.contained.items() if key[0] not in uuids}
 
     def ill(self, gpu: str) -> bool:
-        """Say whether nothing of a GPU may be handed out."""
+        """Return whether nothing of a GPU may be handed out."""
         now, action = time.monotonic(), self.actions.get(gpu)
         fatal = gpu in self.fatal and (action != 0 or now < self.fatal[gpu] + SETTLED)
         contained = now < self.contained.get((gpu, None), -OVER) + OVER

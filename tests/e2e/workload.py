@@ -62,7 +62,7 @@ def job(name: str, limits: dict[str, int], number: int) -> dict[str, Any]:
 
 
 def succeeded(cluster: Cluster, name: str) -> int:
-    """Say how many pods of a job have done their work; none may have failed."""
+    """Return how many pods of a job have done their work; none may have failed."""
     status = cluster.get("job", name)["status"]
     assert not status.get("failed"), cluster.events()
     return int(status.get("succeeded", 0))

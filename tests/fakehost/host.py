@@ -121,7 +121,7 @@ class Host(Trouble):
         tree.bind(self.root, self.gpus, again)
 
     def _changes(self, files: tuple[int, ...]) -> tuple[set[str], list[str]]:
-        """Tell which GPUs are bound again, since something settled then has changed; and which instances stay."""
+        """Return which GPUs are bound again, since something settled then has changed; and which instances stay."""
         loaded = (self.module_version, tuple(sorted(self.majors.items())), files)
         bound = {gpu.pci: (gpu.minor, gpu.uuid, loaded) for gpu in self.gpus}
         again = {pci for pci, facts in bound.items() if self.bound.get(pci) != facts}

@@ -87,7 +87,7 @@ class Trouble:
         self._write_conf()
 
     def _set(self, gpu: int, what: str, value: Optional[str]) -> None:
-        """Say or take back something of a GPU, by its UUID: an index may be another's after the next change."""
+        """Set or take back something of a GPU, by its UUID: an index may be another's after the next change."""
         about = f"{what} = {self.gpus[gpu].uuid}"
         if value is None:
             self.troubles.pop(about, None)

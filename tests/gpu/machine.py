@@ -123,7 +123,7 @@ def runc(given: str) -> str:
 
 
 def described() -> str:
-    """Say what kind of machine this is, for the report."""
+    """Return what kind of machine this is, for the report."""
     with open("/proc/self/mountinfo") as file:
         kinds = sorted({line.split(" - ")[1].split()[0] for line in file if " - cgroup" in line})
     processor = os.cpu_count()

@@ -20,7 +20,7 @@ def imported(code: str, env: Mapping[str, str] | None = None) -> dict[str, float
 
 
 def dearer(found: Mapping[str, float], known: Collection[str]) -> str:
-    """Say what the modules that nobody expected cost; "" if there are none."""
+    """Return what the modules that nobody expected cost; "" if there are none."""
     new = {name: spent for name, spent in found.items() if name not in known}
     listed = ", ".join(f"{name} ({spent:.2f} ms)" for name, spent in new.items())
     every = f"every such start becomes {sum(new.values()):.2f} ms dearer by what is imported now: {listed}"

@@ -50,7 +50,7 @@ def lines(program: str) -> list[list[str]]:
 
 
 def known(place: str) -> bool:
-    """Say whether the schema has a value of the chart."""
+    """Return whether the schema has a value of the chart."""
     rule = RULES
     for key in place.split("."):
         if "$ref" in rule:

@@ -52,7 +52,7 @@ def put(name: str, color: str) -> None:
 
 @main.command(hidden=True)
 def secret() -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 def test_pages_of_commands() -> None:

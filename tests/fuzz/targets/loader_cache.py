@@ -80,12 +80,12 @@ def _has(data: bytes, name: bytes, path: bytes) -> bool:
 
 
 def _meant(name: bytes) -> bool:
-    """Say whether the loader takes a name for one of ours."""
+    """Return whether the loader takes a name for one of ours."""
     return any(compare(name + b"\0", 0, own + b"\0") == 0 for own in NAMES)
 
 
 def _in_order(cache: Cache) -> bool:
-    """Say whether entries come as ldconfig sorts them: by name, those of one name by flags, the highest first."""
+    """Return whether entries come as ldconfig sorts them: by name, those of one name by flags, the highest first."""
     keys = [(entry.name + b"\0", entry.flags) for entry in cache.entries]
     pairs = ((compare(one[0], 0, two[0]), one[1] - two[1]) for one, two in zip(keys, keys[1:]))
     return all(names > 0 or (names == 0 and flags >= 0) for names, flags in pairs)

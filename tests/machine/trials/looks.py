@@ -25,7 +25,7 @@ BOOLEAN = "container_use_xserver_devices"
 
 
 def allowed(said: str) -> bool:
-    """Tell whether the GPU's nodes open, and nvidia-smi lists the GPU."""
+    """Return whether the GPU's nodes open, and nvidia-smi lists the GPU."""
     return said.count(OPENS) == 2 and "GPU 0: " in said
 
 

@@ -36,7 +36,7 @@ def nested(place: str, value: Any) -> Any:
 
 
 def is_told(found: Settings) -> bool:
-    """Say whether something that counts has the canary in it."""
+    """Return whether something that counts has the canary in it."""
     return CANARY in repr((found.values, found.checks, found.sharing, found.profile))
 
 

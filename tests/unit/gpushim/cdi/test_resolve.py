@@ -30,7 +30,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def resolved(directory: Path, device: Any, common: Any = None, userns: bool = False) -> list[Edit]:
-    """Say what a device with these edits brings."""
+    """Return what a device with these edits brings."""
     devices = [{"name": "a", "containerEdits": device}, {"name": "b", "containerEdits": {"env": ["B=1"]}}]
     document = {"cdiVersion": "1.1.0", "kind": "v/c", "devices": devices, "containerEdits": common}
     (directory / "v.json").write_text(json.dumps(document))

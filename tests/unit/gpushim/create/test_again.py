@@ -87,7 +87,7 @@ PLANS = st.none() | some(
 
 
 def create_with(planned: Optional[list[edits.Edit]], bundle: str) -> bool:
-    """Create a bundle's container with a plan, or none as nothing is asked for; says whether it was not refused."""
+    """Create a bundle's container with a plan, or none as nothing is asked for; return whether it was not refused."""
     decision = mock.Mock(ask=lambda _: planned, edits=copy.deepcopy(planned), low_level=lambda: "")
     with mock.patch.multiple(create, Decision=lambda *_: decision, of_bundle=lambda *_: {"rootfs": "/r"}):
         try:

@@ -37,7 +37,7 @@ def told(tmp_path: Path, runtime: Path, call: Callable[..., Call]) -> Path:
 
 
 def believed(done: Call, tmp_path: Path) -> bool:
-    """Say whether the launcher took the runtime that it was told, and not the configuration's."""
+    """Return whether the launcher took the runtime that it was told, and not the configuration's."""
     return bool(done.record["argv"][0] != str(tmp_path / "other"))
 
 

@@ -96,7 +96,7 @@ class Administrator:
             dra_states.our_driver(self.patient, self.held)
 
     def serves_claims(self) -> bool:
-        """Say whether the node's plugin is to serve claims."""
+        """Return whether the node's plugin is to serve claims."""
         kept = ((self.patient.top / path).exists() for path in (dra_states.PLUGINS, f"{nodes.KUBELET}/{CLAIMS}"))
         return any(kept)
 

@@ -48,7 +48,7 @@ class State:
 
 
 def promised(finding: Finding) -> bool:
-    """Say whether what a fix refers to is there: advice in the evidence, or a check of that name."""
+    """Return whether what a fix refers to is there: advice in the evidence, or a check of that name."""
     named = re.findall(r"[Dd]o what ([a-z-]+) says", finding.fix)
     if "next step" in finding.fix or "the sentence" in finding.fix:
         return False

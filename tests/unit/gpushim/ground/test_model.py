@@ -21,7 +21,7 @@ def of_schema(rule: dict[str, Any]) -> Any:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Say whether a JSON value is of a type, members of a TypedDict and all, with none left over."""
+    """Return whether a JSON value is of a type, members of a TypedDict and all, with none left over."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Union:
         return any(fits(value, one) for one in args)

@@ -45,7 +45,7 @@ def end(state: str) -> None:
 
 
 def told(state: str, *uuids: str, ago: float = 0.0, **more: Any) -> None:
-    """Tell that calls of GPUs hang, as the plugin does."""
+    """Write that calls of GPUs hang, as the plugin does."""
     Path(state, "device-plugin").mkdir(mode=0o700, parents=True, exist_ok=True)
     gpus = dict.fromkeys(uuids, system.clock() - ago)
     Path(state, earlier.HUNG).write_text(json.dumps({"boot": system.boot(), "gpus": gpus, **more}))

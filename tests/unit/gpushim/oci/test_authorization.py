@@ -122,7 +122,7 @@ def asking(grant: str, privileged: bool, ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def granted(wanted: request.Request | None, settings: dict[str, Any]) -> set[str]:
-    """Say what a request grants."""
+    """Return what a request grants."""
     if wanted is None:
         return set()
     items = [(form, text) for form, _, text in wanted.devices]

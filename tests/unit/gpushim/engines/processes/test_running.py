@@ -64,7 +64,7 @@ def only(proc: Proc) -> running.Engine:
 
 
 def stranger(proc: Proc) -> str:
-    """Say why the only process that looks like an engine is none."""
+    """Return why the only process that looks like an engine is none."""
     engines, (other,) = LOOK(str(proc.top))
     assert engines == []
     return other.why
