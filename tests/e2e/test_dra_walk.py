@@ -88,7 +88,7 @@ class Walk:
             for number in ("one", "two", "three"):
                 found[f"pod by claim {number}"] = self.claim
                 found[f"pod by plugin {number}"] = self.ask
-            found["pod by plugin, with an init container"] = self.ask_twice
+            found["pod by plugin, with an init container"] = self.ask_with_init
         return found
 
     def with_kubelet(self) -> dict[str, Callable[[], object]]:
@@ -133,10 +133,10 @@ class Walk:
         self.made.append(name)
         return f"{name} {number} of {resource}"
 
-    def ask_twice(self) -> str:
-        """Ask for a pod whose init container has two GPUs, of which it keeps one."""
+    def ask_with_init(self) -> str:
+        """Ask for a pod whose init container has its GPU first."""
         name, spec = next(self.names), workload.spec({GPU: 1})
-        spec["initContainers"] = [{**workload.container({GPU: 2}, "true"), "name": "init"}]
+        spec["initContainers"] = [{**workload.container({GPU: 1}, "true"), "name": "init"}]
         self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
         self.made.append(name)
         return name
