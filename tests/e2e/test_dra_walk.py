@@ -29,6 +29,8 @@ from fakehost import Host
 from gpuplugin.allocation.kubelet_view import QUIET
 
 RECORD = "/var/lib/gpushim/device-plugin/allocations.json"
+DAMAGE = f"printf '{{' >{RECORD}"
+SWEEP = "rm -f /var/run/cdi/*"
 STEPS = int(os.environ.get("GPUSHIM_DRA_WALK_STEPS", "25"))
 SEED = os.environ.get("GPUSHIM_DRA_WALK_SEED") or str(time.time_ns())
 PODS = 5  # at most
@@ -64,6 +66,7 @@ class Walk:
         self.cluster, self.inside, self.chance = cluster, inside, chance
         self.names = (f"p{number}" for number in itertools.count())
         self.made: list[str] = []
+        self.static: list[str] = []  # pods of kubelet's own
         self.lost = -1
 
     def step(self) -> str:
@@ -78,13 +81,14 @@ class Walk:
 
     def always(self) -> dict[str, Callable[[], object]]:
         """List what can be done at any time; what is there more than once is done more often."""
-        found: dict[str, Callable[[], object]] = {}
+        found: dict[str, Callable[[], object]] = {"CDI specs are swept": lambda: self.cluster.run(SWEEP)}
         if self.made:
             found["pod ends by force"] = lambda: self.end(self.chance.choice(self.made), force=True)
         if len(self.made) < PODS:
             for number in ("one", "two", "three"):
                 found[f"pod by claim {number}"] = self.claim
                 found[f"pod by plugin {number}"] = self.ask
+            found["pod by plugin, with an init container"] = self.ask_with_init
         return found
 
     def with_kubelet(self) -> dict[str, Callable[[], object]]:
@@ -95,7 +99,12 @@ class Walk:
             "GPU lost or found": self.lose,
             "the fronts again": self.restart,
             "the fronts again, another": self.restart,
+            "the record is damaged": lambda: self.cluster.run(DAMAGE),
         }
+        if self.static:
+            found["static pod ends"] = self.end_static
+        elif len(self.made) < PODS:
+            found["static pod"] = self.make_static
         if self.made:
             found.update(
                 dict.fromkeys(("pod ends", "pod ends, another"), lambda: self.end(self.chance.choice(self.made)))
@@ -123,6 +132,29 @@ class Walk:
         workload.create(self.cluster, name, {resource: number})
         self.made.append(name)
         return f"{name} {number} of {resource}"
+
+    def ask_with_init(self) -> str:
+        """Ask for a pod whose init container has its GPU first."""
+        name, spec = next(self.names), workload.spec({GPU: 1})
+        spec["initContainers"] = [{**workload.container({GPU: 1}, "true"), "name": "init"}]
+        self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+        self.made.append(name)
+        return name
+
+    def make_static(self) -> str:
+        """Ask kubelet for a pod without an API server; one that is refused is removed."""
+        name, resource = next(self.names), self.chance.choice((GPU, SMALL))
+        if self.cluster.node.pod(name, {resource: 1}, spec={"runtimeClassName": "nvidia"}).container:
+            self.static.append(name)
+        else:
+            self.cluster.node.remove(name)
+        return f"{name} 1 of {resource}"
+
+    def end_static(self) -> str:
+        """Remove the static pod."""
+        name = self.static.pop()
+        self.inside.end(name)
+        return name
 
     def end(self, *names: str, force: bool = False) -> str:
         """Remove pods and their claims; without kubelet, or by force, nobody waits for that."""
@@ -197,6 +229,8 @@ class Walk:
             self.lose()
         if self.made:
             self.end(*self.made)
+        if self.static:
+            self.end_static()
         serves(self.cluster, ALL)
         host = self.inside.host
         wanted = {gpu.uuid for gpu in host.gpus[1:]} | {mig.uuid for mig in host.gpus[0].mig}
