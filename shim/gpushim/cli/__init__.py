@@ -22,6 +22,7 @@ COMMANDS = {
     "info": "gpushim.cli.info:info",
     "labels": "gpushim.cli.labels:labels",
     "list": "gpushim.cli.list:list_gpus",
+    "mig": "gpushim.cli.mig:mig",
     "migrate": "gpushim.cli.migrate:migrate",
     "ps": "gpushim.cli.ps:ps",
     "refresh": "gpushim.cli.refresh:refresh",

@@ -31,7 +31,7 @@ LEAST = 20  # columns that a sentence gets, however narrow the terminal
 CONTINUED = "  | "  # in front of a continuation, and of no line of ours
 PADDED = 120  # characters up to which the cells of a column are made equally long
 SECTIONS = (  # of the help of `gpushim` itself
-    ("Setting up", ("configure", "migrate", "config", "refresh", "cdi", "system", "completion")),
+    ("Setting up", ("configure", "migrate", "config", "refresh", "mig", "cdi", "system", "completion")),
     ("Looking", ("list", "info", "ps", "device-plugin", "labels")),
     ("When something is wrong", ("explain", "doctor")),
 )

@@ -1,0 +1,172 @@
+"""`gpushim mig`: what GPUs are cut into, and what a file of nvidia-mig-parted's says that they are to be cut into."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Callable
+
+import click
+
+from gpushim.cli import show
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import failure, nvml, nvml_program, present, save
+from gpushim.mig import cut, fit, layout_file
+from gpushim.paths import lock
+from gpushim.refresh import refresh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gpushim.ground.model import Gpu, Snapshot
+    from gpushim.mig.cut import Change, Users
+    from gpushim.mig.fit import Instance
+
+LOCK = "mig.lock"  # in the state directory
+COLUMNS = ("INSTANCE", "PROFILE", "START:SIZE", "CONTAINERS")
+
+
+def _layout_options(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option("-c", "--config", metavar="NAME", help="The layout, where FILE has several.")(command)
+    return click.argument("file", metavar="FILE")(command)
+
+
+@click.group("mig", cls=show.Commands)
+def mig() -> None:
+    """Cut GPUs into MIG instances as a file says, which is that of nvidia-mig-parted."""
+
+
+@mig.command("show")
+@show.format_option("table", "json")
+def show_instances(form: str) -> None:
+    """Show the MIG mode of each GPU, its instances, the containers that have them, and the profiles there are."""
+    with _session() as (session, inventory):
+        users = _users(inventory)
+        states = [(gpu, cut.look(session, gpu)) for gpu in inventory["gpus"] if gpu["mig_capable"]]
+    rows: list[dict[str, Any]] = []
+    texts: dict[str, list[str]] = {}
+    for gpu, state in states:
+        mode = ("on" if state.enabled else "off") + (" until a reset" if state.pending else "")
+        names = cut.name_instances(inventory, gpu)
+        rows += [*_rows(gpu, mode, state.instances, names, users)] or [_row(gpu, mode, cut.containers(users, gpu))]
+        profiles = ", ".join(f"{profile.name}: {profile.most}" for profile in state.profiles.values())
+        texts.setdefault(profiles or "what NVML tells in MIG mode", []).append(str(gpu["index"]))
+    _emit(form, "MODE", rows, "this host has no GPU that MIG can divide")
+    for profiles, indices in texts.items() if form == "table" else ():
+        show.say(f"at most, GPU {', '.join(indices)} may have {profiles}")
+
+
+@mig.command()
+@_layout_options
+@show.format_option("table", "json")
+def plan(file: str, config: str | None, form: str) -> None:
+    """Show what `gpushim mig apply` would keep, remove and make, and who has that.
+
+    It fails as that would: if something of the layout does not fit, or containers have what must go.
+    """
+    entries = layout_file.read(file, config)
+    with _session() as (session, inventory):
+        users = _users(inventory)
+        changes = cut.plan(session, inventory, entries, users)
+    _emit(form, "CHANGE", [row for change in changes for row in _steps(change, users)], "no GPU is meant")
+    for change in changes:
+        if change.after is None:
+            called, counts = cut.call(change.gpu), fit.text(change.entry.counts)
+            show.say(f"note: NVML tells only in MIG mode whether {called} has room for {counts}", error=True)
+    cut.refuse_used(changes, users)
+
+
+@mig.command()
+@_layout_options
+def apply(file: str, config: str | None) -> None:
+    """Cut the GPUs of a layout as it says, and list them again, so that the next containers have them.
+
+    Only what differs is changed. Containers are left alone: while one has what must go, nothing is changed. A GPU for
+    which it fails is as it was before; after a kill, the next call goes on.
+    """
+    entries = layout_file.read(file, config)
+    state = system.state_dir()
+    save.prepare(state, system.config_path())
+    try:
+        with lock.held(f"{state}/{LOCK}"), _session(refresh.LONGEST) as (session, inventory):
+            for change in cut.apply(session, inventory, entries):
+                counts = fit.text(change.entry.counts)
+                word = "is now" if change.differs else "is already"
+                show.say(f"GPU {change.gpu['index']} {word} {counts if change.entry.enabled else 'without MIG mode'}")
+    finally:
+        snapshot = refresh.refresh(force=True, people=True)
+    if snapshot["error"]:
+        raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
+
+
+@contextlib.contextmanager
+def _session(least: int = 0) -> Iterator[tuple[Any, Snapshot]]:
+    """Yield pynvml and the snapshot; ends the process when NVML hangs, for at least so many seconds."""
+    inventory = present.snapshot()
+    if inventory["error"]:
+        raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
+    seconds = max(inventory["policy"]["refresh"]["deadline-seconds"], least)
+    try:
+        with (
+            failure.deadline(seconds, system.config_path(), lambda error: None) as waiting,
+            nvml.session(nvml_program.library(inventory), waiting) as session,
+        ):
+            waiting("NVML to answer")
+            yield session, inventory
+    except nvml.UnusableError as error:
+        raise GpushimError(str(error), INVENTORY) from None
+
+
+def _users(inventory: Snapshot) -> Users:
+    users, notes = cut.list_users(inventory)
+    for note in notes:
+        show.say(f"note: {note}", error=True)
+    return users
+
+
+def _steps(change: Change, users: Users) -> Iterator[dict[str, Any]]:
+    gpu, removed = change.gpu, change.removed
+    if change.switches:
+        yield _row(gpu, f"mode {'on' if change.entry.enabled else 'off'}", cut.containers(users, gpu))
+    staying = {gi: instance for gi, instance in change.before.instances.items() if gi not in removed}
+    yield from _rows(gpu, "keep", staying, change.names, users)
+    yield from _rows(gpu, "remove", removed, change.names, users)
+    yield from (_row(gpu, "make", [], instance) for instance in change.made)
+
+
+def _rows(
+    gpu: Gpu, word: str, instances: Mapping[int, Instance], names: Mapping[int, list[str]], users: Users
+) -> Iterator[dict[str, Any]]:
+    for gi, instance in instances.items():
+        yield _row(gpu, word, cut.containers(users, gpu, names.get(gi, [])), instance, names.get(gi))
+
+
+def _row(
+    gpu: Gpu, word: str, containers: list[str], instance: Instance | None = None, names: list[str] | None = None
+) -> dict[str, Any]:
+    return {
+        "gpu": gpu["index"],
+        "state": word,
+        "instances": names or [],
+        "profile": instance.title if instance else None,
+        "placement": instance.placement if instance else None,
+        "containers": containers,
+    }
+
+
+def _emit(form: str, head: str, rows: list[dict[str, Any]], nothing: str) -> None:
+    if not rows and form == "table":
+        show.say(nothing)
+        return
+    cells = [
+        [
+            row["gpu"],
+            row["state"],
+            " ".join(row["instances"]),
+            row["profile"],
+            row["placement"] and "{}:{}".format(*row["placement"]),
+            ", ".join(row["containers"]),
+        ]
+        for row in rows
+    ]
+    show.emit(form, rows, ("GPU", head, *COLUMNS), cells)
