@@ -87,14 +87,18 @@ def apply(file: str, config: str | None) -> None:
     entries = layout_file.read(file, config)
     state = system.state_dir()
     save.prepare(state, system.config_path())
-    try:
-        with lock.held(f"{state}/{LOCK}"), _session(refresh.LONGEST) as (session, inventory):
-            for change in cut.apply(session, inventory, entries):
-                counts = fit.text(change.entry.counts)
-                word = "is now" if change.differs else "is already"
-                show.say(f"GPU {change.gpu['index']} {word} {counts if change.entry.enabled else 'without MIG mode'}")
-    finally:
-        snapshot = refresh.refresh(force=True, people=True)
+    with lock.held(f"{state}/{LOCK}"), _session(refresh.LONGEST) as (session, inventory):
+        users = _users(inventory)
+        changes = cut.plan(session, inventory, entries, users)
+        cut.refuse_used(changes, users)
+        try:
+            for change in changes:
+                if change.differs:
+                    cut.carry_out(session, inventory, change)
+                layout = fit.text(change.entry.counts) if change.entry.enabled else "without MIG mode"
+                show.say(f"GPU {change.gpu['index']} is {'now' if change.differs else 'already'} {layout}")
+        finally:  # also what a process has left that was killed before it came to this
+            snapshot = refresh.refresh(force=True, people=True)
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
 

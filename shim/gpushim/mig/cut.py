@@ -13,7 +13,7 @@ from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.mig import fit, gpu_instances, layout_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from gpushim.ground.model import Gpu, Snapshot
     from gpushim.mig.fit import Instance, State
@@ -147,24 +147,13 @@ def refuse_used(changes: list[Change], users: Users) -> None:
         )
 
 
-def apply(nvml: Any, inventory: Snapshot, entries: list[Entry]) -> Iterator[Change]:
-    """Change the GPUs of a layout that differ from it, one by one; yields each when it is as the layout has it.
+def carry_out(nvml: Any, inventory: Snapshot, change: Change) -> None:
+    """Change a GPU; if that fails, what it was before is put back, but for a mode that waits for a reset.
 
     Raises:
-        GpushimError: nothing is changed, as something does not fit or is in use; or a GPU could not be changed.
+        GpushimError: it failed, or somebody has what must go.
     """
-    users, _ = list_users(inventory)
-    changes = plan(nvml, inventory, entries, users)
-    refuse_used(changes, users)
-    for change in changes:
-        if change.differs:
-            refuse_used([change], list_users(inventory)[0])  # the GPUs before may have taken a while
-            _carry_out(nvml, change)
-        yield change
-
-
-def _carry_out(nvml: Any, change: Change) -> None:
-    """Change a GPU; if that fails, what it was before is put back, but for a mode that waits for a reset."""
+    refuse_used([change], list_users(inventory)[0])  # the GPUs before this one may have taken a while
     gpu, before = change.gpu, change.before
 
     def choose(state: State) -> list[Instance]:
@@ -176,7 +165,7 @@ def _carry_out(nvml: Any, change: Change) -> None:
         raise
     except (nvml.NVMLError, GpushimError) as error:
         problem = str(error) if isinstance(error, GpushimError) else f"{call(gpu)} cannot be changed: {error}"
-        if error.args == nvml.NVMLError_InUse().args:
+        if getattr(error, "value", None) == nvml.NVML_ERROR_IN_USE:
             problem += " (a process that is in no container: nvidia-smi shows it)"
         try:
             _bring(nvml, gpu, before.enabled, lambda state: [*before.instances.values()])

@@ -171,9 +171,10 @@ def _misfit(
     return GpushimError(f"{called} has no room for {text(counts)}; the nearest that fits is {text(Counter(nearest))}")
 
 
-def _order(name: str, profiles: Mapping[str, Profile]) -> tuple[int, str]:
+def _order(name: str, profiles: Mapping[str, Profile]) -> tuple[int, int, str]:
     """Sort the largest first, and equal names together."""
-    return -max((size for _, size in profiles[name].placements), default=0), name
+    profile = profiles[name]
+    return -max((size for _, size in profile.placements), default=0), -profile.slices, name
 
 
 def _slices(instances: Iterable[Instance]) -> frozenset[int]:
