@@ -79,7 +79,7 @@ def list_users(inventory: Snapshot) -> tuple[dict[str, list[str]], list[str]]:
     users: dict[str, list[str]] = {}
     for row in rows:
         for device in row["devices"]:
-            users.setdefault(device, []).append(holders.called(row) or row["id"][:12])
+            users.setdefault(device, []).append(holders.called(row) or row["id"])
     return users, notes
 
 

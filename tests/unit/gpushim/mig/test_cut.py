@@ -161,7 +161,7 @@ def test_killed_at_any_step_it_goes_on_from_there(cutter: Cutter, steps: int) ->
     cutter.apply("night")
     (stays,) = [mig["uuid"] for mig in cutter.migs() if mig["profile"] == "1g.10gb"]
     cutter.killed("day", steps)
-    cutter.apply("day", steps=6)
+    cutter.apply("day", steps=6)  # no more are left
     assert cutter.profiles() == DAY
     assert stays in [mig["uuid"] for mig in cutter.migs()]
 
