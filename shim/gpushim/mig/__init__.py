@@ -1,1 +1,1 @@
-"""MIG layouts: what a file says that GPUs are to be cut into, what that changes, and the change."""
+"""MIG layouts: what a file changes on this host, and the change."""
