@@ -36,7 +36,7 @@ def read(path: str, regular: bool = False) -> tuple[Any, str]:
     except OSError as error:
         raise GpushimError(f"{name} cannot be read: {error.strerror}", FAILED) from None
     if len(data) > bounds.SPEC:
-        raise GpushimError(f"{name} has more than {bounds.SPEC >> 20} MiB, which no CDI spec has", FAILED)
+        raise GpushimError(f"{name} has more than {bounds.SPEC >> 20} MiB; make it smaller", FAILED)
     return parse(data, name)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any, Callable
 
 import click
 
 from gpushim.cli import show
-from gpushim.ground import system
+from gpushim.ground import seen, system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import failure, nvml, nvml_program, present, save
 from gpushim.mig import cut, fit, layout_file
@@ -33,7 +34,7 @@ def _layout_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("mig", cls=show.Commands)
 def mig() -> None:
-    """Cut GPUs into MIG instances as a file says, which is that of nvidia-mig-parted."""
+    """Cut GPUs into MIG instances, as a file of nvidia-mig-parted's says."""
 
 
 @mig.command("show")
@@ -42,7 +43,12 @@ def show_instances(form: str) -> None:
     """Show the MIG mode of each GPU, its instances, the containers that have them, and the profiles there are."""
     with _session() as (session, inventory):
         users = _users(inventory)
-        states = [(gpu, cut.look(session, gpu)) for gpu in inventory["gpus"] if gpu["mig_capable"]]
+        states = [
+            (gpu, cut.look(session, gpu)) for gpu in inventory["gpus"] if gpu["mig_capable"] and not gpu["problem"]
+        ]
+    for gpu in inventory["gpus"]:
+        if gpu["problem"]:
+            show.say(f"note: {gpu['problem']}", error=True)
     rows: list[dict[str, Any]] = []
     texts: dict[str, list[str]] = {}
     for gpu, state in states:
@@ -118,7 +124,7 @@ def _session(least: int = 0) -> Iterator[tuple[Any, Snapshot]]:
             waiting("NVML to answer")
             yield session, inventory
     except nvml.UnusableError as error:
-        raise GpushimError(str(error), INVENTORY) from None
+        raise GpushimError(f"{error}{f'; {seen.AS_ROOT}' if os.geteuid() else ''}", INVENTORY) from None
 
 
 def _users(inventory: Snapshot) -> Users:

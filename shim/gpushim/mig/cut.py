@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpushim.containers import holders
-from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import GpushimError
 from gpushim.mig import fit, gpu_instances, layout_file
 
 if TYPE_CHECKING:
@@ -90,13 +90,6 @@ def containers(users: Users, gpu: Gpu, names: Iterable[str] | None = None) -> li
 
 
 def look(nvml: Any, gpu: Gpu) -> State:
-    """Return a GPU's state.
-
-    Raises:
-        GpushimError: it does not answer NVML.
-    """
-    if gpu["problem"]:
-        raise GpushimError(gpu["problem"], INVENTORY)
     return gpu_instances.read(nvml, _handle(nvml, gpu))
 
 
@@ -200,7 +193,7 @@ def _switch(nvml: Any, gpu: Gpu, enabled: bool) -> None:
 
 
 def _handle(nvml: Any, gpu: Gpu) -> Any:
-    return nvml.nvmlDeviceGetHandleByUUID(gpu["uuid"].encode())
+    return nvml.nvmlDeviceGetHandleByPciBusId(gpu["pci"].encode())  # which touches no other GPU
 
 
 def _pci_id(nvml: Any, gpu: Gpu) -> str:

@@ -75,7 +75,7 @@ def choose(entries: list[Entry], gpus: list[Gpu], ids: Mapping[int, str]) -> dic
         ids: PCI device and vendor id of each GPU, as of Entry, by its index.
 
     Raises:
-        GpushimError: an entry names a GPU that is not there, or that cannot be in MIG mode and is to be.
+        GpushimError: an entry names a GPU that is not there or is sick, or that has no MIG mode and is to be in it.
     """
     by_index = {gpu["index"]: gpu for gpu in gpus}
     entry_of: dict[int, Entry] = {}
@@ -84,15 +84,14 @@ def choose(entries: list[Entry], gpus: list[Gpu], ids: Mapping[int, str]) -> dic
         if absent:
             raise GpushimError(f"the layout names GPU {absent[0]}, and gpushim list shows no such GPU")
         for index in by_index if entry.devices is None else entry.devices:
+            gpu = by_index[index]
             if entry.filters and ids.get(index) not in entry.filters:
                 continue
-            if by_index[index]["mig_capable"]:
+            if gpu["mig_capable"] and not gpu["problem"]:
                 entry_of[index] = entry
-            elif entry.enabled and entry.devices is not None:
-                raise GpushimError(
-                    f"the layout wants MIG mode for GPU {index} ({by_index[index]['model']}), "
-                    "which has none; leave that GPU out"
-                )
+            elif entry.devices is not None and (gpu["problem"] or entry.enabled):
+                lack = "this GPU has none; leave it out"
+                raise GpushimError(gpu["problem"] or f"the layout wants MIG mode for GPU {index}: {lack}")
     return entry_of
 
 

@@ -109,7 +109,7 @@ def test_a_layout_that_is_not_chosen_must_be_right_too(tmp_path: Path) -> None:
 
 
 def gpus(*capable: bool) -> list[Any]:
-    return [{"index": index, "mig_capable": able, "model": "M"} for index, able in enumerate(capable)]
+    return [{"index": index, "mig_capable": able, "problem": None} for index, able in enumerate(capable)]
 
 
 ALL, OFF = Entry(None, (), True, {"1g.10gb": 7}), Entry((1,), (), False, {})
@@ -130,8 +130,18 @@ def test_all_leaves_out_gpus_without_mig() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "problem"),
-    [(ALL._replace(devices=(1,)), "MIG mode for GPU 1 \\(M\\)"), (OFF._replace(devices=(7,)), "names GPU 7")],
+    [
+        (ALL._replace(devices=(1,)), "MIG mode for GPU 1: this GPU has none"),
+        (OFF._replace(devices=(7,)), "names GPU 7"),
+    ],
 )
 def test_a_layout_for_other_gpus(entry: Entry, problem: str) -> None:
     with pytest.raises(GpushimError, match=problem):
         layout_file.choose([entry], gpus(True, False), {})
+
+
+def test_a_sick_gpu_is_left_out_unless_it_is_named() -> None:
+    sick = [{**gpus(True)[0], "problem": "GPU 0 hangs"}, gpus(True, True)[1]]
+    assert layout_file.choose([ALL], sick, {}) == {1: ALL}
+    with pytest.raises(GpushimError, match="GPU 0 hangs"):
+        layout_file.choose([OFF._replace(devices=(0,))], sick, {})
