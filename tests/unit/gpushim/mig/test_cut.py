@@ -47,13 +47,20 @@ class Cutter:
         self.file = machine.folder / "mig.yaml"
         self.file.write_text(FILE)
 
-    def call(self, *words: str, steps: int | None = None, fails: bool = False) -> tuple[int, str]:
-        """Run the command in a child, which is killed, or fails, after so many steps; returns its code and output."""
+    def call(
+        self, *words: str, steps: int | None = None, fails: bool = False, reserved: bool = False
+    ) -> tuple[int, str]:
+        """Run the command in a child; returns its code and output.
+
+        It is killed, or fails, after so many steps. Where NVML is reserved, it tells placements in MIG mode alone.
+        """
 
         def work() -> tuple[int, str]:
             os.environ.update(self.machine.environment())
             if steps is not None:
                 interrupt(steps, fails)
+            if reserved:
+                reserve()
             result = apart().invoke(main, ["mig", *words], prog_name="gpushim")
             return result.exit_code, result.stderr.splitlines()[-1] if result.exit_code else result.stdout
 
@@ -106,6 +113,19 @@ def interrupt(steps: int, fails: bool) -> None:
 
     for name in CHANGES:
         setattr(pynvml, name, interrupted(name))
+
+
+def reserve() -> None:
+    import pynvml
+
+    call = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+
+    def placements(device: Any, *words: Any) -> Any:
+        if not pynvml.nvmlDeviceGetMigMode(device)[0]:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return call(device, *words)
+
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements = placements
 
 
 @contextlib.contextmanager
@@ -212,6 +232,24 @@ def test_a_gpu_in_use_keeps_its_mode(cutter: Cutter, name: str) -> None:
         output = cutter.apply(name, code=1)
     assert "MIG mode of GPU 0 (NVIDIA A100-SXM4-40GB) will be on when the GPU is reset: end what has it" in output
     cutter.apply(name)
+
+
+def test_a_newer_gpu_in_use_keeps_its_mode(cutter: Cutter) -> None:
+    with used(cutter.host, cutter.host.gpus[1].uuid):
+        output = cutter.apply("none", code=1)
+    assert "GPU 1 (NVIDIA H100 80GB HBM3) is in use, so its MIG mode cannot be off: end what has it open" in output
+    assert cutter.migs() == []
+    cutter.apply("none")
+
+
+def test_where_nvml_tells_placements_in_mig_mode_alone(cutter: Cutter) -> None:
+    for name in ("a100", "too-many"):
+        assert cutter.call("plan", str(cutter.file), "-c", name, reserved=True)[0] == 0
+    assert "no room for 3g.20gb: 3; the nearest" in cutter.apply("too-many", code=1, reserved=True)
+    assert [gpu["mig"] for gpu in cutter.machine.saved()["gpus"]] == [False, True]
+    assert cutter.migs() == []
+    cutter.apply("a100", reserved=True)
+    assert cutter.profiles() == ["3g.20gb", "3g.20gb"]
 
 
 def test_a_gpu_that_waits_for_a_reset_gets_its_instances_afterwards(cutter: Cutter) -> None:
