@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,14 +25,18 @@ MIG = "nvidia.com/mig-1g.5gb"
 NOTICED = 5.0  # seconds until kubelet has what the host has
 CACHE = str(trees.TOP / ".cache" / "fakehost")
 PLACES = [(1, 0, "1g.5gb"), (2, 0, "1g.5gb")]
+LAYOUT = """version: v1
+mig-configs:
+  small: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 3}}]
+"""
 Change = Callable[[Host], object]
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Two whole GPUs and a divided one."""
+    """Two whole GPUs and a divided one; by its nodes' numbers no other test's containers have the second."""
     root = tmp_path_factory.mktemp("rescan") / "root"
-    gpus = [{}, {}, {"mig": PLACES}]
+    gpus: list[dict[str, Any]] = [{}, {"minor": 60}, {"mig": PLACES}]
     return fakehost.build(str(root), gpus, compile_cache=CACHE)
 
 
@@ -120,6 +126,15 @@ def test_what_a_pod_has_is_nobody_elses_when_its_place_is(one: Plugin, host: Hos
     assert other in one.node.run(one.node.wait("next").container, ["nvidia-smi", "-L"])
     one.node.remove("holder")
     has(one, host)
+
+
+def test_what_gpushim_mig_makes_is_noticed(one: Plugin, host: Host, tmp_path: Path) -> None:
+    (tmp_path / "mig.yaml").write_text(LAYOUT)
+    command = [str(trees.TOP / "bin/gpushim"), "mig", "apply", str(tmp_path / "mig.yaml")]
+    subprocess.run(command, env={"PATH": "/usr/sbin:/usr/bin", **one.env}, check=True)
+    host.adopt()
+    assert [mig.profile for mig in host.gpus[1].mig] == ["1g.5gb"] * 3
+    has(one, host, NOTICED)
 
 
 def test_nvml_that_fails_and_is_back(one: Plugin, host: Host) -> None:
