@@ -95,14 +95,14 @@ def target(state: State, counts: Mapping[str, int], used: Collection[Instance], 
         if min(rest.values(), default=0) < 0:
             continue
         new = sorted(rest.elements(), key=lambda kind: _order(kind[0], profiles))
-        placements = place([profile for profile, _ in new], profiles, _slices(staying))
+        placements = arrange([profile for profile, _ in new], profiles, _slices(staying))
         if placements is not None:
             made = [Instance(profile, placement, computes) for (profile, computes), placement in zip(new, placements)]
             return sorted([*staying, *made], key=lambda instance: instance.placement)
     raise AssertionError("an empty GPU has room for them")
 
 
-def place(
+def arrange(
     names: Sequence[str], profiles: Mapping[str, Profile], slices: frozenset[int] = frozenset(), after: int = -1
 ) -> list[tuple[int, int]] | None:
     """Return a placement for each profile of a sequence, equal ones in order; None if there is no room.
@@ -115,7 +115,7 @@ def place(
         filled = frozenset(range(start, start + size))
         if start > after and not slices & filled:
             equal = names[1:2] == names[:1]
-            others = place(names[1:], profiles, slices | filled, start if equal else -1)
+            others = arrange(names[1:], profiles, slices | filled, start if equal else -1)
             if others is not None:
                 return [(start, size), *others]
     return None
@@ -155,7 +155,7 @@ def _kinds(
 def _fits(names: list[str], profiles: Mapping[str, Profile]) -> bool:
     if any(count > profiles[name].most for name, count in Counter(names).items()):
         return False
-    return place(sorted(names, key=lambda name: _order(name, profiles)), profiles) is not None
+    return arrange(sorted(names, key=lambda name: _order(name, profiles)), profiles) is not None
 
 
 def _misfit(
