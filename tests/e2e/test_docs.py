@@ -34,10 +34,10 @@ def doctors(machine: Machine, check: str) -> dict[str, str]:
 
 def complains(machine: Machine, page: str, line: str, text: str) -> None:
     """Check that a line fails with the words that a page explains."""
-    assert f"`{text}" in (DOCS / page).read_text()
+    assert re.search(rf"(`|^## ){re.escape(text)}", (DOCS / page).read_text(), re.MULTILINE)
     done = machine.run(line.format(cgroup=machine.state.name), check=False)
     assert done.returncode
-    assert text.replace("...", "") in done.stderr, done.stderr
+    assert text in done.stderr, done.stderr
 
 
 def test_docker(debian_image: Path) -> None:
@@ -46,20 +46,15 @@ def test_docker(debian_image: Path) -> None:
         machine.restart("docker")
         machine.run(f"docker load --input={debian_image}; docker tag debian:local debian:latest")
         run = "docker run --rm {} debian true"
-        complains(machine, "docker.md", run.format("--runtime=nvidia"), "unknown or invalid runtime name: nvidia")
+        complains(machine, "symptoms.md", run.format("--runtime=nvidia"), "unknown or invalid runtime name: nvidia")
         complains(
-            machine, "docker.md", run.format("--device nvidia.com/gpu=0"), 'could not select device driver "cdi"'
+            machine, "symptoms.md", run.format("--device nvidia.com/gpu=0"), 'could not select device driver "cdi"'
         )
         work_through(machine, "docker.md", starts=5)
-        work_through(machine, "symptoms.md", starts=2)
         machine.run("gpushim configure docker --cdi")
         machine.restart("docker")
-        complains(
-            machine,
-            "docker.md",
-            run.format("--device nvidia.com/gpu=9"),
-            "unresolvable CDI devices nvidia.com/gpu=...",
-        )
+        work_through(machine, "symptoms.md", starts=1)
+        complains(machine, "symptoms.md", run.format("--device nvidia.com/gpu=9"), "unresolvable CDI devices")
         machine.run("gpushim configure docker --remove")
         assert json.loads(machine.run("cat /etc/docker/daemon.json").stdout) == {"features": {"cdi": True}}
         assert machine.run("ls /etc/docker /usr/local/bin").stdout.split() == [
@@ -73,9 +68,9 @@ def test_the_docker_of_today(debian_image: Path) -> None:
     with installed.machine(upstream.SUITE, lower=upstream.lower(upstream.DOCKER), compat=False) as machine:
         machine.restart("docker")
         machine.run(f"docker load --input={debian_image}; docker tag debian:local debian:latest")
-        complains(machine, "docker.md", run, "failed to discover GPU vendor from CDI: no known GPU vendor found")
+        complains(machine, "symptoms.md", run, "failed to discover GPU vendor from CDI: no known GPU vendor found")
         machine.run("gpushim refresh")
-        complains(machine, "docker.md", run, "AMD CDI spec not found")
+        complains(machine, "symptoms.md", run, "AMD CDI spec not found")
         found = doctors(machine, "docker-hook")
         assert found["evidence"].startswith("nvidia-cdi-hook is in no directory of the PATH of dockerd")
         assert found["fix"].startswith("gpushim configure docker; then restart dockerd (process ")
@@ -101,13 +96,8 @@ def test_podman_and_crio(debian_image: Path) -> None:
         machine.run(f"podman load --input={debian_image}; podman tag localhost/debian:local localhost/debian:latest")
         run = "podman run --rm --cgroup-parent=/{{cgroup}} {} debian true"
         complains(machine, "podman.md", run.format("--runtime=nvidia"), 'default OCI runtime "nvidia" not found')
-        complains(
-            machine,
-            "podman.md",
-            run.format("--device nvidia.com/gpu=9"),
-            "setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=...",
-        )
-        work_through(machine, "podman.md", starts=4)
+        complains(machine, "symptoms.md", run.format("--device nvidia.com/gpu=9"), "unresolvable CDI devices")
+        work_through(machine, "podman.md", starts=3)
         machine.run("podman rm --all --force --time=0")
         left = machine.run("ls -R /etc/containers /etc/crio /usr/share/containers").stdout
         assert "gpushim" not in left
