@@ -1,1 +1,1 @@
-"""Dynamic resource allocation: GPUs by claim. The DRA driver, a second front beside the device plugin."""
+"""The DRA driver: GPUs by claim, a second front beside the device plugin."""

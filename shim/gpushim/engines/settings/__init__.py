@@ -1,1 +1,1 @@
-"""Files of settings of any engine, and those that are gpushim's own: read with checks, replaced whole."""
+"""Files of engines' settings: read with checks, replaced whole."""
