@@ -34,7 +34,7 @@ SOURCES = ("shim", "hook", "plugin", "tests", "packaging", "tools", "bench")
 STATE = {"allocations.json", "inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
 LAID = {".toml", ".yaml", ".service", ".sh"}
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
-PICTURED = {"docker": 1, "kubernetes": 1, "symptoms": 1, "sharing": 2}  # how many
+PICTURED = {"kubernetes": 1, "symptoms": 1, "sharing": 2}  # how many
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).
 NODE = r'[a-z]+(?:\["[^"]+"\]|\{"[^"]+"\}|\(\["[^"]+"\]\))?'
 EDGE = re.compile(rf'^  ({NODE}) -->(?:\|(?:"[^"]+"|[a-z]+)\|)? ({NODE})$')
