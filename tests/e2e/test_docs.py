@@ -119,7 +119,8 @@ def by_annotation(uuid: str) -> dict[str, Any]:
 def test_device_plugin(debian_image: Path, busybox_tree: Path) -> None:
     """The page's commands on the node; then what each strategy of the device plugin gives a pod."""
     text = (DOCS / "device-plugin.md").read_text()
-    manifests = [yaml.safe_load(block.text) for block in pages.blocks(text) if block.info == "yaml"]
+    both = text + (DOCS / "kubernetes.md").read_text()
+    manifests = [yaml.safe_load(block.text) for block in pages.blocks(both) if block.info == "yaml"]
     handler = next(each["handler"] for each in manifests if each["kind"] == "RuntimeClass")
     name = next(each["metadata"]["name"] for each in manifests if each["kind"] == "RuntimeClass")
     assert next(each["spec"]["runtimeClassName"] for each in manifests if each["kind"] == "Pod") == name
