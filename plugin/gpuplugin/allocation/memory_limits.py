@@ -1,4 +1,4 @@
-"""Limits of GPU memory of shares, where the driver keeps any: what Allocate tells the hook, which sets them.
+"""Limits of GPU memory of shares, where the driver keeps any: what a front tells the hook, which sets them.
 
 A container's limit is a mount whose source is named for it, in a directory of root's: LIMITS/<UUID>=<bytes>. Neither
 an image nor a pod's variable can say another; a pod that may mount files of the host can only add a lower one.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.resources import Device
     from gpushim.ground.model import Snapshot
 
+CONTAINER_FOLDER = system.STATE_DIR + LIMITS
 WITHOUT = "limits of shares are kept by MPS for each process, or not at all"
 
 
@@ -51,6 +52,20 @@ def mounts(devices: Sequence[Device]) -> list[dict[str, Any]]:
 
 
 def _mount(uuid: str, size: int) -> dict[str, Any]:
+    # CRI-O has one mount for each place: no pod can name this one, and have a volume of its own there instead.
+    return {
+        "container_path": f"{CONTAINER_FOLDER}{secrets.token_hex(8)}",
+        "host_path": write_file(uuid, size),
+        "read_only": True,
+    }
+
+
+def write_file(uuid: str, size: int) -> str:
+    """Write the file that a container with a limit, in bytes, has mounted, and return its path.
+
+    Raises:
+        GpushimError: it cannot be written.
+    """
     state = system.state_dir()
     path = f"{state}{LIMITS}{uuid}={size}"
     try:
@@ -60,6 +75,4 @@ def _mount(uuid: str, size: int) -> dict[str, Any]:
             replace(path, f"{size >> 20} MiB\n".encode(), durable=False)
     except OSError as error:
         raise GpushimError(f"{path}, a limit of GPU memory, cannot be written: {error.strerror}", INVENTORY) from None
-    # CRI-O has one mount for each place: no pod can name this one, and have a volume of its own there instead.
-    container_path = f"{system.STATE_DIR}{LIMITS}{secrets.token_hex(8)}"
-    return {"container_path": container_path, "host_path": path, "read_only": True}
+    return path

@@ -53,6 +53,22 @@ def _mps_groups(members: Members, snapshot: Snapshot) -> list[MpsGroup]:
     return groups
 
 
+def shares(snapshot: Snapshot, settings: Settings) -> dict[str, Share]:
+    """Return how a group shares a device, by UUID of the GPU or MIG instance.
+
+    Raises:
+        GpushimError: groups do not go together, or not with these GPUs.
+    """
+    if not settings.sharing or snapshot["platform"] in ALL_IN_ONE:
+        return {}
+    strategy = settings.values["mig-strategy"]
+    if strategy == "none" and snapshot["source"] == "nvml":  # which is the device plugin's alone
+        strategy = "mixed"
+    devices_by_resource = resources.find(snapshot, strategy, settings.values["exclude"], [])
+    divided = divide(devices_by_resource, snapshot, settings.sharing, [])
+    return {device.uuid: device.share for devices in divided.values() for device in devices if device.share}
+
+
 def divide(
     devices_by_resource: ByResource, snapshot: Snapshot, groups: Sequence[Group], notes: list[str]
 ) -> ByResource:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import configs
 from gpuplugin.dra.configs import INTERVALS, MPS, Config
-from gpuplugin.dra.offered import type_of
+from gpuplugin.dra.offered import CONTAINER, type_of
 from gpuplugin.mps import of_claims
+from gpuplugin.record.kubelet_state import describe_device
 from gpuplugin.settings.forms import LABEL
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
@@ -21,6 +22,10 @@ from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from gpuplugin.devices.changes import Units
+    from gpuplugin.dra.offered import Offered
+    from gpuplugin.record.record_form import ClaimDevice, ClaimShare
 
 MOST = 32  # results of a claim (AllocationResultsMaxSize)
 UID = re.compile("[0-9a-zA-Z-]{1,64}")  # of a pod, in the names of its cgroups
@@ -36,6 +41,8 @@ class Result(NamedTuple):
         admin: for an administrator who looks at it, beside whoever has it.
         config: what the claim and its classes say of it.
         tolerations: of taints, as the scheduler has copied them from the request.
+        share: id of its part of a device that several claims have; "" of a device that it has alone.
+        memory: of the part, MiB.
     """
 
     request: str
@@ -43,6 +50,8 @@ class Result(NamedTuple):
     admin: bool
     config: Config = Config()
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    share: str = ""
+    memory: int = 0
 
 
 class Claim(NamedTuple):
@@ -103,16 +112,22 @@ def is_here(row: Mapping[str, Any], body: Mapping[str, Any], node: str) -> bool:
         body: the ResourceClaim.
         node: as for `allocated`.
     """
-    names = {result["device"] for result in row["devices"]}
+    names = {(device["device"], device.get("share", {}).get("id")) for device in row["devices"]}
     try:
         allocation = (body.get("status") or {}).get("allocation") or {"devices": {"results": []}}
         results = allocation["devices"]["results"]
         return any(
-            (result["driver"], result["pool"]) == (OWN_DRIVER, node) and result["device"] in names
+            (result["driver"], result["pool"]) == (OWN_DRIVER, node)
+            and (result["device"], result.get("shareID")) in names
             for result in results
         )
     except (KeyError, TypeError, AttributeError):
         return True
+
+
+def changes_device(result: Result) -> bool:
+    """Return whether a result's config has its device shared in another way than a node's processes do anyhow."""
+    return not result.admin and (result.config.strategy == MPS or result.config.interval in INTERVALS[1:])
 
 
 def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
@@ -129,7 +144,7 @@ def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
     """
     by_config: dict[int, list[Result]] = {}  # by their configs
     for result in claim.results:
-        if not result.admin and (result.config.strategy == MPS or result.config.interval in INTERVALS[1:]):
+        if changes_device(result):
             by_config.setdefault(result.config.position, []).append(result)
     groups: list[MpsGroup] = []
     daemons: dict[str, str] = {}  # by request
@@ -150,6 +165,37 @@ def groups(claim: Claim, uuids: Mapping[str, str]) -> list[MpsGroup]:
     if groups and not of_claims.NAME.fullmatch(groups[0].name):
         raise GpushimError(f"claim {claim} is malformed; make it and its pod again", REQUEST)
     return groups
+
+
+def describe_devices(claim: Claim, offered: Mapping[str, Offered], units: Units) -> list[ClaimDevice]:
+    """Return the devices of a claim's results as the record has them.
+
+    Args:
+        claim: that is prepared.
+        offered: devices by name.
+        units: GPUs and MIG instances of this host, by UUID.
+
+    Raises:
+        GpushimError: a config changes a device for all claims that have parts of it.
+    """
+    rows = []
+    for result in claim.results:
+        device = offered[result.device]
+        share = _describe_share(result, device) if result.share else None
+        if share and share["memory"] < share["of"] and changes_device(result):
+            raise GpushimError(
+                f"claim {claim} has {share['memory']} MiB of {result.device}, and a config that changes it for other "
+                "claims, too; leave capacity out of the request, for the whole device, or leave out the config",
+                REQUEST,
+            )
+        rows.append(describe_device(device.uuid, units, result.device, result.request, result.admin, share))
+    return rows
+
+
+def _describe_share(result: Result, device: Offered) -> ClaimShare:
+    limit = device.body["attributes"]["memoryLimit"]["string"]
+    is_limited = limit == CONTAINER and result.memory < device.memory and not result.admin
+    return {"id": result.share, "memory": result.memory, "of": device.memory, "limited": is_limited}
 
 
 def _group(name: str, config: Config, uuids: Sequence[str], limits: Mapping[str, int]) -> MpsGroup:
@@ -178,7 +224,22 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
         if not LABEL.fullmatch(request):
             raise ValueError  # which the record would keep, however long it is
         tolerations = tuple(toleration for toleration in row.get("tolerations") or () if isinstance(toleration, dict))
-        yield Result(request, str(row["device"]), admin, config_of[number], tolerations)
+        yield Result(request, str(row["device"]), admin, config_of[number], tolerations, *_share(row))
+
+
+def _share(row: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the id and memory of a result's part of a device.
+
+    Raises:
+        ValueError: it has an id, and no memory.
+    """
+    share = row.get("shareID")
+    if share is None:
+        return "", 0
+    memory = configs.mebibytes(str(row["consumedCapacity"]["memory"]))
+    if memory is None or not UID.fullmatch(share):
+        raise ValueError
+    return share, memory
 
 
 def _types(allocation: Mapping[str, Any]) -> dict[str, str]:

@@ -188,7 +188,7 @@ class ClaimsFront:
             self.judge(self._reasons, snapshot)
 
     async def _take(self, snapshot: Snapshot) -> None:
-        devices, lacks, sentence = spec.devices(snapshot, self._settings().values)
+        devices, lacks, sentence = spec.devices(snapshot, self._settings())
         self._offered, self._anew = [device for device in devices if device.uuid not in lacks], False
         if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", sentence)

@@ -48,12 +48,12 @@ def tell(settings: Settings, find_rival: Callable[[str], str | None]) -> None:
     Raises:
         GpushimError: nothing would be offered.
     """
-    kubelet_dir, values = str(settings.values["kubelet-dir"]), settings.values
+    kubelet_dir = str(settings.values["kubelet-dir"])
     _note([*settings.notes, *_missing(kubelet_dir)])
     snapshot = node_snapshot.current()
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-    devices, lacks, lack = spec.devices(snapshot, values)
+    devices, lacks, lack = spec.devices(snapshot, settings)
     record = _read_record()
     problems, notes = _problems(devices, settings, snapshot, record)
     _note([*node_state.excluded(settings, snapshot), *notes])
@@ -69,7 +69,7 @@ def tell(settings: Settings, find_rival: Callable[[str], str | None]) -> None:
     if lack:
         raise GpushimError(lack, FAILED)
     if not os.environ.get(node_snapshot.POD):  # whose halves share a token; the host's files are not seen there
-        Kubeconfig().look(str(values["kubeconfig"]))
+        Kubeconfig().look(str(settings.values["kubeconfig"]))
 
 
 def _note(notes: Iterable[str]) -> None:
@@ -143,5 +143,7 @@ def _find_holders(record: Record | None) -> dict[str, str]:
     for claim in record["claims"].values():
         is_ours = claim["driver"] == OWN_DRIVER
         name = f"claim {claim['namespace']}/{claim['name']}" if is_ours else transitions.describe(claim)
-        holders.update((device["uuid"], name) for device in transitions.list_held(claim))
+        for device in transitions.list_held(claim):
+            former = holders.get(device["uuid"])
+            holders[device["uuid"]] = f"{former}, {name}" if former else name
     return holders

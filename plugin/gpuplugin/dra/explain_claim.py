@@ -34,6 +34,7 @@ KNOWN = (
     "admin",
     "gpu",
     "placement",
+    "share",
 )  # of a claim's device; the rest is shown
 DEVICES = ("REQUEST", "DEVICE", "INDEX", "SINCE", "CDI NAME", "USE", "HEALTH")
 # NAMESPACE/NAME of a claim (RFC 1123: a label, and a subdomain), without what a shell or terminal understands.
@@ -135,6 +136,8 @@ def _use(device: Mapping[str, Any]) -> Iterator[str]:
     """Yield how a claim uses a device: what else the record has of it."""
     if device.get("admin"):
         yield "only looks"
+    if share := device.get("share"):
+        yield f"{share['memory']} of {share['of']} MiB" + ", no limit" * (not share["limited"])
     yield from (f"{key}: {value}" for key, value in device.items() if key not in KNOWN)
 
 

@@ -76,10 +76,10 @@ def present(settings: Settings) -> NodeState:
     """
     if closed := [*filter(None, map(_closed, (release.folder(), allocations_file.folder())))]:
         raise GpushimError(closed[0], FAILED)
-    snapshot, values = node_snapshot.current(), settings.values
+    snapshot = node_snapshot.current()
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], INVENTORY)
-    devices, lacks, lacking = spec.devices(snapshot, values)
+    devices, lacks, lacking = spec.devices(snapshot, settings)
     status = _status()
     problem = _problem(status)
     notes = [*settings.notes, *excluded(settings, snapshot), *filter(None, [lacking, problem])]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.cluster.labels import UNDEFINED, family
 from gpuplugin.devices.preferred import nearness, weight
-from gpuplugin.settings import resources
+from gpuplugin.settings import quantity, resources
 from gpuplugin.settings.forms import LABEL
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.inventory.procfs import sysfs_name
@@ -50,7 +50,8 @@ COUNTED = {
     "jpegEngines": "engines.jpeg",
     "ofaEngines": "engines.ofa",
 }
-MEMORY_SLICES = 8  # of a GPU; an instance has some of them
+CONTAINER, NOBODY = "container", "none"  # attribute `memoryLimit`: whose memory is limited to the claim's part
+LEAST = "16Mi"  # of a part, as limits of memory have it (gpushim.decision.memory)
 _BRANDS = {"GRID": "Grid"}  # of inventory.nvml.BRANDS, what NVIDIA's driver for DRA spells otherwise
 _NUMBER = r"([0-9]{1,9})"
 _VERSION = re.compile(rf"{_NUMBER}(?:\.{_NUMBER})?(?:\.{_NUMBER})?")
@@ -72,12 +73,18 @@ class Offered(NamedTuple):
     uuid: str
     body: dict[str, Any]
 
+    @property
+    def memory(self) -> int:
+        """Its MiB."""
+        return int(quantity.parse(self.body["capacity"]["memory"]["value"]) or 0) >> 20
+
 
 def devices(
     snapshot: Snapshot,
     exclude: Sequence[str] = (),
     spread: bool = False,
     resolve: Callable[[str], str] = os.path.realpath,
+    limits: Mapping[str, str] = {},
 ) -> list[Offered]:
     """List the devices that claims can be given, in the order in which they are published.
 
@@ -89,6 +96,7 @@ def devices(
         exclude: GPUs and MIG instances that are not offered, as for `resources.find`.
         spread: MIG instances come in turn from each GPU, instead of GPU by GPU.
         resolve: returns the path that a link leads to, which may be missing.
+        limits: attribute `memoryLimit`, by UUID of the devices of which several claims get parts.
 
     Raises:
         GpushimError: an entry of `exclude` names no device.
@@ -102,6 +110,7 @@ def devices(
     for item in _ordered(gpus, [mig for mig in migs if not resources.is_partial(mig["profile"])], spread):
         device = _instance(item, common[item["gpu"]]) if "gpu" in item else _whole(item, common[item["index"]])
         if device.uuid:
+            device = _in_parts(device, limits.get(device.uuid, ""))
             by_name.setdefault(device.name, device)  # a slice with one name twice is refused
     return [*by_name.values()]
 
@@ -179,7 +188,7 @@ def _of_gpu(gpu: Gpu, snapshot: Snapshot, group: str, resolve: Callable[[str], s
     return {
         **{name: {"string": value} for name, value in texts.items()},
         **{name: {"version": value} for name, value in versions.items()},
-        "numaNode": {"int": gpu["numa"]},
+        STANDARD + "numaNode": {"int": gpu["numa"]},
         "migEnabled": {"bool": gpu["mig"]},
     }
 
@@ -196,26 +205,34 @@ def _instance(mig: MigInstance, parent: dict[str, Any]) -> Offered:
         **{name: {"string": value} for name, value in texts.items()},
         "migEnabled": {"bool": True},
     }
-    return _offered(MIG, mig["uuid"], attributes, mig["memory"], mig["attributes"], mig["placement"])
+    return _offered(MIG, mig["uuid"], attributes, mig["memory"], mig["attributes"])
 
 
-def _offered(
-    kind: str,
-    uuid: str,
-    attributes: dict[str, Any],
-    memory: int,
-    counted: Mapping[str, int],
-    placement: Sequence[int] = (),
-) -> Offered:
+def _offered(kind: str, uuid: str, attributes: dict[str, Any], memory: int, counted: Mapping[str, int]) -> Offered:
     capacity = {"memory": _quantity(memory << 20, 1024, "Ki Mi Gi Ti Pi Ei")}
     capacity.update((name, _quantity(counted.get(key, 0), 1000, "k M G T P E")) for name, key in COUNTED.items())
-    first, count = placement or (0, 0)
-    capacity.update(
-        (f"memorySlice{number}", str(int(first <= number < first + count))) for number in range(MEMORY_SLICES)
-    )
     name = _name(kind, uuid)
-    body = {"name": name, "attributes": attributes}
+    body = {"name": name, "attributes": {**attributes, "memoryLimit": {"string": NOBODY}}}
     return Offered(name, uuid, {**body, "capacity": {key: {"value": value} for key, value in capacity.items()}})
+
+
+def _in_parts(device: Offered, limit: str) -> Offered:
+    """Return a device of which claims get parts of memory, all of it without a request; "" for one that stays whole.
+
+    Of its other capacities a claim takes nothing, so that they keep no other claim away.
+    """
+    memory = device.body["capacity"]["memory"]["value"]
+    if not limit or memory == "0":
+        return device
+    capacity = {
+        name: {**row, "requestPolicy": {"default": "0", "validValues": ["0"]}}
+        for name, row in device.body["capacity"].items()
+    }
+    sizes = {"min": LEAST, "max": memory, "step": "1Mi"}
+    capacity["memory"] = {"value": memory, "requestPolicy": {"default": memory, "validRange": sizes}}
+    attributes = {**device.body["attributes"], "memoryLimit": {"string": limit}}
+    body = {**device.body, "allowMultipleAllocations": True, "attributes": attributes, "capacity": capacity}
+    return device._replace(body=body)
 
 
 def _name(kind: str, uuid: str) -> str:

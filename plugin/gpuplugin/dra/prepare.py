@@ -13,14 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.dra import taints
-from gpuplugin.dra.claim import allocated, groups, is_here, reserved_for
+from gpuplugin.dra.claim import allocated, describe_devices, groups, is_here, reserved_for
 from gpuplugin.dra.configs import of_others
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
 from gpuplugin.processes import tasks
 from gpuplugin.record import grants, transitions
-from gpuplugin.record.kubelet_state import describe_device
 from gpuplugin.record.record_form import GRANTED, LOST
 from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -125,9 +124,11 @@ class Claims:
                 raise GpushimError(offer.problem, INVENTORY)
             uuids = _uuids(claim, offer)
             shared = groups(claim, uuids)
+            units = resources.units(offer.snapshot) if offer.snapshot else {}
+            devices = describe_devices(claim, offer.devices, units)
             self._sharing.check(shared, [uuids[result.device] for result in claim.results if not result.admin])
-            await self._grant(claim, offer, uuids, shared)
-            await self._sharing.begin(claim, shared, deadline)
+            await self._grant(claim, devices, shared)
+            await self._sharing.begin(claim, shared, devices, deadline)
         except GpushimError as error:
             logger.error("claim %s: %s", name, error)
             return str(error)
@@ -138,11 +139,12 @@ class Claims:
                 "pool_name": self._node,
                 "device_name": result.device,
                 "cdi_device_ids": [f"{offer.kind}={uuids[result.device]}", *more_names],
+                "share_id": result.share,
             }
-            for result, more_names in zip(claim.results, names(claim, shared, uuids))
+            for result, more_names in zip(claim.results, names(devices, shared))
         ]
 
-    async def _grant(self, claim: Claim, offer: Offer, uuids: Mapping[str, str], shared: Sequence[MpsGroup]) -> None:
+    async def _grant(self, claim: Claim, devices: list[record_form.ClaimDevice], shared: Sequence[MpsGroup]) -> None:
         """Write down what a claim gets; kubelet is asked before anybody else's counts.
 
         Raises:
@@ -153,19 +155,16 @@ class Claims:
         if (
             before
             and running
-            and not {device["uuid"] for device in transitions.list_held(before)} <= {*uuids.values()}
+            and not {device["uuid"] for device in transitions.list_held(before)}
+            <= {device["uuid"] for device in devices}
         ):
             self._lose([claim.uid])  # another device, while a process has the former one
             raise GpushimError(transitions.describe_ending(before), REQUEST)
-        units = resources.units(offer.snapshot) if offer.snapshot else {}
         row: record_form.Claim = {
             "driver": OWN_DRIVER,
             "namespace": claim.namespace,
             "name": claim.name,
-            "devices": [
-                describe_device(uuids[result.device], units, result.device, result.request, result.admin)
-                for result in claim.results
-            ],
+            "devices": devices,
             "pods": sorted({*claim.pods, *running}),
             "sharing": [of_claims.describe(group) for group in shared],
             "state": GRANTED,

@@ -1,7 +1,8 @@
 """What the containers of a claim share: MPS daemons and time slices, and the CDI spec that leads to them.
 
 Supervisors do it (gpuplugin.mps), units of the node, which follow what the record says, whether this driver runs or
-not. A claim's spec is there while they serve, so that after a boot no container comes before them.
+not. A claim's spec is there while they serve, so that after a boot no container comes before them. It has the limits
+of a claim's parts of devices, too.
 Out of scope: which groups a claim has (claim.py), who has the GPUs (gpuplugin.record).
 """
 
@@ -15,6 +16,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.allocation import memory_limits
 from gpuplugin.mps import control_daemon, mps, of_claims, time_slice
 from gpushim.cdi import versions
 from gpushim.cdi.generate import output
@@ -24,12 +26,13 @@ from gpushim.ground.logs import logger
 from gpushim.paths.replace import content, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
     from gpuplugin.record.allocations_file import AllocationsFile
     from gpuplugin.record.record_form import Claim as Row
+    from gpuplugin.record.record_form import ClaimDevice, ClaimShare
     from gpushim.ground.model import Snapshot
 
 KIND = "gpushim/claim"  # of specs: one name for each group
@@ -37,6 +40,7 @@ IN_CONTAINER = "/run/gpushim/mps"  # of pipes, as the device plugin's
 POLL = 0.05  # seconds between looks at what is waited for
 END = 20.0  # seconds for a claim's groups to end
 _FILE = re.compile(r"gpushim-claim-([0-9a-f-]{36})\.json")
+_SHARE = "share-{}"  # name of a device's part, by its id
 _OPTIONS = ("nosuid", "nodev", "noexec", "bind")
 
 
@@ -114,12 +118,15 @@ class Sharing:
         if snapshot := self._known():
             need_programs(groups, snapshot)
 
-    async def begin(self, claim: Claim, groups: Sequence[MpsGroup], late: float) -> None:
+    async def begin(
+        self, claim: Claim, groups: Sequence[MpsGroup], devices: Sequence[ClaimDevice], late: float
+    ) -> None:
         """Wait until a claim's groups serve, and have engines find them.
 
         Args:
             claim: that the record has, with these groups.
             groups: of the claim.
+            devices: of it.
             late: time.monotonic() until which to wait.
 
         Raises:
@@ -136,8 +143,8 @@ class Sharing:
                     raise GpushimError(f"claim {claim} waits for what its containers share: {problem}", INVENTORY)
                 self._units.need(group.name for group in groups)
                 await asyncio.sleep(POLL)
-            if groups:
-                _write(_path(claim.uid), groups)
+            if groups or _limited(devices):
+                _write(_path(claim.uid), groups, devices)
         finally:
             self._begins.discard(claim.uid)
 
@@ -147,9 +154,7 @@ class Sharing:
         Raises:
             GpushimError: a file cannot be written.
         """
-        state, rows = system.state_dir(), self._claims()
-        if not any(uid in rows and rows[uid]["sharing"] for uid in uids) and not _left(state, uids):
-            return
+        state = system.state_dir()
         self._unshare(uids)
         for uid in uids:
             _remove(_path(uid))
@@ -175,7 +180,8 @@ class Sharing:
             {match[1] for match in map(_FILE.fullmatch, names) if match},
             of_claims.claims_by_group(state),
         )
-        groups_by_uid = {uid: of_claims.groups_of(row) for uid, row in of_claims.shared().items()}
+        claims = {uid: row for uid, row in self._claims().items() if row["sharing"] or _limited(row["devices"])}
+        groups_by_uid = {uid: of_claims.groups_of(row) for uid, row in claims.items()}
         known_names = {group.name for groups in groups_by_uid.values() for group in groups}
         over = [name for name, uid in groups_left.items() if name not in known_names and groups_by_uid.get(uid) != []]
         self._units.need(over)
@@ -184,14 +190,14 @@ class Sharing:
         for uid in files - groups_by_uid.keys():
             _remove(_path(uid))
         for uid, groups in groups_by_uid.items():
-            if uid in self._begins or not groups:  # not understood: of another version
+            if uid in self._begins or (claims[uid]["sharing"] and not groups):  # of another version
                 continue
             if problem := _why(groups):
                 self._units.need(group.name for group in groups)
                 problems.update((gpu.uuid, problem) for group in groups for gpu in group.gpus)
                 _remove(_path(uid))
             else:
-                _write(_path(uid), groups)
+                _write(_path(uid), groups, claims[uid]["devices"])
         self._why = problems
 
 
@@ -205,32 +211,47 @@ def need_programs(groups: Sequence[MpsGroup], snapshot: Snapshot) -> None:
         (time_slice.find_program if group.interval else control_daemon.find_daemon)(snapshot)
 
 
-def names(claim: Claim, groups: Sequence[MpsGroup], uuids: Mapping[str, str]) -> list[list[str]]:
-    """List the CDI names of groups that go with each of a claim's results: in each request once.
+def names(devices: Sequence[ClaimDevice], groups: Sequence[MpsGroup]) -> list[list[str]]:
+    """List the CDI names in its spec that go with each of a claim's devices: of a group in each request once.
 
     Args:
-        claim: that is prepared.
+        devices: of a claim that is prepared.
         groups: of the claim.
-        uuids: of the devices of its results, by name.
     """
     of_gpu = {gpu.uuid: group.name for group in groups for gpu in group.gpus}
-    names_of_results, pairs = [], set()
-    for result in claim.results:
-        name = "" if result.admin else of_gpu.get(uuids[result.device], "")
-        fresh = bool(name) and (result.request, name) not in pairs
-        pairs.add((result.request, name))
-        names_of_results.append([f"{KIND}={name}"] if fresh else [])
-    return names_of_results
+    names_of_devices, pairs = [], set()
+    for device in devices:
+        name = "" if device["admin"] else of_gpu.get(device["uuid"], "")
+        fresh = bool(name) and (device["request"], name) not in pairs
+        pairs.add((device["request"], name))
+        row = [name] * fresh + [_SHARE.format(share["id"]) for _, share in _limited([device])]
+        names_of_devices.append([f"{KIND}={name}" for name in row])
+    return names_of_devices
 
 
-def spec(groups: Sequence[MpsGroup]) -> dict[str, Any]:
+def _limited(devices: Sequence[ClaimDevice]) -> list[tuple[str, ClaimShare]]:
+    """Return the parts of devices to which a claim's containers are limited, each after its device's UUID."""
+    return [
+        (device["uuid"], device["share"]) for device in devices if "share" in device and device["share"]["limited"]
+    ]
+
+
+def spec(groups: Sequence[MpsGroup], devices: Sequence[ClaimDevice] = ()) -> dict[str, Any]:
     """Return a claim's CDI spec.
 
     Args:
         groups: of the claim.
+        devices: of it.
+
+    Raises:
+        GpushimError: a limit's file cannot be written.
     """
-    devices = [{"name": group.name, "containerEdits": _edits(group)} for group in groups]
-    document: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": devices}
+    rows = [{"name": group.name, "containerEdits": _edits(group)} for group in groups]
+    rows += [
+        {"name": _SHARE.format(share["id"]), "containerEdits": {"mounts": [_limit(uuid, share)]}}
+        for uuid, share in _limited(devices)
+    ]
+    document: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": rows}
     document["cdiVersion"], _ = versions.required(document)
     return document
 
@@ -245,6 +266,15 @@ def _edits(group: MpsGroup) -> dict[str, Any]:
             {"hostPath": folders.pipe, "containerPath": pipes, "options": ["ro", *_OPTIONS]},
             {"hostPath": folders.shm, "containerPath": "/dev/shm", "options": ["rw", *_OPTIONS]},
         ],
+    }
+
+
+def _limit(uuid: str, share: ClaimShare) -> dict[str, Any]:
+    """Return the mount that limits a container to a part of a device."""
+    return {
+        "hostPath": memory_limits.write_file(uuid, share["memory"] << 20),
+        "containerPath": memory_limits.CONTAINER_FOLDER + share["id"],
+        "options": ["ro", *_OPTIONS],
     }
 
 
@@ -276,13 +306,13 @@ def _remove(path: str) -> None:
         raise GpushimError(f"{path} cannot be removed: {error.strerror}", FAILED) from None
 
 
-def _write(path: str, groups: Sequence[MpsGroup]) -> None:
+def _write(path: str, groups: Sequence[MpsGroup], devices: Sequence[ClaimDevice]) -> None:
     """Have a claim's spec be there.
 
     Raises:
         GpushimError: it cannot be written.
     """
-    data = json.dumps(spec(groups)).encode() + b"\n"
+    data = json.dumps(spec(groups, devices)).encode() + b"\n"
     try:
         if not os.path.exists(path) or content(path) != data:
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -6,16 +6,21 @@ Out of scope: who writes the spec (gpushim.cdi.generate), and whether another ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpuplugin.allocation import memory_limits
+from gpuplugin.devices import division
+from gpuplugin.devices.changes import is_instance
 from gpuplugin.dra import offered
+from gpuplugin.settings.sharing import TIME_SLICING
 from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import OWN_DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from gpuplugin.dra.offered import Offered
+    from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
 WHY = (
@@ -28,17 +33,25 @@ RIVAL = (
 )
 
 
-def devices(snapshot: Snapshot, values: Mapping[str, Any]) -> tuple[list[Offered], frozenset[str], str]:
+def devices(snapshot: Snapshot, settings: Settings) -> tuple[list[Offered], frozenset[str], str]:
     """List the devices that the settings leave, and what the spec lacks of them, as `missing`.
 
     Args:
         snapshot: of the host's inventory.
-        values: settings in force.
+        settings: in force.
 
     Raises:
-        GpushimError: an entry of `exclude` names no device.
+        GpushimError: an entry of `exclude` names no device, or groups of sharing do not fit the host.
     """
-    offered_devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
+    values = settings.values
+    by_driver = not memory_limits.missing(snapshot)
+    limits = {
+        uuid: offered.CONTAINER if by_driver and not is_instance(uuid) else offered.NOBODY
+        for uuid, share in division.shares(snapshot, settings).items()
+        if share.kind == TIME_SLICING
+    }
+    is_spread = values["allocation-policy"] == "distributed"
+    offered_devices = offered.devices(snapshot, values["exclude"], is_spread, limits=limits)
     return offered_devices, *missing(snapshot, [device.uuid for device in offered_devices])
 
 

@@ -201,8 +201,8 @@ def _devices(moment: Now) -> list[tuple[str, None, list[Device]]]:
 
 def _claimed(rows: Mapping[str, Claim]) -> Iterator[Sample]:
     counter = Counter(dict.fromkeys(CLASSES.values(), 0))
-    for row in rows.values():
-        counter.update(of_class(device["device"]) for device in list_held(row))
+    held = {device["uuid"]: of_class(device["device"]) for row in rows.values() for device in list_held(row)}
+    counter.update(held.values())
     yield "claims", {}, len(rows)
     for name, number in counter.items():
         yield "claimed_devices", {"resource": name}, number

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     Claim = Mapping[str, str]  # "namespace", "uid", "name"
-    Device = dict[str, Any]  # "request_names", "pool_name", "device_name", "cdi_device_ids"
+    Device = dict[str, Any]  # "request_names", "pool_name", "device_name", "cdi_device_ids", "share_id"
     # Each claim's devices by its uid, or a sentence why it cannot have them.
     Prepare = Callable[[Sequence[Claim]], Awaitable[Mapping[str, list[Device] | str]]]
     Unprepare = Callable[[Sequence[Claim]], Awaitable[None]]
@@ -59,6 +59,7 @@ MESSAGES: dict[str, dict[int, tuple[str, str, bool]]] = {
         2: ("pool_name", *_TEXT),
         3: ("device_name", *_TEXT),
         4: ("cdi_device_ids", *_NAMES),
+        5: ("share_id", *_TEXT),
     },
     "Prepared": {1: ("devices", "Device", True), 2: ("error", *_TEXT)},
     "PreparedEntry": {1: ("key", *_TEXT), 2: ("value", "Prepared", False)},

@@ -1,7 +1,8 @@
 """The rule that no device is given out twice: what a container or a claim gets, or who has it already. Pure.
 
 A device excludes itself in another division, the GPU or the MIG instances that it is a part of or has, and whatever
-had its GPU instance. Out of scope: what becomes of what was granted (transitions.py).
+had its GPU instance. Claims may have parts of one, as long as there is memory for all of them.
+Out of scope: what becomes of what was granted (transitions.py).
 """
 
 from __future__ import annotations
@@ -151,7 +152,11 @@ def grant_claim(record: Record, uid: str, claim: Claim) -> Record:
     former = describe(claim) if adopted and adopted["state"] != LOST else ""
     others = {key: other for key, other in record["claims"].items() if key not in (uid, former)}
     for device in list_held(claim):
-        owner = _find_claim_owner(others, device) or _find_pod_owner(record, device)
+        owner = (
+            _find_claim_owner(others, device)
+            or _find_pod_owner(record, device)
+            or _find_excess(others, claim, device)
+        )
         if owner:
             name = quote(f"{claim['namespace']}/{claim['name']}")
             raise GpushimError(f"claim {name} cannot have {device['uuid']} yet: {owner}", REQUEST)
@@ -163,6 +168,8 @@ def _find_claim_owner(claims: Mapping[str, Claim], device: ClaimDevice) -> str:
     """Return which of these claims has a device or a part of it, a clause; "" if none has."""
     for claim in claims.values():
         for had in list_held(claim):
+            if had["uuid"] == device["uuid"] and "share" in had and "share" in device:
+                continue
             if _touches(had, device["uuid"], device["gpu"], device["placement"]):
                 subject = "it" if had["uuid"] == device["uuid"] else had["uuid"]
                 name = quote(f"{claim['namespace']}/{claim['name']}")
@@ -171,6 +178,15 @@ def _find_claim_owner(claims: Mapping[str, Claim], device: ClaimDevice) -> str:
                     "of its pods is left"
                 )
     return ""
+
+
+def _find_excess(others: Mapping[str, Claim], claim: Claim, device: ClaimDevice) -> str:
+    """Return that claims would have more of a device than there is, a clause; "" if not so."""
+    held = [had for owner in (*others.values(), claim) for had in list_held(owner) if had["uuid"] == device["uuid"]]
+    total = sum(had["share"]["memory"] for had in held if "share" in had)
+    if "share" not in device or total <= device["share"]["of"]:
+        return ""
+    return f"its claims would have {total} MiB, and it has {device['share']['of']} MiB"
 
 
 def _find_pod_owner(record: Record, device: ClaimDevice) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.devices.changes import Units
     from gpuplugin.kubelet.podresources import Listed
-    from gpuplugin.record.record_form import Claim, ClaimDevice
+    from gpuplugin.record.record_form import Claim, ClaimDevice, ClaimShare
     from gpushim.containers.kubelet import Given
     from gpushim.ground.model import Snapshot
 
@@ -147,14 +147,19 @@ class KubeletState(NamedTuple):
         return {key: claim for key, claim in claims.items() if claim["devices"]}
 
 
-def describe_device(uuid: str, units: Units, device: str, request: str = "", admin: bool = False) -> ClaimDevice:
+def describe_device(
+    uuid: str, units: Units, device: str, request: str = "", admin: bool = False, share: ClaimShare | None = None
+) -> ClaimDevice:
     """Return a claim's device with every fact by which it excludes others, also when the host has it no more."""
     unit = units[uuid]
     gpus = {other.gpu: other.uuid for other in units.values() if not is_instance(other.uuid)}
-    return {
+    row: ClaimDevice = {
         "request": request, "device": device, "uuid": uuid, "admin": admin,
         "gpu": gpus.get(unit.gpu, uuid), "placement": unit.placement,
     }  # fmt: skip
+    if share:
+        row["share"] = share
+    return row
 
 
 def name_claim(namespace: str, name: str, driver: str) -> str:

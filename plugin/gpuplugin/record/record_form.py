@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import TypedDict
+    from typing import NotRequired, TypedDict
 
     class Part(TypedDict):
         """What a resource has of a GPU or MIG instance: so many devices, with a number in their ids or without."""
@@ -52,6 +52,14 @@ if TYPE_CHECKING:
         divisions: dict[str, Division]
         allocations: dict[str, Allocation]
 
+    class ClaimShare(TypedDict):
+        """A claim's part of a device."""
+
+        id: str  # as the scheduler has named it
+        memory: int  # MiB
+        of: int  # MiB of the device
+        limited: bool  # whether its containers are limited to that
+
     class ClaimDevice(TypedDict):
         """A device of a claim; one that an administrator looks at is not the claim's alone."""
 
@@ -61,6 +69,7 @@ if TYPE_CHECKING:
         admin: bool
         gpu: str  # UUID of the GPU that it is or is part of, "" if nobody knows that any more
         placement: str
+        share: NotRequired[ClaimShare]  # of a device that is the claim's in part
 
     class Claim(TypedDict):
         """A claim that has devices of this node."""
@@ -115,6 +124,7 @@ _CLAIM = {
     "since": _NUMBER,
 }
 _DEVICE = {**dict.fromkeys(("request", "device", "uuid", "gpu", "placement"), (str,)), "admin": (bool,)}
+_CLAIM_SHARE = {"id": (str,), "memory": (int,), "of": (int,), "limited": (bool,)}
 
 
 def fresh(boot: str, unknown: str = "") -> Record:
@@ -164,6 +174,8 @@ def parse(record: Any, lines: list[bytes], boot: str) -> Record:
         _check_texts(claim["pods"])
         for device in claim["devices"]:
             _check(device, _DEVICE)
+            if "share" in device:
+                _check(device["share"], _CLAIM_SHARE)
     parsed: Record = record
     return parsed
 

@@ -11,6 +11,7 @@ from gpuplugin.dra import shared
 from gpuplugin.dra.claim import Claim, Result, groups
 from gpuplugin.dra.configs import MPS, TIME_SLICING, Config
 from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.record import rows
 
 UID = "12345678-1234-4234-8234-123456789012"
 UUIDS = {"a": "GPU-a", "b": "GPU-b", "m": "MIG-m", "n": "MIG-n"}
@@ -31,6 +32,13 @@ def slices(interval: str, position: int = 0) -> Config:
 
 def claim(*results: Result, uid: str = UID) -> Claim:
     return Claim(uid, "d", "c", results)
+
+
+def recorded(one: Claim) -> list[Any]:
+    """Return its devices as the record has them."""
+    return [
+        {**rows.claim_device(UUIDS[each.device], admin=each.admin), "request": each.request} for each in one.results
+    ]
 
 
 def group(number: int, *uuids: str, threads: int = 100, each: Any = (), interval: int = 0) -> MpsGroup:
@@ -88,7 +96,7 @@ def test_refused(results: list[Result], uid: str, sentence: str) -> None:
 
 def test_each_request_names_its_group_once() -> None:
     one = claim(*(result(*row) for row in (("a", mps()), ("b", mps()), ("m", mps(1), "s"), ("n", Config(), "s"))))
-    assert shared.names(one, groups(one, UUIDS), UUIDS) == [
+    assert shared.names(recorded(one), groups(one, UUIDS)) == [
         [f"gpushim/claim={NAME}0"],
         [],
         [f"gpushim/claim={NAME}1"],
@@ -98,7 +106,7 @@ def test_each_request_names_its_group_once() -> None:
 
 def test_an_administrators_result_names_none() -> None:
     one = claim(result("a", mps()), result("a", mps(), "s", admin=True))
-    assert shared.names(one, groups(one, UUIDS), UUIDS) == [[f"gpushim/claim={NAME}0"], []]
+    assert shared.names(recorded(one), groups(one, UUIDS)) == [[f"gpushim/claim={NAME}0"], []]
 
 
 def test_a_spec_has_a_device_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,9 @@ def test_a_gpu() -> None:
         "cudaDriverVersion": {"version": "13.0.0"},
         "resource.kubernetes.io/pciBusID": {"string": "0000:10:00.0"},
         "resource.kubernetes.io/pcieRoot": {"string": "pci0000:09"},
-        "numaNode": {"int": 0},
+        "resource.kubernetes.io/numaNode": {"int": 0},
         "migEnabled": {"bool": False},
+        "memoryLimit": {"string": "none"},
     }
     assert one.body["capacity"].pop("memory") == {"value": "40Gi"}
     assert {value["value"] for value in one.body["capacity"].values()} == {"0"}
@@ -75,7 +76,7 @@ def test_a_mig_instance() -> None:
     assert (one.name, one.uuid) == (uuid(3, "MIG").lower(), uuid(3, "MIG"))
     parent = said(listed(snapshot([gpu(0)]))[0])
     own = {"type": "mig", "uuid": uuid(3, "MIG"), "profile": "1g.5gb", "migEnabled": True, "nvlinkGroup": uuid(0)}
-    counted = {"memory": "4864Mi", "multiprocessors": "14", "copyEngines": "1", "memorySlice3": "1"}
+    counted = {"memory": "4864Mi", "multiprocessors": "14", "copyEngines": "1"}
     assert said(one) == {**parent, **own, **counted}
     assert said(whole)["nvlinkGroup"] != said(one)["nvlinkGroup"]
 
@@ -103,16 +104,26 @@ def test_each_device_says_the_same_things_and_not_too_many() -> None:
 
 def test_the_page_has_what_is_said() -> None:
     named = set(re.findall(r"^\| `([\w./]+)` \| (?:string|version|int|bool|quantity) \|", PAGE, re.MULTILINE))
-    assert "| `memorySlice0` to `memorySlice7` | quantity |" in PAGE
-    assert named | {f"memorySlice{number}" for number in range(8)} == said(listed(BOTH)[0]).keys()
+    assert named == said(listed(BOTH)[0]).keys()
 
 
-def test_memory_slices_are_those_of_its_placement() -> None:
-    large, small = mig(0, 0, "3g.20gb"), mig(0, 1)
-    large["placement"], small["placement"] = [4, 4], [2, 1]
-    found = listed(snapshot([gpu(0, mig=True)], [large, small]))
-    taken = [[number for number in range(8) if said(one)[f"memorySlice{number}"] == "1"] for one in found]
-    assert sorted(taken) == [[2], [4, 5, 6, 7]]
+def test_claims_get_parts_of_memory_and_of_nothing_else() -> None:
+    """All of it where they ask for nothing; an instance's engines keep no other claim away."""
+    limits = {uuid(0): "container", uuid(16, "MIG"): "none"}
+    whole, part = (one.body for one in devices(BOTH, (), False, resolve, limits))
+    for body, memory, limit in ((whole, "40Gi", "container"), (part, "4864Mi", "none")):
+        assert body["allowMultipleAllocations"] is True
+        assert body["attributes"]["memoryLimit"] == {"string": limit}
+        policy = {"default": memory, "validRange": {"min": "16Mi", "max": memory, "step": "1Mi"}}
+        assert body["capacity"].pop("memory") == {"value": memory, "requestPolicy": policy}
+        nothing = {"default": "0", "validValues": ["0"]}
+        assert all(row["requestPolicy"] == nothing for row in body["capacity"].values())
+    assert part["capacity"]["multiprocessors"]["value"] == "14"
+
+
+def test_a_gpu_whose_memory_nobody_knows_stays_whole() -> None:
+    (one,) = devices(snapshot([gpu(0, memory=0)]), (), False, resolve, {uuid(0): "container"})
+    assert "allowMultipleAllocations" not in one.body
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_what_waits_in_vain_says_so(sharing: Sharing, monkeypatch: pytest.Monkey
     with pytest.raises(
         GpushimError, match=r"waits for what its containers share: .* does not run.*; nobody starts units$"
     ):
-        asyncio.run(sharing.begin(Claim(UID, "d", "c", ()), [group], 0.0))
+        asyncio.run(sharing.begin(Claim(UID, "d", "c", ()), [group], [], 0.0))
 
 
 @pytest.mark.parametrize("looked", [False, True])

@@ -1,0 +1,236 @@
+"""Parts of a device for several claims: what is published, what is recorded, and how containers are limited."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.allocation import memory_limits
+from gpuplugin.dra import offered, shared, spec
+from gpuplugin.dra.claim import allocated, is_here
+from gpuplugin.dra.offered import Offered
+from gpuplugin.record import grants, record_form
+from gpuplugin.settings import settings, sharing
+from gpushim.cdi.generate import output, publish
+from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground.errors import GpushimError
+from unit.gpuplugin.dra.claimed_node import NODE, Node
+from unit.gpuplugin.dra.claimed_node import node as node
+from unit.gpuplugin.record.rows import allocation, claim, claim_device, record
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+
+HOST = snapshot([gpu(0), gpu(1)])
+DIVIDED = snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)])
+IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(5)]
+ALL = 40960
+MPS = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+
+
+def said(strategy: str = "none", **kinds: list[dict[str, Any]]) -> settings.Settings:
+    """Return settings with groups of sharing."""
+    found = settings.resolve({}, {}, {"mig-strategy": strategy}, "")
+    found.sharing = sharing.read({kind: {"resources": rows} for kind, rows in kinds.items()}, "f", [])
+    return found
+
+
+def limits(host: Any, found: settings.Settings) -> dict[str, str]:
+    """Return who limits claims to their parts, by UUID of what is given out in parts."""
+    policy = {**host["policy"], "cdi": {"kind": "nvidia.com/gpu", "output-directory": "/nowhere"}}
+    devices, *_ = spec.devices(host | {"policy": policy}, found)
+    return {
+        one.uuid: one.body["attributes"]["memoryLimit"]["string"]
+        for one in devices
+        if one.body.get("allowMultipleAllocations")
+    }
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose driver keeps limits."""
+    monkeypatch.setattr(memory_limits, "missing", lambda _: "")
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("strategy", ["none", "mixed"])
+def test_devices_of_a_time_slicing_group_are_given_out_in_parts(strategy: str) -> None:
+    rows = [{"name": "gpu", "replicas": 2, "devices": [0]}, {"name": "mig-1g.5gb", "replicas": 2}]
+    assert limits(DIVIDED, said(strategy, timeSlicing=rows)) == {uuid(0): "container", uuid(16, "MIG"): "none"}
+
+
+@pytest.mark.usefixtures("kept")
+def test_others_stay_whole() -> None:
+    """As those of MPS, whose daemon has limits of its own."""
+    assert limits(HOST, said()) == {}
+    by_mps, by_time = ([{"name": "gpu", "replicas": 2, "devices": [number]}] for number in (0, 1))
+    by_mps[0]["rename"] = "gpu.mps"
+    assert limits(HOST, said(mps=by_mps, timeSlicing=by_time)) == {uuid(1): "container"}
+
+
+def test_a_driver_that_keeps_no_limit_says_so() -> None:
+    assert limits(HOST, said(timeSlicing=[{"name": "gpu", "replicas": 2}])) == {uuid(0): "none", uuid(1): "none"}
+
+
+def result(number: int, memory: Any = "10Gi", **more: Any) -> dict[str, Any]:
+    row = {"request": "r", "driver": OWN_DRIVER, "pool": NODE, "device": "gpu-0", "shareID": IDS[number]}
+    return {**row, "consumedCapacity": {"memory": memory, "copyEngines": "0"}, **more}
+
+
+def body(*results: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"uid": "u"}, "status": {"allocation": {"devices": {"results": [*results]}}}}
+
+
+ASKED = {"namespace": "d", "name": "c", "uid": "u"}
+
+
+def test_a_result_has_its_part() -> None:
+    (one,) = allocated(ASKED, body(result(0, "1536Mi")), NODE).results
+    assert (one.share, one.memory) == (IDS[0], 1536)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"consumedCapacity": {}}, {"consumedCapacity": None}, {"shareID": "../x"}, {"shareID": 3}, {"shareID": ""}],
+)
+def test_a_part_that_nobody_can_tell_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(GpushimError, match="claim d/c is malformed"):
+        allocated(ASKED, body(result(0, **wrong)), NODE)
+
+
+def test_a_claim_with_another_part_of_the_same_device_has_what_it_had_no_more() -> None:
+    had = {"devices": [{"device": "gpu-0", "share": {"id": IDS[0]}}]}
+    assert is_here(had, body(result(0)), NODE)
+    assert not is_here(had, body(result(1)), NODE)
+    assert not is_here(had, body(result(0, shareID=None)), NODE)
+
+
+def part(number: int, memory: int, **more: Any) -> record_form.Claim:
+    """Return a recorded claim with a part of the first GPU."""
+    share: Any = {"id": IDS[number], "memory": memory, "of": ALL, "limited": True}
+    return claim({**claim_device(), "share": share}, name=f"c{number}", **more)
+
+
+def granted(*parts: record_form.Claim, **allocations: Any) -> record_form.Record:
+    found = record(**allocations)
+    for number, one in enumerate(parts):
+        found = grants.grant_claim(found, f"u{number}", one)
+    return found
+
+
+def test_parts_are_granted_until_there_is_no_memory_left() -> None:
+    four = granted(*(part(number, ALL // 4) for number in range(4)))
+    assert len(four["claims"]) == 4
+    with pytest.raises(GpushimError, match=r"cannot have GPU-0.*: its claims would have 40976 MiB, and"):
+        grants.grant_claim(four, "u4", part(4, 16))
+    again = grants.grant_claim(four, "u3", part(3, ALL // 4))  # the same claim, once more
+    assert again["claims"].keys() == four["claims"].keys()
+
+
+def test_two_parts_of_one_claim_count_both() -> None:
+    halves = [part(number, ALL // 2)["devices"][0] for number in range(3)]
+    assert granted(claim(*halves[:2]))
+    with pytest.raises(GpushimError, match="would have 61440 MiB"):
+        granted(claim(*halves))
+
+
+WHOLE: dict[str, tuple[Any, Any]] = {
+    "a part after the whole": (claim(claim_device()), part(0, 16)),
+    "the whole after a part": (part(0, 16), claim(claim_device())),
+    "an instance after a part": (part(0, 16), claim(claim_device(uuid(0, "MIG"), uuid(0), "1/0"))),
+}
+
+
+@pytest.mark.parametrize("pair", WHOLE.values(), ids=WHOLE)
+def test_a_whole_device_excludes_parts(pair: tuple[record_form.Claim, record_form.Claim]) -> None:
+    with pytest.raises(GpushimError, match="and gives it back within a minute"):
+        granted(*pair)
+
+
+def test_what_a_pod_has_by_the_device_plugin_is_given_to_no_part() -> None:
+    with pytest.raises(GpushimError, match="pod d/a has it"):
+        granted(part(0, 16), allocations={"nvidia.com/gpu a": allocation()})
+
+
+def test_the_record_keeps_parts_and_refuses_what_is_none() -> None:
+    text = json.dumps(granted(part(0, 16)))
+    assert record_form.parse(json.loads(text), [], "boot")["claims"]["u0"] == part(0, 16)
+    for key, value in (("memory", -1), ("of", "x"), ("limited", 1), ("id", None)):
+        found = json.loads(text)
+        found["claims"]["u0"]["devices"][0]["share"][key] = value
+        with pytest.raises((TypeError, ValueError)):
+            record_form.parse(found, [], "boot")
+
+
+@pytest.fixture
+def parted(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Node:
+    """A node whose first GPU is given out in parts."""
+    monkeypatch.setattr(output, "default_directory", lambda: str(tmp_path / "cdi"))
+    found = offered.devices(HOST, limits={uuid(0): "container"})
+    names = {f"gpu-{number}": Offered(f"gpu-{number}", one.uuid, one.body) for number, one in enumerate(found)}
+    node.offer = node.offer._replace(devices=names)
+    return node
+
+
+def specs(tmp_path: Path) -> dict[str, str]:
+    """Return which file of a limit a name of claims' CDI specs has mounted."""
+    return {
+        f"{found['kind']}={device['name']}": Path(device["containerEdits"]["mounts"][0]["hostPath"]).name
+        for path in (tmp_path / "cdi").glob("gpushim-claim-*.json")
+        for found in [publish.saved(str(path))]
+        if found
+        for device in found["devices"]
+    }
+
+
+def take(node: Node, number: int, memory: str = "16Gi") -> Any:
+    """Have a claim with a part of the first GPU prepared; return its only device, or why it has none."""
+    node.claims[IDS[number]] = ("gpu-0",)
+    node.more = {"shareID": IDS[number], "consumedCapacity": {"memory": memory}}
+    answer = asyncio.run(node.prepare(IDS[number]))
+    return answer if isinstance(answer, str) else answer[0]
+
+
+def test_each_part_has_a_limit_of_its_own_and_ends_alone(parted: Node, tmp_path: Path) -> None:
+    for number in range(2):
+        one = take(parted, number)
+        name = f"gpushim/claim=share-{IDS[number]}"
+        assert (one["share_id"], one["cdi_device_ids"]) == (IDS[number], [f"nvidia.com/gpu={uuid(0)}", name])
+    limit = f"{uuid(0)}={16 << 30}"
+    assert specs(tmp_path) == {f"gpushim/claim=share-{IDS[number]}": limit for number in range(2)}
+    assert (tmp_path / "limits" / limit).exists()
+    assert "its claims would have 49152 MiB, and it has 40960 MiB" in take(parted, 2)
+    asyncio.run(parted.unprepare(IDS[0]))
+    assert parted.recorded == [IDS[1]]
+    assert specs(tmp_path) == {f"gpushim/claim=share-{IDS[1]}": limit}
+    assert take(parted, 2)["device_name"] == "gpu-0"
+
+
+def test_a_claim_with_all_of_it_has_no_limit_and_nobody_beside_it(parted: Node, tmp_path: Path) -> None:
+    assert take(parted, 0, "40Gi")["cdi_device_ids"] == [f"nvidia.com/gpu={uuid(0)}"]
+    assert specs(tmp_path) == {}
+    assert "would have 57344 MiB" in take(parted, 1)
+
+
+def test_a_limit_is_written_again_after_a_boot(parted: Node, tmp_path: Path) -> None:
+    take(parted, 0)
+    before = specs(tmp_path)
+    for path in ((tmp_path / "cdi").glob("*"), (tmp_path / "limits").glob("*")):
+        for file in path:
+            file.unlink()
+    asyncio.run(parted.driver._sharing.look())
+    assert specs(tmp_path) == before
+    assert [*(tmp_path / "limits").glob("*")]
+
+
+@pytest.mark.parametrize(("memory", "refused"), [("16Gi", True), ("40Gi", False)])
+def test_a_config_that_changes_a_gpu_is_for_who_has_all_of_it(
+    parted: Node, memory: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parted.configs = [{"opaque": {"driver": OWN_DRIVER, "parameters": MPS}}]
+    monkeypatch.setattr(shared, "need_programs", lambda *_: None)
+    monkeypatch.setattr("gpuplugin.dra.shared._why", lambda _: "")
+    answer = take(parted, 0, memory)
+    assert ("has 16384 MiB of gpu-0, and a config that changes it" in answer) == refused
