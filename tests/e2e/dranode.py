@@ -67,6 +67,7 @@ class Driver:
         pools: what the driver has wanted published, the last last.
         problem: why the other half cannot publish, or "".
         program: that has the driver.
+        prefix: command that executes it.
     """
 
     folder: Path
@@ -75,6 +76,7 @@ class Driver:
     pools: list[Any] = field(default_factory=list)
     problem: str = ""
     program: Path = PROGRAM
+    prefix: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -88,7 +90,7 @@ class Driver:
         with self.log.open("ab") as log:
             known = [f"--kubelet-dir={self.folder}", f"--socket={self.folder}/s", f"--node-name={NODE}"]
             self.process = subprocess.Popen(
-                [self.program, *known, *flags],
+                [*self.prefix, self.program, *known, *flags],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(self.env), start_new_session=True,
             )  # fmt: skip
         self.pools.clear()

@@ -85,12 +85,20 @@ def test_slices_come_back_as_they_were_sent(server: Api, name: str, host: Any, s
         assert posted(server, f"{name}-{number}", part) == part
 
 
+def test_parts_come_back_as_they_were_sent(server: Api) -> None:
+    host = snapshot([*WHOLE[8:10], *PARTS[:1]], INSTANCES[:2])
+    offered = devices(host, limits={one.uuid: "container" for one in devices(host)})
+    (part,) = slices(offered, {})
+    assert all(device["allowMultipleAllocations"] for device in part)
+    assert posted(server, "parts", part) == part
+
+
 def test_it_takes_what_the_page_shows(server: Api) -> None:
-    """All but pods, which need a service account here."""
+    """All but pods, which need a service account here, and the device plugin's file."""
     texts = [block.text for block in pages.blocks(PAGE.read_text()) if block.info == "yaml"]
-    objects = [one for text in texts for one in yaml.safe_load_all(text) if one["kind"] != "Pod"]
+    objects = [one for text in texts for one in yaml.safe_load_all(text) if one.get("kind") not in ("Pod", None)]
     done = server.kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", objects=objects)
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 7), done.stderr
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 8), done.stderr
 
 
 def line(begins: str) -> list[str]:

@@ -89,10 +89,10 @@ class Scene:
         if way == "hook":
             alone(self.bundle, *env, args=LOOK)
         else:
-            self.bundle.ask(*env, args=LOOK, **self._injected())
+            self.bundle.ask(*env, args=LOOK, **self.injected())
         return run(self.bundle, self.low, check=False)
 
-    def _injected(self) -> dict[str, Any]:
+    def injected(self) -> dict[str, Any]:
         """What an engine takes from the CDI spec for the device 0: nodes, their rules and hooks."""
         spec = json.loads(Path(self.bundle.env["GPUSHIM_STATE"], "cdi/nvidia.com-gpu.json").read_text())
         (device,) = [entry for entry in spec["devices"] if entry["name"] == "0"]

@@ -1,0 +1,100 @@
+"""Parts of a GPU for claims of several namespaces, in a real cluster with the chart.
+
+The GPUs are simulated; all else is what a cluster has. That limits are in force: test_dra_limits.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e import claims
+from e2e.allocated import built
+from e2e.dradeployed import ALONE, becomes, install
+from e2e.expect import sees_by_cdi
+from e2e.plane import Cluster
+from fakehost import Host
+
+SHARING = (
+    "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}, {name: mig-3g.20gb, replicas: 2}]}}\n"
+)
+NAMESPACES = ("default", "team-a", "team-b")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """A whole GPU of 40 GiB, and one that is divided."""
+    return built(tmp_path_factory.mktemp("parts"), 2, mig={1: ["3g.20gb"]})
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster: Cluster) -> Cluster:
+    """A cluster with the chart's DRA driver alone, whose GPUs are to be shared."""
+    install(cluster, {**ALONE, "config": {"map": {"default": SHARING}}})
+    for name in NAMESPACES[1:]:
+        cluster.kubectl("create", "namespace", name)
+        cluster.kubectl("create", "serviceaccount", "default", f"--namespace={name}", check=False)
+    return cluster
+
+
+def ask(
+    cluster: Cluster, name: str, memory: str, namespace: str = "default", device_class: str = claims.DRIVER
+) -> None:
+    """Create a claim for so much memory of a GPU, all of it for "", and a pod that has it."""
+    more: dict[str, Any] = {"capacity": {"requests": {"memory": memory}}} if memory else {}
+    rows = [claims.claim(name, claims.request(device_class=device_class, **more)), claims.pod(name, name)]
+    for row in rows:
+        row["metadata"]["namespace"] = namespace
+    cluster.apply(*rows)
+
+
+def running(cluster: Cluster) -> dict[str, int]:
+    """Return how often the container of each pod that runs was started."""
+    return {
+        name: pod["status"]["containerStatuses"][0]["restartCount"]
+        for namespace in NAMESPACES
+        for name, pod in cluster.pods(namespace=namespace).items()
+        if pod["status"]["phase"] == "Running"
+    }
+
+
+def share(cluster: Cluster, name: str, namespace: str) -> tuple[str, str]:
+    """Return the id and memory of a claim's part."""
+    claim = cluster.get("resourceclaim", name, f"--namespace={namespace}")
+    (row,) = claim["status"]["allocation"]["devices"]["results"]
+    return row["shareID"], row["consumedCapacity"]["memory"]
+
+
+def test_four_claims_of_three_namespaces_have_one_gpu_and_a_fifth_waits(cluster: Cluster, host: Host) -> None:
+    becomes(cluster, lambda: len(claims.devices(cluster)) == 2, "devices are published")
+    homes = [*NAMESPACES, "team-a"]
+    for number, namespace in enumerate(homes):
+        ask(cluster, f"part{number}", "10Gi", namespace)
+    becomes(cluster, lambda: len(running(cluster)) == 4, "four run")
+    ask(cluster, "fifth", "16Mi")
+    ask(cluster, "whole", "")
+    becomes(cluster, lambda: "cannot allocate all claims" in claims.why(cluster, "fifth"), "the fifth waits")
+    becomes(cluster, lambda: "cannot allocate all claims" in claims.why(cluster, "whole"), "who wants all waits")
+    parts = {share(cluster, f"part{number}", namespace) for number, namespace in enumerate(homes)}
+    assert (len(parts), {memory for _, memory in parts}) == (4, {"10Gi"})
+    sees_by_cdi(claims.look(cluster, "part0", host, [0]), host, [0])
+    assert "10240 of 40960 MiB" in cluster.run("gpushim explain claim default/part0")
+
+
+def test_the_end_of_one_leaves_the_others(cluster: Cluster) -> None:
+    claims.remove(cluster, "part0")
+    becomes(
+        cluster,
+        lambda: running(cluster) == dict.fromkeys(("part1", "part2", "part3", "fifth"), 0),
+        "it is the fifth's",
+    )
+    assert "Pending" in cluster.pods()["whole"]["status"]["phase"]
+
+
+def test_an_instance_is_shared_by_those_who_ask_for_parts(cluster: Cluster) -> None:
+    """Its engines are no claim's alone."""
+    for name in ("left", "right"):
+        ask(cluster, name, "8Gi", device_class="mig.nvidia.com")
+    becomes(cluster, lambda: {"left", "right"} <= running(cluster).keys(), "both run")
+    assert claims.held(cluster, "left") == claims.held(cluster, "right")
