@@ -202,7 +202,9 @@ def _group(name: str, config: Config, uuids: Sequence[str], limits: Mapping[str,
     gpus = tuple(MpsGpu(uuid, number, 0) for number, uuid in enumerate(uuids))
     amounts = tuple(limits.get(uuid) for uuid in uuids)
     interval = INTERVALS.index(config.interval) if config.interval else 0
-    return MpsGroup(name, gpus, None, config.threads or 100, False, amounts if any(amounts) else (), interval)
+    return MpsGroup(
+        name, gpus, None, config.threads or 100, config.multi_user, amounts if any(amounts) else (), interval
+    )
 
 
 def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iterator[Result]:

@@ -49,6 +49,7 @@ class Config:
         threads: of MPS: percent, 1 to 100; None if nothing is said.
         memory: of MPS: of each device, a quantity; "" if nothing is said.
         per_device: of MPS: (UUID, or index among the devices of this config; quantity), which count before `memory`.
+        multi_user: of MPS: one server for clients of all users.
         position: among the allocation's configs.
     """
 
@@ -57,6 +58,7 @@ class Config:
     threads: int | None = None
     memory: str = ""
     per_device: tuple[tuple[str, str], ...] = ()
+    multi_user: bool = False
     position: int = field(default=-1, compare=False)
 
 
@@ -241,9 +243,8 @@ def _config(sharing: Any, subject: str, type_: str) -> Config:
 
 def _mps(mps_config: Any, subject: str) -> Config:
     name = "sharing.mpsConfig"
-    fields = _object(
-        mps_config, subject, name, ("defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", _LIMITS)
-    )
+    allowed = ("defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", _LIMITS, "multiUser")
+    fields = _object(mps_config, subject, name, allowed)
     threads = fields.get("defaultActiveThreadPercentage")
     if threads is not None and not (type(threads) is int and 1 <= threads <= 100):
         raise _wrong(subject, f"{name}.defaultActiveThreadPercentage", threads, "a whole number between 1 and 100")
@@ -252,7 +253,10 @@ def _mps(mps_config: Any, subject: str) -> Config:
         memory = _amount(memory, subject, f"{name}.defaultPinnedDeviceMemoryLimit")
     limits = _object(fields.get(_LIMITS), subject, f"{name}.{_LIMITS}", _DEVICE.fullmatch)
     per_device = {key: _amount(value, subject, f'{name}.{_LIMITS}["{quote(key)}"]') for key, value in limits.items()}
-    return Config(MPS, "", threads, memory or "", (*sorted(per_device.items()),))
+    multi_user = fields.get("multiUser")
+    if multi_user is not None and not isinstance(multi_user, bool):
+        raise _wrong(subject, f"{name}.multiUser", multi_user, "true or false")
+    return Config(MPS, "", threads, memory or "", (*sorted(per_device.items()),), bool(multi_user))
 
 
 def _amount(value: Any, subject: str, name: str) -> str:

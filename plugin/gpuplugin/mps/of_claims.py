@@ -104,6 +104,6 @@ def _parse_group(row: Any) -> MpsGroup | None:
         if len(limits) not in (0, len(gpus)) or not all(type(number) is int and number >= 0 for number in numbers):
             return None
         mps_gpus = tuple(MpsGpu(uuid, position, 0) for position, uuid in enumerate(gpus))
-        return MpsGroup(name, mps_gpus, None, numbers[0], False, tuple(limits), numbers[1])
+        return MpsGroup(name, mps_gpus, None, numbers[0], row.get("multi_user") is True, tuple(limits), numbers[1])
     except (KeyError, TypeError, AttributeError):
         return None

@@ -90,6 +90,8 @@ def test_public_ones_are_read() -> None:
         (slices("Short"), "gpu-a", Config("TimeSlicing", "Short")),
         (kind(strategy="MPS"), "gpu-a", Config("MPS")),
         (mps(defaultActiveThreadPercentage=100), "gpu-a", Config("MPS", threads=100)),
+        (mps(multiUser=True), "gpu-a", Config("MPS", multi_user=True)),
+        (mps(multiUser=False), "gpu-a", Config("MPS")),
         (mps(defaultPinnedDeviceMemoryLimit=1 << 20), "gpu-a", Config("MPS", memory="1048576")),
         (mps(defaultPerDevicePinnedMemoryLimit={UUID: "2G"}), "gpu-a", Config("MPS", per_device=((UUID, "2G"),))),
         (kind("MigDeviceConfig"), "mig-a", Config()),
@@ -200,6 +202,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (mps(defaultPerDevicePinnedMemoryLimit={"-1": "1Gi"}), "write a UUID, or an index among the claim's devices"),
     (mps(defaultActiveThreadsPercentage=1), "is defaultActiveThreadPercentage meant?"),
+    (mps(multiUser=1), "sharing.mpsConfig.multiUser is 1; write true or false"),
     (
         kind("VfioDeviceConfig"),
         "the claim's VfioDeviceConfig is not supported by gpushim: it gives GPUs to containers",

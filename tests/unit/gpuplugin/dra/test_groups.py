@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ FOUND: dict[str, tuple[list[Result], list[MpsGroup]]] = {
     "time slices of a MIG instance, which has none": ([result("m", Config(TIME_SLICING))], []),
     "an interval": ([result("a", slices("Medium"))], [group(0, "GPU-a", interval=2)]),
     "a daemon": ([result("a", mps(threads=50))], [group(0, "GPU-a", threads=50)]),
+    "for all users": ([result("a", mps(multi_user=True))], [replace(group(0, "GPU-a"), multi_user=True)]),
     "of two GPUs": ([result("a", mps()), result("b", mps())], [group(0, "GPU-a", "GPU-b")]),
     "with limits": (
         [result("a", mps(memory="2Gi", per_device=LIMITS)), result("b", mps(memory="2Gi", per_device=LIMITS))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ GROUPS = {
     "with limits": group("GPU-1", "GPU-2", each=(10240, None)),
     "a time slice": group("GPU-1", interval=3),
     "an instance": group("MIG-1"),
+    "for all users": replace(group("GPU-1"), multi_user=True),
 }
 
 
