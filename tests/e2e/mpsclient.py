@@ -1,7 +1,16 @@
-"""A client of an MPS daemon, in a container."""
+"""A client of an MPS daemon, in a container, and what starts daemons where no systemd does."""
 
 from __future__ import annotations
 
+# For worker.py's systemctl, beside what it does: units of MPS are started; each ends by itself.
+STARTS = """#!/bin/sh
+[ "$1" != start ] || for unit; do
+  case $unit in gpushim-mps@*)
+    unit=${unit#gpushim-mps@}
+    setsid /usr/bin/gpushim-device-plugin --mps "${unit%.service}" >>/run/units.log 2>&1 </dev/null &
+  esac
+done
+"""
 CLIENT = """
 import errno, json, os, socket
 pipes = os.environ["CUDA_MPS_PIPE_DIRECTORY"]

@@ -37,7 +37,7 @@ def one(scene: Scene, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def take(one: Driver, uid: str, device: str, memory: str) -> list[str]:
     """Have a claim with a part of a device prepared; return its names by CDI."""
-    one.allocate(uid, device, shareID=uid, consumedCapacity={"memory": memory})
+    one.allocate(uid, device, shareID=uid, consumedCapacity={"memory": memory, "threads": "0"})
     (answer,) = one.prepare(uid)[uid]
     assert answer["share_id"] == uid
     return list(answer["cdi_device_ids"])

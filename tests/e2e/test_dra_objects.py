@@ -12,7 +12,7 @@ import yaml
 
 from e2e import pages
 from e2e.apiserver import Api, api
-from gpuplugin.dra.offered import TAINTS, devices, slices
+from gpuplugin.dra.offered import GPU, TAINTS, Parts, devices, slices
 from gpushim.containers.kubelet import OWN_DRIVER as DRIVER
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
@@ -87,7 +87,11 @@ def test_slices_come_back_as_they_were_sent(server: Api, name: str, host: Any, s
 
 def test_parts_come_back_as_they_were_sent(server: Api) -> None:
     host = snapshot([*WHOLE[8:10], *PARTS[:1]], INSTANCES[:2])
-    offered = devices(host, limits={one.uuid: "container" for one in devices(host)})
+    parts = {
+        one.uuid: Parts("process", "gpu.mps") if one.body["attributes"]["type"]["string"] == GPU else Parts("none")
+        for one in devices(host)
+    }
+    offered = devices(host, parts=parts)
     (part,) = slices(offered, {})
     assert all(device["allowMultipleAllocations"] for device in part)
     assert posted(server, "parts", part) == part

@@ -1,36 +1,46 @@
 """Parts of a GPU for claims of several namespaces, in a real cluster with the chart.
 
-The GPUs are simulated; all else is what a cluster has. That limits are in force: test_dra_limits.py.
+The GPUs and MPS's daemon are simulated, and a shell starts what systemd would; all else is what a cluster
+has. That limits are in force: test_dra_limits.py.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from e2e import claims
+from e2e import claims, worker
 from e2e.allocated import built
 from e2e.dradeployed import ALONE, becomes, install
 from e2e.expect import sees_by_cdi
+from e2e.mpsclient import CLIENT, STARTS
 from e2e.plane import Cluster
 from fakehost import Host
 
-SHARING = (
-    "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}, {name: mig-3g.20gb, replicas: 2}]}}\n"
-)
+GROUPS = {
+    "timeSlicing": [{"name": "gpu", "devices": [0], "replicas": 4}, {"name": "mig-3g.20gb", "replicas": 2}],
+    "mps": [{"name": "gpu", "devices": [2], "rename": "gpu.mps", "replicas": 1}],
+}
+SHARING = json.dumps({"version": "v1", "sharing": {kind: {"resources": rows} for kind, rows in GROUPS.items()}})
+CONFIG, FILE = "/etc/gpushim/config.toml", "/etc/gpushim/device-plugin.json"
 NAMESPACES = ("default", "team-a", "team-b")
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """A whole GPU of 40 GiB, and one that is divided."""
-    return built(tmp_path_factory.mktemp("parts"), 2, mig={1: ["3g.20gb"]})
+    """Two GPUs of 40 GiB, and between them one that is divided."""
+    return built(tmp_path_factory.mktemp("parts"), 3, mig={1: ["3g.20gb"]})
 
 
 @pytest.fixture(scope="module")
 def cluster(cluster: Cluster) -> Cluster:
     """A cluster with the chart's DRA driver alone, whose GPUs are to be shared."""
+    cluster.write("/usr/bin/systemctl", worker.SYSTEMCTL.replace("#!/bin/sh\n", STARTS))
+    cluster.write("/etc/gpushim/device-plugin.yaml", SHARING)
+    section = '[device-plugin]\nconfig-file = "/etc/gpushim/device-plugin.yaml"\n'
+    cluster.write(CONFIG, cluster.run(f"cat {CONFIG}") + section)
     install(cluster, {**ALONE, "config": {"map": {"default": SHARING}}})
     for name in NAMESPACES[1:]:
         cluster.kubectl("create", "namespace", name)
@@ -39,11 +49,19 @@ def cluster(cluster: Cluster) -> Cluster:
 
 
 def ask(
-    cluster: Cluster, name: str, memory: str, namespace: str = "default", device_class: str = claims.DRIVER
+    cluster: Cluster,
+    name: str,
+    memory: str,
+    namespace: str = "default",
+    device_class: str = claims.DRIVER,
+    limit: str = "none",
+    **threads: str,
 ) -> None:
     """Create a claim for so much memory of a GPU, all of it for "", and a pod that has it."""
-    more: dict[str, Any] = {"capacity": {"requests": {"memory": memory}}} if memory else {}
-    rows = [claims.claim(name, claims.request(device_class=device_class, **more)), claims.pod(name, name)]
+    more: dict[str, Any] = {"capacity": {"requests": {"memory": memory, **threads}}} if memory else {}
+    expression = f"device.attributes['{claims.DRIVER}'].memoryLimit == '{limit}'"
+    request = claims.request(device_class=device_class, selectors=[{"cel": {"expression": expression}}], **more)
+    rows = [claims.claim(name, request), claims.pod(name, name)]
     for row in rows:
         row["metadata"]["namespace"] = namespace
     cluster.apply(*rows)
@@ -67,7 +85,7 @@ def share(cluster: Cluster, name: str, namespace: str) -> tuple[str, str]:
 
 
 def test_four_claims_of_three_namespaces_have_one_gpu_and_a_fifth_waits(cluster: Cluster, host: Host) -> None:
-    becomes(cluster, lambda: len(claims.devices(cluster)) == 2, "devices are published")
+    becomes(cluster, lambda: len(claims.devices(cluster)) == 3, "devices are published")
     homes = [*NAMESPACES, "team-a"]
     for number, namespace in enumerate(homes):
         ask(cluster, f"part{number}", "10Gi", namespace)
@@ -98,3 +116,27 @@ def test_an_instance_is_shared_by_those_who_ask_for_parts(cluster: Cluster) -> N
         ask(cluster, name, "8Gi", device_class="mig.nvidia.com")
     becomes(cluster, lambda: {"left", "right"} <= running(cluster).keys(), "both run")
     assert claims.held(cluster, "left") == claims.held(cluster, "right")
+
+
+def test_parts_by_mps_are_clients_of_one_daemon(cluster: Cluster, host: Host) -> None:
+    """Each with limits of its own, and the end of one is none for the daemon."""
+    wanted = {"mps0": ("16Gi", "25"), "mps1": ("20Gi", "50")}
+    for name, (memory, threads) in wanted.items():
+        ask(cluster, name, memory, limit="process", threads=threads)
+    becomes(cluster, lambda: wanted.keys() <= running(cluster).keys(), "both run")
+    uuid = host.gpus[2].uuid
+    assert claims.held(cluster, *wanted) == [uuid] * 2
+    seen = {name: client(cluster, name) for name in wanted}
+    assert {row["pipes"] for row in seen.values()} == {"/run/gpushim/mps/gpu.mps/pipe"}
+    assert seen["mps0"]["limits"] == ["25", f"{uuid}=16384M"]
+    assert seen["mps1"]["limits"] == ["50", f"{uuid}=20480M"]
+    claims.remove(cluster, "mps0")
+    assert client(cluster, "mps1")["threads"] == "100.0"  # the daemon's
+
+
+def client(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Be a client of MPS in a pod; return what it sees, and its own limits."""
+    box = ("exec", name, "--container=box0", "--")
+    names = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    limits = cluster.kubectl(*box, "printenv", *names).split()
+    return {**json.loads(cluster.kubectl(*box, "python3", "-c", CLIENT)), "limits": limits}

@@ -14,19 +14,9 @@ import pytest
 from e2e import claims, worker
 from e2e.allocated import built
 from e2e.dradeployed import ALONE, becomes, install, runs
-from e2e.mpsclient import CLIENT
+from e2e.mpsclient import CLIENT, STARTS
 from e2e.plane import Cluster
 from fakehost import Host
-
-# Beside what worker.py's does: units of MPS are started; each ends by itself.
-STARTS = """#!/bin/sh
-[ "$1" != start ] || for unit; do
-  case $unit in gpushim-mps@*)
-    unit=${unit#gpushim-mps@}
-    setsid /usr/bin/gpushim-device-plugin --mps "${unit%.service}" >>/run/units.log 2>&1 </dev/null &
-  esac
-done
-"""
 
 
 @pytest.fixture(scope="module")

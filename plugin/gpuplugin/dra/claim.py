@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import configs
 from gpuplugin.dra.configs import INTERVALS, MPS, Config
-from gpuplugin.dra.offered import CONTAINER, type_of
+from gpuplugin.dra.offered import CONTAINER, THREADS, type_of
 from gpuplugin.mps import of_claims
 from gpuplugin.record.kubelet_state import describe_device
 from gpuplugin.settings.forms import LABEL
@@ -43,6 +43,7 @@ class Result(NamedTuple):
         tolerations: of taints, as the scheduler has copied them from the request.
         share: id of its part of a device that several claims have; "" of a device that it has alone.
         memory: of the part, MiB.
+        threads: of the part, percent.
     """
 
     request: str
@@ -52,6 +53,7 @@ class Result(NamedTuple):
     tolerations: tuple[Mapping[str, Any], ...] = ()
     share: str = ""
     memory: int = 0
+    threads: int = 0
 
 
 class Claim(NamedTuple):
@@ -176,26 +178,46 @@ def describe_devices(claim: Claim, offered: Mapping[str, Offered], units: Units)
         units: GPUs and MIG instances of this host, by UUID.
 
     Raises:
-        GpushimError: a config changes a device for all claims that have parts of it.
+        GpushimError: a config changes a device for all claims that have parts of it, or a process cannot use all.
     """
     rows = []
+    clients: set[str] = set()  # requests
     for result in claim.results:
         device = offered[result.device]
         share = _describe_share(result, device) if result.share else None
-        if share and share["memory"] < share["of"] and changes_device(result):
-            raise GpushimError(
-                f"claim {claim} has {share['memory']} MiB of {result.device}, and a config that changes it for other "
-                "claims, too; leave capacity out of the request, for the whole device, or leave out the config",
-                REQUEST,
-            )
+        if share:
+            _check_part(claim, result, share, clients)
         rows.append(describe_device(device.uuid, units, result.device, result.request, result.admin, share))
     return rows
 
 
+def _check_part(claim: Claim, result: Result, share: ClaimShare, clients: set[str]) -> None:
+    if (share["memory"] < share["of"] or share["group"]) and changes_device(result):
+        raise GpushimError(
+            f"claim {claim} has {share['memory']} MiB of {result.device}, and a config that changes it for other "
+            "claims, too; leave out the config, or ask for a device that is not shared",
+            REQUEST,
+        )
+    if share["group"] and result.request in clients:
+        raise GpushimError(
+            f'claim {claim} has several parts of GPUs that MPS shares in the request "{quote(result.request)}", and '
+            "a process has limits for one; make it several requests",
+            REQUEST,
+        )
+    clients.update([result.request] * bool(share["group"]))
+
+
 def _describe_share(result: Result, device: Offered) -> ClaimShare:
     limit = device.body["attributes"]["memoryLimit"]["string"]
-    is_limited = limit == CONTAINER and result.memory < device.memory and not result.admin
-    return {"id": result.share, "memory": result.memory, "of": device.memory, "limited": is_limited}
+    is_part = result.memory < device.memory and not result.admin
+    return {
+        "id": result.share,
+        "memory": result.memory,
+        "of": device.memory,
+        "limited": limit == CONTAINER and is_part,
+        "threads": result.threads,
+        "group": "" if result.admin else device.group,
+    }
 
 
 def _group(name: str, config: Config, uuids: Sequence[str], limits: Mapping[str, int]) -> MpsGroup:
@@ -229,19 +251,20 @@ def _results(allocation: Mapping[str, Any] | None, name: str, node: str) -> Iter
         yield Result(request, str(row["device"]), admin, config_of[number], tolerations, *_share(row))
 
 
-def _share(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the id and memory of a result's part of a device.
+def _share(row: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return the id, memory and threads of a result's part of a device.
 
     Raises:
-        ValueError: it has an id, and no memory.
+        ValueError: it has an id, and not the others.
     """
     share = row.get("shareID")
     if share is None:
-        return "", 0
-    memory = configs.mebibytes(str(row["consumedCapacity"]["memory"]))
-    if memory is None or not UID.fullmatch(share):
+        return "", 0, 0
+    consumed = row["consumedCapacity"]
+    memory, threads = configs.mebibytes(str(consumed["memory"])), int(consumed["threads"])
+    if memory is None or not (UID.fullmatch(share) and 0 <= threads <= THREADS):
         raise ValueError
-    return share, memory
+    return share, memory, threads
 
 
 def _types(allocation: Mapping[str, Any]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation.allocators import SERVE
+from gpuplugin.devices import division
 from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.link import LinkSocket
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
@@ -75,7 +77,7 @@ class ClaimsFront:
         self._anew = False  # the settings have changed since it was taken
         self._offered: list[Offered] = []
         self._offer = Offer({}, "", "the driver has only just started")
-        self._sharing = Sharing(self._file, start, lambda: self._offer.usable)
+        self._sharing = Sharing(self._file, start, lambda: self._offer.usable, self._find_daemons)
         self._why: dict[str, str] = {}  # sentences by UUID
         self._unwell: dict[str, str] = {}  # of what is offered, as the log has it
         self._reasons: Mapping[str, list[Reason]] = {}
@@ -221,6 +223,9 @@ class ClaimsFront:
         with contextlib.suppress(GpushimError):
             return self._file.current(self._file.read())
         return None
+
+    def _find_daemons(self) -> list[MpsGroup]:
+        return division.mps_groups(self._snapshot, self._settings()) if self._snapshot else []
 
     def _find_lost(self) -> dict[str, str]:
         record = self._read_record()

@@ -137,7 +137,8 @@ def _use(device: Mapping[str, Any]) -> Iterator[str]:
     if device.get("admin"):
         yield "only looks"
     if share := device.get("share"):
-        yield f"{share['memory']} of {share['of']} MiB" + ", no limit" * (not share["limited"])
+        yield f"{share['memory']} of {share['of']} MiB"
+        yield from [f"{share['threads']} % of the threads"] * bool(share["group"])
     yield from (f"{key}: {value}" for key, value in device.items() if key not in KNOWN)
 
 

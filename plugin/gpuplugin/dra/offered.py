@@ -21,6 +21,7 @@ from itertools import chain, combinations, product, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.cluster.labels import UNDEFINED, family
+from gpuplugin.devices.division import CLIENTS
 from gpuplugin.devices.preferred import nearness, weight
 from gpuplugin.settings import quantity, resources
 from gpuplugin.settings.forms import LABEL
@@ -50,7 +51,9 @@ COUNTED = {
     "jpegEngines": "engines.jpeg",
     "ofaEngines": "engines.ofa",
 }
-CONTAINER, NOBODY = "container", "none"  # attribute `memoryLimit`: whose memory is limited to the claim's part
+# Attribute `memoryLimit`: whose memory is limited to the claim's part.
+CONTAINER, PROCESS, NOBODY = "container", "process", "none"
+THREADS = 100  # percent; of a GPU that MPS shares so much for each of its clients
 LEAST = "16Mi"  # of a part, as limits of memory have it (gpushim.decision.memory)
 _BRANDS = {"GRID": "Grid"}  # of inventory.nvml.BRANDS, what NVIDIA's driver for DRA spells otherwise
 _NUMBER = r"([0-9]{1,9})"
@@ -67,11 +70,13 @@ class Offered(NamedTuple):
         name: DNS label, from the UUID alone: gpu-<uuid> or mig-<uuid>.
         uuid: of the GPU or MIG instance, as the snapshot has it.
         body: the device in the form of resource.k8s.io/v1, without taints.
+        group: whose MPS daemon claims with parts of it share; "" for none.
     """
 
     name: str
     uuid: str
     body: dict[str, Any]
+    group: str = ""
 
     @property
     def memory(self) -> int:
@@ -79,12 +84,19 @@ class Offered(NamedTuple):
         return int(quantity.parse(self.body["capacity"]["memory"]["value"]) or 0) >> 20
 
 
+class Parts(NamedTuple):
+    """How claims share a device: attribute `memoryLimit`, and the group whose MPS daemon they share, or ""."""
+
+    limit: str
+    group: str = ""
+
+
 def devices(
     snapshot: Snapshot,
     exclude: Sequence[str] = (),
     spread: bool = False,
     resolve: Callable[[str], str] = os.path.realpath,
-    limits: Mapping[str, str] = {},
+    parts: Mapping[str, Parts] = {},
 ) -> list[Offered]:
     """List the devices that claims can be given, in the order in which they are published.
 
@@ -96,7 +108,7 @@ def devices(
         exclude: GPUs and MIG instances that are not offered, as for `resources.find`.
         spread: MIG instances come in turn from each GPU, instead of GPU by GPU.
         resolve: returns the path that a link leads to, which may be missing.
-        limits: attribute `memoryLimit`, by UUID of the devices of which several claims get parts.
+        parts: by UUID, of the devices of which several claims get parts.
 
     Raises:
         GpushimError: an entry of `exclude` names no device.
@@ -110,7 +122,7 @@ def devices(
     for item in _ordered(gpus, [mig for mig in migs if not resources.is_partial(mig["profile"])], spread):
         device = _instance(item, common[item["gpu"]]) if "gpu" in item else _whole(item, common[item["index"]])
         if device.uuid:
-            device = _in_parts(device, limits.get(device.uuid, ""))
+            device = _in_parts(device, parts[device.uuid]) if device.uuid in parts else device
             by_name.setdefault(device.name, device)  # a slice with one name twice is refused
     return [*by_name.values()]
 
@@ -211,18 +223,20 @@ def _instance(mig: MigInstance, parent: dict[str, Any]) -> Offered:
 def _offered(kind: str, uuid: str, attributes: dict[str, Any], memory: int, counted: Mapping[str, int]) -> Offered:
     capacity = {"memory": _quantity(memory << 20, 1024, "Ki Mi Gi Ti Pi Ei")}
     capacity.update((name, _quantity(counted.get(key, 0), 1000, "k M G T P E")) for name, key in COUNTED.items())
+    capacity["threads"] = str(THREADS)
     name = _name(kind, uuid)
     body = {"name": name, "attributes": {**attributes, "memoryLimit": {"string": NOBODY}}}
     return Offered(name, uuid, {**body, "capacity": {key: {"value": value} for key, value in capacity.items()}})
 
 
-def _in_parts(device: Offered, limit: str) -> Offered:
-    """Return a device of which claims get parts of memory, all of it without a request; "" for one that stays whole.
+def _in_parts(device: Offered, parts: Parts) -> Offered:
+    """Return a device of which claims get parts of memory, all of it without a request, unless it is not known.
 
-    Of its other capacities a claim takes nothing, so that they keep no other claim away.
+    Of its other capacities a claim takes nothing, so that they keep no other claim away; of threads, which MPS bounds
+    and does not reserve, there are enough for all clients.
     """
     memory = device.body["capacity"]["memory"]["value"]
-    if not limit or memory == "0":
+    if memory == "0":
         return device
     capacity = {
         name: {**row, "requestPolicy": {"default": "0", "validValues": ["0"]}}
@@ -230,9 +244,13 @@ def _in_parts(device: Offered, limit: str) -> Offered:
     }
     sizes = {"min": LEAST, "max": memory, "step": "1Mi"}
     capacity["memory"] = {"value": memory, "requestPolicy": {"default": memory, "validRange": sizes}}
-    attributes = {**device.body["attributes"], "memoryLimit": {"string": limit}}
+    if parts.group:
+        percent = {"min": "1", "max": str(THREADS), "step": "1"}
+        policy = {"default": str(THREADS), "validRange": percent}
+        capacity["threads"] = {"value": str(THREADS * CLIENTS), "requestPolicy": policy}
+    attributes = {**device.body["attributes"], "memoryLimit": {"string": parts.limit}}
     body = {**device.body, "allowMultipleAllocations": True, "attributes": attributes, "capacity": capacity}
-    return device._replace(body=body)
+    return device._replace(body=body, group=parts.group)
 
 
 def _name(kind: str, uuid: str) -> str:

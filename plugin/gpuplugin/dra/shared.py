@@ -51,6 +51,7 @@ class Sharing:
         file: the record, which has claims and their groups.
         start: starts a task.
         snapshot: returns the snapshot; None while nothing can be given.
+        daemons: returns the MPS groups of the settings, of whose devices claims get parts.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class Sharing:
         file: AllocationsFile,
         start: Callable[[Any], asyncio.Task[Any]],
         snapshot: Callable[[], Snapshot | None],
+        daemons: Callable[[], Sequence[MpsGroup]] = list,
     ) -> None:
-        self._file, self._known, self._units = file, snapshot, mps.Units(start)
+        self._file, self._known, self._units, self._daemons = file, snapshot, mps.Units(start), daemons
         self._begins: set[str] = set()  # uids of claims that are being prepared
         self._over: dict[str, float] = {}  # time.monotonic() since when groups are of no claim, by name
         self._why: dict[str, str] = {}  # why what claims share is not there, by UUID
@@ -133,17 +135,18 @@ class Sharing:
             GpushimError: they do not serve by then, or the spec cannot be written.
         """
         self._begins.add(claim.uid)
+        served = [*groups, *self._find_daemons(devices)]
         problems = [mps.Folders(system.state_dir(), group.name).problem for group in groups]
         for path in problems:
             _remove(path)  # of an attempt before
         try:
-            while problem := _why(groups):
+            while problem := _why(served):
                 if time.monotonic() > late or any(map(os.path.lexists, problems)):
                     problem = "; ".join(filter(None, (problem, mps.no_starter())))
                     raise GpushimError(f"claim {claim} waits for what its containers share: {problem}", INVENTORY)
-                self._units.need(group.name for group in groups)
+                self._units.need(group.name for group in served)
                 await asyncio.sleep(POLL)
-            if groups or _limited(devices):
+            if groups or _parts(devices):
                 _write(_path(claim.uid), groups, devices)
         finally:
             self._begins.discard(claim.uid)
@@ -180,7 +183,7 @@ class Sharing:
             {match[1] for match in map(_FILE.fullmatch, names) if match},
             of_claims.claims_by_group(state),
         )
-        claims = {uid: row for uid, row in self._claims().items() if row["sharing"] or _limited(row["devices"])}
+        claims = {uid: row for uid, row in of_claims.recorded().items() if row["sharing"] or _parts(row["devices"])}
         groups_by_uid = {uid: of_claims.groups_of(row) for uid, row in claims.items()}
         known_names = {group.name for groups in groups_by_uid.values() for group in groups}
         over = [name for name, uid in groups_left.items() if name not in known_names and groups_by_uid.get(uid) != []]
@@ -192,13 +195,19 @@ class Sharing:
         for uid, groups in groups_by_uid.items():
             if uid in self._begins or (claims[uid]["sharing"] and not groups):  # of another version
                 continue
-            if problem := _why(groups):
-                self._units.need(group.name for group in groups)
-                problems.update((gpu.uuid, problem) for group in groups for gpu in group.gpus)
+            served = [*groups, *self._find_daemons(claims[uid]["devices"])]
+            if problem := _why(served):
+                self._units.need(group.name for group in served)
+                problems.update((gpu.uuid, problem) for group in served for gpu in group.gpus)
                 _remove(_path(uid))
             else:
                 _write(_path(uid), groups, claims[uid]["devices"])
         self._why = problems
+
+    def _find_daemons(self, devices: Sequence[ClaimDevice]) -> list[MpsGroup]:
+        """Return the MPS groups of the settings whose daemons a claim's parts need."""
+        names = {share["group"] for _, share in _parts(devices) if share["group"]}
+        return [group for group in self._daemons() if group.name in names] if names else []
 
 
 def need_programs(groups: Sequence[MpsGroup], snapshot: Snapshot) -> None:
@@ -224,15 +233,17 @@ def names(devices: Sequence[ClaimDevice], groups: Sequence[MpsGroup]) -> list[li
         name = "" if device["admin"] else of_gpu.get(device["uuid"], "")
         fresh = bool(name) and (device["request"], name) not in pairs
         pairs.add((device["request"], name))
-        row = [name] * fresh + [_SHARE.format(share["id"]) for _, share in _limited([device])]
+        row = [name] * fresh + [_SHARE.format(share["id"]) for _, share in _parts([device])]
         names_of_devices.append([f"{KIND}={name}" for name in row])
     return names_of_devices
 
 
-def _limited(devices: Sequence[ClaimDevice]) -> list[tuple[str, ClaimShare]]:
-    """Return the parts of devices to which a claim's containers are limited, each after its device's UUID."""
+def _parts(devices: Sequence[ClaimDevice]) -> list[tuple[str, ClaimShare]]:
+    """Return the parts of devices of which a claim's containers are told, each after its device's UUID."""
     return [
-        (device["uuid"], device["share"]) for device in devices if "share" in device and device["share"]["limited"]
+        (device["uuid"], device["share"])
+        for device in devices
+        if "share" in device and (device["share"]["limited"] or device["share"]["group"])
     ]
 
 
@@ -248,8 +259,8 @@ def spec(groups: Sequence[MpsGroup], devices: Sequence[ClaimDevice] = ()) -> dic
     """
     rows = [{"name": group.name, "containerEdits": _edits(group)} for group in groups]
     rows += [
-        {"name": _SHARE.format(share["id"]), "containerEdits": {"mounts": [_limit(uuid, share)]}}
-        for uuid, share in _limited(devices)
+        {"name": _SHARE.format(share["id"]), "containerEdits": _edit_part(uuid, share)}
+        for uuid, share in _parts(devices)
     ]
     document: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": rows}
     document["cdiVersion"], _ = versions.required(document)
@@ -259,7 +270,12 @@ def spec(groups: Sequence[MpsGroup], devices: Sequence[ClaimDevice] = ()) -> dic
 def _edits(group: MpsGroup) -> dict[str, Any]:
     if group.interval:  # it has nothing else, and a device without edits is an error
         return {"env": [f"GPUSHIM_TIME_SLICE={time_slice.VALUES[group.interval]}"]}
-    folders, pipes = mps.Folders(system.state_dir(), group.name), f"{IN_CONTAINER}/{group.name}/pipe"
+    return _edit_client(group.name)
+
+
+def _edit_client(group: str) -> dict[str, Any]:
+    """Return what has a container use the MPS daemon of a group."""
+    folders, pipes = mps.Folders(system.state_dir(), group), f"{IN_CONTAINER}/{group}/pipe"
     return {
         "env": [f"CUDA_MPS_PIPE_DIRECTORY={pipes}"],
         "mounts": [
@@ -269,13 +285,23 @@ def _edits(group: MpsGroup) -> dict[str, Any]:
     }
 
 
-def _limit(uuid: str, share: ClaimShare) -> dict[str, Any]:
-    """Return the mount that limits a container to a part of a device."""
-    return {
-        "hostPath": memory_limits.write_file(uuid, share["memory"] << 20),
-        "containerPath": memory_limits.CONTAINER_FOLDER + share["id"],
-        "options": ["ro", *_OPTIONS],
-    }
+def _edit_part(uuid: str, share: ClaimShare) -> dict[str, Any]:
+    """Return what limits a container to a part of a device.
+
+    Raises:
+        GpushimError: a limit's file cannot be written.
+    """
+    edits: dict[str, Any] = {"mounts": []}
+    if share["group"]:
+        edits = _edit_client(share["group"])
+        edits["env"].append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={share['threads']}")
+        if share["memory"] < share["of"] and not share["limited"]:
+            edits["env"].append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={uuid}={share['memory']}M")
+    if share["limited"]:
+        path = memory_limits.write_file(uuid, share["memory"] << 20)
+        container_path = memory_limits.CONTAINER_FOLDER + share["id"]
+        edits["mounts"].append({"hostPath": path, "containerPath": container_path, "options": ["ro", *_OPTIONS]})
+    return edits
 
 
 def _why(groups: Sequence[MpsGroup]) -> str:

@@ -12,6 +12,7 @@ from gpuplugin.allocation import memory_limits
 from gpuplugin.devices import division
 from gpuplugin.devices.changes import is_instance
 from gpuplugin.dra import offered
+from gpuplugin.dra.offered import Parts
 from gpuplugin.settings.sharing import TIME_SLICING
 from gpushim.cdi.generate import output, publish
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -44,15 +45,27 @@ def devices(snapshot: Snapshot, settings: Settings) -> tuple[list[Offered], froz
         GpushimError: an entry of `exclude` names no device, or groups of sharing do not fit the host.
     """
     values = settings.values
-    by_driver = not memory_limits.missing(snapshot)
-    limits = {
-        uuid: offered.CONTAINER if by_driver and not is_instance(uuid) else offered.NOBODY
-        for uuid, share in division.shares(snapshot, settings).items()
-        if share.kind == TIME_SLICING
-    }
     is_spread = values["allocation-policy"] == "distributed"
-    offered_devices = offered.devices(snapshot, values["exclude"], is_spread, limits=limits)
+    parts = _find_parts(snapshot, settings)
+    offered_devices = offered.devices(snapshot, values["exclude"], is_spread, parts=parts)
     return offered_devices, *missing(snapshot, [device.uuid for device in offered_devices])
+
+
+def _find_parts(snapshot: Snapshot, settings: Settings) -> dict[str, Parts]:
+    """Return how claims share the devices of groups of sharing, by UUID.
+
+    An MPS daemon with limits for each client would bound those who ask for more: its GPUs stay whole.
+    """
+    by_driver = not memory_limits.missing(snapshot)
+    sizes = {gpu["uuid"]: gpu["memory"] for gpu in snapshot["gpus"]}
+    parts = {}
+    for uuid, share in division.shares(snapshot, settings).items():
+        limit = offered.CONTAINER if by_driver and not is_instance(uuid) else offered.NOBODY
+        if share.kind == TIME_SLICING:
+            parts[uuid] = Parts(limit)
+        elif share.threads == offered.THREADS and share.memory == sizes[uuid] and not share.sliced:
+            parts[uuid] = Parts(offered.CONTAINER if by_driver else offered.PROCESS, share.group)
+    return parts
 
 
 def missing(snapshot: Snapshot, uuids: Collection[str]) -> tuple[frozenset[str], str]:

@@ -31,8 +31,8 @@ def groups_of(row: Mapping[str, Any]) -> list[MpsGroup]:
     return [group_row for group_row in groups if group_row is not None]
 
 
-def shared() -> dict[str, Claim]:
-    """Return the claims that share something, by uid.
+def recorded() -> dict[str, Claim]:
+    """Return all claims, by uid.
 
     Raises:
         GpushimError: the file cannot be read, or is damaged: then it is unknown which there are.
@@ -40,7 +40,12 @@ def shared() -> dict[str, Claim]:
     if _file.damaged:
         raise GpushimError(f"{_file.path} is damaged: what claims share is not known", FAILED)
     record = _file.read()
-    return {uid: claim for uid, claim in record["claims"].items() if claim["sharing"]} if record else {}
+    return record["claims"] if record else {}
+
+
+def shared() -> dict[str, Claim]:
+    """Return the claims that share something, as `recorded`."""
+    return {uid: claim for uid, claim in recorded().items() if claim["sharing"]}
 
 
 def find(name: str) -> MpsGroup | None:

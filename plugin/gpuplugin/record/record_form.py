@@ -59,6 +59,8 @@ if TYPE_CHECKING:
         memory: int  # MiB
         of: int  # MiB of the device
         limited: bool  # whether its containers are limited to that
+        threads: int  # percent
+        group: str  # of the settings, whose MPS daemon its containers use, or ""
 
     class ClaimDevice(TypedDict):
         """A device of a claim; one that an administrator looks at is not the claim's alone."""
@@ -124,7 +126,7 @@ _CLAIM = {
     "since": _NUMBER,
 }
 _DEVICE = {**dict.fromkeys(("request", "device", "uuid", "gpu", "placement"), (str,)), "admin": (bool,)}
-_CLAIM_SHARE = {"id": (str,), "memory": (int,), "of": (int,), "limited": (bool,)}
+_CLAIM_SHARE = {"id": (str,), "memory": (int,), "of": (int,), "limited": (bool,), "threads": (int,), "group": (str,)}
 
 
 def fresh(boot: str, unknown: str = "") -> Record:

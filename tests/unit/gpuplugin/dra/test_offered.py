@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuplugin.dra import offered
-from gpuplugin.dra.offered import GPU, IN_SLICE, MIG, STANDARD, TAINTS, devices, pcie_root, slices
+from gpuplugin.dra.offered import GPU, IN_SLICE, MIG, STANDARD, TAINTS, Parts, devices, pcie_root, slices
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
@@ -67,6 +67,7 @@ def test_a_gpu() -> None:
         "memoryLimit": {"string": "none"},
     }
     assert one.body["capacity"].pop("memory") == {"value": "40Gi"}
+    assert one.body["capacity"].pop("threads") == {"value": "100"}
     assert {value["value"] for value in one.body["capacity"].values()} == {"0"}
 
 
@@ -109,8 +110,8 @@ def test_the_page_has_what_is_said() -> None:
 
 def test_claims_get_parts_of_memory_and_of_nothing_else() -> None:
     """All of it where they ask for nothing; an instance's engines keep no other claim away."""
-    limits = {uuid(0): "container", uuid(16, "MIG"): "none"}
-    whole, part = (one.body for one in devices(BOTH, (), False, resolve, limits))
+    parts = {uuid(0): Parts("container"), uuid(16, "MIG"): Parts("none")}
+    whole, part = (one.body for one in devices(BOTH, (), False, resolve, parts))
     for body, memory, limit in ((whole, "40Gi", "container"), (part, "4864Mi", "none")):
         assert body["allowMultipleAllocations"] is True
         assert body["attributes"]["memoryLimit"] == {"string": limit}
@@ -121,8 +122,16 @@ def test_claims_get_parts_of_memory_and_of_nothing_else() -> None:
     assert part["capacity"]["multiprocessors"]["value"] == "14"
 
 
+def test_clients_of_mps_get_threads_which_nobody_reserves() -> None:
+    (one,) = devices(snapshot([gpu(0)]), (), False, resolve, {uuid(0): Parts("process", "gpu.mps")})
+    policy = {"default": "100", "validRange": {"min": "1", "max": "100", "step": "1"}}
+    assert one.body["capacity"]["threads"] == {"value": "4800", "requestPolicy": policy}
+    assert one.body["attributes"]["memoryLimit"] == {"string": "process"}
+    assert one.group == "gpu.mps"
+
+
 def test_a_gpu_whose_memory_nobody_knows_stays_whole() -> None:
-    (one,) = devices(snapshot([gpu(0, memory=0)]), (), False, resolve, {uuid(0): "container"})
+    (one,) = devices(snapshot([gpu(0, memory=0)]), (), False, resolve, {uuid(0): Parts("container")})
     assert "allowMultipleAllocations" not in one.body
 
 

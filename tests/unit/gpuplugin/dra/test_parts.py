@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuplugin.allocation import memory_limits
+from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import offered, shared, spec
 from gpuplugin.dra.claim import allocated, is_here
-from gpuplugin.dra.offered import Offered
+from gpuplugin.dra.offered import Parts
 from gpuplugin.record import grants, record_form
 from gpuplugin.settings import settings, sharing
 from gpushim.cdi.generate import output, publish
@@ -63,11 +65,27 @@ def test_devices_of_a_time_slicing_group_are_given_out_in_parts(strategy: str) -
 
 @pytest.mark.usefixtures("kept")
 def test_others_stay_whole() -> None:
-    """As those of MPS, whose daemon has limits of its own."""
+    """As those of an MPS daemon that has limits of its own, so that a claim might get less than it consumes."""
     assert limits(HOST, said()) == {}
     by_mps, by_time = ([{"name": "gpu", "replicas": 2, "devices": [number]}] for number in (0, 1))
     by_mps[0]["rename"] = "gpu.mps"
     assert limits(HOST, said(mps=by_mps, timeSlicing=by_time)) == {uuid(1): "container"}
+
+
+@pytest.mark.parametrize(
+    ("row", "is_shared"),
+    [
+        ({"replicas": 1}, True),
+        ({"replicas": 2, "memory": "40Gi", "threads": 100}, True),
+        ({"replicas": 1, "threads": 50}, False),
+        ({"replicas": 1, "memory": "20Gi"}, False),
+        ({"slices": [{"name": "gpu.all", "memory": "40Gi", "threads": 100}]}, False),
+    ],
+)
+def test_an_mps_daemon_without_limits_serves_claims(row: dict[str, Any], is_shared: bool) -> None:
+    """Where the driver keeps no limit, by the client's own."""
+    found = said(mps=[{"name": "gpu", "devices": [0], **row}])
+    assert limits(HOST, found) == ({uuid(0): "process"} if is_shared else {})
 
 
 def test_a_driver_that_keeps_no_limit_says_so() -> None:
@@ -76,7 +94,7 @@ def test_a_driver_that_keeps_no_limit_says_so() -> None:
 
 def result(number: int, memory: Any = "10Gi", **more: Any) -> dict[str, Any]:
     row = {"request": "r", "driver": OWN_DRIVER, "pool": NODE, "device": "gpu-0", "shareID": IDS[number]}
-    return {**row, "consumedCapacity": {"memory": memory, "copyEngines": "0"}, **more}
+    return {**row, "consumedCapacity": {"memory": memory, "threads": "25", "copyEngines": "0"}, **more}
 
 
 def body(*results: dict[str, Any]) -> dict[str, Any]:
@@ -88,12 +106,18 @@ ASKED = {"namespace": "d", "name": "c", "uid": "u"}
 
 def test_a_result_has_its_part() -> None:
     (one,) = allocated(ASKED, body(result(0, "1536Mi")), NODE).results
-    assert (one.share, one.memory) == (IDS[0], 1536)
+    assert (one.share, one.memory, one.threads) == (IDS[0], 1536, 25)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"consumedCapacity": {}}, {"consumedCapacity": None}, {"shareID": "../x"}, {"shareID": 3}, {"shareID": ""}],
+    [
+        *(
+            {"consumedCapacity": value}
+            for value in ({}, None, {"memory": "1Gi"}, {"memory": "1Gi", "threads": "101"})
+        ),
+        *({"shareID": value} for value in ("../x", 3, "")),
+    ],
 )
 def test_a_part_that_nobody_can_tell_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(GpushimError, match="claim d/c is malformed"):
@@ -109,7 +133,7 @@ def test_a_claim_with_another_part_of_the_same_device_has_what_it_had_no_more() 
 
 def part(number: int, memory: int, **more: Any) -> record_form.Claim:
     """Return a recorded claim with a part of the first GPU."""
-    share: Any = {"id": IDS[number], "memory": memory, "of": ALL, "limited": True}
+    share: Any = {"id": IDS[number], "memory": memory, "of": ALL, "limited": True, "threads": 0, "group": ""}
     return claim({**claim_device(), "share": share}, name=f"c{number}", **more)
 
 
@@ -157,7 +181,7 @@ def test_what_a_pod_has_by_the_device_plugin_is_given_to_no_part() -> None:
 def test_the_record_keeps_parts_and_refuses_what_is_none() -> None:
     text = json.dumps(granted(part(0, 16)))
     assert record_form.parse(json.loads(text), [], "boot")["claims"]["u0"] == part(0, 16)
-    for key, value in (("memory", -1), ("of", "x"), ("limited", 1), ("id", None)):
+    for key, value in (("memory", -1), ("of", "x"), ("limited", 1), ("id", None), ("threads", None), ("group", 1)):
         found = json.loads(text)
         found["claims"]["u0"]["devices"][0]["share"][key] = value
         with pytest.raises((TypeError, ValueError)):
@@ -168,10 +192,14 @@ def test_the_record_keeps_parts_and_refuses_what_is_none() -> None:
 def parted(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Node:
     """A node whose first GPU is given out in parts."""
     monkeypatch.setattr(output, "default_directory", lambda: str(tmp_path / "cdi"))
-    found = offered.devices(HOST, limits={uuid(0): "container"})
-    names = {f"gpu-{number}": Offered(f"gpu-{number}", one.uuid, one.body) for number, one in enumerate(found)}
-    node.offer = node.offer._replace(devices=names)
+    share_by(node, Parts("container"))
     return node
+
+
+def share_by(node: Node, parts: Parts) -> None:
+    found = offered.devices(HOST, parts={uuid(0): parts})
+    names = {f"gpu-{number}": one._replace(name=f"gpu-{number}") for number, one in enumerate(found)}
+    node.offer = node.offer._replace(devices=names)
 
 
 def specs(tmp_path: Path) -> dict[str, str]:
@@ -185,10 +213,10 @@ def specs(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def take(node: Node, number: int, memory: str = "16Gi") -> Any:
+def take(node: Node, number: int, memory: str = "16Gi", threads: str = "0") -> Any:
     """Have a claim with a part of the first GPU prepared; return its only device, or why it has none."""
     node.claims[IDS[number]] = ("gpu-0",)
-    node.more = {"shareID": IDS[number], "consumedCapacity": {"memory": memory}}
+    node.more = {"shareID": IDS[number], "consumedCapacity": {"memory": memory, "threads": threads}}
     answer = asyncio.run(node.prepare(IDS[number]))
     return answer if isinstance(answer, str) else answer[0]
 
@@ -234,3 +262,46 @@ def test_a_config_that_changes_a_gpu_is_for_who_has_all_of_it(
     monkeypatch.setattr("gpuplugin.dra.shared._why", lambda _: "")
     answer = take(parted, 0, memory)
     assert ("has 16384 MiB of gpu-0, and a config that changes it" in answer) == refused
+
+
+@pytest.mark.parametrize(
+    ("limit", "memory", "own"),
+    [
+        ("process", "16Gi", f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={uuid(0)}=16384M"),
+        ("process", "40Gi", ""),
+        ("container", "16Gi", ""),
+    ],
+)
+def test_parts_by_mps_are_clients_of_the_groups_daemon(
+    parted: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, memory: str, own: str
+) -> None:
+    """Whose memory the driver limits where it can; else its processes are told."""
+    share_by(parted, Parts(limit, "gpu.mps"))
+    group = MpsGroup("gpu.mps", (MpsGpu(uuid(0), 0, ALL),), ALL, 100, False)
+    needed: list[str] = []
+    monkeypatch.setattr(parted.driver._sharing, "_daemons", lambda: [group])
+    monkeypatch.setattr("gpuplugin.mps.mps.Units.need", lambda _, names: needed.extend(names))
+    monkeypatch.setattr("gpuplugin.dra.shared._why", lambda groups: "" if needed or not groups else "starts")
+    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: parted.now))
+    name = f"gpushim/claim=share-{IDS[0]}"
+    assert take(parted, 0, memory, "25")["cdi_device_ids"] == [f"nvidia.com/gpu={uuid(0)}", name]
+    assert needed == ["gpu.mps"]
+    (path,) = (tmp_path / "cdi").glob("gpushim-claim-*.json")
+    (device,) = json.loads(path.read_text())["devices"]
+    variables = ["CUDA_MPS_PIPE_DIRECTORY=/run/gpushim/mps/gpu.mps/pipe", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"]
+    assert device["containerEdits"]["env"] == [*variables, *filter(None, [own])]
+    sources = [mount["hostPath"] for mount in device["containerEdits"]["mounts"]]
+    assert [source.startswith(f"{tmp_path}/mps/gpu.mps/") for source in sources[:2]] == [True, True]
+    assert sources[2:] == [f"{tmp_path}/limits/{uuid(0)}={16 << 30}"] * (limit == "container")
+
+
+@pytest.mark.parametrize("others", ["a config", "another part in the request"])
+def test_what_a_client_of_a_groups_daemon_cannot_have(parted: Node, others: str) -> None:
+    share_by(parted, Parts("process", "gpu.mps"))
+    if others == "a config":
+        parted.configs = [{"opaque": {"driver": OWN_DRIVER, "parameters": MPS}}]
+        assert "and a config that changes it for other claims" in take(parted, 0, "40Gi", "100")
+        return
+    parted.claims[IDS[0]] = ("gpu-0", "gpu-0")
+    parted.more = {"shareID": IDS[0], "consumedCapacity": {"memory": "16Gi", "threads": "50"}}
+    assert 'has several parts of GPUs that MPS shares in the request "r"' in asyncio.run(parted.prepare(IDS[0]))
