@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import NotRequired, TypedDict
+    from typing import TypedDict
 
     class Part(TypedDict):
         """What a resource has of a GPU or MIG instance: so many devices, with a number in their ids or without."""
@@ -62,7 +62,10 @@ if TYPE_CHECKING:
         threads: int  # percent
         group: str  # of the settings, whose MPS daemon its containers use, or ""
 
-    class ClaimDevice(TypedDict):
+    class _ClaimDeviceOptions(TypedDict, total=False):
+        share: ClaimShare  # of a device that is the claim's in part
+
+    class ClaimDevice(_ClaimDeviceOptions):
         """A device of a claim; one that an administrator looks at is not the claim's alone."""
 
         request: str
@@ -71,7 +74,6 @@ if TYPE_CHECKING:
         admin: bool
         gpu: str  # UUID of the GPU that it is or is part of, "" if nobody knows that any more
         placement: str
-        share: NotRequired[ClaimShare]  # of a device that is the claim's in part
 
     class Claim(TypedDict):
         """A claim that has devices of this node."""
