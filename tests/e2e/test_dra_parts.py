@@ -55,10 +55,13 @@ def ask(
     namespace: str = "default",
     device_class: str = claims.DRIVER,
     limit: str = "none",
-    **threads: str,
+    threads: str = "",
+    **more: Any,
 ) -> None:
     """Create a claim for so much memory of a GPU, all of it for "", and a pod that has it."""
-    more: dict[str, Any] = {"capacity": {"requests": {"memory": memory, **threads}}} if memory else {}
+    requests = {**({"memory": memory} if memory else {}), **({"threads": threads} if threads else {})}
+    if requests:
+        more["capacity"] = {"requests": requests}
     expression = f"device.attributes['{claims.DRIVER}'].memoryLimit == '{limit}'"
     request = claims.request(device_class=device_class, selectors=[{"cel": {"expression": expression}}], **more)
     rows = [claims.claim(name, request), claims.pod(name, name)]
@@ -140,3 +143,11 @@ def client(cluster: Cluster, name: str) -> dict[str, Any]:
     names = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     limits = cluster.kubectl(*box, "printenv", *names).split()
     return {**json.loads(cluster.kubectl(*box, "python3", "-c", CLIENT)), "limits": limits}
+
+
+def test_an_administrator_looks_beside_parts(cluster: Cluster) -> None:
+    """As no client, and without a limit. The scheduler counts the least part for it."""
+    cluster.kubectl("label", "namespace", "default", "resource.kubernetes.io/admin-access=true")
+    ask(cluster, "admin", "16Mi", limit="process", adminAccess=True)
+    becomes(cluster, lambda: "admin" in running(cluster), "an administrator looks")
+    assert "CUDA_MPS" not in cluster.kubectl("exec", "admin", "--container=box0", "--", "env")

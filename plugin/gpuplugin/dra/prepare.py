@@ -152,13 +152,8 @@ class Claims:
         """
         before = self._read()["claims"].get(claim.uid)
         running = await cgroups.find_running(frozenset(before["pods"])) if before else frozenset()
-        if (
-            before
-            and running
-            and not {device["uuid"] for device in transitions.list_held(before)}
-            <= {device["uuid"] for device in devices}
-        ):
-            self._lose([claim.uid])  # another device, while a process has the former one
+        if before and running and not _identify(transitions.list_held(before)) <= _identify(devices):
+            self._lose([claim.uid])  # another device or part, while a process has the former one
             raise GpushimError(transitions.describe_ending(before), REQUEST)
         row: record_form.Claim = {
             "driver": OWN_DRIVER,
@@ -343,6 +338,11 @@ class Claims:
             name = quote(f"{claim['namespace']}/{claim['name']}")
             logger.info("claim %s is gone from this node: its GPUs are taken back", name)
             self._over[uid] = system.clock()
+
+
+def _identify(devices: Sequence[record_form.ClaimDevice]) -> set[tuple[str, str]]:
+    """Return the UUID of each device, and the id of its part."""
+    return {(device["uuid"], device["share"]["id"] if "share" in device else "") for device in devices}
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

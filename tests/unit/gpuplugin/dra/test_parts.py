@@ -236,6 +236,18 @@ def test_each_part_has_a_limit_of_its_own_and_ends_alone(parted: Node, tmp_path:
     assert take(parted, 2)["device_name"] == "gpu-0"
 
 
+def test_a_claim_gets_no_other_part_while_a_process_has_the_one_before(parted: Node) -> None:
+    """Which may be larger: as one with a name of its own, which the scheduler has allocated anew."""
+    parted.users = ["hangs"]
+    assert take(parted, 0)["share_id"] == IDS[0]
+    parted.running, parted.users = {"hangs"}, ["second"]
+    assert take(parted, 0)["share_id"] == IDS[0]
+    parted.more = {"shareID": IDS[1], "consumedCapacity": {"memory": "1Gi", "threads": "0"}}
+    assert isinstance(asyncio.run(parted.prepare(IDS[0])), str)
+    parted.running = set()
+    assert asyncio.run(parted.prepare(IDS[0]))[0]["share_id"] == IDS[1]
+
+
 def test_a_claim_with_all_of_it_has_no_limit_and_nobody_beside_it(parted: Node, tmp_path: Path) -> None:
     assert take(parted, 0, "40Gi")["cdi_device_ids"] == [f"nvidia.com/gpu={uuid(0)}"]
     assert specs(tmp_path) == {}
