@@ -27,7 +27,8 @@ from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 WISHES = {name: desired for name, (desired, *_) in FORMS.items()}
 STEPS = 300
 SEEDS = int(os.environ.get("GPUSHIM_WALKS", "40"))
-Key = tuple[str, str]  # resource, or CLAIM, and id
+Key = tuple[str, str]  # resource and id, or CLAIM and the claim's name
+ALL = 40960  # MiB of a device
 
 
 class Node:
@@ -39,6 +40,7 @@ class Node:
         self.wishes = ["whole", "whole"]
         self.had: dict[Key, Device] = {}  # what containers have, as they got it
         self.pods: dict[Key, str] = {}  # whose that is; each has a process
+        self.memory: dict[Key, int] = {}  # what claims have of their device
         self.forgotten: set[Key] = set()  # by kubelet, of what they have
         self.unlisted: set[Key] = set()  # what init containers have
         self.names = itertools.count()
@@ -57,6 +59,7 @@ class Node:
         assert len({uuid for uuid, _ in ways}) == len(ways), happens
         assert len({is_instance(uuid) for uuid, _ in ways}) < 2, happens
         assert len({uuid for uuid, _ in ways}) < 2, happens  # instances have one place
+        assert sum(self.memory[key] for key in self.had if key[0] == CLAIM) <= ALL, happens
 
     def known(self) -> list[Key]:
         """What kubelet has of the device plugin."""
@@ -146,13 +149,16 @@ class Node:
         self.looks(self.plugins.index(plugins[0]))
         file, device, name = AllocationsFile(), self.draw.choice([ONE, self.part]), f"c{next(self.names)}"
         placement = "1/0" if device != ONE else ""
-        row = claim(claim_device(device, ONE, placement), name=name, pods=[f"uid-{name}"], since=self.scene.now)
+        memory, had = self.draw.choice([ALL, ALL // 2, ALL // 4]), claim_device(device, ONE, placement)
+        if memory < ALL:
+            had["share"] = {"id": name, "memory": memory, "of": ALL, "limited": True, "threads": 0, "group": ""}
+        row = claim(had, name=name, pods=[f"uid-{name}"], since=self.scene.now)
         with contextlib.suppress(GpushimError), file.locked() as before:
             record = file.current(before)
             if not record["unknown"]:
                 file.write(grants.grant_claim(record, name, row))
-                self.had[CLAIM, device] = Device(device, device, "", 0)
-                self.pods[CLAIM, device] = name
+                self.had[CLAIM, name] = Device(device, device, "", 0)
+                self.pods[CLAIM, name], self.memory[CLAIM, name] = name, memory
 
     def save(self) -> None:
         """Write kubelet's checkpoint."""
