@@ -14,7 +14,7 @@ import pytest
 
 from e2e.cdihooks import run
 from e2e.dranode import Driver, becomes, folder
-from e2e.test_memory_limit import GIB, LOOK, Scene, scene
+from e2e.limited import GIB, LOOK, Scene, scene
 
 __all__ = ["folder", "scene"]
 SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, devices: [0], replicas: 4}]}}\n"
