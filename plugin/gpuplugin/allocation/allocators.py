@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, is_believed, is_ours
+from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, is_believed
 from gpuplugin.processes import tasks
 from gpuplugin.record import kubelet_state
 from gpuplugin.record.transitions import find_admin_claims
@@ -82,7 +82,7 @@ def drivers(plugins: Iterable[Plugin], claims: Iterable[Claim], snapshot: Snapsh
         clause = f"{name} {'has it' if gpus else 'may have it'}{pod}"
         yield Allocator(visible(clause), "when kubelet lists that claim no more", gpus)
     for plugin in plugins:
-        if plugin.kind == DRIVER and plugin.name in gave and not is_ours(plugin):
+        if plugin.kind == DRIVER and plugin.name in gave:
             subject = f"the DRA driver {quote(plugin.name)}, which listens at {plugin.path},"
             yield Allocator(f"{subject} gives out this node's GPUs, too", GONE, None, by=True)
 
@@ -215,12 +215,19 @@ class Allocators:
                 self._saved_claims = await asyncio.to_thread(kubelet.claims, folder)
                 self._saved = identity
         has_driver = any(plugin.kind == DRIVER for plugin in (*self._listeners, *listeners))
-        if self._heard and not (self._saved_claims or self._listed or has_driver):
+        if self._heard and not (self._saved_claims or self._listed or has_driver or self._has_recorded()):
             return True
         listed = await podresources.listed(folder) if podresources.answers(folder) else None
         if listed is not None:
             self._heard, self._listed = True, listed.claims
         return listed is not None
+
+    def _has_recorded(self) -> bool:
+        """Return whether claims are recorded, or nobody knows that: gpushim's own driver writes them down."""
+        try:
+            return bool(self._registry.watch.file.read_current()["claims"])
+        except GpushimError:
+            return True
 
     def _claims(self) -> list[Claim]:
         """List claims: what kubelet lists, and what it has kept, since after its start it lists not all at once.
@@ -230,8 +237,7 @@ class Allocators:
         listed = {claim[:5] for claim in self._listed}
         admin_claims = frozenset[Any]()
         with contextlib.suppress(GpushimError):
-            file = self._registry.file
-            admin_claims = find_admin_claims(file.current(file.read()))
+            admin_claims = find_admin_claims(self._registry.watch.file.read_current())
         claims = self._listed + [claim for claim in self._saved_claims if claim[:5] not in listed]
         return [
             claim

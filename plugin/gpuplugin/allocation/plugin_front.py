@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import plugin_status
-from gpuplugin.allocation.allocators import SERVE, Allocators
+from gpuplugin.allocation.allocators import Allocators
 from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.allocation.offer import absent, offered
 from gpuplugin.allocation.registry import Registry
@@ -24,6 +24,7 @@ from gpuplugin.kubelet import podresources
 from gpuplugin.metrics.exposition import FrontState
 from gpuplugin.mps.mps import Units
 from gpuplugin.processes import moments
+from gpuplugin.record import allocations_file
 from gpuplugin.record.kubelet_watch import TICK
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from gpuplugin.health.reason import Reason
+    from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.settings.settings import Settings
     from gpuplugin.snapshot.inotify import Watch
     from gpushim.ground.model import Snapshot
@@ -47,6 +49,7 @@ class PluginFront:
 
     Args:
         settings: returns those in force.
+        watch: what kubelet has, with the record.
         start: starts a task, and sees to what it ends with.
         wake: has all looked at again.
     """
@@ -54,12 +57,15 @@ class PluginFront:
     name, program = "device-plugin", "the device plugin"
 
     def __init__(
-        self, settings: Callable[[], Settings], start: Callable[[Any], asyncio.Task[Any]], wake: Callable[[], None]
+        self,
+        settings: Callable[[], Settings],
+        watch: KubeletWatch,
+        start: Callable[[Any], asyncio.Task[Any]],
+        wake: Callable[[], None],
     ) -> None:
         self._settings, self._start, self._wake = settings, start, wake
-        self._registry = Registry(start)
-        heeds = lambda: settings().values["other-givers"] != SERVE  # noqa: E731
-        self._view = KubeletView(self._registry, lambda: str(settings().values["kubelet-dir"]), heeds)
+        self._registry = Registry(start, watch)
+        self._view = KubeletView(self._registry)
         self._seen: object = None  # of what kubelet was told
         self._again = 0.0  # time.monotonic() at which that is looked at again, for something waits
         self._pause = TICK  # seconds until that, longer each time that nothing is new: a claim may stay for days
@@ -86,7 +92,7 @@ class PluginFront:
     def watch(self, watch: Watch) -> bool:
         """Have directories watched; return whether nothing told what came to one until now."""
         is_new = watch.add(*self._allocators.folders(), self._folder, *self._view.folders())
-        self._registry.watched = watch.tells(self._folder)
+        self._registry.watched = watch.tells(self._folder) and watch.tells(allocations_file.folder())
         return is_new
 
     def changed(self, paths: Collection[str]) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.allocation.allocators import SERVE
 from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
@@ -23,8 +22,6 @@ from gpuplugin.health import reason
 from gpuplugin.kubelet import dra, plugins
 from gpuplugin.processes import moments
 from gpuplugin.record import allocations_file, transitions
-from gpuplugin.record.allocations_file import AllocationsFile
-from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.snapshot import release
 from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from gpuplugin.dra.link import LinkSocket
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
+    from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.record.record_form import Record
     from gpuplugin.settings.settings import Settings
     from gpuplugin.snapshot.inotify import Watch
@@ -54,6 +52,7 @@ class ClaimsFront:
         node: this node's name.
         socket: where it meets the other half.
         settings: returns those in force.
+        watch: what kubelet has, with the record.
         start: starts a task, and sees to what it ends with.
         wake: has all looked at again.
     """
@@ -65,11 +64,12 @@ class ClaimsFront:
         node: str,
         socket: LinkSocket,
         settings: Callable[[], Settings],
+        watch: KubeletWatch,
         start: Callable[[Any], asyncio.Task[Any]],
         wake: Callable[[], None],
     ) -> None:
         self._node, self._settings, self._start, self._wake = node, settings, start, wake
-        self._file, self._newest = AllocationsFile(), Newest()
+        self._kubelet, self._file, self._newest = watch, watch.file, Newest()
         self._kubeconfig, self._link = Kubeconfig(), Link(socket, start, wake)
         self._snapshot: Snapshot | None = None  # of which all that is offered is
         self._anew = False  # the settings have changed since it was taken
@@ -84,12 +84,8 @@ class ClaimsFront:
         self._logged: dict[str, str] = {}
         self._held = ""  # why nothing is given out, whatever the snapshot has
         self._lacks = ""  # what the CDI spec does not have, a sentence
-        kubelet_dir = str(settings().values["kubelet-dir"])
-        heeds = lambda: settings().values["other-givers"] != SERVE  # noqa: E731 - as the device plugin's
-        self._kubelet = KubeletWatch(
-            self._file, lambda: kubelet_dir, lambda: self._snapshot, changed=wake, heeds=heeds
-        )
-        self._claims = Claims(self._file, self._kubelet, self._link, node, lambda: self._offer, self._sharing)
+        kubelet_dir = watch.kubelet_dir()  # for good: see `obey`
+        self._claims = Claims(watch, self._link, node, lambda: self._offer, self._sharing)
         self._status = Status(self._now, self._claims, self._file, self._link, self._newest)
         self._status.driver = self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, self._status.prepare, self._status.unprepare, self._health, self._registered
@@ -193,7 +189,7 @@ class ClaimsFront:
         if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", sentence)
         self._lacks = sentence
-        self._snapshot = snapshot
+        self._snapshot = self._kubelet.snapshot = snapshot
         if self._kubelet.state.snapshot is None:  # before anything is offered
             self._file.prepare()
             await self._kubelet.reconcile()
@@ -219,7 +215,7 @@ class ClaimsFront:
 
     def _read_record(self) -> Record | None:
         with contextlib.suppress(GpushimError):
-            return self._file.current(self._file.read())
+            return self._file.read_current()
         return None
 
     def _find_lost(self) -> dict[str, str]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpuplugin.dra.claim import Claim
     from gpuplugin.record.allocations_file import AllocationsFile
     from gpuplugin.record.record_form import Claim as Row
+    from gpuplugin.record.record_form import Record
     from gpushim.ground.model import Snapshot
 
 KIND = "gpushim/claim"  # of specs: one name for each group
@@ -79,19 +80,18 @@ class Sharing:
         }
 
     def _claims(self) -> dict[str, Row]:
-        return self._file.current(self._file.read())["claims"]
+        return self._file.read_current()["claims"]
 
     def _unshare(self, uids: Collection[str]) -> None:
         """Write down that lost claims share nothing any more, which their supervisors follow."""
-        with self._file.locked() as before:
-            record = self._file.current(before)
+
+        def unshare(record: Record) -> Record:
             ended: dict[str, Row] = {
-                uid: {**claim, "sharing": []}
-                for uid, claim in record["claims"].items()
-                if uid in uids and claim["sharing"]
+                uid: {**claim, "sharing": []} for uid, claim in record["claims"].items() if uid in uids
             }
-            if ended:
-                self._file.write({**record, "claims": {**record["claims"], **ended}})
+            return {**record, "claims": {**record["claims"], **ended}}
+
+        self._file.change(unshare)
 
     @property
     def problems(self) -> dict[str, str]:

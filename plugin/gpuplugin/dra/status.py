@@ -131,7 +131,7 @@ class Status:
         """Return what its metrics tell."""
         moment, rows, admin_claims = self._now(), dict[str, Any](), frozenset[Any]()
         with contextlib.suppress(GpushimError):
-            record = self._file.current(self._file.read())
+            record = self._file.read_current()
             rows = {uid: claim for uid, claim in record["claims"].items() if claim["driver"] == OWN_DRIVER}
             admin_claims = find_admin_claims(record)
         samples = [*self._published(moment), *_claimed(rows), *_tainted(moment)]

@@ -51,19 +51,13 @@ class Plugin(NamedTuple):
     name: str
 
 
-def is_ours(plugin: Plugin) -> bool:
-    """Return whether it is gpushim's own, by the name of its socket, which root has made."""
-    return plugin.path.rpartition("/")[2].startswith(sockets.PREFIX)
-
-
 async def find_rival(plugins: Plugins, kubelet_dir: str, name: str) -> str:
-    """Return where a driver of this name that is not ours listens, "" for none."""
-    listening = await plugins.look(kubelet_dir)
-    return next((plugin.path for plugin in listening if plugin.name == name and not is_ours(plugin)), "")
+    """Return where another giver's driver of this name listens, "" for none."""
+    return next((plugin.path for plugin in await plugins.look(kubelet_dir) if plugin.name == name), "")
 
 
 class Plugins:
-    """The plugins of a node, each asked once."""
+    """The plugins of a node but gpushim's own, each asked once."""
 
     def __init__(self) -> None:
         self._known: dict[Key, Plugin] = {}
@@ -100,7 +94,9 @@ class Plugins:
 
 
 def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:
-    """Return sockets of root's that listen, and directories of which not all was looked at."""
+    """Return sockets of root's that listen, without our own by their names, and directories of which not all was
+    looked at.
+    """
     paths, crowded, own_folder = [], [], kubelet.plugins(kubelet_dir)
     for folder, depth in ((f"{kubelet_dir}/{REGISTRY}", DEEPEST), (own_folder, 1)):
         entries = [*islice(_entries(folder, depth), sockets.NAMES)]
@@ -108,9 +104,9 @@ def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:
         crowded += [folder] * (len(entries) == sockets.NAMES)
     paths = [path for path in paths if not _SURROGATE.search(path)]  # no name of kubelet's, and none that grpc takes
     foreign = (
-        path
-        for path in paths
-        if not path.startswith(f"{own_folder}/") or sockets.is_foreign(path[len(own_folder) + 1 :])
+        f"{folder}/{name}"
+        for folder, _, name in (path.rpartition("/") for path in paths)
+        if (sockets.is_foreign(name) if folder == own_folder else not name.startswith(sockets.PREFIX))
     )
     return [*filter(is_believed, foreign)], crowded
 

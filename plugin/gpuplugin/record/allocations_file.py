@@ -27,7 +27,7 @@ from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gpuplugin.record.record_form import Grants, Record
 
@@ -144,6 +144,10 @@ class AllocationsFile:
             return record_form.fresh(self.boot, f"{self.path} is damaged" if self.damaged else "")
         return record_form.after_boot(record, self.boot)
 
+    def read_current(self) -> Record:
+        """Return the record as it is in this boot; an empty one where there is none. Raise as for `read`."""
+        return self.current(self.read())
+
     @property
     def damaged(self) -> bool:
         """Whether there is a file that says nothing."""
@@ -158,6 +162,14 @@ class AllocationsFile:
         """
         with lock.held(f"{folder()}/{LOCK}", PATIENCE):
             yield self.read()
+
+    def change(self, change: Callable[[Record], Record]) -> None:
+        """Replace the record in this boot with what a function makes of it. Raise as for `locked` and `write`."""
+        with self.locked() as before:
+            record = self.current(before)
+            changed = change(record)
+            if changed != record:
+                self.write(changed)
 
     def write(self, record: Record) -> None:
         """Replace the record; the lock is held.

@@ -16,7 +16,7 @@ from gpuplugin.allocation.allocators import Allocator, Allocators
 from gpuplugin.devices import changes
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
 from gpuplugin.record import kubelet_state
-from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.settings import resources
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
@@ -93,7 +93,7 @@ def test_a_claim_that_cannot_be_told_may_have_any() -> None:
 
 def alone(folder: str = "") -> Any:
     """What looks at others beside no resource of our own."""
-    registry = SimpleNamespace(served={}, instances=SimpleNamespace(others=bool), file=AllocationsFile())
+    registry = SimpleNamespace(served={}, instances=SimpleNamespace(others=bool), watch=KubeletWatch(str))
     settings = SimpleNamespace(values={"other-givers": allocators.REFUSE, "kubelet-dir": folder})
     return Allocators(registry, lambda: settings, list)  # type: ignore[arg-type, return-value]
 

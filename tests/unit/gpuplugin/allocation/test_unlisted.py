@@ -28,7 +28,7 @@ def give(scene: Scene) -> Instance:
     plugin = scene.settle(whole())
     plugin.allocate(ONE)
     scene.checkpoint({GPU: {ONE: "i"}})
-    plugin.view._watch._repeat = Mock(side_effect=scene.write_all)
+    plugin.watch.repeat = Mock(side_effect=scene.write_all)
     scene.now += QUIET + 1
     return plugin
 
@@ -45,7 +45,7 @@ def test_what_an_init_container_has_is_its_own_until_kubelet_has_written_it_off(
         scene.now += kubelet_view.ASK
         assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}
         assert plugin.look(parts()) == {ONE}
-    plugin.view._watch._repeat.assert_called_once_with()  # type: ignore[union-attr]
+    plugin.watch.repeat.assert_called_once_with()  # type: ignore[union-attr]
     scene.unlisted, scene.bare, scene.pods = {}, after, usual if after else {}
     scene.now += AGAIN if after else 0
     plugin.follow()
@@ -61,7 +61,7 @@ def test_a_pod_that_has_ended_has_nothing_when_kubelet_was_told_its_list_once_mo
     plugin.allocate(ONE)  # to another pod, which ends
     scene.now += QUIET + 1
     plugin.follow()
-    plugin.view._watch._repeat.assert_called_once_with()  # type: ignore[union-attr]
+    plugin.watch.repeat.assert_called_once_with()  # type: ignore[union-attr]
     plugin.follow()
     assert states(plugin) == {}
 
@@ -73,7 +73,7 @@ def test_what_another_plugin_delays_is_not_in_the_checkpoint_yet(scene: Scene) -
     scene.checkpoint({})
     os.utime(scene.checkpoint_file, (0, 0))
     plugin.allocate(ONE)
-    plugin.view._watch._repeat = repeat = Mock()
+    plugin.watch.repeat = repeat = Mock()
     scene.bare = ["a"]
     for _ in range(3):
         scene.now += QUIET

@@ -21,7 +21,6 @@ from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.mps import mps, of_claims
 from gpuplugin.processes import moments
-from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.kubelet_watch import YOUNG, KubeletWatch
 from gpuplugin.record.record_form import CONFIRMED
 from gpuplugin.record.transitions import claims_by_uuid, find_lost_claims
@@ -81,15 +80,15 @@ class Node:
         monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(system, "clock", lambda: self.now)
         self.offer: Any = Offer({name: Device(name) for name in NAMES}, KIND, snapshot=HOST)  # type: ignore[misc]
-        self.file = AllocationsFile()
+        self.watch = KubeletWatch(lambda: str(kubelet_dir))
+        self.watch.snapshot, self.file = HOST, self.watch.file
         self.file.prepare()
-        watch = KubeletWatch(self.file, lambda: str(kubelet_dir), lambda: self.offer.snapshot)
         sharing = Sharing(self.file, lambda work: asyncio.ensure_future(work), lambda: HOST)
-        self.driver = Claims(self.file, watch, self, NODE, lambda: self.offer, sharing)  # type: ignore[arg-type]
+        self.driver = Claims(self.watch, self, NODE, lambda: self.offer, sharing)  # type: ignore[arg-type]
 
     @property
     def record(self) -> Record:
-        return self.file.current(self.file.read())
+        return self.file.read_current()
 
     @property
     def recorded(self) -> list[str]:
@@ -314,7 +313,7 @@ def test_a_claim_that_another_instance_prepares_while_it_is_taken_back_here_stay
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of two in a rolling update; its pod has no process yet."""
-    other = Claims(node.file, node.driver._watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
+    other = Claims(node.watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
 
     async def prepare_there(_: object) -> None:
         node.now += 1
