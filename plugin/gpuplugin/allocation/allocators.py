@@ -146,7 +146,7 @@ class Allocators:
 
     def __init__(self, registry: Registry, settings: Callable[[], Settings], changed: Callable[[], object]) -> None:
         self._registry, self._settings, self._changed = registry, settings, changed
-        self._plugins = Plugins()
+        self._plugins = registry.watch.plugins
         self._listeners: list[Plugin] = []
         self._saved: object = None  # identity of kubelet's file of claims
         self._saved_claims: list[Claim] = []  # of that file

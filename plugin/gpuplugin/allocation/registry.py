@@ -103,7 +103,7 @@ class Registry:
         try:
             with file.locked() as record:
                 if record is None or record["boot"] != file.boot:
-                    raise GpushimError(f"{file.path} is missing or damaged, and what pods have is asked again", FAILED)
+                    raise GpushimError(f"{file.path} is missing or damaged; what pods have is asked again", FAILED)
                 if not self.watch.is_met():
                     raise GpushimError(f"{file.path} does not have the kubelet yet that has just started", FAILED)
                 owners = self._find_owners(record, keys)

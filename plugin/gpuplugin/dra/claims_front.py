@@ -9,7 +9,6 @@ Out of scope: the loop, the snapshot and health (daemon.py), the API server (gpu
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.dra import offered, spec, taints
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from gpuplugin.settings.settings import Settings
     from gpuplugin.snapshot.inotify import Watch
     from gpushim.ground.model import Snapshot
-
-OTHERS = 10.0  # seconds between looks for other drivers of this name
 
 
 class ClaimsFront:
@@ -80,9 +77,8 @@ class ClaimsFront:
         self._unwell: dict[str, str] = {}  # of what is offered, as the log has it
         self._reasons: Mapping[str, list[Reason]] = {}
         self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
-        self._plugins, self._rival, self._asked = plugins.Plugins(), "", -OTHERS
         self._logged: dict[str, str] = {}
-        self._held = ""  # why nothing is given out, whatever the snapshot has
+        self._rival = self._held = ""  # why nothing is given out, whatever the snapshot has
         self._lacks = ""  # what the CDI spec does not have, a sentence
         kubelet_dir = watch.kubelet_dir()  # for good: see `obey`
         self._claims = Claims(watch, self._link, node, lambda: self._offer, self._sharing)
@@ -162,10 +158,7 @@ class ClaimsFront:
 
     async def _find_rival(self) -> None:
         """See whether another giver's driver of this name listens, beside which this one gives out nothing."""
-        if time.monotonic() - self._asked < OTHERS:
-            return
-        self._asked = time.monotonic()
-        path = await plugins.find_rival(self._plugins, str(self._settings().values["kubelet-dir"]), OWN_DRIVER)
+        path = await plugins.find_rival(self._kubelet.plugins, self._kubelet.kubelet_dir(), OWN_DRIVER)
         if path and path != self._rival:
             logger.error("%s", spec.RIVAL.format(path))
             await self._driver.stop()

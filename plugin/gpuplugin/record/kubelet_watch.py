@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.kubelet import cgroups, podresources, sockets
+from gpuplugin.kubelet.plugins import Plugins
 from gpuplugin.processes import instances
 from gpuplugin.record import divisions, kubelet_state, transitions
 from gpuplugin.record.allocations_file import AllocationsFile
@@ -48,6 +49,7 @@ class KubeletWatch:
 
     Attributes:
         file: the record.
+        plugins: others of kubelet's on this node.
         snapshot: of the host's inventory, by which the fronts go; None while there is none.
         repeat: has kubelet write its checkpoint; None: this process serves no device plugin.
         is_complete: kubelet has told all that pods have since this process began.
@@ -61,6 +63,7 @@ class KubeletWatch:
         heeds: Callable[[], bool] = lambda: True,
     ) -> None:
         self.file, self.kubelet_dir, self._changed, self._heeds = AllocationsFile(), kubelet_dir, changed, heeds
+        self.plugins = Plugins()
         self.snapshot: Snapshot | None = None
         self.repeat: Callable[[], object] | None = None
         self._complete = podresources.Complete(os.environ.get("NODE_NAME", "") or socket.gethostname())
