@@ -31,15 +31,21 @@ def add(uuid: str) -> bool:
 
 
 def remove(uuids: Iterable[str]) -> None:
-    """Note that GPUs have answered."""
+    """Note that GPUs have answered, which they do each few seconds: mostly there is no file."""
+    if not os.path.lexists(_path()):
+        return
     gpus = earlier.hanging(system.state_dir())
     still_hung = {uuid: at for uuid, at in gpus.items() if uuid not in uuids}
     if still_hung != gpus:
         _write(still_hung)
 
 
+def _path() -> str:
+    return f"{system.state_dir()}/{earlier.HUNG}"
+
+
 def _write(gpus: dict[str, float]) -> None:
-    path = f"{system.state_dir()}/{earlier.HUNG}"
+    path = _path()
     try:
         if gpus:
             replace(path, json.dumps({"boot": system.boot(), "gpus": gpus}).encode(), 0o600, durable=False)

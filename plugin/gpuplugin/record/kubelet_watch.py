@@ -107,32 +107,38 @@ class KubeletWatch:
         Raises:
             GpushimError: the record cannot be read or written.
         """
-        folder, identity, clock, snapshot = self.kubelet_dir(), self.identify(), system.clock(), self.snapshot
-        runs = self.runs()
-        listed = await podresources.listed(folder) if ask and podresources.answers(folder) else None
-        record = self.file.read_current()
-        since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else clock
-        is_young = not runs or clock - since < YOUNG
-        complete = listed is not None and self._complete.says(listed, clock, is_young) and not is_young
-        stale = self.repeat is None and not instances.anyone(release.folder())
-        state = await asyncio.to_thread(kubelet_state.read, folder, listed, clock, snapshot)
-        is_new = runs and not self._knows(record, identity)
-        state = state._replace(runs=runs, is_new=is_new, is_young=is_young, complete=complete, is_stale=stale)
-        if not self._heeds():
-            state = state._replace(claims=[claim for claim in state.claims if claim.driver == OWN_DRIVER])
-        running = await self._find_running(record, state)
-        units = resources.units(snapshot) if snapshot else {}
+        identity = self.identify()
+        state = await self._read_state(identity, ask)
+        running = await self._find_running(self.file.read_current(), state)
+        units = resources.units(state.snapshot) if state.snapshot else {}
         with self.file.locked() as before:
             record = self.file.current(before)
             if identity != self.identify():  # it has started meanwhile, and had what was asked of the one before
                 return
-            if runs and not self._knows(record, identity):
-                record = {**record, "kubelet": [identity, clock]}
+            if state.runs and not self._knows(record, identity):
+                record = {**record, "kubelet": [identity, state.clock]}
             record = transitions.reconcile(record, state, running, divisions.with_former(record, units))
             if record != before:
                 self.file.write(record)
                 self._changed()
         self.state, self.is_complete = state, self.is_complete or state.tells_all
+
+    async def _read_state(self, identity: str, ask: bool) -> KubeletState:
+        """Return what the kubelet of this identity has, by its files, and by its list if that is asked for."""
+        folder, clock, snapshot, runs = self.kubelet_dir(), system.clock(), self.snapshot, self.runs()
+        listed = await podresources.listed(folder) if ask and podresources.answers(folder) else None
+        record = self.file.read_current()
+        since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else clock
+        is_young = not runs or clock - since < YOUNG
+        state = await asyncio.to_thread(kubelet_state.read, folder, listed, clock, snapshot)
+        return state._replace(
+            runs=runs,
+            is_new=runs and not self._knows(record, identity),
+            is_young=is_young,
+            complete=listed is not None and self._complete.says(listed, clock, is_young) and not is_young,
+            is_stale=self.repeat is None and not instances.anyone(release.folder()),
+            claims=[claim for claim in state.claims if self._heeds() or claim.driver == OWN_DRIVER],
+        )
 
     async def _find_running(self, record: Record, state: KubeletState) -> dict[str, float]:
         """Return for how many seconds pods that kubelet does not list have had a process, by uid."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -27,6 +28,7 @@ from gpuplugin.record.transitions import claims_by_uuid, find_lost_claims
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
 from gpushim.ground import system
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 if TYPE_CHECKING:
@@ -182,6 +184,20 @@ def test_a_claim_that_has_nothing_here_any_more_keeps_nothing(node: Node, now: t
         assert not node.recorded
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_pods_have_is_followed_by_a_device_plugin_of_this_process(
+    node: Node, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Both asking would cost twice as much; where there is none, the driver asks."""
+    reconcile = AsyncMock()
+    monkeypatch.setattr(node.watch, "reconcile", reconcile)
+    node.watch.repeat = print if beside else None
+    with node.file.locked():
+        node.file.write(rows.record(allocations={"r i": rows.allocation()}, boot=system.boot()))
+    asyncio.run(node.driver._sweep())
+    assert reconcile.await_count == (not beside)
 
 
 def test_a_config_for_another_driver_is_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
