@@ -1,7 +1,8 @@
 """The agent on the node: one loop for all fronts, by which Kubernetes gets this node's GPUs.
 
 What they share is here: settings, the snapshot, which `gpushim refresh --keep` renews, the record with what kubelet
-has, the children that ask NVML, metrics, root's socket, and the release of the GPUs. A front tells kubelet what there is, and answers its calls.
+has, the children that ask NVML, metrics, root's socket, and the release of the GPUs. A front tells kubelet what there
+is, and answers its calls.
 Out of scope: the fronts (allocation/plugin_front.py, dra/claims_front.py), asking for snapshots (node_requests.py).
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuplugin.allocation import kubelet_view
 from gpuplugin.record.kubelet_watch import AGAIN, TICK
-from gpuplugin.record.record_form import CONFIRMED, UNCONFIRMED
+from gpuplugin.record.record_form import CONFIRMED, LOST, UNCONFIRMED
 from gpuplugin.record.transitions import QUIET, owner_of
 from gpushim.ground import system
 from unit.gpuplugin.record.scene import GPU, ONE, Instance, Scene, parts, scene, whole
@@ -162,3 +162,26 @@ def test_what_an_init_container_has_is_found_in_the_checkpoint(
     plugin = scene.start()
     plugin.look(whole())
     assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}
+
+
+@pytest.mark.parametrize("loss", ["removed", "damaged"])
+def test_who_runs_keeps_its_gpu_when_record_and_checkpoint_are_lost_together(scene: Scene, loss: str) -> None:
+    """kubelet lists its pod without the GPU then; the plugin, which goes on, has read who had it."""
+    plugin = scene.settle(whole())
+    plugin.allocate(ONE)
+    scene.pods = {GPU: {ONE: "a"}}
+    scene.now += TICK + 1
+    plugin.follow()
+    path = scene.top / "state/device-plugin/allocations.json"
+    path.unlink() if loss == "removed" else path.write_text("{")
+    scene.kubelet_starts()
+    scene.processes, scene.bare = {"a"}, ["a"]
+    for _ in range(3):
+        assert plugin.look(whole()) == set()
+        scene.now += 2 * QUIET
+        plugin.follow(due=True)
+    assert states(plugin) == {ONE: (LOST, "pod default/a")}
+    scene.processes, scene.bare = set(), []
+    plugin.look(whole())
+    scene.now += QUIET + 1
+    assert plugin.look(whole()) == {ONE}
