@@ -22,7 +22,7 @@ from gpuplugin.record.transitions import find_admin_claims
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
 from gpushim.ground import system
-from gpushim.ground.errors import GpushimError, quote, visible
+from gpushim.ground.errors import quote, visible
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -215,19 +215,14 @@ class Allocators:
                 self._saved_claims = await asyncio.to_thread(kubelet.claims, folder)
                 self._saved = identity
         has_driver = any(plugin.kind == DRIVER for plugin in (*self._listeners, *listeners))
-        if self._heard and not (self._saved_claims or self._listed or has_driver or self._has_recorded()):
+        record = self._registry.watch.file.read_known()  # which has the claims of gpushim's own driver
+        may_be_some = self._saved_claims or self._listed or has_driver or record is None or record["claims"]
+        if self._heard and not may_be_some:
             return True
         listed = await podresources.listed(folder) if podresources.answers(folder) else None
         if listed is not None:
             self._heard, self._listed = True, listed.claims
         return listed is not None
-
-    def _has_recorded(self) -> bool:
-        """Return whether claims are recorded, or nobody knows that: gpushim's own driver writes them down."""
-        try:
-            return bool(self._registry.watch.file.read_current()["claims"])
-        except GpushimError:
-            return True
 
     def _claims(self) -> list[Claim]:
         """List claims: what kubelet lists, and what it has kept, since after its start it lists not all at once.
@@ -235,9 +230,7 @@ class Allocators:
         Without an administrator's, which look at what others have: kubelet does not tell them from others.
         """
         listed = {claim[:5] for claim in self._listed}
-        admin_claims = frozenset[Any]()
-        with contextlib.suppress(GpushimError):
-            admin_claims = find_admin_claims(self._registry.watch.file.read_current())
+        admin_claims = find_admin_claims(self._registry.watch.file.read_known())
         claims = self._listed + [claim for claim in self._saved_claims if claim[:5] not in listed]
         return [
             claim

@@ -171,18 +171,11 @@ class Registry:
             missing = ["no resource is known yet"]
         return f"not registered at kubelet: {', '.join(missing)}" if missing else ""
 
-    def gpus(self) -> bool:
-        """Return that figures of GPUs are the device plugin's to tell."""
-        return True
-
     def state(self) -> dict[str, Any]:
         """Return the resources for metrics (gpuplugin.metrics.exposition.State)."""
         rows = self.served.items()
         resources = [(name, entry.endpoint.listed, (*entry.resource.devices.values(),)) for name, entry in rows]
-        admin_claims: Collection[tuple[str, str, str]] = ()
-        with contextlib.suppress(GpushimError):
-            admin_claims = transitions.find_admin_claims(self.watch.file.read_current())
-        return {"resources": resources, "looks": admin_claims}
+        return {"resources": resources, "looks": transitions.find_admin_claims(self.watch.file.read_known())}
 
     def serves(self, metrics: bool) -> None:
         """Note for the DRA driver of this node whether figures of GPUs are told here."""

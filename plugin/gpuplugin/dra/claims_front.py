@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
     from gpuplugin.record.kubelet_watch import KubeletWatch
-    from gpuplugin.record.record_form import Record
     from gpuplugin.settings.settings import Settings
     from gpuplugin.snapshot.inotify import Watch
     from gpushim.ground.model import Snapshot
@@ -206,13 +205,8 @@ class ClaimsFront:
             self._wake()
         self._unwell = taints.log(self._unwell, self._offered, sentences)
 
-    def _read_record(self) -> Record | None:
-        with contextlib.suppress(GpushimError):
-            return self._file.read_current()
-        return None
-
     def _find_lost(self) -> dict[str, str]:
-        record = self._read_record()
+        record = self._file.read_known()
         return transitions.find_lost_claims(record) if record else {}
 
     def _slices(self) -> list[list[dict[str, Any]]]:
@@ -227,7 +221,7 @@ class ClaimsFront:
         """Return taints by UUID; None while nothing can be given out."""
         if self._offer.problem or self._snapshot is None:
             return None
-        effect, record = str(self._settings().values["taint-effect"]), self._read_record()
+        effect, record = str(self._settings().values["taint-effect"]), self._file.read_known()
         unfinished = {**self._find_lost(), **self._sharing.owed}
         return taints.taints(self._reasons, self._snapshot, record, effect, unfinished)
 

@@ -71,16 +71,13 @@ class Sharing:
         state, clock, rows = system.state_dir(), time.monotonic(), {}
         groups_left = of_claims.claims_by_group(state).items()
         with contextlib.suppress(GpushimError):  # while it cannot be read, no claim is known
-            rows = self._claims() if groups_left else {}
+            rows = self._file.read_current()["claims"] if groups_left else {}
         late_groups = [
             name for name, uid in groups_left if uid not in rows or clock - self._over.get(name, clock) > END
         ]
         return {
             uuid: mps.unfinished(name) for name in late_groups for uuid in mps.unreleased(mps.Folders(state, name))
         }
-
-    def _claims(self) -> dict[str, Row]:
-        return self._file.read_current()["claims"]
 
     def _unshare(self, uids: Collection[str]) -> None:
         """Write down that lost claims share nothing any more, which their supervisors follow."""
@@ -147,7 +144,7 @@ class Sharing:
         Raises:
             GpushimError: a file cannot be written.
         """
-        state, rows = system.state_dir(), self._claims()
+        state, rows = system.state_dir(), self._file.read_current()["claims"]
         if not any(uid in rows and rows[uid]["sharing"] for uid in uids) and not _left(state, uids):
             return
         self._unshare(uids)

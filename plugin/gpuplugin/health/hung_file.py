@@ -32,7 +32,7 @@ def add(uuid: str) -> bool:
 
 def remove(uuids: Iterable[str]) -> None:
     """Note that GPUs have answered, which they do each few seconds: mostly there is no file."""
-    if not os.path.lexists(_path()):
+    if not os.path.lexists(f"{system.state_dir()}/{earlier.HUNG}"):
         return
     gpus = earlier.hanging(system.state_dir())
     still_hung = {uuid: at for uuid, at in gpus.items() if uuid not in uuids}
@@ -40,12 +40,8 @@ def remove(uuids: Iterable[str]) -> None:
         _write(still_hung)
 
 
-def _path() -> str:
-    return f"{system.state_dir()}/{earlier.HUNG}"
-
-
 def _write(gpus: dict[str, float]) -> None:
-    path = _path()
+    path = f"{system.state_dir()}/{earlier.HUNG}"
     try:
         if gpus:
             replace(path, json.dumps({"boot": system.boot(), "gpus": gpus}).encode(), 0o600, durable=False)

@@ -59,10 +59,7 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def until(event: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, but no longer than so many seconds.
-
-    Without a task for it, which costs a process at rest two turns of the loop more each time.
-    """
+    """Wait until an event is set, but no longer than so many seconds; with no task, which costs turns of the loop."""
     timer = asyncio.get_running_loop().call_later(seconds, _wake, event)
     try:
         await event.wait()

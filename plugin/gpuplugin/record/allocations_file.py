@@ -151,6 +151,12 @@ class AllocationsFile:
         """Return the record as it is in this boot; an empty one where there is none. Raise as for `read`."""
         return self.current(self.read())
 
+    def read_known(self) -> Record | None:
+        """Return the record as it is in this boot; None if it cannot be read."""
+        with contextlib.suppress(GpushimError):
+            return self.read_current()
+        return None
+
     @property
     def damaged(self) -> bool:
         """Whether there is a file that says nothing."""

@@ -130,7 +130,6 @@ def divide(record: Record, desired: Devices, last: Served, decision: Settled, un
         record: for which it was decided.
         desired: as it was for the decision.
         last: what was given out last.
-        decision: the decision.
         units: as for `decide`.
         owner: this instance, which owns what it gives out as it wants.
     """

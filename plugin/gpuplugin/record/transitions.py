@@ -61,10 +61,10 @@ def claims_by_uuid(record: Record) -> dict[str, str]:
     return {device["uuid"]: describe(claim) for claim in record["claims"].values() for device in list_held(claim)}
 
 
-def find_admin_claims(record: Record) -> frozenset[tuple[str, str, str]]:
+def find_admin_claims(record: Record | None) -> frozenset[tuple[str, str, str]]:
     """Return what claims only look at: namespace and name of the claim, and name of the device."""
     names: dict[bool, set[tuple[str, str, str]]] = {True: set(), False: set()}
-    for claim in record["claims"].values():
+    for claim in record["claims"].values() if record else ():
         for device in claim["devices"]:
             names[device["admin"]].add((claim["namespace"], claim["name"], device["device"]))
     return frozenset(names[True] - names[False])
