@@ -50,6 +50,7 @@ from gpuplugin.allocation.registry import Registry  # noqa: E402
 from gpuplugin.devices import changes, preferred  # noqa: E402
 from gpuplugin.kubelet.v1beta1 import write_list  # noqa: E402
 from gpuplugin.record import divisions  # noqa: E402
+from gpuplugin.record.kubelet_watch import KubeletWatch  # noqa: E402
 from gpuplugin.record.record_form import fresh  # noqa: E402
 from gpuplugin.settings import resources, settings  # noqa: E402
 from gpushim.ground import system  # noqa: E402
@@ -127,8 +128,9 @@ def resource(devices: list[resources.Device], registry: Registry | None = None) 
 
 def begun(host: Any, devices: list[resources.Device]) -> Registry:
     """Return a registry with a record in which these devices can be given out."""
-    registry, desired, units = Registry(lambda work: work), {GPU: devices}, resources.units(host)
-    file, record = registry.file, fresh(system.boot() or "")
+    registry, desired, units = Registry(lambda work: work, KubeletWatch(str)), {GPU: devices}, resources.units(host)
+    file, record = registry.watch.file, fresh(system.boot() or "")
+    record["kubelet"] = [registry.watch.identify(), 0.0]
     file.prepare()
     with file.locked():
         file.write(divisions.divide(record, desired, {}, changes.settled({}, desired, {}, units), units, 1))

@@ -1,7 +1,8 @@
 """The agent on the node: one loop for all fronts, by which Kubernetes gets this node's GPUs.
 
-What they share is here: settings, the snapshot, which `gpushim refresh --keep` renews, the children that ask NVML,
-metrics, root's socket, and the release of the GPUs. A front tells kubelet what there is, and answers its calls.
+What they share is here: settings, the snapshot, which `gpushim refresh --keep` renews, the record with what kubelet
+has, the children that ask NVML, metrics, root's socket, and the release of the GPUs. A front tells kubelet what there
+is, and answers its calls.
 Out of scope: the fronts (allocation/plugin_front.py, dra/claims_front.py), asking for snapshots (node_requests.py).
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.allocation.allocators import SERVE
 from gpuplugin.control.commands import Commands
 from gpuplugin.control.control import Control
 from gpuplugin.control.letting_go import LettingGo
@@ -18,6 +20,7 @@ from gpuplugin.health.watch_children import Watchers
 from gpuplugin.metrics import exporter
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.processes import tasks
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
 from gpuplugin.snapshot.node_requests import Renewal
@@ -76,7 +79,9 @@ if TYPE_CHECKING:
         async def stop(self) -> None:
             """Serve no more."""
 
-    MakeFront = Callable[[Callable[[], Settings], Callable[[Any], asyncio.Task[Any]], Callable[[], None]], Front]
+    MakeFront = Callable[
+        [Callable[[], Settings], KubeletWatch, Callable[[Any], asyncio.Task[Any]], Callable[[], None]], Front
+    ]
 
 
 class Agent:
@@ -85,13 +90,16 @@ class Agent:
     Args:
         settings: in force.
         sources: what they are read from, whose changes are followed; None: they stay as they are.
-        fronts: make each front, of what returns the settings, starts a task, and has all looked at again.
+        fronts: make each front, of what returns the settings, the watch of kubelet, what starts a task, and what has
+            all looked at again.
     """
 
     def __init__(self, settings: Settings, sources: Sources | None, fronts: Sequence[MakeFront]) -> None:
         self._settings, self._sources = settings, sources
         self._tasks = tasks.Tasks(lambda: self._wake.set())
-        self._fronts = [make(lambda: self._settings, self._tasks.start, lambda: self._wake.set()) for make in fronts]
+        wake, heeds = lambda: self._wake.set(), lambda: self._settings.values["other-givers"] != SERVE
+        watch = KubeletWatch(self._kubelet_dir, wake, heeds)
+        self._fronts = [make(lambda: self._settings, watch, self._tasks.start, wake) for make in fronts]
         self._snapshot: Snapshot | None = None  # the last one
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._ending, self._turns = False, 0  # of letting go and taking, that were seen

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, is_believed, is_ours
+from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, is_believed
 from gpuplugin.processes import tasks
 from gpuplugin.record import kubelet_state
 from gpuplugin.record.transitions import find_admin_claims
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import kubelet
 from gpushim.ground import system
-from gpushim.ground.errors import GpushimError, quote, visible
+from gpushim.ground.errors import quote, visible
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def drivers(plugins: Iterable[Plugin], claims: Iterable[Claim], snapshot: Snapsh
         clause = f"{name} {'has it' if gpus else 'may have it'}{pod}"
         yield Allocator(visible(clause), "when kubelet lists that claim no more", gpus)
     for plugin in plugins:
-        if plugin.kind == DRIVER and plugin.name in gave and not is_ours(plugin):
+        if plugin.kind == DRIVER and plugin.name in gave:
             subject = f"the DRA driver {quote(plugin.name)}, which listens at {plugin.path},"
             yield Allocator(f"{subject} gives out this node's GPUs, too", GONE, None, by=True)
 
@@ -146,7 +146,7 @@ class Allocators:
 
     def __init__(self, registry: Registry, settings: Callable[[], Settings], changed: Callable[[], object]) -> None:
         self._registry, self._settings, self._changed = registry, settings, changed
-        self._plugins = Plugins()
+        self._plugins = registry.watch.plugins
         self._listeners: list[Plugin] = []
         self._saved: object = None  # identity of kubelet's file of claims
         self._saved_claims: list[Claim] = []  # of that file
@@ -215,7 +215,9 @@ class Allocators:
                 self._saved_claims = await asyncio.to_thread(kubelet.claims, folder)
                 self._saved = identity
         has_driver = any(plugin.kind == DRIVER for plugin in (*self._listeners, *listeners))
-        if self._heard and not (self._saved_claims or self._listed or has_driver):
+        record = self._registry.watch.file.read_known()  # which has the claims of gpushim's own driver
+        may_be_some = self._saved_claims or self._listed or has_driver or record is None or record["claims"]
+        if self._heard and not may_be_some:
             return True
         listed = await podresources.listed(folder) if podresources.answers(folder) else None
         if listed is not None:
@@ -228,10 +230,7 @@ class Allocators:
         Without an administrator's, which look at what others have: kubelet does not tell them from others.
         """
         listed = {claim[:5] for claim in self._listed}
-        admin_claims = frozenset[Any]()
-        with contextlib.suppress(GpushimError):
-            file = self._registry.file
-            admin_claims = find_admin_claims(file.current(file.read()))
+        admin_claims = find_admin_claims(self._registry.watch.file.read_known())
         claims = self._listed + [claim for claim in self._saved_claims if claim[:5] not in listed]
         return [
             claim

@@ -16,7 +16,7 @@ from gpuplugin.devices.changes import changing
 from gpuplugin.kubelet import sockets
 from gpuplugin.processes.tasks import until
 from gpuplugin.record import allocations_file, divisions, transitions
-from gpuplugin.record.kubelet_watch import TICK, KubeletWatch
+from gpuplugin.record.kubelet_watch import TICK
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
 from gpushim.containers.kubelet import plugins
@@ -25,8 +25,6 @@ from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpuplugin.allocation.registry import Registry
     from gpuplugin.devices.changes import Devices
     from gpuplugin.settings.resources import Device
@@ -42,20 +40,11 @@ class KubeletView:
 
     Args:
         registry: what kubelet was told.
-        kubelet_dir: returns kubelet's directory, which settings may change.
-        heeds: returns whether what other DRA drivers gave counts.
     """
 
-    def __init__(
-        self, registry: Registry, kubelet_dir: Callable[[], str], heeds: Callable[[], bool] = lambda: True
-    ) -> None:
-        self._registry, self._kubelet_dir = registry, kubelet_dir
-        self._snapshot: Snapshot | None = None
-        self._watch = KubeletWatch(
-            registry.file, kubelet_dir, lambda: self._snapshot, self.look, registry.repeat, heeds
-        )
-        registry.meet, registry.is_met = self._watch.meet, self._watch.is_met
-        registry.kubelet_dir, registry.news, registry.doubt = kubelet_dir, self.look, self._hurry
+    def __init__(self, registry: Registry) -> None:
+        self._registry, self._watch = registry, registry.watch
+        registry.news, registry.doubt = self.look, self._hurry
         self._holders: tuple[object, object] = None, None  # the record; what claims have, and what is lost
         self._asked, self._pause = 0.0, 0.0  # time.monotonic() of the last question; seconds from that to the next
         self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
@@ -78,8 +67,8 @@ class KubeletView:
                 self.doubt()
             if due := self._due() <= 0:
                 self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
-                await reconcile.remind(self._registry, self._kubelet_dir())
-                await reconcile.drop(self._registry, self._kubelet_dir(), QUIET)
+                await reconcile.remind(self._registry, self._watch.kubelet_dir())
+                await reconcile.drop(self._registry, self._watch.kubelet_dir(), QUIET)
             with contextlib.suppress(GpushimError):  # a record that cannot be written: `decide` tells of it
                 self._waits = await self._watch.follow(due)
 
@@ -118,11 +107,11 @@ class KubeletView:
         Raises:
             GpushimError: the record cannot be written, or a newer version has written it.
         """
-        file, instances, self._snapshot = self._registry.file, self._registry.instances, snapshot
+        file, instances, self._watch.snapshot = self._watch.file, self._registry.instances, snapshot
         file.prepare()
         instances.join(release.folder())
         units = resources.units(snapshot)
-        record = file.current(file.read())
+        record = file.read_current()
         former = divisions.with_former(record, units)
         if (
             self._watch.state.snapshot is None  # by which its checkpoint is understood
@@ -150,7 +139,7 @@ class KubeletView:
 
         That is what Allocate goes by, so that what it would refuse is told to kubelet before.
         """
-        file, is_damaged = self._registry.file, True
+        file, is_damaged = self._watch.file, True
         with contextlib.suppress(GpushimError):
             record = file.read()
             is_damaged = record is None
@@ -161,4 +150,4 @@ class KubeletView:
 
     def folder(self) -> str:
         """Return kubelet's directory of device plugins."""
-        return plugins(self._kubelet_dir())
+        return plugins(self._watch.kubelet_dir())

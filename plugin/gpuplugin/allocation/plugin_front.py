@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation import plugin_status
-from gpuplugin.allocation.allocators import SERVE, Allocators
+from gpuplugin.allocation.allocators import Allocators
 from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.allocation.offer import absent, offered
 from gpuplugin.allocation.registry import Registry
@@ -24,6 +24,7 @@ from gpuplugin.kubelet import podresources
 from gpuplugin.metrics.exposition import FrontState
 from gpuplugin.mps.mps import Units
 from gpuplugin.processes import moments
+from gpuplugin.record import allocations_file
 from gpuplugin.record.kubelet_watch import TICK
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from gpuplugin.health.reason import Reason
+    from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.settings.settings import Settings
     from gpuplugin.snapshot.inotify import Watch
     from gpushim.ground.model import Snapshot
@@ -47,6 +49,7 @@ class PluginFront:
 
     Args:
         settings: returns those in force.
+        watch: what kubelet has, with the record.
         start: starts a task, and sees to what it ends with.
         wake: has all looked at again.
     """
@@ -54,12 +57,16 @@ class PluginFront:
     name, program = "device-plugin", "the device plugin"
 
     def __init__(
-        self, settings: Callable[[], Settings], start: Callable[[Any], asyncio.Task[Any]], wake: Callable[[], None]
+        self,
+        settings: Callable[[], Settings],
+        watch: KubeletWatch,
+        start: Callable[[Any], asyncio.Task[Any]],
+        wake: Callable[[], None],
     ) -> None:
         self._settings, self._start, self._wake = settings, start, wake
-        self._registry = Registry(start)
-        heeds = lambda: settings().values["other-givers"] != SERVE  # noqa: E731
-        self._view = KubeletView(self._registry, lambda: str(settings().values["kubelet-dir"]), heeds)
+        self._registry = Registry(start, watch)
+        self._view = KubeletView(self._registry)
+        self.unready, self.serves = self._registry.unready, self._registry.serves
         self._seen: object = None  # of what kubelet was told
         self._again = 0.0  # time.monotonic() at which that is looked at again, for something waits
         self._pause = TICK  # seconds until that, longer each time that nothing is new: a claim may stay for days
@@ -67,10 +74,6 @@ class PluginFront:
         self._noted: set[str] = set()
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._units, self._labels = Units(start), LabelsFile(start)
-
-    @property
-    def _folder(self) -> str:
-        return self._view.folder()
 
     async def begin(self) -> None:
         """Begin to ask kubelet and others who give out GPUs, and wait for their first answers, but not for long."""
@@ -85,8 +88,8 @@ class PluginFront:
 
     def watch(self, watch: Watch) -> bool:
         """Have directories watched; return whether nothing told what came to one until now."""
-        is_new = watch.add(*self._allocators.folders(), self._folder, *self._view.folders())
-        self._registry.watched = watch.tells(self._folder)
+        is_new = watch.add(*self._allocators.folders(), self._view.folder(), *self._view.folders())
+        self._registry.watched = watch.tells(self._view.folder()) and watch.tells(allocations_file.folder())
         return is_new
 
     def changed(self, paths: Collection[str]) -> None:
@@ -120,7 +123,7 @@ class PluginFront:
         """
         if snapshot is None:
             return WAIT
-        settings, news = self._settings(), (self._folder, self._view.news(ensure.SNAPSHOT), snapshot)
+        settings, news = self._settings(), (self._view.folder(), self._view.news(ensure.SNAPSHOT), snapshot)
         self._labels.look(snapshot, settings)
         if not self._held and self._units.look(snapshot, settings):
             self._seen = None
@@ -167,7 +170,7 @@ class PluginFront:
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         decided = await self._view.decide(desired, snapshot)
         if settings is self._settings():  # else they were read again meanwhile
-            self._registry.offer(decided, delivery, settings, weights, self._folder)
+            self._registry.offer(decided, delivery, settings, weights, self._view.folder())
         return decided != desired
 
     def judge(self, reasons: Mapping[str, list[Reason]], snapshot: Snapshot) -> None:
@@ -202,14 +205,6 @@ class PluginFront:
         """Return what its metrics tell."""
         return FrontState(reasons=self._reasons, **self._registry.state())
 
-    def unready(self) -> str:
-        """Return what kubelet has from no instance of ours, or ""."""
-        return self._registry.unready()
-
     def gpus(self) -> bool:
         """Return that figures of GPUs are told here."""
-        return self._registry.gpus()
-
-    def serves(self, metrics: bool) -> None:
-        """Note for other instances whether figures of GPUs are told here."""
-        self._registry.serves(metrics)
+        return True

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.allocation.offer import Resource
 from gpuplugin.kubelet import cgroups
 from gpuplugin.kubelet.endpoint import Endpoint
-from gpuplugin.processes import tasks
 from gpuplugin.processes.instances import METRICS, Instances
 from gpuplugin.record import grants, kubelet_state, transitions
-from gpuplugin.record.allocations_file import AllocationsFile
-from gpushim.containers.kubelet import USUAL
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpuplugin.allocation.allocation import Delivery
     from gpuplugin.record.grants import Request
+    from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.record.record_form import Record
     from gpuplugin.settings.resources import Device
     from gpuplugin.settings.settings import Settings
@@ -52,25 +50,19 @@ class Registry:
 
     Args:
         start: starts a task, and sees to what it ends with.
+        watch: what kubelet has, with the record.
 
     Attributes:
         served: by the resource's name.
         instances: of this plugin on the node.
-        file: the record of who has what, which they share.
-        meet: takes note of another kubelet, before it is told of anything.
-        is_met: returns whether the record has the kubelet that is there, and so what that has forgotten.
-        kubelet_dir: returns kubelet's directory.
         news: is called when something was given out, or offered.
         doubt: is called when something could not be given out.
         watched: somebody tells what comes and goes in kubelet's directory (`changed`).
     """
 
-    def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
-        self._start = start
-        self.instances, self.file = Instances(), AllocationsFile()
-        self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
-        self.is_met: Callable[[], bool] = lambda: True
-        self.kubelet_dir: Callable[[], str] = lambda: USUAL
+    def __init__(self, start: Callable[[Any], asyncio.Task[Any]], watch: KubeletWatch) -> None:
+        self._start, self.watch, self.instances = start, watch, Instances()
+        watch.repeat = self.repeat
         self.news: Callable[[], object] = lambda: None
         self.doubt: Callable[[], object] = lambda: None
         self.watched = False
@@ -107,19 +99,17 @@ class Registry:
         Raises:
             GpushimError: it may be somebody else's, or the record cannot be written.
         """
-        if not self.is_met():
-            raise GpushimError(f"{self.file.path} does not have the kubelet yet that has just started", FAILED)
-        keys = [request.key for request in requests]
+        file, keys = self.watch.file, [request.key for request in requests]
         try:
-            with self.file.locked() as record:
-                if record is None or record["boot"] != self.file.boot:
-                    raise GpushimError(
-                        f"{self.file.path} is missing or damaged, and what pods have is asked again", FAILED
-                    )
+            with file.locked() as record:
+                if record is None or record["boot"] != file.boot:
+                    raise GpushimError(f"{file.path} is missing or damaged; what pods have is asked again", FAILED)
+                if not self.watch.is_met():
+                    raise GpushimError(f"{file.path} does not have the kubelet yet that has just started", FAILED)
                 owners = self._find_owners(record, keys)
                 running = cgroups.running({*owners.values()})
                 busy = {key for key, uid in owners.items() if uid in running}
-                self.file.add(*grants.grant(record, requests, system.clock(), busy))
+                file.add(*grants.grant(record, requests, system.clock(), busy))
         except GpushimError:  # kubelet takes for free what is not
             self.doubt()
             raise
@@ -129,13 +119,13 @@ class Registry:
         """Return the uids of the pods that had these devices; kubelet's checkpoint is read where somebody did."""
         if not any(key in gpu["allocations"] for gpu in record["gpus"].values() for key in keys):
             return {}
-        return transitions.find_owners(record, keys, kubelet_state.read(self.kubelet_dir(), None, 0.0))
+        return transitions.find_owners(record, keys, kubelet_state.read(self.watch.kubelet_dir(), None, 0.0))
 
     async def _wait_for_end(self, resource: str, ids: Collection[str]) -> None:
         """Wait for the last processes of the pods that had devices, which kubelet takes for free moments before."""
         keys = [f"{resource} {name}" for name in ids]
         with contextlib.suppress(GpushimError):  # `grant` tells of it
-            record = self.file.current(self.file.read())
+            record = self.watch.file.read_current()
             owners = await asyncio.to_thread(self._find_owners, record, keys)
             await cgroups.wait_for_end({*owners.values()})
 
@@ -144,7 +134,7 @@ class Registry:
         self.instances.serve(name)
         has_others = partial(self.instances.others, name)
         wait = partial(self._wait_for_end, name)
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, has_others, lambda: self.meet(), wait)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, has_others, self.watch.meet, wait)
         endpoint.watched = lambda: self.watched
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]
@@ -181,18 +171,11 @@ class Registry:
             missing = ["no resource is known yet"]
         return f"not registered at kubelet: {', '.join(missing)}" if missing else ""
 
-    def gpus(self) -> bool:
-        """Return that figures of GPUs are the device plugin's to tell."""
-        return True
-
     def state(self) -> dict[str, Any]:
         """Return the resources for metrics (gpuplugin.metrics.exposition.State)."""
         rows = self.served.items()
         resources = [(name, entry.endpoint.listed, (*entry.resource.devices.values(),)) for name, entry in rows]
-        admin_claims: Collection[tuple[str, str, str]] = ()
-        with contextlib.suppress(GpushimError):
-            admin_claims = transitions.find_admin_claims(self.file.current(self.file.read()))
-        return {"resources": resources, "looks": admin_claims}
+        return {"resources": resources, "looks": transitions.find_admin_claims(self.watch.file.read_known())}
 
     def serves(self, metrics: bool) -> None:
         """Note for the DRA driver of this node whether figures of GPUs are told here."""

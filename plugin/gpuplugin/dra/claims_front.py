@@ -9,10 +9,8 @@ Out of scope: the loop, the snapshot and health (daemon.py), the API server (gpu
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.allocation.allocators import SERVE
 from gpuplugin.devices import division
 from gpuplugin.dra import offered, spec, taints
 from gpuplugin.dra.link import Link
@@ -24,8 +22,6 @@ from gpuplugin.health import reason
 from gpuplugin.kubelet import dra, plugins
 from gpuplugin.processes import moments
 from gpuplugin.record import allocations_file, transitions
-from gpuplugin.record.allocations_file import AllocationsFile
-from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.snapshot import release
 from gpushim.config.kubeconfig import Kubeconfig
 from gpushim.containers.kubelet import OWN_DRIVER
@@ -41,12 +37,10 @@ if TYPE_CHECKING:
     from gpuplugin.dra.link import LinkSocket
     from gpuplugin.dra.offered import Offered
     from gpuplugin.health.reason import Reason
-    from gpuplugin.record.record_form import Record
+    from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.settings.settings import Settings
     from gpuplugin.snapshot.inotify import Watch
     from gpushim.ground.model import Snapshot
-
-OTHERS = 10.0  # seconds between looks for other drivers of this name
 
 
 class ClaimsFront:
@@ -56,6 +50,7 @@ class ClaimsFront:
         node: this node's name.
         socket: where it meets the other half.
         settings: returns those in force.
+        watch: what kubelet has, with the record.
         start: starts a task, and sees to what it ends with.
         wake: has all looked at again.
     """
@@ -67,11 +62,12 @@ class ClaimsFront:
         node: str,
         socket: LinkSocket,
         settings: Callable[[], Settings],
+        watch: KubeletWatch,
         start: Callable[[Any], asyncio.Task[Any]],
         wake: Callable[[], None],
     ) -> None:
         self._node, self._settings, self._start, self._wake = node, settings, start, wake
-        self._file, self._newest = AllocationsFile(), Newest()
+        self._kubelet, self._file, self._newest = watch, watch.file, Newest()
         self._kubeconfig, self._link = Kubeconfig(), Link(socket, start, wake)
         self._snapshot: Snapshot | None = None  # of which all that is offered is
         self._anew = False  # the settings have changed since it was taken
@@ -82,16 +78,11 @@ class ClaimsFront:
         self._unwell: dict[str, str] = {}  # of what is offered, as the log has it
         self._reasons: Mapping[str, list[Reason]] = {}
         self._desired: list[list[dict[str, Any]]] | None = None  # slices, while this instance publishes
-        self._plugins, self._rival, self._asked = plugins.Plugins(), "", -OTHERS
         self._logged: dict[str, str] = {}
-        self._held = ""  # why nothing is given out, whatever the snapshot has
+        self._rival = self._held = ""  # why nothing is given out, whatever the snapshot has
         self._lacks = ""  # what the CDI spec does not have, a sentence
-        kubelet_dir = str(settings().values["kubelet-dir"])
-        heeds = lambda: settings().values["other-givers"] != SERVE  # noqa: E731 - as the device plugin's
-        self._kubelet = KubeletWatch(
-            self._file, lambda: kubelet_dir, lambda: self._snapshot, changed=wake, heeds=heeds
-        )
-        self._claims = Claims(self._file, self._kubelet, self._link, node, lambda: self._offer, self._sharing)
+        kubelet_dir = watch.kubelet_dir()  # for good: see `obey`
+        self._claims = Claims(watch, self._link, node, lambda: self._offer, self._sharing)
         self._status = Status(self._now, self._claims, self._file, self._link, self._newest)
         self._status.driver = self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, self._status.prepare, self._status.unprepare, self._health, self._registered
@@ -168,10 +159,7 @@ class ClaimsFront:
 
     async def _find_rival(self) -> None:
         """See whether another giver's driver of this name listens, beside which this one gives out nothing."""
-        if time.monotonic() - self._asked < OTHERS:
-            return
-        self._asked = time.monotonic()
-        path = await plugins.find_rival(self._plugins, str(self._settings().values["kubelet-dir"]), OWN_DRIVER)
+        path = await plugins.find_rival(self._kubelet.plugins, self._kubelet.kubelet_dir(), OWN_DRIVER)
         if path and path != self._rival:
             logger.error("%s", spec.RIVAL.format(path))
             await self._driver.stop()
@@ -195,7 +183,7 @@ class ClaimsFront:
         if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", sentence)
         self._lacks = sentence
-        self._snapshot = snapshot
+        self._snapshot = self._kubelet.snapshot = snapshot
         if self._kubelet.state.snapshot is None:  # before anything is offered
             self._file.prepare()
             await self._kubelet.reconcile()
@@ -219,16 +207,11 @@ class ClaimsFront:
             self._wake()
         self._unwell = taints.log(self._unwell, self._offered, sentences)
 
-    def _read_record(self) -> Record | None:
-        with contextlib.suppress(GpushimError):
-            return self._file.current(self._file.read())
-        return None
-
     def _find_daemons(self) -> list[MpsGroup]:
         return division.mps_groups(self._snapshot, self._settings()) if self._snapshot else []
 
     def _find_lost(self) -> dict[str, str]:
-        record = self._read_record()
+        record = self._file.read_known()
         return transitions.find_lost_claims(record) if record else {}
 
     def _slices(self) -> list[list[dict[str, Any]]]:
@@ -243,7 +226,7 @@ class ClaimsFront:
         """Return taints by UUID; None while nothing can be given out."""
         if self._offer.problem or self._snapshot is None:
             return None
-        effect, record = str(self._settings().values["taint-effect"]), self._read_record()
+        effect, record = str(self._settings().values["taint-effect"]), self._file.read_known()
         unfinished = {**self._find_lost(), **self._sharing.owed}
         return taints.taints(self._reasons, self._snapshot, record, effect, unfinished)
 

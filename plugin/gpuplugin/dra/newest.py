@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 
-from gpuplugin.processes.instances import Instances, anyone
+from gpuplugin.processes.instances import Instances
 from gpushim.paths.replace import replace
 
-LOCK = ".lock"  # after the name
 NAME = "dra-newest"  # in the directory of what the plugin keeps
+LOCK = f"{NAME}.lock"
 
 
 class Newest:
@@ -29,7 +29,7 @@ class Newest:
             folder: directory of what the plugin keeps, root's alone.
         """
         self._path = f"{folder}/{NAME}"
-        self._instances.join(folder, NAME + LOCK)
+        self._instances.join(folder, LOCK)
 
     def become(self) -> None:
         """Take note that kubelet has registered this one just now."""
@@ -44,16 +44,3 @@ class Newest:
         except (OSError, ValueError):
             return True
         return number == self._instances.number or not self._instances.lives(number)
-
-    def leave(self) -> None:
-        """Be none of them any more."""
-        self._instances.leave()
-
-
-def runs(folder: str) -> bool:
-    """Return to who is none of them whether there is one now.
-
-    Args:
-        folder: as for `Newest.join`.
-    """
-    return anyone(folder, name=NAME + LOCK)

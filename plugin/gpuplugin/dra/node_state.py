@@ -15,6 +15,7 @@ from gpuplugin.dra import newest, spec, taints
 from gpuplugin.health import reason
 from gpuplugin.health.health import Health
 from gpuplugin.mps import mps, of_claims
+from gpuplugin.processes import instances
 from gpuplugin.record import allocations_file, transitions
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.settings import resources
@@ -148,7 +149,7 @@ def _closed(folder: str) -> str:
 
 def _problem(status: Mapping[str, Any]) -> str:
     """Return why nothing is given out, "" if something may be."""
-    if not trust.ours(release.folder()) or not newest.runs(release.folder()):
+    if not trust.ours(release.folder()) or not instances.anyone(release.folder(), name=newest.LOCK):
         return "no gpushim-dra-driver runs on this node, without which no claim gets a GPU here"
     if os.path.lexists(release.Release().path):
         return release.PROBLEM

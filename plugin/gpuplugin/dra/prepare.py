@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from gpuplugin.dra.offered import Offered
     from gpuplugin.dra.shared import Sharing
     from gpuplugin.record import record_form
-    from gpuplugin.record.allocations_file import AllocationsFile
     from gpuplugin.record.kubelet_watch import KubeletWatch
     from gpuplugin.record.record_form import Record
     from gpushim.ground.model import Snapshot
@@ -76,8 +75,7 @@ class Claims:
     """What kubelet asks for.
 
     Args:
-        file: the record of who has what.
-        watch: what kubelet has.
+        watch: what kubelet has, with the record.
         link: to the half that asks the API server.
         node: this node's name.
         offer: returns what this node has now.
@@ -86,14 +84,13 @@ class Claims:
 
     def __init__(
         self,
-        file: AllocationsFile,
         watch: KubeletWatch,
         link: Link,
         node: str,
         offer: Callable[[], Offer],
         sharing: Sharing,
     ) -> None:
-        self._file, self._watch, self._link, self._node, self._offer = file, watch, link, node, offer
+        self._file, self._watch, self._link, self._node, self._offer = watch.file, watch, link, node, offer
         self._sharing = sharing
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
@@ -102,9 +99,6 @@ class Claims:
         self._over: dict[str, float] = {}  # uids of what kubelet has undone, and seconds since boot of that
         self._warned: dict[str, str] = {}  # sentences of lost claims, by uid
         self._prepared: set[str] = set()  # uids that were given something while the API server is asked
-
-    def _read(self) -> Record:
-        return self._file.current(self._file.read())
 
     async def prepare(self, claims: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]] | str]:
         """Answer NodePrepareResources: devices by uid, or a sentence."""
@@ -150,7 +144,7 @@ class Claims:
         Raises:
             GpushimError: it cannot have that, or the record cannot be written.
         """
-        before = self._read()["claims"].get(claim.uid)
+        before = self._file.read_current()["claims"].get(claim.uid)
         running = await cgroups.find_running(frozenset(before["pods"])) if before else frozenset()
         if before and running and not _identify(transitions.list_held(before)) <= _identify(devices):
             self._lose([claim.uid])  # another device or part, while a process has the former one
@@ -175,15 +169,16 @@ class Claims:
             self._write_grant(claim, row)
 
     def _write_grant(self, claim: Claim, row: record_form.Claim) -> None:
-        with self._file.locked() as before:
-            record = self._file.current(before)
+        def grant(record: Record) -> Record:
             if record["unknown"]:
                 raise GpushimError(
                     "what containers had before is not known, and kubelet (pod-resources) does not say; claim "
                     f"{claim} gets a GPU when it does",
                     FAILED,
                 )
-            self._file.write(grants.grant_claim(record, claim.uid, row))
+            return grants.grant_claim(record, claim.uid, row)
+
+        self._file.change(grant)
 
     async def unprepare(self, claims: Sequence[Mapping[str, str]]) -> None:
         """Answer NodeUnprepareResources; what is not free yet, or cannot be written now, is released later."""
@@ -196,29 +191,30 @@ class Claims:
 
     def is_owed(self, uid: str) -> bool:
         """Return whether a claim is over and could not be released yet."""
-        return uid in self._find_over(self._read())
+        return uid in self._find_over(self._file.read_current())
 
     def _lose(self, uids: Collection[str]) -> None:
         """Write down that claims are over, whatever becomes of this process before they are released."""
-        with self._file.locked() as before:
-            record = self._file.current(before)
+
+        def lose(record: Record) -> Record:
             lost: dict[str, record_form.Claim] = {
                 uid: {**claim, "state": LOST} for uid, claim in record["claims"].items() if uid in uids
             }
-            if any(claim != record["claims"][uid] for uid, claim in lost.items()):
-                self._file.write({**record, "claims": {**record["claims"], **lost}})
+            return {**record, "claims": {**record["claims"], **lost}}
+
+        self._file.change(lose)
 
     async def _release(self) -> None:
         """Release claims that are over when their GPUs are what they were; unless one was prepared again meanwhile.
 
         A process that hangs in the kernel has them still, though kubelet has its pod deleted by force unprepared.
         """
-        claims = self._find_over(self._read())
+        claims = self._find_over(self._file.read_current())
         self._over = {uid: since for uid, since in self._over.items() if uid in claims}
         if not claims:
             return
         running = await cgroups.find_running(frozenset(pod for claim in claims.values() for pod in claim["pods"]))
-        over = claims.keys() & self._find_over(self._read()).keys()  # without what was prepared again meanwhile
+        over = claims.keys() & self._find_over(self._file.read_current()).keys()  # but what was prepared anew since
         ending = {uid for uid in over if not running.isdisjoint(claims[uid]["pods"])}
         lost = {uid for uid in ending if system.clock() - self._over.get(uid, 0.0) >= transitions.GRACE}
         for uid in lost:
@@ -226,14 +222,13 @@ class Claims:
         self._lose(lost)
         free = over - ending
         await self._sharing.end(free)
-        with self._file.locked() as before:
-            record = self._file.current(before)
+
+        def release(record: Record) -> Record:
             released = free & self._find_over(record).keys()
             left = {uid: claim for uid, claim in record["claims"].items() if uid not in released}
-            if released:
-                self._file.write({**record, "claims": left})
-        for uid in released:
-            self._over.pop(uid, None)
+            return {**record, "claims": left}
+
+        self._file.change(release)
 
     def _find_over(self, record: Record) -> dict[str, record_form.Claim]:
         """Return claims that are over; what another instance has prepared since is not."""
@@ -257,11 +252,12 @@ class Claims:
 
     async def _sweep(self) -> None:
         """Reconcile the record; find what kubelet does not list and the API server does not have."""
-        record = self._read()
-        if self._offer().snapshot is None or not (record["claims"] or any(transitions.list_allocations(record))):
-            return
+        record = self._file.read_current()
+        has_allocations = self._watch.repeat is None and any(transitions.list_allocations(record))
+        if self._offer().snapshot is None or not (record["claims"] or has_allocations):
+            return  # allocations of a device plugin in this process are followed by that
         await self._watch.reconcile()
-        state, claims, clock = self._watch.state, self._read()["claims"], time.monotonic()
+        state, claims, clock = self._watch.state, self._file.read_current()["claims"], time.monotonic()
         self._prepared &= claims.keys()
         self._warned = {uid: sentence for uid, sentence in self._warned.items() if uid in claims}
         self._asked = {uid: asked_at for uid, asked_at in self._asked.items() if uid in claims}
@@ -307,11 +303,11 @@ class Claims:
                     self._write_pods(uid, sorted(running.union(reserved_for(body))))
 
     def _write_pods(self, uid: str, pods: list[str]) -> None:
-        with self._file.locked() as before:
-            record = self._file.current(before)
+        def write(record: Record) -> Record:
             claim = record["claims"].get(uid)
-            if claim and claim["pods"] != pods:
-                self._file.write({**record, "claims": {**record["claims"], uid: {**claim, "pods": pods}}})
+            return {**record, "claims": {**record["claims"], uid: {**claim, "pods": pods}}} if claim else record
+
+        self._file.change(write)
 
     async def _fetch(self, uid: str, claim: record_form.Claim) -> Mapping[str, Any] | None:
         """Return a recorded claim as the API server has it; None if it is gone, also where another has its name.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpuplugin.dra.claim import Claim
     from gpuplugin.record.allocations_file import AllocationsFile
     from gpuplugin.record.record_form import Claim as Row
-    from gpuplugin.record.record_form import ClaimDevice, ClaimShare
+    from gpuplugin.record.record_form import ClaimDevice, ClaimShare, Record
     from gpushim.ground.model import Snapshot
 
 KIND = "gpushim/claim"  # of specs: one name for each group
@@ -76,7 +76,7 @@ class Sharing:
         state, clock, rows = system.state_dir(), time.monotonic(), {}
         groups_left = of_claims.claims_by_group(state).items()
         with contextlib.suppress(GpushimError):  # while it cannot be read, no claim is known
-            rows = self._claims() if groups_left else {}
+            rows = self._file.read_current()["claims"] if groups_left else {}
         late_groups = [
             name for name, uid in groups_left if uid not in rows or clock - self._over.get(name, clock) > END
         ]
@@ -84,20 +84,16 @@ class Sharing:
             uuid: mps.unfinished(name) for name in late_groups for uuid in mps.unreleased(mps.Folders(state, name))
         }
 
-    def _claims(self) -> dict[str, Row]:
-        return self._file.current(self._file.read())["claims"]
-
     def _unshare(self, uids: Collection[str]) -> None:
         """Write down that lost claims share nothing any more, which their supervisors follow."""
-        with self._file.locked() as before:
-            record = self._file.current(before)
+
+        def unshare(record: Record) -> Record:
             ended: dict[str, Row] = {
-                uid: {**claim, "sharing": []}
-                for uid, claim in record["claims"].items()
-                if uid in uids and claim["sharing"]
+                uid: {**claim, "sharing": []} for uid, claim in record["claims"].items() if uid in uids
             }
-            if ended:
-                self._file.write({**record, "claims": {**record["claims"], **ended}})
+            return {**record, "claims": {**record["claims"], **ended}}
+
+        self._file.change(unshare)
 
     @property
     def problems(self) -> dict[str, str]:

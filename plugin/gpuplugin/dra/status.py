@@ -6,7 +6,6 @@ Out of scope: names and units (gpuplugin.metrics.metrics), figures of GPUs, HTTP
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +21,6 @@ from gpuplugin.settings.resources import Device
 from gpuplugin.snapshot import release
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground.bounds import LISTED
-from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,14 +127,11 @@ class Status:
 
     def state(self) -> FrontState:
         """Return what its metrics tell."""
-        moment, rows, admin_claims = self._now(), dict[str, Any](), frozenset[Any]()
-        with contextlib.suppress(GpushimError):
-            record = self._file.current(self._file.read())
-            rows = {uid: claim for uid, claim in record["claims"].items() if claim["driver"] == OWN_DRIVER}
-            admin_claims = find_admin_claims(record)
-        samples = [*self._published(moment), *_claimed(rows), *_tainted(moment)]
+        moment, record = self._now(), self._file.read_known()
+        claims = [claim for claim in record["claims"].values() if claim["driver"] == OWN_DRIVER] if record else []
+        samples = [*self._published(moment), *_claimed(claims), *_tainted(moment)]
         devices = _devices(moment)
-        return FrontState(DRIVER, devices, moment.reasons, samples, admin_claims, moment.node)
+        return FrontState(DRIVER, devices, moment.reasons, samples, find_admin_claims(record), moment.node)
 
     def _published(self, moment: Now) -> Iterator[Sample]:
         published, host = self._link.published, {"Hostname": moment.node}
@@ -199,11 +194,11 @@ def _devices(moment: Now) -> list[tuple[str, None, list[Device]]]:
     return [(name, None, row) for name, row in by_class.items()]
 
 
-def _claimed(rows: Mapping[str, Claim]) -> Iterator[Sample]:
+def _claimed(claims: Sequence[Claim]) -> Iterator[Sample]:
     counter = Counter(dict.fromkeys(CLASSES.values(), 0))
-    held = {device["uuid"]: of_class(device["device"]) for row in rows.values() for device in list_held(row)}
+    held = {device["uuid"]: of_class(device["device"]) for claim in claims for device in list_held(claim)}
     counter.update(held.values())
-    yield "claims", {}, len(rows)
+    yield "claims", {}, len(claims)
     for name, number in counter.items():
         yield "claimed_devices", {"resource": name}, number
 

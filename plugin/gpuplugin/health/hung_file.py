@@ -31,7 +31,9 @@ def add(uuid: str) -> bool:
 
 
 def remove(uuids: Iterable[str]) -> None:
-    """Note that GPUs have answered."""
+    """Note that GPUs have answered, which they do each few seconds: mostly there is no file."""
+    if not os.path.lexists(f"{system.state_dir()}/{earlier.HUNG}"):
+        return
     gpus = earlier.hanging(system.state_dir())
     still_hung = {uuid: at for uuid, at in gpus.items() if uuid not in uuids}
     if still_hung != gpus:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import socket
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 REGISTRY = "plugins_registry"  # in kubelet's directory
 DRIVER = "DRAPlugin"  # a kind
 DEADLINE = 1.0  # seconds, as kubelet has it
+LATELY = 10.0  # seconds
 LIMIT = 1 << 14  # bytes of an answer
 LONGEST = 253  # characters of a name
 DEEPEST = 2  # directories in each other
@@ -51,25 +53,25 @@ class Plugin(NamedTuple):
     name: str
 
 
-def is_ours(plugin: Plugin) -> bool:
-    """Return whether it is gpushim's own, by the name of its socket, which root has made."""
-    return plugin.path.rpartition("/")[2].startswith(sockets.PREFIX)
-
-
 async def find_rival(plugins: Plugins, kubelet_dir: str, name: str) -> str:
-    """Return where a driver of this name that is not ours listens, "" for none."""
-    listening = await plugins.look(kubelet_dir)
-    return next((plugin.path for plugin in listening if plugin.name == name and not is_ours(plugin)), "")
+    """Return where another giver's driver of this name listens, "" for none."""
+    return next((plugin.path for plugin in await plugins.list_lately(kubelet_dir) if plugin.name == name), "")
 
 
 class Plugins:
-    """The plugins of a node, each asked once."""
+    """The plugins of a node but gpushim's own, each asked once."""
 
     def __init__(self) -> None:
+        self._looked = -LATELY  # time.monotonic()
         self._known: dict[Key, Plugin] = {}
         self._round = 0
         self._tried: dict[Key, int] = {}  # in which turn one was asked in vain
         self._warned: set[str] = set()
+
+    async def list_lately(self, kubelet_dir: str) -> list[Plugin]:
+        """Return the plugins of the last look; look where that was not lately."""
+        is_late = time.monotonic() - self._looked >= LATELY
+        return await self.look(kubelet_dir) if is_late else sorted(self._known.values())
 
     async def look(self, kubelet_dir: str) -> list[Plugin]:
         """Return the plugins that listen now; takes DEADLINE at most, whatever they do."""
@@ -84,6 +86,7 @@ class Plugins:
         self._tried.update(dict.fromkeys(unknown, self._round))
         self._known = {key: plugin for key, plugin in self._known.items() if key in keys}
         self._known.update({key: plugin for key, plugin in zip(unknown, answers) if plugin})
+        self._looked = time.monotonic()
         return sorted(self._known.values())
 
     def _warn(self, crowded: Collection[str]) -> None:
@@ -100,7 +103,9 @@ class Plugins:
 
 
 def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:
-    """Return sockets of root's that listen, and directories of which not all was looked at."""
+    """Return sockets of root's that listen, without our own by their names, and directories of which not all was
+    looked at.
+    """
     paths, crowded, own_folder = [], [], kubelet.plugins(kubelet_dir)
     for folder, depth in ((f"{kubelet_dir}/{REGISTRY}", DEEPEST), (own_folder, 1)):
         entries = [*islice(_entries(folder, depth), sockets.NAMES)]
@@ -108,9 +113,9 @@ def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:
         crowded += [folder] * (len(entries) == sockets.NAMES)
     paths = [path for path in paths if not _SURROGATE.search(path)]  # no name of kubelet's, and none that grpc takes
     foreign = (
-        path
-        for path in paths
-        if not path.startswith(f"{own_folder}/") or sockets.is_foreign(path[len(own_folder) + 1 :])
+        f"{folder}/{name}"
+        for folder, _, name in (path.rpartition("/") for path in paths)
+        if (sockets.is_foreign(name) if folder == own_folder else not name.startswith(sockets.PREFIX))
     )
     return [*filter(is_believed, foreign)], crowded
 

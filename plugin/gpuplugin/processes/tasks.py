@@ -59,12 +59,19 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def until(event: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, but no longer than so many seconds."""
-    waiter = asyncio.ensure_future(event.wait())
+    """Wait until an event is set, but no longer than so many seconds; with no task, which costs turns of the loop."""
+    timer = asyncio.get_running_loop().call_later(seconds, _wake, event)
     try:
-        await asyncio.wait([waiter], timeout=seconds)
+        await event.wait()
     finally:
-        waiter.cancel()
+        timer.cancel()
+
+
+def _wake(event: asyncio.Event) -> None:
+    """Wake who waits for an event, which is not set for that."""
+    if not event.is_set():
+        event.set()
+        event.clear()
 
 
 async def nothing(*_: object) -> None:

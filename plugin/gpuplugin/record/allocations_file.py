@@ -3,7 +3,7 @@
 Its first line has all of it, and is replaced; lines after that have what was granted since, and are added while
 kubelet waits. A kill loses nothing that was written. A loss of power is another boot, in which allocations do not
 count; claims outlive one, so that the disk is waited for where there are some. What is damaged says nothing: not that
-a GPU is free.
+a GPU is free. A process that has read it before it was lost still knows who had what.
 Out of scope: what is in it (record_form.py), what becomes of it (transitions.py), who asks kubelet
 (kubelet_watch.py).
 """
@@ -27,7 +27,7 @@ from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gpuplugin.record.record_form import Grants, Record
 
@@ -37,8 +37,8 @@ LIMIT = 1 << 26  # bytes; 60 000 replicas that are all given out need some 20 Mi
 ADDED_LIMIT = 1 << 20  # bytes after the first line, about, before all of it is written in one again
 DAMAGED = ".damaged"  # suffix of the last one that says nothing
 INSTEAD = (
-    "and goes by kubelet and its checkpoint; a GPU of which neither tells is given out when kubelet has run for a "
-    "while"
+    "and goes by kubelet, its checkpoint and what it has read before; a GPU of which none tells is given out when "
+    "kubelet has run for a while"
 )
 PATIENCE = 1.0  # seconds in which others are done with the lock
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -63,6 +63,7 @@ class AllocationsFile:
 
     def __init__(self) -> None:
         self._record: Record | None = None
+        self._memory: Record | None = None  # what it was before the file was lost
         self._identity: object = None  # of the file that it was read from, or written to
         self._added = 0  # bytes after its first line
         self._boot = ""
@@ -117,6 +118,7 @@ class AllocationsFile:
         identity = trust.identity(self.path)
         if identity is None or identity != self._identity:
             record, before = self._parse(), self._record
+            self._memory = before or self._memory
             if record and before and record["generation"] != before["generation"]:
                 self.changes += 1
             self._record, self._identity = record, identity
@@ -139,10 +141,21 @@ class AllocationsFile:
             return None
 
     def current(self, record: Record | None) -> Record:
-        """Return a record that was read as it is in this boot; an empty one where there is none."""
-        if record is None:
-            return record_form.fresh(self.boot, f"{self.path} is damaged" if self.damaged else "")
-        return record_form.after_boot(record, self.boot)
+        """Return a record that was read as it is in this boot; where there is none, who had what when it was lost."""
+        if record is not None:
+            return record_form.after_boot(record, self.boot)
+        empty = record_form.fresh(self.boot, f"{self.path} is damaged" if self.damaged else "")
+        return record_form.recall(empty, record_form.after_boot(self._memory, self.boot)) if self._memory else empty
+
+    def read_current(self) -> Record:
+        """Return the record as it is in this boot; an empty one where there is none. Raise as for `read`."""
+        return self.current(self.read())
+
+    def read_known(self) -> Record | None:
+        """Return the record as it is in this boot; None if it cannot be read."""
+        with contextlib.suppress(GpushimError):
+            return self.read_current()
+        return None
 
     @property
     def damaged(self) -> bool:
@@ -158,6 +171,14 @@ class AllocationsFile:
         """
         with lock.held(f"{folder()}/{LOCK}", PATIENCE):
             yield self.read()
+
+    def change(self, change: Callable[[Record], Record]) -> None:
+        """Replace the record in this boot with what a function makes of it. Raise as for `locked` and `write`."""
+        with self.locked() as before:
+            record = self.current(before)
+            changed = change(record)
+            if changed != record:
+                self.write(changed)
 
     def write(self, record: Record) -> None:
         """Replace the record; the lock is held.

@@ -130,28 +130,35 @@ def divide(record: Record, desired: Devices, last: Served, decision: Settled, un
         record: for which it was decided.
         desired: as it was for the decision.
         last: what was given out last.
-        decision: the decision.
         units: as for `decide`.
         owner: this instance, which owns what it gives out as it wants.
     """
     gpu_uuids = {unit.gpu: unit.uuid for unit in units.values() if not is_instance(unit.uuid)}
-    before = {uuid: division for gpu in record["gpus"].values() for uuid, division in gpu["divisions"].items()}
-    last_parts = _list_parts({name: [*row.values()] for name, row in last.items()})
     divisions: dict[str, dict[str, Division]] = {
         gpu_uuids[device.gpu]: {} for row in desired.values() for device in row
     }
+    last_parts = _list_parts({name: [*row.values()] for name, row in last.items()})
+    before = {uuid: division for gpu in record["gpus"].values() for uuid, division in gpu["divisions"].items()}
     for uuid in decision.occupied & last_parts.keys():
-        former: Division = {"parts": last_parts[uuid], "owner": 0, "placement": units[uuid].placement}
-        divisions.get(gpu_uuids[units[uuid].gpu], {})[uuid] = before.get(uuid, former)
+        former = before.get(uuid) or _make_division(last_parts[uuid], 0, units[uuid])
+        divisions.get(gpu_uuids[units[uuid].gpu], {})[uuid] = former
     for uuid, parts in _list_parts(desired).items():
+        if uuid in decision.occupied:
+            _enlarge(parts, last_parts.get(uuid, {}))
         if uuid not in decision.waits:
-            if uuid in decision.occupied:
-                _enlarge(parts, last_parts.get(uuid, {}))
-            division: Division = {"parts": parts, "owner": owner, "placement": units[uuid].placement}
-            divisions[gpu_uuids[units[uuid].gpu]][uuid] = division
+            divisions[gpu_uuids[units[uuid].gpu]][uuid] = _make_division(parts, owner, units[uuid])
+    return _write_divisions(record, divisions)
+
+
+def _make_division(parts: dict[str, Part], owner: int, unit: Device) -> Division:
+    return {"parts": parts, "owner": owner, "placement": unit.placement}
+
+
+def _write_divisions(record: Record, divisions: Mapping[str, dict[str, Division]]) -> Record:
+    """Return the record with these divisions, by GPU and UUID; of a new generation if one is another."""
     gpus = dict(record["gpus"])
+    empty: Gpu = {"divisions": {}, "allocations": {}}
     for gpu, row in divisions.items():
-        empty: Gpu = {"divisions": {}, "allocations": {}}
         gpus[gpu] = {**gpus.get(gpu, empty), "divisions": row}
     is_other = _parts_by_uuid(gpus) != _parts_by_uuid(record["gpus"])
     return {**record, "gpus": gpus, "generation": record["generation"] + is_other}

@@ -9,6 +9,7 @@ Out of scope: their form (gpushim.containers.kubelet), what follows (transitions
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import defaultdict
@@ -21,7 +22,7 @@ from gpushim.containers import kubelet
 from gpushim.ground import system
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from gpuplugin.devices.changes import Units
     from gpuplugin.kubelet.podresources import Listed
@@ -176,31 +177,26 @@ def read(folder: str, listed: Listed | None, clock: float, snapshot: Snapshot | 
         clock: seconds since boot before it was asked.
         snapshot: of the host's inventory.
     """
-    damages = []
-    grants, written = None, 0.0
-    path = f"{kubelet.plugins(folder)}/{kubelet.CHECKPOINT}"
-    try:
+    state, damages = KubeletState(clock, snapshot=snapshot), list[str]()
+    if listed:
+        state = state._replace(holders=listed.held(), claims=listed.claims, pods=frozenset(listed.pods))
+    with _noting(damages, f"{kubelet.plugins(folder)}/{kubelet.CHECKPOINT}") as path:
         modified = os.stat(path).st_mtime  # before: it may be replaced
         rows = kubelet.checkpoint(folder).given
         grants = {f"{grant.resource} {name}": grant for grant in rows for name in grant.devices}
-        written = system.clock() - time.time() + modified + TICK
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        damages.append(_damage(path, error))
-    file_claims, uids = [], None
+        state = state._replace(grants=grants, written=system.clock() - time.time() + modified + TICK)
+    with _noting(damages, f"{folder}/{kubelet.CLAIMS}"):
+        claims = [*kubelet.claims(folder), *state.claims]
+        state = state._replace(claims=claims, claim_uids=kubelet.claim_uids(folder))
+    return state._replace(damage="; ".join(damages))
+
+
+@contextlib.contextmanager
+def _noting(damages: list[str], path: str) -> Iterator[str]:
+    """Add to the damages why a file cannot be used that is there."""
     try:
-        file_claims, uids = kubelet.claims(folder), kubelet.claim_uids(folder)
+        yield path
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        damages.append(_damage(f"{folder}/{kubelet.CLAIMS}", error))
-    return KubeletState(
-        clock, listed.held() if listed else None, grants=grants, written=written, damage="; ".join(damages),
-        claims=[*file_claims, *(listed.claims if listed else ())], claim_uids=uids, snapshot=snapshot,
-        pods=frozenset(listed.pods if listed else ()),
-    )  # fmt: skip
-
-
-def _damage(path: str, error: Exception) -> str:
-    return f"{path} cannot be used: {error.strerror if isinstance(error, OSError) else error}"
+        damages.append(f"{path} cannot be used: {error.strerror if isinstance(error, OSError) else error}")

@@ -15,8 +15,10 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.kubelet import cgroups, podresources, sockets
+from gpuplugin.kubelet.plugins import Plugins
 from gpuplugin.processes import instances
 from gpuplugin.record import divisions, kubelet_state, transitions
+from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.record_form import CONFIRMED, LOST
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
@@ -28,7 +30,6 @@ from gpushim.paths import trust
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuplugin.record.allocations_file import AllocationsFile
     from gpuplugin.record.kubelet_state import KubeletState
     from gpuplugin.record.record_form import Record
     from gpushim.ground.model import Snapshot
@@ -39,32 +40,32 @@ AGAIN = 60.0  # seconds between two times that kubelet writes its checkpoint for
 
 
 class KubeletWatch:
-    """What kubelet has, as the record has it.
+    """What kubelet has, as the record has it, for all fronts of this process.
 
     Args:
-        file: the record.
         kubelet_dir: returns kubelet's directory, which settings may change.
-        snapshot: returns that of the host's inventory, None while there is none.
         changed: is called when the record has changed.
-        repeat: has kubelet write its checkpoint; None: this process serves no device plugin.
         heeds: returns whether claims of other DRA drivers count.
 
     Attributes:
+        file: the record.
+        plugins: others of kubelet's on this node.
+        snapshot: of the host's inventory, by which the fronts go; None while there is none.
+        repeat: has kubelet write its checkpoint; None: this process serves no device plugin.
         is_complete: kubelet has told all that pods have since this process began.
         state: what kubelet had when it was asked last.
     """
 
     def __init__(
         self,
-        file: AllocationsFile,
         kubelet_dir: Callable[[], str],
-        snapshot: Callable[[], Snapshot | None],
         changed: Callable[[], object] = lambda: None,
-        repeat: Callable[[], object] | None = None,
         heeds: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._file, self._kubelet_dir, self._snapshot, self._changed = file, kubelet_dir, snapshot, changed
-        self._repeat, self._heeds = repeat, heeds
+        self.file, self.kubelet_dir, self._changed, self._heeds = AllocationsFile(), kubelet_dir, changed, heeds
+        self.plugins = Plugins()
+        self.snapshot: Snapshot | None = None
+        self.repeat: Callable[[], object] | None = None
         self._complete = podresources.Complete(os.environ.get("NODE_NAME", "") or socket.gethostname())
         self._repeated: tuple[object, float] = None, 0.0  # for what kubelet was to write its checkpoint, and when
         self._followed: object = None  # identities of the files when nothing was left to ask
@@ -81,14 +82,14 @@ class KubeletWatch:
 
     @property
     def _socket(self) -> str:
-        return f"{plugins(self._kubelet_dir())}/{KUBELET_SOCKET}"
+        return f"{plugins(self.kubelet_dir())}/{KUBELET_SOCKET}"
 
     def is_met(self) -> bool:
         """Return whether the record has the kubelet that is there now, and so what that has forgotten."""
-        return self._knows(self._file.read(), self.identify())
+        return self._knows(self.file.read(), self.identify())
 
     def _knows(self, record: Record | None, identity: str) -> bool:
-        is_ours = record is not None and record["boot"] == self._file.boot
+        is_ours = record is not None and record["boot"] == self.file.boot
         return bool(is_ours and record and record["kubelet"] and record["kubelet"][0] == identity)
 
     async def meet(self) -> None:
@@ -106,32 +107,38 @@ class KubeletWatch:
         Raises:
             GpushimError: the record cannot be read or written.
         """
-        folder, identity, clock, snapshot = self._kubelet_dir(), self.identify(), system.clock(), self._snapshot()
-        runs = self.runs()
-        listed = await podresources.listed(folder) if ask and podresources.answers(folder) else None
-        record = self._file.current(self._file.read())
-        since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else clock
-        is_young = not runs or clock - since < YOUNG
-        complete = listed is not None and self._complete.says(listed, clock, is_young) and not is_young
-        stale = self._repeat is None and not instances.anyone(release.folder())
-        state = await asyncio.to_thread(kubelet_state.read, folder, listed, clock, snapshot)
-        is_new = runs and not self._knows(record, identity)
-        state = state._replace(runs=runs, is_new=is_new, is_young=is_young, complete=complete, is_stale=stale)
-        if not self._heeds():
-            state = state._replace(claims=[claim for claim in state.claims if claim.driver == OWN_DRIVER])
-        running = await self._find_running(record, state)
-        units = resources.units(snapshot) if snapshot else {}
-        with self._file.locked() as before:
-            record = self._file.current(before)
+        identity = self.identify()
+        state = await self._read_state(identity, ask)
+        running = await self._find_running(self.file.read_current(), state)
+        units = resources.units(state.snapshot) if state.snapshot else {}
+        with self.file.locked() as before:
+            record = self.file.current(before)
             if identity != self.identify():  # it has started meanwhile, and had what was asked of the one before
                 return
-            if runs and not self._knows(record, identity):
-                record = {**record, "kubelet": [identity, clock]}
+            if state.runs and not self._knows(record, identity):
+                record = {**record, "kubelet": [identity, state.clock]}
             record = transitions.reconcile(record, state, running, divisions.with_former(record, units))
             if record != before:
-                self._file.write(record)
+                self.file.write(record)
                 self._changed()
         self.state, self.is_complete = state, self.is_complete or state.tells_all
+
+    async def _read_state(self, identity: str, ask: bool) -> KubeletState:
+        """Return what the kubelet of this identity has, by its files, and by its list if that is asked for."""
+        folder, clock, snapshot, runs = self.kubelet_dir(), system.clock(), self.snapshot, self.runs()
+        listed = await podresources.listed(folder) if ask and podresources.answers(folder) else None
+        record = self.file.read_current()
+        since = record["kubelet"][1] if record["kubelet"] and self._knows(record, identity) else clock
+        is_young = not runs or clock - since < YOUNG
+        state = await asyncio.to_thread(kubelet_state.read, folder, listed, clock, snapshot)
+        return state._replace(
+            runs=runs,
+            is_new=runs and not self._knows(record, identity),
+            is_young=is_young,
+            complete=listed is not None and self._complete.says(listed, clock, is_young) and not is_young,
+            is_stale=self.repeat is None and not instances.anyone(release.folder()),
+            claims=[claim for claim in state.claims if self._heeds() or claim.driver == OWN_DRIVER],
+        )
 
     async def _find_running(self, record: Record, state: KubeletState) -> dict[str, float]:
         """Return for how many seconds pods that kubelet does not list have had a process, by uid."""
@@ -152,8 +159,8 @@ class KubeletWatch:
         Raises:
             GpushimError: as for `reconcile`.
         """
-        record, clock = self._file.read(), system.clock()
-        if record is None or record["boot"] != self._file.boot:
+        record, clock = self.file.read(), system.clock()
+        if record is None or record["boot"] != self.file.boot:
             return True
         granted, is_ending = _list_unconfirmed(record), self._is_ending(record)
         if not due and not is_ending:
@@ -162,7 +169,7 @@ class KubeletWatch:
             if granted and min(granted) > clock - TICK:
                 return True  # kubelet may not have it yet
         await self.reconcile(ask=due or bool(granted))
-        record = self._file.read() or record
+        record = self.file.read() or record
         self._repeat_unlisted(record, clock)
         waits = bool(_list_unconfirmed(record)) or self._is_ending(record)
         self._followed = None if waits else self._identify_files()
@@ -174,12 +181,12 @@ class KubeletWatch:
         return bool(self._running) or any(row["state"] == LOST for row in rows)
 
     def _identify_files(self) -> object:
-        checkpoint = f"{plugins(self._kubelet_dir())}/{CHECKPOINT}"
-        return trust.identity(self._file.path), self.identify(), trust.identity(checkpoint)
+        checkpoint = f"{plugins(self.kubelet_dir())}/{CHECKPOINT}"
+        return trust.identity(self.file.path), self.identify(), trust.identity(checkpoint)
 
     def _repeat_unlisted(self, record: Record, clock: float) -> None:
         """Have kubelet write its checkpoint where that alone tells of pods: it may be some MiB."""
-        if self._repeat is None or self.state.holders is None:
+        if self.repeat is None or self.state.holders is None:
             return
         unlisted = frozenset(
             f"{resource} {name}"
@@ -189,7 +196,7 @@ class KubeletWatch:
         subject = unlisted, self.state.pods
         if unlisted and (subject != self._repeated[0] or clock - self._repeated[1] >= AGAIN):
             self._repeated = subject, clock
-            self._repeat()
+            self.repeat()
 
 
 def _list_unconfirmed(record: Record) -> list[float]:

@@ -153,6 +153,12 @@ def after_boot(record: Record, boot: str) -> Record:
     return {**record, "boot": boot, "unknown": "", "kubelet": None, "gpus": gpus, "claims": claims}
 
 
+def recall(record: Record, memory: Record) -> Record:
+    """Return a record with who had what by another: not with its divisions, which may have changed since."""
+    gpus: dict[str, Gpu] = {uuid: {**gpu, "divisions": {}} for uuid, gpu in memory["gpus"].items()}
+    return {**record, "gpus": gpus, "claims": memory["claims"]}
+
+
 def parse(record: Any, lines: list[bytes], boot: str) -> Record:
     """Return the record of a file.
 

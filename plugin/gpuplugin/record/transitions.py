@@ -61,10 +61,10 @@ def claims_by_uuid(record: Record) -> dict[str, str]:
     return {device["uuid"]: describe(claim) for claim in record["claims"].values() for device in list_held(claim)}
 
 
-def find_admin_claims(record: Record) -> frozenset[tuple[str, str, str]]:
+def find_admin_claims(record: Record | None) -> frozenset[tuple[str, str, str]]:
     """Return what claims only look at: namespace and name of the claim, and name of the device."""
     names: dict[bool, set[tuple[str, str, str]]] = {True: set(), False: set()}
-    for claim in record["claims"].values():
+    for claim in record["claims"].values() if record else ():
         for device in claim["devices"]:
             names[device["admin"]].add((claim["namespace"], claim["name"], device["device"]))
     return frozenset(names[True] - names[False])
@@ -171,25 +171,30 @@ def move_allocation(
     """Return an allocation after kubelet has told what it has; None if it is released."""
     resource, _, name = key.partition(" ")
     pod, uid = kubelet.find_pod(resource, name), kubelet.find_uid(key)
-    is_newer = kubelet.written > allocation["since"] or uid == allocation["uid"]  # else it may be of the pod before
+    if kubelet.written <= allocation["since"] and uid != allocation["uid"]:
+        uid = ""  # it may be of the pod before
     if pod:
-        same = pod == allocation["pod"]
-        return {
-            **allocation,
-            "pod": pod,
-            "uid": uid if uid and is_newer else allocation["uid"] if same or not allocation["pod"] else "",
-            "state": CONFIRMED,
-        }
-    if uid and is_newer and not _is_outdated(uid, kubelet, running):
+        return _confirm(allocation, pod, uid)
+    if uid and not _is_outdated(uid, kubelet, running):
         pod = allocation["pod"] if allocation["uid"] in ("", uid) else ""
         state = UNCONFIRMED if kubelet.answers or allocation["state"] != CONFIRMED else CONFIRMED
         return {**allocation, "pod": pod, "uid": uid, "state": state}
     if allocation["uid"] in running:
-        has_started_without = kubelet.runs and kubelet.is_young and kubelet.grants is None
-        is_conclusive = kubelet.grants is not None or has_started_without
-        is_forgotten = kubelet.is_new or running[allocation["uid"]] >= GRACE
-        return {**allocation, "state": LOST} if is_conclusive and is_forgotten else allocation
+        return {**allocation, "state": LOST} if _is_forgotten(running[allocation["uid"]], kubelet) else allocation
     return None if _has_ended(allocation, kubelet) else allocation
+
+
+def _confirm(allocation: Allocation, pod: str, uid: str) -> Allocation:
+    """Return an allocation that kubelet lists: the pod's uid, where it is not told, is that of its name before."""
+    is_same = allocation["pod"] in ("", pod)
+    return {**allocation, "pod": pod, "uid": uid or (allocation["uid"] if is_same else ""), "state": CONFIRMED}
+
+
+def _is_forgotten(seconds: float, kubelet: KubeletState) -> bool:
+    """Return whether kubelet has forgotten a pod, of which a process has been left for so many seconds."""
+    has_started_without = kubelet.runs and kubelet.is_young and kubelet.grants is None
+    is_conclusive = kubelet.grants is not None or has_started_without
+    return is_conclusive and (kubelet.is_new or seconds >= GRACE)
 
 
 def _is_outdated(uid: str, kubelet: KubeletState, running: Collection[str]) -> bool:

@@ -32,6 +32,8 @@ class Sources:
     def __init__(self, flags: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._flags, self._environment = flags, environment
         self._identities: dict[str, object] = {}  # identity by path, from before it was read
+        self._followed: dict[str, object] = {}  # the same, for which `folders` was found
+        self._folders: list[str] = []
         self._begins = True  # no settings have been read
         self._lock: Optional[asyncio.Lock] = None  # not before `renew`: Python 3.9 ties it to the loop of that moment
         self.problem = ""
@@ -84,4 +86,7 @@ class Sources:
         """Return the directories in which a change shows: the files' own, and those of links, as a ConfigMap's
         ..data.
         """
-        return [*dict.fromkeys(folder for path in self._identities for folder in host_files.folders(path))]
+        if self._identities != self._followed:  # each time would cost more than all else that is looked at
+            self._followed = self._identities
+            self._folders = [*dict.fromkeys(folder for path in self._followed for folder in host_files.folders(path))]
+        return self._folders

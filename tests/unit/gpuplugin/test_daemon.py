@@ -20,6 +20,7 @@ from gpuplugin.allocation.plugin_front import PluginFront
 from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.record import allocations_file
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.settings import settings
 from gpuplugin.snapshot import node_requests, node_snapshot
 from gpushim.containers import kubelet
@@ -35,7 +36,8 @@ from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 def alone(settings: settings.Settings) -> PluginFront:
     """A device plugin without an agent."""
-    return PluginFront(lambda: settings, asyncio.create_task, lambda: None)
+    watch = KubeletWatch(lambda: str(settings.values["kubelet-dir"]))
+    return PluginFront(lambda: settings, watch, asyncio.create_task, lambda: None)
 
 
 def test_resources_come_with_the_snapshot(top: Path, host: Host) -> None:

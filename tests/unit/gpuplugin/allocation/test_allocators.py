@@ -8,15 +8,18 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from gpuplugin.allocation import allocators, offer
 from gpuplugin.allocation.allocators import Allocator, Allocators
 from gpuplugin.devices import changes
+from gpuplugin.kubelet import podresources
 from gpuplugin.kubelet.plugins import DRIVER, Plugin
+from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.record import kubelet_state
-from gpuplugin.record.allocations_file import AllocationsFile
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.settings import resources
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import Claim
@@ -93,7 +96,7 @@ def test_a_claim_that_cannot_be_told_may_have_any() -> None:
 
 def alone(folder: str = "") -> Any:
     """What looks at others beside no resource of our own."""
-    registry = SimpleNamespace(served={}, instances=SimpleNamespace(others=bool), file=AllocationsFile())
+    registry = SimpleNamespace(served={}, instances=SimpleNamespace(others=bool), watch=KubeletWatch(str))
     settings = SimpleNamespace(values={"other-givers": allocators.REFUSE, "kubelet-dir": folder})
     return Allocators(registry, lambda: settings, list)  # type: ignore[arg-type, return-value]
 
@@ -113,6 +116,26 @@ def test_of_who_ends_while_kubelet_says_nothing_a_driver_counts(tmp_path: Path) 
         return of._listeners
 
     assert asyncio.run(seen()) == [HERE]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_kubelet_is_asked_for_claims_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    """A question costs both sides more than all else at rest; once it was answered that there are none."""
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    rows.save(rows.record(claims={"u": rows.claim(rows.claim_device(uuid(0)))} if recorded else {}))
+    listed = AsyncMock(return_value=Listed([], []))
+    monkeypatch.setattr(podresources, "listed", listed)
+    monkeypatch.setattr(podresources, "answers", lambda _: True)
+
+    async def look() -> None:
+        of = alone(str(tmp_path))
+        for _ in range(3):
+            assert await of._hear(str(tmp_path), [])
+
+    asyncio.run(look())
+    assert listed.await_count == (3 if recorded else 1)
 
 
 def test_people_are_told_since_when() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.grants import grant_claim
 from gpuplugin.record.record_form import FORM, GRANTED
@@ -173,7 +172,7 @@ def test_it_is_no_other_giver(scene: Scene) -> None:
     plugin = scene.settle(whole())
     prepare()
     scene.now += QUIET + 1
-    plugin.view = KubeletView(plugin.registry, lambda: str(scene.top), lambda: False)
+    plugin.heeds = False
     assert plugin.look(whole()) == set()
 
 

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 
 from gpuplugin.allocation import kubelet_view
-from gpuplugin.allocation.kubelet_view import KubeletView
 from gpuplugin.kubelet import podresources, sockets
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.record import allocations_file
@@ -75,9 +74,9 @@ def test_the_same_decision_is_not_written_again(scene: Scene) -> None:
 
 def test_a_record_that_could_not_be_written_is_written(scene: Scene) -> None:
     plugin = scene.settle(whole())
-    plugin.registry.file.stuck = True
+    plugin.watch.file.stuck = True
     plugin.look(whole())
-    assert not plugin.registry.file.stuck
+    assert not plugin.watch.file.stuck
 
 
 CHANGES = [(old, new) for old in FORMS for new in FORMS if old != new]
@@ -112,7 +111,7 @@ def test_a_damaged_record_keeps_what_kubelet_says_in_its_way(scene: Scene, old: 
     scene.pods = {name_of: {name: "a"}}
     scene.write_all()
     plugin.end()
-    with open(plugin.registry.file.path, "w") as file:
+    with open(plugin.watch.file.path, "w") as file:
         file.write('{"form": 1, "b')
     other = scene.start()
     other.look(desired)
@@ -179,7 +178,7 @@ def test_after_a_boot_what_the_checkpoint_promises_holds_and_the_rest_is_free(
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_damaged_record_says_nothing_until_kubelet_has_told_all(scene: Scene, restarts: bool) -> None:
     plugin = scene.settle(whole())
-    with open(plugin.registry.file.path, "w") as file:
+    with open(plugin.watch.file.path, "w") as file:
         file.write('{"form": 1, "b')
     scene.kubelet_starts(0)
     for _ in range(3):
@@ -381,7 +380,7 @@ def test_a_claim_does_not_count_where_other_givers_are_served(scene: Scene) -> N
     scene.claims = [Claim("default", "c", "other.example", "node", "gpu-0", (f"nvidia.com/gpu={ONE}",))]
     plugin = scene.start()
     assert plugin.look(whole()) == set()
-    plugin.view = KubeletView(plugin.registry, lambda: str(scene.top), lambda: False)
+    plugin.heeds = False
     plugin.look(whole())
     scene.now += QUIET + 1
     plugin.look(whole())
@@ -419,7 +418,7 @@ def test_on_a_disk_that_fills_up_nothing_is_offered_until_it_has_room(scene: Sce
 def test_who_keeps_the_records_lock_does_not_end_the_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubelet_view, "TICK", 0.01)
     monkeypatch.setattr(allocations_file, "PATIENCE", 0.01)
-    plugin, other = scene.settle(whole()), scene.start().registry.file
+    plugin, other = scene.settle(whole()), scene.start().watch.file
     plugin.allocate(ONE)
     scene.now += 1
 
@@ -451,4 +450,4 @@ def test_an_id_of_another_plugin_with_any_number_damages_no_record(scene: Scene,
     again = scene.start()
     assert again.look(parts()) == {f"{ONE}::0", f"{ONE}::1", f"{ONE}::{number}"}
     assert again.record["unknown"] == ""
-    assert not again.registry.file.damaged
+    assert not again.watch.file.damaged

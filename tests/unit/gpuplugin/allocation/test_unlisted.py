@@ -9,7 +9,7 @@ import pytest
 
 from gpuplugin.allocation import kubelet_view
 from gpuplugin.record.kubelet_watch import AGAIN, TICK
-from gpuplugin.record.record_form import CONFIRMED, UNCONFIRMED
+from gpuplugin.record.record_form import CONFIRMED, LOST, UNCONFIRMED
 from gpuplugin.record.transitions import QUIET, owner_of
 from gpushim.ground import system
 from unit.gpuplugin.record.scene import GPU, ONE, Instance, Scene, parts, scene, whole
@@ -28,7 +28,7 @@ def give(scene: Scene) -> Instance:
     plugin = scene.settle(whole())
     plugin.allocate(ONE)
     scene.checkpoint({GPU: {ONE: "i"}})
-    plugin.view._watch._repeat = Mock(side_effect=scene.write_all)
+    plugin.watch.repeat = Mock(side_effect=scene.write_all)
     scene.now += QUIET + 1
     return plugin
 
@@ -45,7 +45,7 @@ def test_what_an_init_container_has_is_its_own_until_kubelet_has_written_it_off(
         scene.now += kubelet_view.ASK
         assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}
         assert plugin.look(parts()) == {ONE}
-    plugin.view._watch._repeat.assert_called_once_with()  # type: ignore[union-attr]
+    plugin.watch.repeat.assert_called_once_with()  # type: ignore[union-attr]
     scene.unlisted, scene.bare, scene.pods = {}, after, usual if after else {}
     scene.now += AGAIN if after else 0
     plugin.follow()
@@ -61,7 +61,7 @@ def test_a_pod_that_has_ended_has_nothing_when_kubelet_was_told_its_list_once_mo
     plugin.allocate(ONE)  # to another pod, which ends
     scene.now += QUIET + 1
     plugin.follow()
-    plugin.view._watch._repeat.assert_called_once_with()  # type: ignore[union-attr]
+    plugin.watch.repeat.assert_called_once_with()  # type: ignore[union-attr]
     plugin.follow()
     assert states(plugin) == {}
 
@@ -73,7 +73,7 @@ def test_what_another_plugin_delays_is_not_in_the_checkpoint_yet(scene: Scene) -
     scene.checkpoint({})
     os.utime(scene.checkpoint_file, (0, 0))
     plugin.allocate(ONE)
-    plugin.view._watch._repeat = repeat = Mock()
+    plugin.watch.repeat = repeat = Mock()
     scene.bare = ["a"]
     for _ in range(3):
         scene.now += QUIET
@@ -162,3 +162,26 @@ def test_what_an_init_container_has_is_found_in_the_checkpoint(
     plugin = scene.start()
     plugin.look(whole())
     assert states(plugin) == {ONE: (UNCONFIRMED, INIT)}
+
+
+@pytest.mark.parametrize("loss", ["removed", "damaged"])
+def test_who_runs_keeps_its_gpu_when_record_and_checkpoint_are_lost_together(scene: Scene, loss: str) -> None:
+    """kubelet lists its pod without the GPU then; the plugin, which goes on, has read who had it."""
+    plugin = scene.settle(whole())
+    plugin.allocate(ONE)
+    scene.pods = {GPU: {ONE: "a"}}
+    scene.now += TICK + 1
+    plugin.follow()
+    path = scene.top / "state/device-plugin/allocations.json"
+    path.unlink() if loss == "removed" else path.write_text("{")
+    scene.kubelet_starts()
+    scene.processes, scene.bare = {"a"}, ["a"]
+    for _ in range(3):
+        assert plugin.look(whole()) == set()
+        scene.now += 2 * QUIET
+        plugin.follow(due=True)
+    assert states(plugin) == {ONE: (LOST, "pod default/a")}
+    scene.processes, scene.bare = set(), []
+    plugin.look(whole())
+    scene.now += QUIET + 1
+    assert plugin.look(whole()) == {ONE}

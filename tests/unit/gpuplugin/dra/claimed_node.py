@@ -20,7 +20,6 @@ from gpuplugin.kubelet import cgroups, podresources
 from gpuplugin.kubelet.podresources import Listed
 from gpuplugin.mps import of_claims
 from gpuplugin.processes import moments
-from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpushim.containers import kubelet
 from gpushim.containers.kubelet import OWN_DRIVER, Claim
@@ -78,15 +77,15 @@ class Node:
         monkeypatch.setattr("gpuplugin.dra.prepare.time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(system, "clock", lambda: self.now)
         self.offer: Any = Offer({name: Device(name) for name in NAMES}, KIND, snapshot=HOST)  # type: ignore[misc]
-        self.file = AllocationsFile()
+        self.watch = KubeletWatch(lambda: str(kubelet_dir))
+        self.watch.snapshot, self.file = HOST, self.watch.file
         self.file.prepare()
-        watch = KubeletWatch(self.file, lambda: str(kubelet_dir), lambda: self.offer.snapshot)
         sharing = Sharing(self.file, lambda work: asyncio.ensure_future(work), lambda: HOST)
-        self.driver = Claims(self.file, watch, self, NODE, lambda: self.offer, sharing)  # type: ignore[arg-type]
+        self.driver = Claims(self.watch, self, NODE, lambda: self.offer, sharing)  # type: ignore[arg-type]
 
     @property
     def record(self) -> Record:
-        return self.file.current(self.file.read())
+        return self.file.read_current()
 
     @property
     def recorded(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpuplugin import daemon
 from gpuplugin.dra import status
 from gpuplugin.dra.claims_front import ClaimsFront
 from gpuplugin.dra.link import LinkSocket
@@ -27,7 +28,8 @@ HOST = snapshot([gpu(0), gpu(1)])
 def made(folder: Path, **values: Any) -> ClaimsFront:
     chosen = settings.resolve({}, {}, {})
     chosen.values.update(values)
-    return ClaimsFront("node-1", LinkSocket(str(folder / "s"), 0), lambda: chosen, asyncio.create_task, lambda: None)
+    link, watch = LinkSocket(str(folder / "s"), 0), KubeletWatch(lambda: str(chosen.values["kubelet-dir"]))
+    return ClaimsFront("node-1", link, lambda: chosen, watch, asyncio.create_task, lambda: None)
 
 
 def test_nothing_is_offered_before_the_record_has_what_kubelet_has(
@@ -61,12 +63,22 @@ def test_claims_of_others_count_for_both_fronts_or_for_none(scene: Scene, value:
     """Else one would write down each moment what the other takes out."""
     scene.kubelet_starts()
     scene.claims = [Claim("d", "c", "other.example", "node", "gpu-0", (f"nvidia.com/gpu={ONE}",))]
-    front = made(scene.top, **{"other-givers": value, "kubelet-dir": str(scene.top)})
-    front._snapshot = scene.snapshot
-    front._file.prepare()
-    asyncio.run(front._kubelet.reconcile())
+    chosen = settings.resolve({}, {}, {"other-givers": value, "kubelet-dir": str(scene.top)})
+    watches: list[KubeletWatch] = []
+
+    def make(_: Any, watch: KubeletWatch, *__: Any) -> Any:
+        watches.append(watch)
+        return SimpleNamespace(program="")
+
+    agent = daemon.Agent(chosen, None, [make, make])
+    agent._wake = asyncio.Event()
+    watch, other = watches
+    assert watch is other
+    watch.snapshot = scene.snapshot
+    watch.file.prepare()
+    asyncio.run(watch.reconcile())
     claims = ["claim d/c of other.example"] if value == "refuse" else []
-    assert [*front._file.current(front._file.read())["claims"]] == claims
+    assert [*watch.file.read_current()["claims"]] == claims
 
 
 def test_what_is_let_go_is_not_offered_before_another_snapshot(half: Any) -> None:

@@ -61,7 +61,7 @@ def running() -> Iterator[Newest]:
     found = Newest()
     found.join(release.prepare())
     yield found
-    found.leave()
+    found._instances.leave()
 
 
 def test_without_a_driver_nothing_is_given_and_little_known() -> None:
@@ -74,7 +74,7 @@ def test_without_a_driver_nothing_is_given_and_little_known() -> None:
 def test_a_driver_that_has_ended(running: Newest) -> None:
     watch()
     assert present().watched
-    running.leave()
+    running._instances.leave()
     found = present()
     assert not found.watched
     assert any(note.startswith(NO_DRIVER) for note in found.notes)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,8 +20,10 @@ from gpuplugin.record.kubelet_watch import YOUNG
 from gpuplugin.record.record_form import CONFIRMED
 from gpuplugin.record.transitions import claims_by_uuid, find_lost_claims
 from gpushim.containers.kubelet import OWN_DRIVER
+from gpushim.ground import system
 from unit.gpuplugin.dra.claimed_node import KIND, NODE, Node
 from unit.gpuplugin.dra.claimed_node import node as node
+from unit.gpuplugin.record import rows
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 
 if TYPE_CHECKING:
@@ -44,6 +47,20 @@ def test_a_claim_that_has_nothing_here_any_more_keeps_nothing(node: Node, now: t
         assert not node.recorded
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_pods_have_is_followed_by_a_device_plugin_of_this_process(
+    node: Node, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Both asking would cost twice as much; where there is none, the driver asks."""
+    reconcile = AsyncMock()
+    monkeypatch.setattr(node.watch, "reconcile", reconcile)
+    node.watch.repeat = print if beside else None
+    with node.file.locked():
+        node.file.write(rows.record(allocations={"r i": rows.allocation()}, boot=system.boot()))
+    asyncio.run(node.driver._sweep())
+    assert reconcile.await_count == (not beside)
 
 
 def test_a_config_for_another_driver_is_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,7 +192,7 @@ def test_a_claim_that_another_instance_prepares_while_it_is_taken_back_here_stay
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of two in a rolling update; its pod has no process yet."""
-    other = Claims(node.file, node.driver._watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
+    other = Claims(node.watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
 
     async def prepare_there(_: object) -> None:
         node.now += 1

@@ -63,6 +63,23 @@ def test_where_kubelet_does_not_look(top: Path, place: str) -> None:
         assert look(top) == []
 
 
+def test_our_own_driver_is_nobody_else(top: Path) -> None:
+    with listen(top / "plugins_registry/gpushim-1f.sock"):
+        assert look(top) == []
+
+
+def test_who_was_seen_lately_is_not_looked_for_again(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked() -> None:
+        found = Plugins()
+        async with driver(top / "plugins_registry/x"):
+            assert len(await found.list_lately(str(top))) == 1
+        assert len(await found.list_lately(str(top))) == 1
+        monkeypatch.setattr(plugins, "LATELY", 0.0)
+        assert await found.list_lately(str(top)) == []
+
+    asyncio.run(asked())
+
+
 def test_nothing_behind_a_link_is_looked_at(top: Path) -> None:
     async def asked() -> None:
         async with driver(top / "aside/x"):

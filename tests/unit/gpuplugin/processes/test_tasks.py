@@ -56,7 +56,6 @@ def test_a_cancelling_is_not_swallowed_as_the_event_is_set() -> None:
         waiter = asyncio.ensure_future(tasks.until(event, 60))
         await asyncio.sleep(0)
         event.set()
-        await asyncio.sleep(0)  # what waits for the event has ended, and is told after the cancelling
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter

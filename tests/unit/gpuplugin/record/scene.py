@@ -76,15 +76,16 @@ class Instance:
     """A process of the plugin."""
 
     def __init__(self, scene: Scene) -> None:
-        self.scene = scene
-        self.registry = Registry(lambda work: work)
-        self.view = KubeletView(self.registry, lambda: str(scene.top))
+        self.scene, self.heeds = scene, True
+        self.watch = kubelet_watch.KubeletWatch(lambda: str(scene.top), heeds=lambda: self.heeds)
+        self.registry = Registry(lambda work: work, self.watch)
+        self.view = KubeletView(self.registry)
         self.resources: dict[str, Resource] = {}
 
     def look(self, desired: Wanted) -> set[str]:
         """Return what kubelet would be told to be well, after it was asked once more."""
-        if self.view._snapshot is not None:
-            asyncio.run(self.view._watch.reconcile())
+        if self.watch.snapshot is not None:
+            asyncio.run(self.watch.reconcile())
         devices = asyncio.run(self.view.decide(desired, self.scene.snapshot))
         for name in {*devices, *self.resources}:
             new = Resource(name, settings.resolve({}, {}, {}), Delivery(["envvar"]), self.registry.grant)
@@ -92,10 +93,10 @@ class Instance:
         return {key for resource in self.resources.values() for key in resource.well}
 
     def follow(self, due: bool = False) -> bool:
-        return asyncio.run(self.view._watch.follow(due))
+        return asyncio.run(self.watch.follow(due))
 
     def meet(self) -> None:
-        asyncio.run(self.registry.meet())
+        asyncio.run(self.watch.meet())
 
     def allocate(self, name: str, resource: str = GPU) -> None:
         answer = self.resources[resource].allocate({"devices_ids": [name]})
@@ -103,7 +104,7 @@ class Instance:
 
     @property
     def record(self) -> Record:
-        record = self.registry.file.read()
+        record = self.watch.file.read()
         assert record
         return record
 

@@ -18,6 +18,7 @@ from gpuplugin.kubelet import cgroups
 from gpuplugin.record import allocations_file
 from gpuplugin.record.allocations_file import AllocationsFile
 from gpuplugin.record.grants import Request
+from gpuplugin.record.kubelet_watch import KubeletWatch
 from gpuplugin.record.record_form import fresh
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -29,7 +30,12 @@ KEY = f"{GPU} {ONE}"
 
 def grant() -> None:
     """Give the GPU to a container, as another process of the plugin does."""
-    Registry(lambda work: work).grant([Request(ONE, GPU, ONE, WHOLE)])
+    Registry(lambda work: work, KubeletWatch(str)).grant([Request(ONE, GPU, ONE, WHOLE)])
+
+
+def met() -> dict[str, Any]:
+    """This boot, and the kubelet that is there, which is none."""
+    return {"boot": system.boot(), "kubelet": [KubeletWatch(str).identify(), 0.0]}
 
 
 def write(record: Any) -> None:
@@ -54,7 +60,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(allocations_file, "PATIENCE", 0.1)
     file = AllocationsFile()
     file.prepare()
-    write(record(boot=system.boot()))
+    write(record(**met()))
     return Path(file.path)
 
 
@@ -70,7 +76,7 @@ def test_what_kubelet_takes_for_free_is_not_granted_while_a_process_is_left(
 ) -> None:
     """Nobody has asked kubelet yet since it has forgotten the pod, as after a deletion by force."""
     monkeypatch.setattr(cgroups, "running", lambda uids: uids if running else frozenset())
-    write(record(allocations={KEY: allocation()}, boot=system.boot()))
+    write(record(allocations={KEY: allocation()}, **met()))
     with pytest.raises(GpushimError, match=r"pod d/a has it") if running else contextlib.nullcontext():
         grant()
 
@@ -139,11 +145,11 @@ def test_a_grant_is_added_to_the_same_file_and_others_see_it(path: Path) -> None
 @pytest.mark.parametrize("more", [0, 900])
 def test_the_file_does_not_grow_with_each_grant(path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     monkeypatch.setattr(allocations_file, "ADDED_LIMIT", more)
-    registry = Registry(lambda work: work)
+    registry = Registry(lambda work: work, KubeletWatch(str))
     for _ in range(30):
         registry.grant([Request(ONE, GPU, ONE, WHOLE)])
         assert len(path.read_bytes().splitlines()) <= 1 + more // 100
-        assert AllocationsFile().read() == registry.file.read()
+        assert AllocationsFile().read() == registry.watch.file.read()
 
 
 @pytest.mark.parametrize("claims", [{}, {"u": claim(claim_device(TWO))}])
