@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.dra import taints
 from gpuplugin.dra.claim import allocated, groups, is_here, reserved_for
 from gpuplugin.dra.configs import of_others
+from gpuplugin.dra.cutting import list_units
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
@@ -22,7 +23,6 @@ from gpuplugin.processes import tasks
 from gpuplugin.record import grants, transitions
 from gpuplugin.record.kubelet_state import describe_device
 from gpuplugin.record.record_form import GRANTED, LOST
-from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, INVENTORY, REQUEST, GpushimError, quote
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
+    from gpuplugin.dra.cutting import OnDemand
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.offered import Offered
     from gpuplugin.dra.shared import Sharing
@@ -83,6 +84,7 @@ class Claims:
         node: this node's name.
         offer: returns what this node has now.
         sharing: what containers of claims share.
+        on_demand: what is made for claims.
     """
 
     def __init__(
@@ -93,9 +95,10 @@ class Claims:
         node: str,
         offer: Callable[[], Offer],
         sharing: Sharing,
+        on_demand: OnDemand,
     ) -> None:
         self._file, self._watch, self._link, self._node, self._offer = file, watch, link, node, offer
-        self._sharing = sharing
+        self._sharing, self._on_demand = sharing, on_demand
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         # Names of pods whose uids are recorded, and time.monotonic() of that, by uid of the claim.
@@ -118,7 +121,9 @@ class Claims:
             body = await self._link.claim(request)
             if body is None:
                 raise GpushimError(f"the API server no longer has the claim {name} of this pod", REQUEST)
-            claim, offer = allocated(request, body, self._node), self._offer()
+            claim = allocated(request, body, self._node)
+            await self._make(claim, deadline)
+            offer = self._offer()
             for sentence in of_others(body["status"]["allocation"]["devices"].get("config") or (), OWN_DRIVER):
                 logger.info("claim %s: %s", name, sentence)
             if offer.problem:
@@ -142,6 +147,26 @@ class Claims:
             for result, more_names in zip(claim.results, names(claim, shared, uuids))
         ]
 
+    async def _make(self, claim: Claim, deadline: float) -> None:
+        """Have the partitions of a claim made, which the record has before.
+
+        Raises:
+            GpushimError: it cannot have them; then none is left.
+        """
+        offer = self._offer()
+        if offer.problem or not self._on_demand.find_unmade(claim):
+            return
+        if any(result.admin for result in claim.results):
+            raise GpushimError(f"claim {claim} has adminAccess to what nobody has, and so is not there", REQUEST)
+        if claim.uid not in self._read()["claims"]:
+            await self._on_demand.check(claim)
+        await self._grant(claim, offer, _uuids(claim, offer), ())
+        try:
+            await self._on_demand.make(claim, deadline)
+        except GpushimError:
+            await self.unprepare([{"uid": claim.uid}])
+            raise
+
     async def _grant(self, claim: Claim, offer: Offer, uuids: Mapping[str, str], shared: Sequence[MpsGroup]) -> None:
         """Write down what a claim gets; kubelet is asked before anybody else's counts.
 
@@ -157,7 +182,7 @@ class Claims:
         ):
             self._lose([claim.uid])  # another device, while a process has the former one
             raise GpushimError(transitions.describe_ending(before), REQUEST)
-        units = resources.units(offer.snapshot) if offer.snapshot else {}
+        units = list_units(offer.snapshot, offer.devices.values()) if offer.snapshot else {}
         row: record_form.Claim = {
             "driver": OWN_DRIVER,
             "namespace": claim.namespace,
@@ -232,6 +257,9 @@ class Claims:
         self._lose(lost)
         free = over - ending
         await self._sharing.end(free)
+        unremoved = await self._on_demand.remove({uid: claims[uid] for uid in free})
+        self._lose(unremoved)
+        free -= unremoved
         with self._file.locked() as before:
             record = self._file.current(before)
             released = free & self._find_over(record).keys()

@@ -38,7 +38,8 @@ def devices(snapshot: Snapshot, values: Mapping[str, Any]) -> tuple[list[Offered
     Raises:
         GpushimError: an entry of `exclude` names no device.
     """
-    offered_devices = offered.devices(snapshot, values["exclude"], values["allocation-policy"] == "distributed")
+    exclude = [text for text in values["exclude"] if text not in values["on-demand"]]
+    offered_devices = offered.devices(snapshot, exclude, values["allocation-policy"] == "distributed")
     return offered_devices, *missing(snapshot, [device.uuid for device in offered_devices])
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from gpuplugin.devices.mps_group import MpsGpu, MpsGroup
 from gpuplugin.dra import prepare, shared
+from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import cgroups, podresources
@@ -43,7 +44,7 @@ class Device:
     """What is offered, as far as it counts here."""
 
     def __init__(self, name: str) -> None:
-        self.uuid = NAMES[name]
+        self.uuid, self.body = NAMES[name], dict[str, Any]()
 
 
 class Node:
@@ -85,7 +86,8 @@ class Node:
         self.file.prepare()
         watch = KubeletWatch(self.file, lambda: str(kubelet_dir), lambda: self.offer.snapshot)
         sharing = Sharing(self.file, lambda work: asyncio.ensure_future(work), lambda: HOST)
-        self.driver = Claims(self.file, watch, self, NODE, lambda: self.offer, sharing)  # type: ignore[arg-type]
+        on_demand = OnDemand(lambda: self.offer.snapshot, lambda: self.offer.devices)
+        self.driver = Claims(self.file, watch, self, NODE, lambda: self.offer, sharing, on_demand)  # type: ignore[arg-type]
 
     @property
     def record(self) -> Record:
@@ -314,7 +316,9 @@ def test_a_claim_that_another_instance_prepares_while_it_is_taken_back_here_stay
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of two in a rolling update; its pod has no process yet."""
-    other = Claims(node.file, node.driver._watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
+    there = node.driver
+    watch, sharing, on_demand = there._watch, there._sharing, there._on_demand
+    other = Claims(node.file, watch, node, NODE, lambda: node.offer, sharing, on_demand)  # type: ignore[arg-type]
 
     async def prepare_there(_: object) -> None:
         node.now += 1
