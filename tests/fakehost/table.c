@@ -204,26 +204,30 @@ static int parse_text(struct host *host, char *text)
 int load_host(struct host *host)
 {
     static char text[TEXT_SIZE], path[4096];
+    char root[3072] = "", *line;
     for (int i = 0; i < TEXT_SIZE; i++)
         text[i] = baked[i];
+    /* Of the library's own table, which may be written anew meanwhile, a process on the host needs this line alone. */
+    if ((line = strstr(text, "\nroot = ")) != NULL)
+        sscanf(line, "\nroot = %3071[^\n]", root);
+    snprintf(path, sizeof path, "%s/etc/fakehost.conf", root);
+    int fd = root[0] ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        ssize_t size = read(fd, text, TEXT_SIZE - 1);
+        close(fd);
+        if (size < 0)
+            return 0;
+        text[size] = '\0';
+        return parse_text(host, text);
+    }
     if (!parse_text(host, text))
         return 0;
     snprintf(path, sizeof path, "%s/etc", host->root); /* of the host a pod may see /proc, as that is the kernel's */
     if (access(path, F_OK) != 0) {
         host->in_container = 1;
         host->root[0] = host->dev[0] = '\0';
-        return 1;
     }
-    snprintf(path, sizeof path, "%s/etc/fakehost.conf", host->root);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 1;
-    ssize_t size = read(fd, text, TEXT_SIZE - 1);
-    close(fd);
-    if (size < 0)
-        return 0;
-    text[size] = '\0';
-    return parse_text(host, text);
+    return 1;
 }
 
 const char *baked_mark(void)

@@ -20,7 +20,7 @@ RULES = json.loads((CHART / "values.schema.json").read_text())
 TEXT = (CHART / "values.yaml").read_text()
 VALUES = yaml.safe_load(TEXT)
 # What of [device-plugin] follows from other values, and is not below `settings`.
-FOLLOWS = {"kubelet-dir", "config-file", "profile-file", "refresh", "labels-file", "labels-interval"} | {
+FOLLOWS = {"kubelet-dir", "on-demand", "config-file", "profile-file", "refresh", "labels-file", "labels-interval"} | {
     *("labels-no-timestamp", "metrics-token-file", "taint-effect", "kubeconfig", "fronts")
 }
 # What is Kubernetes' own, or another chart's.

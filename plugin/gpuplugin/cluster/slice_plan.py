@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 DIGITS = 4  # of a slice's number; the devices of one slice come before those of the next by the names' order
 MOST = 253  # characters of a name
 LIMIT = 1 << 53  # of generations; a greater one would come to an end
-OWN = {"driver", "nodeName", "pool", "devices"}  # members of a slice's spec
+DEVICES, COUNTERS = "devices", "sharedCounters"  # of which a slice has one
+OWN = {"driver", "nodeName", "pool", DEVICES, COUNTERS}  # members of a slice's spec
 MANAGER = "gpushim"  # by which managedFields know who wrote
 
 
@@ -34,6 +35,7 @@ class Slice:
         version: its resourceVersion; 0 if that is no number.
         number: in its name; -1 if that is not one of ours.
         owned: whether it goes with the node.
+        devices: or sets of counters.
         others: whether its spec says more than ours do.
         deleting: whether it is being deleted, and waits for somebody.
         by: who wrote it last, as Kubernetes has it; "" if that was us.
@@ -91,10 +93,19 @@ def name(node: str, number: int) -> str:
     return f"{_name_prefix(node)}{number:0{DIGITS}}"
 
 
+def member_of(rows: list[Any]) -> str:
+    """Return the member of a slice's spec that has these rows, devices or sets of counters."""
+    return COUNTERS if rows and "counters" in rows[0] else DEVICES
+
+
 def parse_slice(slice_: Any, node: str) -> Slice | None:
     """Parse a ResourceSlice object; return None if it is none of this node and driver."""
     metadata, spec = member(slice_, "metadata"), member(slice_, "spec")
-    slice_name, pool, devices = member(metadata, "name"), member(spec, "pool"), member(spec, "devices")
+    slice_name, pool, devices = (
+        member(metadata, "name"),
+        member(spec, "pool"),
+        member(spec, COUNTERS) or member(spec, DEVICES),
+    )
     if (member(spec, "driver"), member(spec, "nodeName")) != (OWN_DRIVER, node) or not isinstance(slice_name, str):
         return None
     number = slice_name[len(_name_prefix(node)) :] if slice_name.startswith(_name_prefix(node)) else ""

@@ -205,7 +205,12 @@ class Slices:
             "apiVersion": API,
             "kind": "ResourceSlice",
             "metadata": metadata,
-            "spec": {"driver": OWN_DRIVER, "nodeName": self._node, "pool": pool, "devices": dated},
+            "spec": {
+                "driver": OWN_DRIVER,
+                "nodeName": self._node,
+                "pool": pool,
+                slice_plan.member_of(devices): dated,
+            },
         }
         query = {"fieldManager": MANAGER, **({"dryRun": "All"} if dry else {})}
         verb, method, path = ("update", "PUT", f"{PATH}/{name}") if current else ("create", "POST", PATH)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.devices import division
 from gpuplugin.dra import offered, spec, taints
+from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.dra.link import Link
 from gpuplugin.dra.newest import Newest
+from gpuplugin.dra.partitions import SETS, is_unmade
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.dra.status import Now, Status
@@ -82,7 +84,9 @@ class ClaimsFront:
         self._rival = self._held = ""  # why nothing is given out, whatever the snapshot has
         self._lacks = ""  # what the CDI spec does not have, a sentence
         kubelet_dir = watch.kubelet_dir()  # for good: see `obey`
-        self._claims = Claims(watch, self._link, node, lambda: self._offer, self._sharing)
+        self._counters: list[dict[str, Any]] = []  # of GPUs that are cut on demand
+        self._on_demand = OnDemand(lambda: None if self._held else self._snapshot, lambda: self._offer.devices)
+        self._claims = Claims(watch, self._link, node, lambda: self._offer, self._sharing, self._on_demand)
         self._status = Status(self._now, self._claims, self._file, self._link, self._newest)
         self._status.driver = self._driver = dra.Driver(
             OWN_DRIVER, kubelet_dir, self._status.prepare, self._status.unprepare, self._health, self._registered
@@ -178,15 +182,20 @@ class ClaimsFront:
             self.judge(self._reasons, snapshot)
 
     async def _take(self, snapshot: Snapshot) -> None:
-        devices, lacks, sentence = spec.devices(snapshot, self._settings())
+        self._snapshot = self._kubelet.snapshot = snapshot
+        self._anew = True  # until all of it is known
+        if self._kubelet.state.snapshot is None:  # before anything is offered
+            self._file.prepare()
+            await self._kubelet.reconcile()
+        with self._once("on-demand"):
+            await self._on_demand.learn(snapshot, self._settings().values)
+        devices, self._counters, lacks, sentence = self._on_demand.publish(
+            snapshot, self._settings(), transitions.list_names(self._file.read_known())
+        )
         self._offered, self._anew = [device for device in devices if device.uuid not in lacks], False
         if sentence and sentence == self._lacks:  # a refresh writes the snapshot, and a moment later the spec
             self._warn("spec", sentence)
         self._lacks = sentence
-        self._snapshot = self._kubelet.snapshot = snapshot
-        if self._kubelet.state.snapshot is None:  # before anything is offered
-            self._file.prepare()
-            await self._kubelet.reconcile()
         names = {device.name: device for device in self._offered}
         self._offer = Offer(names, snapshot["policy"]["cdi"]["kind"], snapshot=snapshot)
 
@@ -205,7 +214,11 @@ class ClaimsFront:
             self._why = sentences
             self._driver.tell()
             self._wake()
-        self._unwell = taints.log(self._unwell, self._offered, sentences)
+        self._unwell = taints.log(self._unwell, self._present(), sentences)
+
+    def _present(self) -> list[Offered]:
+        """Return the devices that are there, or were when they were last seen."""
+        return [device for device in self._offered if not is_unmade(device)]
 
     def _find_daemons(self) -> list[MpsGroup]:
         return division.mps_groups(self._snapshot, self._settings()) if self._snapshot else []
@@ -217,9 +230,13 @@ class ClaimsFront:
     def _slices(self) -> list[list[dict[str, Any]]]:
         if (taints_by_uuid := self._taints()) is None:
             return [[]]
-        return offered.slices(
-            self._offered,
-            {device.name: taints_by_uuid[device.uuid] for device in self._offered if device.uuid in taints_by_uuid},
+        uuids = {
+            device.name: device.body["attributes"]["parentUUID"]["string"] if is_unmade(device) else device.uuid
+            for device in self._offered
+        }
+        counters = [self._counters[start : start + SETS] for start in range(0, len(self._counters), SETS)]
+        return counters + offered.slices(
+            self._offered, {name: taints_by_uuid[uuid] for name, uuid in uuids.items() if uuid in taints_by_uuid}
         )
 
     def _taints(self) -> dict[str, list[dict[str, str]]] | None:
@@ -231,13 +248,14 @@ class ClaimsFront:
         return taints.taints(self._reasons, self._snapshot, record, effect, unfinished)
 
     def _now(self) -> Now:
-        state = self._offered, self._why, self._reasons, self._offer.problem, self._lacks, self._desired
+        state = self._present(), self._why, self._reasons, self._offer.problem, self._lacks, self._desired
         return Now(self._node, self._rival, *state, lambda: self._taints() or {})
 
     def _health(self) -> list[dict[str, Any]]:
         problem = self._offer.problem
-        sentences = dict.fromkeys((device.uuid for device in self._offered), problem) if problem else self._why
-        return taints.health(self._offered, self._node, sentences)
+        devices = self._present()
+        sentences = dict.fromkeys((device.uuid for device in devices), problem) if problem else self._why
+        return taints.health(devices, self._node, sentences)
 
     def _warn(self, part: str, sentence: str) -> None:
         if self._logged.get(part) != sentence:

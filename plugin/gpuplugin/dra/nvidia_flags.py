@@ -15,8 +15,8 @@ from gpushim.nvidia.migrate.device_plugin_keys import SETTINGS, Setting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_HEEDED = ("kubelet-dir", "exclude", "allocation-policy", "disable-healthchecks", "enable-healthchecks",
-           "taint-effect", "kubeconfig", "config-file", "profile-file")  # fmt: skip
+_HEEDED = ("kubelet-dir", "exclude", "on-demand", "allocation-policy", "disable-healthchecks",
+           "enable-healthchecks", "taint-effect", "kubeconfig", "config-file", "profile-file")  # fmt: skip
 OURS = tuple(setting for setting in SETTINGS if setting.key in _HEEDED)  # of the device plugin's, what counts here
 _SPEC = "the CDI spec is that of gpushim refresh, by [driver] and [cdi] of config.toml"
 _PODS = "no pods are made for claims"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuplugin.dra import taints
 from gpuplugin.dra.claim import allocated, describe_devices, groups, is_here, reserved_for
 from gpuplugin.dra.configs import of_others
+from gpuplugin.dra.cutting import list_units
 from gpuplugin.dra.shared import names
 from gpuplugin.kubelet import cgroups
 from gpuplugin.mps import of_claims
 from gpuplugin.processes import tasks
 from gpuplugin.record import grants, transitions
 from gpuplugin.record.record_form import GRANTED, LOST
-from gpuplugin.settings import resources
 from gpushim.containers.kubelet import OWN_DRIVER
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, INVENTORY, REQUEST, GpushimError, quote
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.devices.mps_group import MpsGroup
     from gpuplugin.dra.claim import Claim
+    from gpuplugin.dra.cutting import OnDemand
     from gpuplugin.dra.link import Link
     from gpuplugin.dra.offered import Offered
     from gpuplugin.dra.shared import Sharing
@@ -80,6 +81,7 @@ class Claims:
         node: this node's name.
         offer: returns what this node has now.
         sharing: what containers of claims share.
+        on_demand: what is made for claims.
     """
 
     def __init__(
@@ -89,9 +91,10 @@ class Claims:
         node: str,
         offer: Callable[[], Offer],
         sharing: Sharing,
+        on_demand: OnDemand,
     ) -> None:
         self._file, self._watch, self._link, self._node, self._offer = watch.file, watch, link, node, offer
-        self._sharing = sharing
+        self._sharing, self._on_demand = sharing, on_demand
         self._asked: dict[str, float] = {}  # time.monotonic() of the last question, by uid
         self._unlisted: dict[str, float] = {}  # since when kubelet lists no pod that has it, by uid
         # Names of pods whose uids are recorded, and time.monotonic() of that, by uid of the claim.
@@ -111,15 +114,16 @@ class Claims:
             body = await self._link.claim(request)
             if body is None:
                 raise GpushimError(f"the API server no longer has the claim {name} of this pod", REQUEST)
-            claim, offer = allocated(request, body, self._node), self._offer()
+            claim = allocated(request, body, self._node)
+            await self._make(claim, deadline)
+            offer = self._offer()
             for sentence in of_others(body["status"]["allocation"]["devices"].get("config") or (), OWN_DRIVER):
                 logger.info("claim %s: %s", name, sentence)
             if offer.problem:
                 raise GpushimError(offer.problem, INVENTORY)
             uuids = _uuids(claim, offer)
             shared = groups(claim, uuids)
-            units = resources.units(offer.snapshot) if offer.snapshot else {}
-            devices = describe_devices(claim, offer.devices, units)
+            devices = _describe(claim, offer)
             self._sharing.check(shared, [uuids[result.device] for result in claim.results if not result.admin])
             await self._grant(claim, devices, shared)
             await self._sharing.begin(claim, shared, devices, deadline)
@@ -137,6 +141,27 @@ class Claims:
             }
             for result, more_names in zip(claim.results, names(devices, shared))
         ]
+
+    async def _make(self, claim: Claim, deadline: float) -> None:
+        """Have the partitions of a claim made, which the record has before.
+
+        Raises:
+            GpushimError: it cannot have them; then none is left.
+        """
+        offer = self._offer()
+        if offer.problem or not self._on_demand.find_unmade(claim):
+            return
+        if any(result.admin for result in claim.results):
+            raise GpushimError(f"claim {claim} has adminAccess to what nobody has, and so is not there", REQUEST)
+        if claim.uid not in self._file.read_current()["claims"]:
+            await self._on_demand.check(claim)
+        _uuids(claim, offer)
+        await self._grant(claim, _describe(claim, offer), ())
+        try:
+            await self._on_demand.make(claim, deadline)
+        except GpushimError:
+            await self.unprepare([{"uid": claim.uid}])
+            raise
 
     async def _grant(self, claim: Claim, devices: list[record_form.ClaimDevice], shared: Sequence[MpsGroup]) -> None:
         """Write down what a claim gets; kubelet is asked before anybody else's counts.
@@ -222,6 +247,9 @@ class Claims:
         self._lose(lost)
         free = over - ending
         await self._sharing.end(free)
+        unremoved = await self._on_demand.remove({uid: claims[uid] for uid in free})
+        self._lose(unremoved)
+        free -= unremoved
 
         def release(record: Record) -> Record:
             released = free & self._find_over(record).keys()
@@ -339,6 +367,11 @@ class Claims:
 def _identify(devices: Sequence[record_form.ClaimDevice]) -> set[tuple[str, str]]:
     """Return the UUID of each device, and the id of its part."""
     return {(device["uuid"], device["share"]["id"] if "share" in device else "") for device in devices}
+
+
+def _describe(claim: Claim, offer: Offer) -> list[record_form.ClaimDevice]:
+    units = list_units(offer.snapshot, offer.devices.values()) if offer.snapshot else {}
+    return describe_devices(claim, offer.devices, units)
 
 
 def _uuids(claim: Claim, offer: Offer) -> dict[str, str]:

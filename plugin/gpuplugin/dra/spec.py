@@ -46,8 +46,9 @@ def devices(snapshot: Snapshot, settings: Settings) -> tuple[list[Offered], froz
     """
     values = settings.values
     is_spread = values["allocation-policy"] == "distributed"
+    exclude = [text for text in values["exclude"] if text not in values["on-demand"]]
     parts = _find_parts(snapshot, settings)
-    offered_devices = offered.devices(snapshot, values["exclude"], is_spread, parts=parts)
+    offered_devices = offered.devices(snapshot, exclude, is_spread, parts=parts)
     return offered_devices, *missing(snapshot, [device.uuid for device in offered_devices])
 
 

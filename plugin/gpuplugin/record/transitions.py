@@ -56,6 +56,21 @@ def list_held(claim: Claim) -> list[ClaimDevice]:
     return [device for device in claim["devices"] if not device["admin"]]
 
 
+def list_names(record: Record | None) -> frozenset[str]:
+    """Return the names of the devices that claims have."""
+    claims = record["claims"].values() if record else ()
+    return frozenset(device["device"] for claim in claims for device in claim["devices"])
+
+
+def list_made(claim: Claim) -> list[ClaimDevice]:
+    """Return the devices of a claim that are made for it: MIG instances that have their names from their GPUs."""
+    return [
+        device
+        for device in list_held(claim)
+        if device["device"].startswith(f"mig-{device['gpu'].lower().removeprefix('gpu-')}-")
+    ]
+
+
 def claims_by_uuid(record: Record) -> dict[str, str]:
     """Return the names of claims by UUID of what they have."""
     return {device["uuid"]: describe(claim) for claim in record["claims"].values() for device in list_held(claim)}
@@ -226,7 +241,8 @@ def move_claim(uid: str, claim: Claim, kubelet: KubeletState, running: Mapping[s
     if any(pod in running for pod in claim["pods"]):
         is_ending = max(running.get(pod, 0.0) for pod in claim["pods"]) < GRACE
         return claim if is_ending else {**claim, "state": LOST}
-    if claim["sharing"]:  # which ends before its GPUs are free (dra/prepare.py)
+    # What it shares, or was made for it, ends before its GPUs are free (dra/prepare.py).
+    if claim["sharing"] or list_made(claim):
         return {**claim, "state": LOST}
     return None if claim["pods"] or kubelet.claim_uids or not is_prepared else claim
 

@@ -203,20 +203,20 @@ def _resolve_excluded(snapshot: Snapshot, excluded: Sequence[str]) -> dict[str, 
     }
 
 
-def check_excluded(excluded: Sequence[str]) -> None:
-    """Refuse entries of `exclude` that name no device; as for `find`."""
-    for text in excluded:
-        _parse_excluded(text)
+def check_named(key: str, texts: Sequence[str]) -> None:
+    """Refuse entries of a setting, `exclude` or `on-demand`, that name no device; as for `find`."""
+    for text in texts:
+        _parse_excluded(text, key)
 
 
-def _parse_excluded(text: str) -> list[selection.Item]:
+def _parse_excluded(text: str, key: str = "exclude") -> list[selection.Item]:
     try:
         items = selection.parse([text], ()) or []
     except GpushimError:  # it speaks of a request
         items = []
     if not items or items[0][0] in (*selection.WORDS, "cdi", "unknown"):
         raise GpushimError(
-            f'exclude has "{quote(text)}", which names no device; write an index, a UUID or a PCI address', CONFIG
+            f'{key} has "{quote(text)}", which names no device; write an index, a UUID or a PCI address', CONFIG
         )
     return items
 

@@ -19,6 +19,7 @@ from gpushim.nvidia.migrate.device_plugin_keys import LOCAL_KEYS, SETTINGS, Sett
 from gpushim.nvidia.migrate.plugin_settings import FILES, SettingValue
 
 CHECKS = ("disable-healthchecks", "enable-healthchecks")
+IN_POD = "KUBERNETES_SERVICE_HOST"  # which kubelet gives to containers alone
 _FILE = 2  # rank of what NVIDIA's file says
 
 
@@ -82,7 +83,12 @@ def resolve(
             )
     disable, enable = (settings.values[key] for key in CHECKS)
     settings.checks = xids.choose(disable, enable, settings.notes, [sources.get(key, key) for key in CHECKS])
-    resources.check_excluded(settings.values["exclude"])
+    if environment.get(IN_POD) and settings.values["on-demand"]:
+        settings.values["on-demand"] = []
+        settings.notes.append("on-demand is accepted without effect: in a pod no MIG instance can be made")
+    for key in ("exclude", "on-demand"):
+        resources.check_named(key, settings.values[key])
+    settings.values["exclude"] = [*settings.values["exclude"], *settings.values["on-demand"]]  # claims take them back
     settings.notes += _list_ignored(part.table, part.where)
     settings.sharing = _sharing(part.table, part.where, settings.notes)
     return settings

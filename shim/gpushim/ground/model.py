@@ -89,6 +89,7 @@ DevicePluginPolicy = TypedDict(
         "allocation-policy": str,
         "cdi-annotation-prefix": str,
         "exclude": list[str],
+        "on-demand": list[str],
         "fronts": list[str],
         "other-givers": str,
         "kubelet-dir": str,

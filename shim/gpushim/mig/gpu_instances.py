@@ -37,18 +37,27 @@ def change(nvml: Any, handle: Any, instances: Collection[Instance]) -> None:
     state = read(nvml, handle)
     for number, instance in state.instances.items():
         if instance not in instances:
-            gi = nvml.nvmlDeviceGetGpuInstanceById(handle, number)
-            for _, compute in _computes(nvml, gi):
-                nvml.nvmlComputeInstanceDestroy(compute)
-            nvml.nvmlGpuInstanceDestroy(gi)
+            remove(nvml, handle, number)
     for instance in instances:
         if instance not in state.instances.values():
-            placement = nvml.c_nvmlGpuInstancePlacement_t(*instance.placement)
-            number = state.profiles[instance.profile].id
-            gi = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, number, ctypes.byref(placement))
-            ids = {profile.slices: profile.id for profile in reversed([*_compute_profiles(nvml, gi)])}
-            for slices in instance.computes:
-                nvml.nvmlGpuInstanceCreateComputeInstance(gi, ids[slices])
+            make(nvml, handle, state.profiles[instance.profile], instance)
+
+
+def remove(nvml: Any, handle: Any, number: int) -> None:
+    """Remove a GPU instance, and its compute instances before it."""
+    gi = nvml.nvmlDeviceGetGpuInstanceById(handle, number)
+    for _, compute in _computes(nvml, gi):
+        nvml.nvmlComputeInstanceDestroy(compute)
+    nvml.nvmlGpuInstanceDestroy(gi)
+
+
+def make(nvml: Any, handle: Any, profile: Profile, instance: Instance) -> None:
+    """Make a GPU instance, and its compute instances."""
+    placement = nvml.c_nvmlGpuInstancePlacement_t(*instance.placement)
+    gi = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile.id, ctypes.byref(placement))
+    ids = {computes.slices: computes.id for computes in reversed([*_compute_profiles(nvml, gi)])}
+    for slices in instance.computes:
+        nvml.nvmlGpuInstanceCreateComputeInstance(gi, ids[slices])
 
 
 def _profiles(nvml: Any, handle: Any) -> Iterator[Profile]:

@@ -73,6 +73,7 @@ SETTINGS = (
         "flags.plugin.cdiAnnotationPrefix",
     ),
     Setting("exclude", ("exclude",)),
+    Setting("on-demand", ("on-demand",)),
     Setting("fronts", ("fronts",), ("FRONTS",)),
     Setting("other-givers", ("other-givers",), ("OTHER_GIVERS",)),
     Setting("disable-healthchecks", ("disable-healthchecks",), ("DP_DISABLE_HEALTHCHECKS",)),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpuplugin.devices.mps_group import MpsGroup
+from gpuplugin.dra.cutting import OnDemand
 from gpuplugin.dra.prepare import Claims, Offer
 from gpuplugin.dra.shared import Sharing
 from gpuplugin.kubelet import cgroups, podresources
@@ -39,7 +40,7 @@ class Device:
     """What is offered, as far as it counts here."""
 
     def __init__(self, name: str) -> None:
-        self.uuid = NAMES[name]
+        self.uuid, self.body = NAMES[name], dict[str, Any]()
 
 
 class Node:
@@ -81,7 +82,8 @@ class Node:
         self.watch.snapshot, self.file = HOST, self.watch.file
         self.file.prepare()
         sharing = Sharing(self.file, lambda work: asyncio.ensure_future(work), lambda: HOST)
-        self.driver = Claims(self.watch, self, NODE, lambda: self.offer, sharing)  # type: ignore[arg-type]
+        on_demand = OnDemand(lambda: self.offer.snapshot, lambda: self.offer.devices)
+        self.driver = Claims(self.watch, self, NODE, lambda: self.offer, sharing, on_demand)  # type: ignore[arg-type]
 
     @property
     def record(self) -> Record:

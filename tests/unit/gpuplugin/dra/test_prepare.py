@@ -192,7 +192,8 @@ def test_a_claim_that_another_instance_prepares_while_it_is_taken_back_here_stay
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of two in a rolling update; its pod has no process yet."""
-    other = Claims(node.watch, node, NODE, lambda: node.offer, node.driver._sharing)  # type: ignore[arg-type]
+    there = node.driver
+    other = Claims(node.watch, node, NODE, lambda: node.offer, there._sharing, there._on_demand)  # type: ignore[arg-type]
 
     async def prepare_there(_: object) -> None:
         node.now += 1

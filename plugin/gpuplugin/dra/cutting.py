@@ -1,0 +1,265 @@
+"""GPUs that are cut on demand: their partitions are published, and made when a claim is prepared.
+
+The record has a partition before it is made, by its device's name, and until it is gone. So whenever a process is
+killed, the next one knows what was made here. Instances that somebody else made are published as they are, and never
+touched. No process of the plugin but a child loads NVML; children run one after the other.
+Out of scope: what partitions are (partitions.py), the child (partition_child.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.dra import offered, spec
+from gpuplugin.dra.partition_child import CHECK, LIST, MAKE, REMOVE
+from gpuplugin.dra.partitions import Profile, divide, is_unmade, name_partition
+from gpuplugin.processes import spawn
+from gpuplugin.record.transitions import list_made
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import node_requests, release
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.ground.logs import logger
+from gpushim.inventory import failure, nvml_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from gpuplugin.dra.claim import Claim
+    from gpuplugin.dra.offered import Offered
+    from gpuplugin.record import record_form
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+SLOW = 20.0  # seconds for one change of a GPU: the driver may have to initialise it
+KILLED = 1.0  # for which a child is waited for that was killed
+TOGETHER, LINE = 16, 1 << 20  # changes by one child; bytes of an answer
+SOON = 10.0  # seconds for a snapshot of after a removal; then it is looked for again
+AGAIN = 3.0  # seconds between requests for a snapshot
+POLL = 0.05
+ALL = 0, 8  # memory slices; of an instance whose placement NVML does not tell
+
+
+class Published(NamedTuple):
+    """What a node has to publish, and what engines do not find of it, as spec.missing has it."""
+
+    devices: list[Offered]
+    counters: list[dict[str, Any]]
+    lacks: frozenset[str]
+    sentence: str
+
+
+class OnDemand:
+    """The GPUs of a node that are cut on demand.
+
+    Args:
+        snapshot: returns the one of which all that is; None while the GPUs are let go.
+        devices: returns what this node has now, by name.
+    """
+
+    def __init__(self, snapshot: Callable[[], Snapshot | None], devices: Callable[[], Mapping[str, Offered]]) -> None:
+        self._snapshot, self._devices = snapshot, devices
+        self._profiles: dict[str, list[Profile]] = {}  # by UUID of the GPU
+        self._queue: dict[tuple[str, str, str], asyncio.Future[dict[str, Any]]] = {}  # for the next child
+        self._pid = 0  # of the last one
+
+    @functools.cached_property
+    def _turn(self) -> asyncio.Lock:
+        return asyncio.Lock()  # not before: Python 3.9 ties it to the loop of that moment
+
+    async def learn(self, snapshot: Snapshot, values: Mapping[str, Any]) -> None:
+        """Ask NVML once for the profiles of each such GPU.
+
+        Raises:
+            GpushimError: it does not tell them.
+        """
+        for uuid in _find_gpus(snapshot, values["on-demand"]):
+            if uuid not in self._profiles:
+                self._profiles[uuid] = [Profile(*row) for row in await self._ask(LIST, uuid)]
+
+    def publish(self, snapshot: Snapshot, settings: Settings, names: Collection[str]) -> Published:
+        """Return all that a node has to publish.
+
+        Args:
+            snapshot: of the host's inventory.
+            settings: in force.
+            names: of the devices that claims have.
+        """
+        devices, lacks, sentence = spec.devices(snapshot, settings)
+        chosen = _find_gpus(snapshot, settings.values["on-demand"])
+        gpus = {uuid: index for uuid, index in chosen.items() if uuid in self._profiles}
+        if not gpus:
+            return Published(devices, [], lacks, sentence)
+        uuids = {uuid: index for index, uuid in gpus.items()}
+        made, occupied = dict[str, str](), {uuid: list[tuple[int, int]]() for uuid in gpus}
+        for mig in snapshot["mig"]:
+            if uuid := uuids.get(mig["gpu"]):
+                start, size = mig["placement"] or ALL
+                name = name_partition(uuid.lower(), mig["profile"], start)
+                if name in names:
+                    made[name] = mig["uuid"]
+                else:
+                    occupied[uuid].append((start, size))
+        rest = {
+            **snapshot,
+            "gpus": [{**gpu, "mig": gpu["mig"] and gpu["uuid"] not in gpus} for gpu in snapshot["gpus"]],
+        }
+        rest["mig"] = []
+        wholes = [device for device in offered.devices(rest) if device.uuid in gpus]  # type: ignore[arg-type]
+        cuts = [divide(whole, self._profiles[whole.uuid], occupied[whole.uuid]) for whole in wholes]
+        return Published(
+            [device for device in devices if device.uuid not in made.values()]
+            + [
+                device._replace(uuid=made[device.name]) if made.get(device.name, "") not in ("", *lacks) else device
+                for partitions, _ in cuts
+                for device in partitions
+            ],
+            [counter_set for _, counter_set in cuts],
+            lacks,
+            sentence,
+        )
+
+    async def check(self, claim: Claim) -> None:
+        """Refuse partitions of a claim that are there, though the record does not have the claim.
+
+        Raises:
+            GpushimError: so it is, or NVML does not tell.
+        """
+        await asyncio.gather(*(self._ask(CHECK, gpu, name) for name, gpu in self.find_unmade(claim).items()))
+
+    async def make(self, claim: Claim, deadline: float) -> None:
+        """Make the partitions of a claim, which the record has, and wait until engines find them.
+
+        Raises:
+            GpushimError: NVML refuses, or it takes longer.
+        """
+        names = self.find_unmade(claim)
+        await asyncio.gather(*(self._ask(MAKE, gpu, name) for name, gpu in names.items()))
+        if not await self._wait(lambda: not self.find_unmade(claim), deadline):
+            raise GpushimError(
+                f"{', '.join(names)} of claim {claim} is made, and neither snapshot nor CDI spec has it yet; gpushim "
+                "refresh tells why",
+                INVENTORY,
+            )
+
+    def find_unmade(self, claim: Claim) -> dict[str, str]:
+        """Return which partitions of a claim are not there, and the UUIDs of their GPUs."""
+        devices = self._devices()
+        return {
+            result.device: devices[result.device].body["attributes"]["parentUUID"]["string"]
+            for result in claim.results
+            if result.device in devices and is_unmade(devices[result.device])
+        }
+
+    async def remove(self, claims: Mapping[str, record_form.Claim]) -> set[str]:
+        """Remove the partitions of claims; return the uids of those of which one is still there."""
+        rows = [(uid, device) for uid, claim in claims.items() for device in list_made(claim)]
+        errors = await asyncio.gather(
+            *(self._ask(REMOVE, device["gpu"], device["device"]) for _, device in rows), return_exceptions=True
+        )
+        waiting, clock = set[str](), system.clock()
+        for (uid, _), error in zip(rows, errors):
+            if error:
+                logger.warning("claim %s/%s: %s", claims[uid]["namespace"], claims[uid]["name"], error)
+                waiting.add(uid)
+        if rows and not await self._wait(lambda: self._looked() > clock, time.monotonic() + SOON):
+            return {uid for uid, _ in rows}  # what is gone would be published as somebody else's
+        return waiting
+
+    def _looked(self) -> float:
+        snapshot = self._snapshot()
+        return snapshot["looked"] if snapshot else 0.0
+
+    async def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Have the snapshot renewed until it is so; return False if it is not by then."""
+        asked = -AGAIN
+        while not condition():
+            clock = time.monotonic()
+            if clock > deadline:
+                return False
+            if clock - asked >= AGAIN:
+                asked = clock
+                with contextlib.suppress(OSError):  # the next one is
+                    node_requests.ask(renewed=True)
+            await asyncio.sleep(POLL)
+        return True
+
+    async def _ask(self, action: str, gpu: str, name: str = "") -> Any:
+        """Have a child do something, together with what others have asked for meanwhile.
+
+        Raises:
+            GpushimError: NVML refuses, or takes longer.
+        """
+        future = self._queue.setdefault((action, gpu, name), asyncio.get_running_loop().create_future())
+        async with self._turn:
+            while not future.done():
+                requests = [*self._queue][:TOGETHER]
+                futures = [self._queue.pop(request) for request in requests]
+                answers: list[Any] = []
+                try:
+                    answers = await self._run(requests)
+                finally:
+                    failed = {"error": "NVML has ended its process"}
+                    for other, answer in zip(futures, answers + [failed] * len(futures)):
+                        other.set_result(answer)
+        if "error" in future.result():
+            raise GpushimError(f"{name or gpu}: {future.result()['error']}", INVENTORY)
+        return future.result()["answer"]
+
+    async def _run(self, requests: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+        """Return what a child has answered before its end."""
+        if not (snapshot := self._snapshot()):
+            return [{"error": release.PROBLEM}] * len(requests)
+        if self._pid and not spawn.has_ended(self._pid):
+            return [{"error": f"NVML has not ended its last change of MIG instances; {failure.SLOW}"}] * len(requests)
+        library = nvml_program.library(snapshot)
+        words = nvml_program.program("gpuplugin.dra.partition_child", library, json.dumps(requests))
+        reading, writing = os.pipe()
+        try:
+            self._pid = spawn.spawn(words, stdout=writing)
+        finally:
+            os.close(writing)
+        reader, file = asyncio.StreamReader(limit=LINE), os.fdopen(reading, "rb")
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), file
+        )
+        answers: list[dict[str, Any]] = []
+        try:
+            while line := await asyncio.wait_for(reader.readline(), SLOW):
+                answers.append(json.loads(line))
+        except asyncio.TimeoutError:
+            answers.append({"error": f"NVML has not answered within {SLOW:g} s; {failure.SLOW}"})
+        except ValueError:
+            pass  # it has ended within a line
+        finally:
+            transport.close()
+            spawn.kill(self._pid)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(spawn.wait_for(self._pid), KILLED)
+        return answers
+
+
+def list_units(snapshot: Snapshot, devices: Iterable[Offered]) -> dict[str, resources.Device]:
+    """Return a node's GPUs and MIG instances by UUID, and partitions that are not there by what they have for one."""
+    units = resources.units(snapshot)
+    for device in filter(is_unmade, devices):
+        parent = units[device.body["attributes"]["parentUUID"]["string"]]
+        units[device.uuid] = replace(parent, id=device.uuid, uuid=device.uuid)
+    return units
+
+
+def _find_gpus(snapshot: Snapshot, texts: Collection[str]) -> dict[str, int]:
+    """Return the indices of GPUs in MIG mode that are cut on demand, by UUID."""
+    others = {gpu["index"] for gpu in resources.included(snapshot, [*texts], [])[0]}
+    return {
+        gpu["uuid"]: gpu["index"]
+        for gpu in snapshot["gpus"]
+        if gpu["index"] not in others and gpu["mig"] and gpu["uuid"] and not gpu["problem"]
+    }
