@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_claims_of_others_count_for_both_fronts_or_for_none(scene: Scene, value:
         return SimpleNamespace(program="")
 
     agent = daemon.Agent(chosen, None, [make, make])
-    agent._wake = asyncio.Event()
+    agent._wake = Mock()
     watch, other = watches
     assert watch is other
     watch.snapshot = scene.snapshot
